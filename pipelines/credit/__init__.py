@@ -1,0 +1,1 @@
+"""Credit rules: an episode's outcome -> a reward per turn, recomputable over stored traces."""

@@ -1,0 +1,1 @@
+"""What runs when a workflow runs: policy apps, agents, workflows, tools and their deployment."""

@@ -1,0 +1,269 @@
+"""The records that every layer shares: plain frozen dataclasses, standard library only.
+
+A record crosses a process border (LanceDB row, journal, Serve call); the class that behaves lives elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any
+
+
+class EpisodeStatus(StrEnum):
+    """Whether an episode counts. What the policy did (`ok`, `truncated`) trains; what it did not do does not."""
+
+    OK = "ok"
+    TRUNCATED = "truncated"
+    AGENT_ERROR = "agent_error"
+    TOOL_ERROR = "tool_error"
+    TIMEOUT = "timeout"
+    INFRA_ERROR = "infra_error"
+
+
+class FinishReason(StrEnum):
+    """Why one model call ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Purpose(StrEnum):
+    """What an episode was run for; part of its key, so that no two purposes ever collide."""
+
+    TRAIN = "train"
+    GATE = "gate"
+    TEST = "test"
+    AD_HOC = "ad_hoc"
+    DEMONSTRATION = "demonstration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One problem instance."""
+
+    task_id: str
+    prompt: str
+    answers: tuple[str, ...]
+    """Reference answers; any match counts."""
+    source: str = ""
+    """Data set the task came from, for per-source metrics."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a completion is drawn. Training turns must be unfiltered: see `is_unfiltered`."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means off."""
+    min_p: float = 0.0
+
+    @property
+    def is_unfiltered(self) -> bool:
+        """True where the sampling distribution is the policy's own (scaled by temperature only)."""
+        return self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0 and self.temperature > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One model call, token in."""
+
+    request_id: str
+    model_group: str
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+    seed: int
+    session_id: str = ""
+    """The episode, for replicas that keep a prefix cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The answer to a `GenerateRequest`, token out."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """Log-probabilities under the sampling distribution, one per token."""
+    finish_reason: FinishReason
+    policy_version: int
+    is_version_mixed: bool = False
+    """True if the weights changed while this completion was sampled."""
+    num_attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One model call by one agent, token-exact."""
+
+    turn_index: int
+    """Position in the episode's sequence of events (turns and tool calls share one count)."""
+    agent: str
+    model_group: str
+    policy_version: int
+    round_index: int
+    parents: tuple[int, ...]
+    """Events (by index) whose output this turn's prompt was built from."""
+    prompt_text: str
+    completion_text: str
+    prompt_token_ids: Sequence[int]
+    completion_token_ids: Sequence[int]
+    rollout_logprobs: Sequence[float]
+    sampling: Sampling
+    seed: int
+    finish_reason: FinishReason
+    is_format_ok: bool
+    format_fault: str
+    """Empty where the format is ok; else what the contract missed."""
+    fields: Mapping[str, str]
+    """What the output contract parsed."""
+    start_s: float
+    """Seconds since the episode began."""
+    duration_s: float
+    num_attempts: int = 1
+    is_version_mixed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One tool call, recorded by itself."""
+
+    call_index: int
+    """Position in the episode's sequence of events (shared with `Turn.turn_index`)."""
+    tool: str
+    caller: str
+    parents: tuple[int, ...]
+    request: Mapping[str, Any]
+    response: Any
+    error: str
+    start_s: float
+    duration_s: float
+    num_attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The record of one episode: what happened, never what it was worth (rewards live apart, by credit version)."""
+
+    episode_id: str
+    run_id: str
+    iteration: int
+    purpose: Purpose
+    team_key: str
+    """Hash of the policy versions that were meant to act, see `team_key`."""
+    workflow: str
+    task: Task
+    group_id: str
+    """Episodes of the same task in one iteration, purpose and team (GRPO sense)."""
+    episode_index: int
+    variant: str
+    seed: int
+    status: EpisodeStatus
+    stop_reason: str
+    error: str
+    answer: str
+    """The workflow's final answer, empty if there was none."""
+    outcome_metadata: Mapping[str, Any]
+    policy_versions: Mapping[str, int]
+    """The version of every model group that acted or was meant to act."""
+    is_version_mixed: bool
+    """True if turns of one model group were sampled by more than one version: kept out of the loss by default."""
+    turns: tuple[Turn, ...]
+    tool_calls: tuple[ToolCall, ...]
+    started_at: float
+    """Unix seconds."""
+    duration_s: float
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnReward:
+    """What one turn earned: `reward = sum(weight * score)`, the parts in `breakdown`."""
+
+    turn_index: int
+    agent: str
+    model_group: str
+    reward: float
+    breakdown: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRewards:
+    """An episode's credit under one version of one credit rule."""
+
+    episode_id: str
+    run_id: str
+    iteration: int
+    purpose: Purpose
+    credit_version: str
+    outcome: float
+    """The episode's result as a number in [0, 1] for verifiable tasks (accuracy is its mean)."""
+    rewards: tuple[TurnReward, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracesRef:
+    """A pinned set of episodes: the rows of (run, iteration, purpose, team) at one tagged version of the table."""
+
+    uri: str
+    version: int
+    """Table version, kept alive by `tag`."""
+    tag: str
+    run_id: str
+    iteration: int
+    purpose: Purpose
+    team_key: str
+    num_episodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardsRef:
+    """A pinned set of reward rows for a `TracesRef`."""
+
+    uri: str
+    version: int
+    tag: str
+    run_id: str
+    iteration: int
+    purpose: Purpose
+    credit_version: str
+    num_episodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVersionRef:
+    """The immutable weights of one model group after one `train` (or warm start: version 0)."""
+
+    model_group: str
+    version: int
+    uri: str
+    """Folder in Hugging Face layout with a `manifest.json`."""
+    manifest_sha256: str
+
+
+def episode_id(
+    *,
+    run_id: str,
+    iteration: int,
+    purpose: Purpose,
+    team_key: str,
+    task_id: str,
+    episode_index: int,
+    variant: str = "",
+) -> str:
+    """The key of an episode: the same inputs always give the same key, on any machine."""
+    parts = (run_id, str(iteration), purpose.value, team_key, task_id, str(episode_index), variant)
+    return sha256("\x1f".join(parts).encode()).hexdigest()[:32]
+
+
+def team_key(*, workflow: str, policy_versions: Mapping[str, int], prompts_sha256: str) -> str:
+    """Names what acts in an episode: workflow, prompts and one version per model group."""
+    parts = [workflow, prompts_sha256, *(f"{g}={v}" for g, v in sorted(policy_versions.items()))]
+    return sha256("\x1f".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""How a model group learns: advantages, losses, critic, batching, DeepSpeed engines, the warm trainer."""
