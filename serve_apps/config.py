@@ -1,0 +1,59 @@
+"""Settings of serving: how a policy app runs and how it is called. Pydantic only."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServeConfig(Settings):
+    """One policy app: a vLLM engine per replica."""
+
+    num_replicas: int = Field(1, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    max_model_len: int = Field(512, ge=16)
+    """Prompt and completion together, tokens."""
+    max_num_seqs: int = Field(256, ge=1)
+    threads: int = Field(1, ge=1)
+    """CPU threads of one engine (CPU only)."""
+    kv_cache_gib: float = Field(1.0, gt=0)
+    """CPU only; on a GPU set `engine.gpu_memory_utilization`."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    cpus: float = Field(0.1, ge=0)
+    """What Ray reserves per replica."""
+    gpus: float = Field(0.0, ge=0)
+    enable_prefix_caching: bool = True
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Further `AsyncEngineArgs`, passed on as they are."""
+    start_timeout_s: float = Field(300, gt=0)
+    health_check_period_s: float = Field(5, gt=0)
+    drain_timeout_s: float = Field(30, gt=0)
+    """How long a replica that is told to stop may finish what it has begun."""
+
+
+class CallConfig(Settings):
+    """How model calls reach a policy app. Deadlines nest: call < turn < episode < stage."""
+
+    call_timeout_s: float = Field(60, gt=0)
+    max_attempts: int = Field(3, ge=1)
+    """A call that failed for infrastructure reasons is repeated with the same seed."""
+    batch_max: int = Field(64, ge=1)
+    """Requests coalesced into one Serve call."""
+    batch_wait_s: float = Field(0.003, ge=0)
+    """How long a request waits for company."""
+
+
+class EpisodeConfig(Settings):
+    """Limits of one episode."""
+
+    turn_timeout_s: float = Field(200, gt=0)
+    episode_timeout_s: float = Field(600, gt=0)
+    max_attempts: int = Field(2, ge=1)
+    """An infrastructure failure is an attempt, retried with the same seed; only the last is stored."""

@@ -1,0 +1,37 @@
+"""Shared fixtures: a tiny model folder and one Ray for the session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TEXTS = [
+    "Solve the problem. Compute 12 + 3 * 45 - 6 / 7 = 890",
+    "<SOLUTION>3*4=12;12+5=17</SOLUTION><ANSWER>17</ANSWER>",
+    "<STATUS>correct</STATUS> system user assistant the a is of and",
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained Qwen3-shaped model with tokenizer and chat template, tied embeddings, about 0.2M parameters."""
+    from train_loops.config import TinyModelConfig
+    from train_loops.tiny_model import build_model, build_tokenizer, save_folder
+
+    shape = TinyModelConfig(hidden_size=64, intermediate_size=128, num_layers=2, num_heads=2, num_kv_heads=1)
+    tokenizer = build_tokenizer(TEXTS, vocab_size=400)
+    return save_folder(build_model(shape, tokenizer, seed=0), tokenizer, tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def ray_local() -> Iterator[None]:
+    """One Ray head for the whole session, never one that runs already."""
+    import ray
+
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    ray.init(address="local", num_cpus=8, include_dashboard=True, log_to_driver=False)
+    yield
+    ray.shutdown()

@@ -1,0 +1,96 @@
+"""tiny_model: a shape and some texts -> a Qwen3-shaped model folder with its own tokenizer and chat template.
+
+For laptops, tests and the demo. The folder has the layout of any Hugging Face model, so nothing downstream knows
+that it is tiny.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from train_loops.config import TinyModelConfig
+
+PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def build_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE in which every digit and every XML-like tag stays whole.
+
+    Args:
+        texts: what the vocabulary is learnt from.
+        vocab_size: upper bound of the vocabulary, special tokens included.
+    """
+    texts = list(texts)
+    tags = sorted({tag for text in texts for tag in _tags(text)})
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d|[^\w\s]|\n| ?[^\W\d]+|\s"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(vocab_size - len(tags), 300),
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(tags)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def _tags(text: str) -> list[str]:
+    import re
+
+    return re.findall(r"</?[A-Z_]+>", text)
+
+
+def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCausalLM:
+    """An untrained float32 model for `tokenizer`; the same seed gives the same weights."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_position,
+        tie_word_embeddings=shape.tie_embeddings,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(config)
+    torch.random.set_rng_state(state)
+    return model
+
+
+def save_folder(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> Path:
+    """Writes weights, config, tokenizer and chat template in Hugging Face layout."""
+    path = Path(folder)
+    model.save_pretrained(path, safe_serialization=True)
+    tokenizer.save_pretrained(path)
+    settings = path / "tokenizer_config.json"
+    data = json.loads(settings.read_text())
+    data["chat_template"] = CHAT_TEMPLATE
+    settings.write_text(json.dumps(data, indent=2))
+    return path
