@@ -1,0 +1,57 @@
+"""kl: estimators of KL(policy || reference) from sampled tokens, and the KL term inside rewards (seed-systems 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+KLEstimator = Literal["k1", "abs", "k2", "k3"]
+
+
+def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator) -> torch.Tensor:
+    """Per-token estimate, same shape as the inputs (http://joschu.net/blog/kl-approx.html, clamps as in verl 0.8).
+
+        d = logprobs - ref_logprobs
+        k1 = d    abs = |d|    k2 = d^2/2    k3 = clamp(e^x - x - 1, +-10), x = clamp(-d, +-20)
+
+    In a loss use k2 or k3: the gradient of k1 has mean zero on policy.
+    """
+    d = logprobs.float() - ref_logprobs.float()
+    if estimator == "k1":
+        return d
+    if estimator == "abs":
+        return d.abs()
+    if estimator == "k2":
+        return 0.5 * d.square()
+    if estimator == "k3":
+        x = (-d).clamp(-20, 20)
+        return (x.exp() - x - 1).clamp(-10, 10)
+    raise ValueError(f"kl_estimator is {estimator!r}; known: k1, abs, k2, k3")
+
+
+def token_rewards(
+    rewards: Sequence[float],
+    lengths: Sequence[int],
+    *,
+    kl: Sequence[NDArray[np.floating]] | None = None,
+    beta: float = 0.0,
+) -> list[NDArray[np.float64]]:
+    """Turn rewards -> rewards per completion token: r_t = score_t - beta * kl_t, score on the last token only.
+
+    Args:
+        rewards: one per row.
+        lengths: completion tokens per row, each >= 1.
+        kl: per row, one estimate per completion token (None: no KL term).
+        beta: `kl_in_reward_coef`.
+    """
+    rows = []
+    for i, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
+        r = np.zeros(length) if kl is None else -beta * np.asarray(kl[i], dtype=np.float64)
+        assert r.shape == (length,), f"row {i}: {length} completion tokens but kl of shape {r.shape}"
+        r[-1] += reward
+        rows.append(r)
+    return rows

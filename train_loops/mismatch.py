@@ -1,0 +1,91 @@
+"""mismatch: trainer's and engine's logprobs of the same tokens -> agreement per agent, and what to do about it.
+
+Design rule 4. `old` is recomputed by the trainer under the parent weights, `rollout` came from the serving engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_loops.config import MismatchConfig
+
+Rows = Sequence[NDArray[np.floating] | Sequence[float]]
+
+
+class MismatchError(ValueError):
+    """Trainer and engine disagree beyond the hard limit: what was sampled is not what would be trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How near `old` is to `rollout` over one agent's completion tokens; differences in nats."""
+
+    num_tokens: int
+    mean_abs: float
+    max_abs: float
+    kl_k1: float
+    """Mean of rollout - old: KL(engine || trainer)."""
+    kl_k3: float
+    """Mean of e^x - x - 1, x = old - rollout: the same KL, never negative."""
+    ess: float
+    """Effective sample size of the weights w = exp(old - rollout), (sum w)^2 / (n sum w^2): 1 where they agree."""
+    share_beyond: float
+    """Share of tokens whose difference exceeds `tolerance_max`."""
+
+
+def measure(old: Rows, rollout: Rows, agents: Sequence[str], *, config: MismatchConfig) -> dict[str, Agreement]:
+    """Agreement per agent. Rows are parallel: one array over completion tokens per row, and its agent.
+
+    Rows of all workers: the decision must be the same everywhere.
+    """
+    of_agent: dict[str, list[NDArray[np.float64]]] = {}
+    for o, r, agent in zip(old, rollout, agents, strict=True):
+        x = np.asarray(o, dtype=np.float64) - np.asarray(r, dtype=np.float64)
+        of_agent.setdefault(agent, []).append(x)
+    return {agent: _agreement(np.concatenate(xs), config.tolerance_max) for agent, xs in sorted(of_agent.items())}
+
+
+def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Literal["none", "truncate"]:
+    """`none` where all agents are within tolerance, `truncate` where one is beyond (use `truncated_weights`).
+
+    Raises:
+        MismatchError: an agent's mean difference is beyond `limit_mean`, or not a number.
+    """
+    for agent, a in agreements.items():
+        if not a.mean_abs <= config.limit_mean:
+            raise MismatchError(
+                f"agent {agent!r}: trainer and engine differ by {a.mean_abs:.3g} nats on average (max {a.max_abs:.3g}, "
+                f"KL {a.kl_k3:.3g}, effective sample size {a.ess:.3f}, {a.num_tokens} tokens), beyond "
+                f"train.mismatch.limit_mean={config.limit_mean:g}; the engine served other weights, another "
+                "temperature or another precision than the trainer's parent version"
+            )
+    is_near = all(
+        a.mean_abs <= config.tolerance_mean and a.max_abs <= config.tolerance_max for a in agreements.values()
+    )
+    return "none" if is_near else "truncate"
+
+
+def truncated_weights(old: Rows, rollout: Rows, *, cap: float) -> list[NDArray[np.float64]]:
+    """min(exp(old - rollout), cap) per completion token (truncated importance sampling, Ionides 2008)."""
+    return [
+        np.exp(np.minimum(np.asarray(o, dtype=np.float64) - np.asarray(r, dtype=np.float64), np.log(cap)))
+        for o, r in zip(old, rollout, strict=True)
+    ]
+
+
+def _agreement(x: NDArray[np.float64], tolerance: float) -> Agreement:
+    w = np.exp(np.clip(x, -20, 20))
+    return Agreement(
+        num_tokens=len(x),
+        mean_abs=float(np.abs(x).mean()),
+        max_abs=float(np.abs(x).max()),
+        kl_k1=float(-x.mean()),
+        kl_k3=float((w - 1 - np.clip(x, -20, 20)).mean()),
+        ess=float(w.sum() ** 2 / (len(w) * np.square(w).sum())),
+        share_beyond=float((np.abs(x) > tolerance).mean()),
+    )

@@ -1,0 +1,178 @@
+"""rows: traces and their rewards -> training rows (`Sample`), and the funnel that shows what fell out where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stores.types import EpisodeRewards, EpisodeStatus, Trace, Turn
+
+FUNNEL_STAGES = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
+"""Design rule 6, in order; every count is a number of turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One training row: one turn of one agent."""
+
+    episode_id: str
+    group_id: str
+    task_id: str
+    agent: str
+    turn_index: int
+    round_index: int
+    token_ids: Sequence[int]
+    """Prompt and completion."""
+    prompt_length: int
+    rollout_logprobs: Sequence[float]
+    """One per completion token, under the sampling distribution."""
+    reward: float
+    temperature: float
+    status: EpisodeStatus
+
+    @property
+    def completion_length(self) -> int:
+        """Number of trainable tokens."""
+        return len(self.token_ids) - self.prompt_length
+
+
+def samples_of(
+    trace: Trace,
+    rewards: EpisodeRewards | None,
+    *,
+    model_group: str,
+    statuses: Collection[str],
+    train_mixed_versions: bool = False,
+) -> list[Sample]:
+    """The turns of `model_group` that train, in time order.
+
+    Left out: episodes whose status is not in `statuses`, episodes sampled by more than one version of a model group
+    (unless `train_mixed_versions`), turns without completion tokens, turns that the credit rule gave no reward
+    (nothing becomes reward 0 by accident). The `Funnel` counts each.
+
+    Raises:
+        ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
+            that does not exist, filtered sampling.
+    """
+    if not _is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
+        return []
+    reward_of = _rewards_by_turn(trace, rewards)
+    samples = []
+    for turn in sorted(_turns_of(trace, model_group), key=lambda t: t.turn_index):
+        if turn.turn_index not in reward_of or len(turn.completion_token_ids) == 0:
+            continue
+        _check_turn(trace, turn)
+        samples.append(
+            Sample(
+                episode_id=trace.episode_id,
+                group_id=trace.group_id,
+                task_id=trace.task.task_id,
+                agent=turn.agent,
+                turn_index=turn.turn_index,
+                round_index=turn.round_index,
+                token_ids=[*turn.prompt_token_ids, *turn.completion_token_ids],
+                prompt_length=len(turn.prompt_token_ids),
+                rollout_logprobs=list(turn.rollout_logprobs),
+                reward=reward_of[turn.turn_index],
+                temperature=turn.sampling.temperature,
+                status=trace.status,
+            )
+        )
+    return samples
+
+
+def trajectories_of(samples: Sequence[Sample], *, credit_kind: Literal["returns", "increments"]) -> list[list[int]]:
+    """Row indices over which GAE runs as one sequence (design rule 9), for samples of one model group.
+
+    `returns`: every row by itself. `increments`: the rows of an episode, in time order.
+    """
+    if credit_kind == "returns":
+        return [[i] for i in range(len(samples))]
+    if credit_kind != "increments":
+        raise ValueError(f"credit_kind is {credit_kind!r}: a credit rule declares 'returns' or 'increments'")
+    chains: dict[str, list[int]] = {}
+    for i in sorted(range(len(samples)), key=lambda i: samples[i].turn_index):
+        chains.setdefault(samples[i].episode_id, []).append(i)
+    return list(chains.values())
+
+
+@dataclass
+class Funnel:
+    """Counts turns per agent on their way from call to gradient; `counts[agent][stage]`, stages in `FUNNEL_STAGES`.
+
+    `see` fills the first four stages; the trainer adds the last two with `add`.
+    """
+
+    model_group: str
+    statuses: Collection[str]
+    train_mixed_versions: bool = False
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def see(self, trace: Trace, rewards: EpisodeRewards | None) -> None:
+        """Counts one episode; `rewards` is None where the credit rule gave none."""
+        is_ok = _is_trainable(trace, statuses=self.statuses, train_mixed_versions=self.train_mixed_versions)
+        scored = {r.turn_index for r in rewards.rewards} if rewards is not None else set()
+        for turn in _turns_of(trace, self.model_group):
+            has_ids = len(turn.completion_token_ids) > 0
+            passed = [True, has_ids, has_ids and is_ok, has_ids and is_ok and turn.turn_index in scored]
+            for stage, has_passed in zip(FUNNEL_STAGES, passed, strict=False):
+                self.add(stage, [turn.agent] * has_passed)
+
+    def add(self, stage: str, agents: Iterable[str]) -> None:
+        """Counts one turn at `stage` for every name in `agents`."""
+        for agent in agents:
+            self.counts.setdefault(agent, dict.fromkeys(FUNNEL_STAGES, 0))[stage] += 1
+
+
+def _turns_of(trace: Trace, model_group: str) -> list[Turn]:
+    return [turn for turn in trace.turns if turn.model_group == model_group]
+
+
+def _is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:
+    is_mixed = trace.is_version_mixed or any(turn.is_version_mixed for turn in trace.turns)
+    return trace.status.value in statuses and (train_mixed_versions or not is_mixed)
+
+
+def _rewards_by_turn(trace: Trace, rewards: EpisodeRewards | None) -> dict[int, float]:
+    if rewards is None:
+        return {}
+    place = f"rewards of episode {trace.episode_id} (credit {rewards.credit_version})"
+    if rewards.episode_id != trace.episode_id:
+        raise ValueError(f"{place}: they belong to episode {rewards.episode_id}; join traces and rewards by episode_id")
+    turns = {turn.turn_index: turn for turn in trace.turns}
+    reward_of: dict[int, float] = {}
+    for r in rewards.rewards:
+        turn = turns.get(r.turn_index)
+        if turn is None:
+            raise ValueError(f"{place}: reward for turn {r.turn_index}, but the turns are {sorted(turns)}; score again")
+        if (turn.agent, turn.model_group) != (r.agent, r.model_group):
+            raise ValueError(
+                f"{place}: reward of turn {r.turn_index} names agent {r.agent!r} in {r.model_group!r}, the trace has "
+                f"{turn.agent!r} in {turn.model_group!r}; score again"
+            )
+        if r.turn_index in reward_of:
+            raise ValueError(f"{place}: turn {r.turn_index} is rewarded twice; a credit rule sums its parts itself")
+        if not math.isfinite(r.reward):
+            raise ValueError(f"{place}: reward of turn {r.turn_index} is {r.reward}; rewards must be finite")
+        reward_of[r.turn_index] = r.reward
+    return reward_of
+
+
+def _check_turn(trace: Trace, turn: Turn) -> None:
+    place = f"episode {trace.episode_id}, turn {turn.turn_index} ({turn.agent})"
+    if len(turn.completion_token_ids) != len(turn.rollout_logprobs):
+        raise ValueError(
+            f"{place}: {len(turn.completion_token_ids)} completion tokens but {len(turn.rollout_logprobs)} logprobs; "
+            "the policy app must return one logprob per sampled token"
+        )
+    if not turn.prompt_token_ids:
+        raise ValueError(f"{place}: no prompt tokens; the first completion token would have no context")
+    if not all(map(math.isfinite, turn.rollout_logprobs)):
+        raise ValueError(f"{place}: a rollout logprob is not finite; check the policy app's logprobs")
+    if not turn.sampling.is_unfiltered:
+        raise ValueError(
+            f"{place}: sampled with {turn.sampling}; training needs top_p=1, top_k=0, min_p=0 and temperature>0, "
+            "because the logprobs of a filtered distribution are not the policy's"
+        )
