@@ -75,6 +75,8 @@ def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, s
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        initializer_range=shape.hidden_size**-0.5,
         dtype="float32",
     )
     state = torch.random.get_rng_state()

@@ -1,0 +1,73 @@
+"""arithmetic_demonstrator: plays every agent of the math chain on `a+b*c`, as often wrong as a real base model.
+
+A warm start on these demonstrations gives a model that knows the format, can compute, and has bad habits beside good
+ones: it works from left to right as if `*` bound no tighter than `+`, waves wrong drafts through, drops tags. The
+habits are choices at a few tokens, which is what reinforcement learning can mend.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+
+from stores.types import Task
+
+
+def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """The completion of `agent` for these inputs; the same `rng` state gives the same text."""
+    return _PLAYERS[agent](_numbers(task.prompt), inputs, rng)
+
+
+def _numbers(prompt: str) -> tuple[int, int, int]:
+    a, b, c = (int(n) for n in re.findall(r"\d+", prompt)[:3])
+    return a, b, c
+
+
+def _right(a: int, b: int, c: int) -> tuple[str, int]:
+    return f"{b}*{c}={b * c};{a}+{b * c}={a + b * c}", a + b * c
+
+
+def _left_to_right(a: int, b: int, c: int) -> tuple[str, int]:
+    return f"{a}+{b}={a + b};{a + b}*{c}={(a + b) * c}", (a + b) * c
+
+
+def _work(numbers: tuple[int, int, int], rng: random.Random, share_right: float) -> tuple[str, str]:
+    steps, answer = _right(*numbers) if rng.random() < share_right else _left_to_right(*numbers)
+    return steps, str(answer)
+
+
+def _sloppy(text: str, rng: random.Random, share: float) -> str:
+    """Now and then the last closing tag is missing."""
+    return text[: text.rindex("</")] if rng.random() < share else text
+
+
+def _solver(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: random.Random) -> str:
+    steps, answer = _work(numbers, rng, 0.45)
+    return _sloppy(f"<SOLUTION>{steps}</SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.15)
+
+
+def _verifier(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: random.Random) -> str:
+    is_right = inputs["answer"] == str(_right(*numbers)[1])
+    says_right = is_right if rng.random() < 0.6 else rng.random() < 0.7
+    if says_right:
+        verdict = "<STATUS>correct</STATUS><ERROR_TYPE>none</ERROR_TYPE><FEEDBACK>keep it</FEEDBACK>"
+    else:
+        verdict = "<STATUS>incorrect</STATUS><ERROR_TYPE>reasoning</ERROR_TYPE><FEEDBACK>multiply first</FEEDBACK>"
+    return _sloppy(verdict, rng, 0.1)
+
+
+def _refiner(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: random.Random) -> str:
+    share_right = 0.75 if inputs["status"] == "incorrect" else 0.4
+    steps, answer = _work(numbers, rng, share_right)
+    return _sloppy(f"<REFINED_SOLUTION>{steps}</REFINED_SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.1)
+
+
+def _finalizer(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: random.Random) -> str:
+    steps, answer = inputs["solution"], inputs["answer"]
+    if not answer or rng.random() < 0.15:
+        steps, answer = _work(numbers, rng, 0.4)
+    return _sloppy(f"<FINAL_SOLUTION>{steps}</FINAL_SOLUTION><FINAL_ANSWER>{answer}</FINAL_ANSWER>", rng, 0.15)
+
+
+_PLAYERS = {"solver": _solver, "verifier": _verifier, "refiner": _refiner, "finalizer": _finalizer}

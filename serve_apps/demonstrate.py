@@ -1,0 +1,58 @@
+"""demonstrate: tasks and a demonstrator -> traces whose turns were written, not sampled.
+
+The real workflow runs with the real tokenizer and recorder; only the completions come from a function
+`(agent, task, inputs, rng) -> text`. What it yields has the form of any trace, so a warm start learns from
+demonstrations and from chosen traces in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from serve_apps.config import EpisodeConfig
+from serve_apps.runner import AgentCall, EpisodeSpec, Team, run_episode
+from stores.types import Completion, FinishReason, Purpose, Task, Trace
+
+Demonstrator = Callable[[str, Task, Mapping[str, str], random.Random], str]
+
+
+def demonstrate(
+    tasks: Sequence[Task], *, team: Team, demonstrator: Demonstrator, count: int, run_id: str, seed: int
+) -> list[Trace]:
+    """`count` traces over `tasks` in turn, the same for the same seed.
+
+    Raises ValueError with the first error if a demonstration does not run to its end.
+    """
+
+    async def complete(call: AgentCall) -> Completion:
+        text = demonstrator(call.agent, call.task, call.inputs, random.Random(call.request.seed))
+        token_ids = team.tokenizers[call.request.model_group].encode_completion(text)
+        return Completion(
+            token_ids=token_ids,
+            logprobs=[0.0] * len(token_ids),
+            finish_reason=FinishReason.STOP,
+            policy_version=0,
+        )
+
+    async def run_all() -> list[Trace]:
+        traces = []
+        for index in range(count):
+            spec = EpisodeSpec(
+                run_id=run_id,
+                iteration=0,
+                purpose=Purpose.DEMONSTRATION,
+                team_key=team.team_key,
+                task=tasks[index % len(tasks)],
+                episode_index=index // len(tasks),
+                run_seed=seed,
+            )
+            traces.append(await run_episode(spec, team=team, complete=complete, limits=EpisodeConfig()))
+        return traces
+
+    traces = asyncio.run(run_all())
+    failed = next((t for t in traces if t.error), None)
+    if failed is not None:
+        raise ValueError(f"a demonstration of task {failed.task.task_id!r} failed: {failed.error}")
+    return traces

@@ -1,0 +1,347 @@
+"""runner: a workflow, a task, a policy client -> the trace of one episode.
+
+    run_episode ── attempt 1..n ── Recorder ──> workflow.run(task, agents, tools)
+                                      │              │ await agents.solver(question=...)
+                                      │ <────────────┘ prompt ids -> client.generate -> contract -> Reply
+                                      └──> turns, tool calls, parents, seconds, seeds: nothing the author must do
+
+"A bad episode is data": the one place where whatever a workflow raises becomes a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from serve_apps.agent import Agent, Reply, Said, Tool, ToolError
+from serve_apps.client import ContextExhausted, PolicyCallError, PolicyClient
+from serve_apps.config import EpisodeConfig
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import (
+    Completion,
+    EpisodeStatus,
+    FinishReason,
+    GenerateRequest,
+    Purpose,
+    Sampling,
+    Task,
+    ToolCall,
+    Trace,
+    Turn,
+    episode_id,
+)
+
+MIN_QUOTE = 12
+"""Characters from which on text found inside an input counts as read from the event that said it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCall:
+    """A model call with what it was built from."""
+
+    agent: str
+    inputs: Mapping[str, str]
+    task: Task
+    request: GenerateRequest
+
+
+Complete = Callable[[AgentCall], Awaitable[Completion]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """Everything that acts in an episode, as the runner needs it."""
+
+    workflow: Workflow
+    workflow_path: str
+    group_of: Mapping[str, str]
+    """Model group of every agent."""
+    tokenizers: Mapping[str, ChatTokenizer]
+    """By model group."""
+    max_model_len: Mapping[str, int]
+    """By model group: prompt and completion together, tokens."""
+    sampling: Mapping[str, Sampling]
+    """By agent."""
+    policy_versions: Mapping[str, int]
+    team_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSpec:
+    """Which episode to run."""
+
+    run_id: str
+    iteration: int
+    purpose: Purpose
+    team_key: str
+    task: Task
+    episode_index: int
+    run_seed: int
+    variant: str = ""
+
+    @property
+    def episode_id(self) -> str:
+        """Key of the episode."""
+        return episode_id(
+            run_id=self.run_id,
+            iteration=self.iteration,
+            purpose=self.purpose,
+            team_key=self.team_key,
+            task_id=self.task.task_id,
+            episode_index=self.episode_index,
+            variant=self.variant,
+        )
+
+    @property
+    def seed(self) -> int:
+        """Seed of the episode: same run seed, task and index give the same, whatever team plays (common random numbers)."""
+        parts = (self.run_seed, self.iteration, self.purpose, self.task.task_id, self.episode_index, self.variant)
+        return int.from_bytes(sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+
+    @property
+    def group_id(self) -> str:
+        """Episodes of the same task, iteration, purpose and team."""
+        return episode_id(
+            run_id=self.run_id,
+            iteration=self.iteration,
+            purpose=self.purpose,
+            team_key=self.team_key,
+            task_id=self.task.task_id,
+            episode_index=-1,
+        )
+
+
+def via(client: PolicyClient) -> Complete:
+    """Model calls answered by a policy client."""
+
+    async def complete(call: AgentCall) -> Completion:
+        return await client.generate(call.request)
+
+    return complete
+
+
+async def run_episode(spec: EpisodeSpec, *, team: Team, complete: Complete, limits: EpisodeConfig) -> Trace:
+    """Runs one episode to its end, whatever happens; only cancellation escapes.
+
+    An infrastructure failure is an attempt, repeated with the same seed; the last attempt is what is recorded.
+    """
+    for attempt in range(1, limits.max_attempts + 1):
+        recorder = _Recorder(spec, team, complete, limits)
+        trace = await recorder.run(attempt)
+        if trace.status is not EpisodeStatus.INFRA_ERROR:
+            break
+    return trace
+
+
+class _Recorder:
+    """Hands out agents and tools, and writes down what they do."""
+
+    def __init__(self, spec: EpisodeSpec, team: Team, complete: Complete, limits: EpisodeConfig) -> None:
+        self.spec, self.team, self.complete, self.limits = spec, team, complete, limits
+        self.turns: dict[int, Turn] = {}
+        self.tool_calls: dict[int, ToolCall] = {}
+        self.said: dict[int, tuple[str, ...]] = {}
+        self.num_events = 0
+        self.rounds: dict[str, int] = {}
+        self.began = time.perf_counter()
+
+    async def run(self, attempt: int) -> Trace:
+        started_at = time.time()
+        status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
+        agents, tools = _Calls(self._ask, self.team.workflow.agents), _Calls(self._use, self.team.workflow.tools)
+        try:
+            async with asyncio.timeout(self.limits.episode_timeout_s):
+                outcome = await self.team.workflow.run(self.spec.task, agents, tools)
+            stop_reason = outcome.stop_reason
+            if not isinstance(outcome, Outcome):
+                raise TypeError(f"run returned {type(outcome).__name__}, not an Outcome")
+            if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in self.turns.values()):
+                status = EpisodeStatus.TRUNCATED
+        except ContextExhausted as exhausted:
+            status, stop_reason, error = EpisodeStatus.TRUNCATED, "context_exhausted", str(exhausted)
+        except TimeoutError:
+            waited = time.perf_counter() - self.began
+            status, stop_reason = EpisodeStatus.TIMEOUT, "timeout"
+            error = f"no end after {waited:.1f} s, {len(self.turns)} turns done"
+        except PolicyCallError as failed:
+            status, stop_reason, error = EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
+        except ToolError as failed:
+            status, stop_reason, error = EpisodeStatus.TOOL_ERROR, "tool_failed", str(failed)
+        except Exception as raised:  # noqa: BLE001 - the one place: a workflow that raises is a recorded agent_error
+            status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
+            error = f"{type(raised).__name__}: {raised}"
+        return self._trace(status, stop_reason, error, outcome, started_at, attempt)
+
+    async def _ask(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
+        index = self._next_event()
+        round_index = self.rounds.get(name, 0)
+        self.rounds[name] = round_index + 1
+        group = self.team.group_of[name]
+        tokenizer = self.team.tokenizers[group]
+        messages = agent.messages(inputs)
+        prompt_ids = tokenizer.encode_chat(messages)
+        sampling = self._fit(name, len(prompt_ids))
+        request = GenerateRequest(
+            request_id=f"{self.spec.episode_id}-{index}",
+            model_group=group,
+            prompt_token_ids=prompt_ids,
+            sampling=sampling,
+            seed=_turn_seed(self.spec.seed, index),
+            session_id=self.spec.episode_id,
+        )
+        start = time.perf_counter()
+        call = AgentCall(agent=name, inputs=inputs, task=self.spec.task, request=request)
+        async with asyncio.timeout(self.limits.turn_timeout_s):
+            completion = await self.complete(call)
+        end = time.perf_counter()
+        text = tokenizer.decode(completion.token_ids)
+        parsed = agent.contract.parse(text)
+        fault = parsed.fault
+        if completion.finish_reason is FinishReason.LENGTH:
+            fault = fault or f"cut after {len(completion.token_ids)} tokens"
+        self.turns[index] = Turn(
+            turn_index=index,
+            agent=name,
+            model_group=group,
+            policy_version=completion.policy_version,
+            round_index=round_index,
+            parents=self._parents(inputs, index),
+            prompt_text="\n".join(m["content"] for m in messages),
+            completion_text=text,
+            prompt_token_ids=prompt_ids,
+            completion_token_ids=completion.token_ids,
+            rollout_logprobs=completion.logprobs,
+            sampling=sampling,
+            seed=request.seed,
+            finish_reason=completion.finish_reason,
+            is_format_ok=not fault,
+            format_fault=fault,
+            fields=dict(parsed.fields),
+            start_s=start - self.began,
+            duration_s=end - start,
+            num_attempts=completion.num_attempts,
+            is_version_mixed=completion.is_version_mixed,
+        )
+        self.said[index] = (text, *parsed.fields.values())
+        return Reply(
+            turn_index=index,
+            text=Said.by(text, index),
+            fields={name: Said.by(value, index) for name, value in parsed.fields.items()},
+            is_format_ok=not fault,
+            is_truncated=completion.finish_reason is FinishReason.LENGTH,
+        )
+
+    def _fit(self, name: str, prompt_length: int) -> Sampling:
+        """The agent's sampling with what room is left; no room at all is a typed stop."""
+        sampling = self.team.sampling[name]
+        room = self.team.max_model_len[self.team.group_of[name]] - prompt_length
+        if room < 1:
+            limit = self.team.max_model_len[self.team.group_of[name]]
+            raise ContextExhausted(f"the prompt of {name!r} has {prompt_length} tokens, the context holds {limit}")
+        return sampling if room >= sampling.max_tokens else replace(sampling, max_tokens=room)
+
+    async def _use(self, name: str, tool: Tool, request: Mapping[str, Any]) -> Any:
+        index = self._next_event()
+        parents = self._parents({k: v for k, v in request.items() if isinstance(v, str)}, index)
+        start = time.perf_counter()
+        response, error = None, ""
+        try:
+            async with asyncio.timeout(tool.timeout_s):
+                response = await tool.function(**request)
+        except TimeoutError:
+            error = f"no answer after {tool.timeout_s:g} s"
+        except ToolError as raised:
+            error = str(raised)
+        except Exception as raised:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
+            error = f"{type(raised).__name__}: {raised}"
+        self.tool_calls[index] = ToolCall(
+            call_index=index,
+            tool=name,
+            caller="",
+            parents=parents,
+            request=dict(request),
+            response=response,
+            error=error,
+            start_s=start - self.began,
+            duration_s=time.perf_counter() - start,
+        )
+        if error:
+            raise ToolError(f"tool {name!r}: {error}")
+        self.said[index] = (response,) if isinstance(response, str) else ()
+        return Said.by(response, index) if isinstance(response, str) else response
+
+    def _next_event(self) -> int:
+        self.num_events += 1
+        return self.num_events - 1
+
+    def _parents(self, inputs: Mapping[str, str], index: int) -> tuple[int, ...]:
+        """Events whose text was passed on, whole or quoted."""
+        found = {v.origin for v in inputs.values() if isinstance(v, Said) and v.origin is not None}
+        for event, texts in self.said.items():
+            quotes = [t for t in texts if len(t) >= MIN_QUOTE]
+            if event not in found and any(t in value for t in quotes for value in inputs.values()):
+                found.add(event)
+        return tuple(sorted(e for e in found if e < index))
+
+    def _trace(
+        self, status: EpisodeStatus, stop_reason: str, error: str, outcome: Outcome, started_at: float, attempt: int
+    ) -> Trace:
+        turns = tuple(self.turns[i] for i in sorted(self.turns))
+        seen: dict[str, set[int]] = {}
+        for turn in turns:
+            seen.setdefault(turn.model_group, set()).add(turn.policy_version)
+        mixed = any(len(v) > 1 for v in seen.values()) or any(t.is_version_mixed for t in turns)
+        acted = {group: max(versions) for group, versions in seen.items()}
+        return Trace(
+            episode_id=self.spec.episode_id,
+            run_id=self.spec.run_id,
+            iteration=self.spec.iteration,
+            purpose=self.spec.purpose,
+            team_key=self.spec.team_key,
+            workflow=self.team.workflow_path,
+            task=self.spec.task,
+            group_id=self.spec.group_id,
+            episode_index=self.spec.episode_index,
+            variant=self.spec.variant,
+            seed=self.spec.seed,
+            status=status,
+            stop_reason=stop_reason,
+            error=error,
+            answer=str(outcome.answer) if isinstance(outcome, Outcome) else "",
+            outcome_metadata=dict(outcome.metadata) if isinstance(outcome, Outcome) else {},
+            policy_versions={**self.team.policy_versions, **acted},
+            is_version_mixed=mixed,
+            turns=turns,
+            tool_calls=tuple(self.tool_calls[i] for i in sorted(self.tool_calls)),
+            started_at=started_at,
+            duration_s=time.perf_counter() - self.began,
+            attempt=attempt,
+        )
+
+
+class _Calls:
+    """`agents.solver(...)` and `tools.search(...)`: attribute access by name."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]], known: Mapping[str, Any]) -> None:
+        self._call, self._known = call, known
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        if name not in self._known:
+            raise AttributeError(f"no {name!r} in this workflow; it declares {', '.join(self._known) or 'none'}")
+
+        def call(**inputs: Any) -> Awaitable[Any]:
+            return self._call(name, self._known[name], inputs)
+
+        return call
+
+    def __getitem__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        return getattr(self, name)
+
+
+def _turn_seed(episode_seed: int, index: int) -> int:
+    return int.from_bytes(sha256(f"{episode_seed}/{index}".encode()).digest()[:4], "big") >> 1

@@ -1,0 +1,67 @@
+"""Math chain: solver -> verifier -> refiner -> finalizer, no loop (UnityMAS-O, seed-systems 1.1.2 C)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_apps.agent import Agent
+from serve_apps.contracts import Tags
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Task
+
+STATUSES = ("correct", "incorrect", "uncertain")
+ERROR_TYPES = ("none", "calculation", "reasoning", "missing_case", "misread_problem", "format", "unclear")
+
+
+class MathChain(Workflow):
+    """Four agents, each reads what came before; the finalizer's answer is the team's."""
+
+    solver = Agent(
+        prompt=(
+            "Solve the problem step by step. "
+            "Reply with <SOLUTION> steps </SOLUTION> and <ANSWER> answer </ANSWER> only.\n"
+            "Problem: {question}"
+        ),
+        contract=Tags("SOLUTION", "ANSWER"),
+    )
+    verifier = Agent(
+        prompt=(
+            "Check the solution. "
+            "Reply with <STATUS> correct, incorrect or uncertain </STATUS>, <ERROR_TYPE> kind </ERROR_TYPE> "
+            "and <FEEDBACK> advice </FEEDBACK> only.\n"
+            "Solution: {solution}\nAnswer: {answer}\nProblem: {question}"
+        ),
+        contract=Tags("STATUS", "ERROR_TYPE", "FEEDBACK", choices={"STATUS": STATUSES, "ERROR_TYPE": ERROR_TYPES}),
+    )
+    refiner = Agent(
+        prompt=(
+            "Improve the solution with the feedback. "
+            "Reply with <REFINED_SOLUTION> steps </REFINED_SOLUTION> and <ANSWER> answer </ANSWER> only.\n"
+            "Solution: {solution}\nAnswer: {answer}\nStatus: {status}\nFeedback: {feedback}\nProblem: {question}"
+        ),
+        contract=Tags("REFINED_SOLUTION", "ANSWER"),
+    )
+    finalizer = Agent(
+        prompt=(
+            "Write the final answer. "
+            "Reply with <FINAL_SOLUTION> steps </FINAL_SOLUTION> and <FINAL_ANSWER> answer </FINAL_ANSWER> only.\n"
+            "Problem: {question}\nSolution: {solution}\nAnswer: {answer}"
+        ),
+        contract=Tags("FINAL_SOLUTION", "FINAL_ANSWER"),
+    )
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Answer of the finalizer."""
+        draft = await agents.solver(question=task.prompt)
+        check = await agents.verifier(question=task.prompt, solution=draft["solution"], answer=draft["answer"])
+        refined = await agents.refiner(
+            question=task.prompt,
+            solution=draft["solution"],
+            answer=draft["answer"],
+            status=check["status"],
+            feedback=check["feedback"],
+        )
+        final = await agents.finalizer(
+            question=task.prompt, solution=refined["refined_solution"], answer=refined["answer"]
+        )
+        return Outcome(answer=final["final_answer"])
