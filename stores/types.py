@@ -235,6 +235,8 @@ class RewardsRef:
     purpose: Purpose
     credit_version: str
     num_episodes: int
+    team_key: str = ""
+    """Team of the `TracesRef`: gate episodes of candidate and champion differ in nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,294 @@
+"""traces: episodes and their rewards, exactly once, read at pinned versions. LanceDB.
+
+    collect ── write_episodes ──> [episodes] ── pin_episodes ──> TracesRef  ── read_traces  ──> score, train
+    score   ── write_rewards  ──> [rewards]  ── pin_rewards  ──> RewardsRef ── read_rewards ──> train, evaluate
+
+Exactly once rests on four things, all needed: a deterministic key, the primary key declared with the table, insert-only
+merges that use no index on the key (`use_index(False)`), and no duplicates inside one batch. The first writer wins: a
+retried episode never replaces one that another policy version sampled. Rows are never changed or deleted, so the rows
+of a key at a tagged version stay what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stores import rows
+from stores.types import EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
+
+if TYPE_CHECKING:
+    from lancedb import DBConnection
+    from lancedb.table import Table
+
+KEYS = {"episodes": "episode_id", "rewards": "reward_id"}
+SCHEMAS = {"episodes": rows.EPISODES, "rewards": rows.REWARDS}
+
+
+class TraceStore:
+    """The two tables at one LanceDB URI. Cheap to make and to pickle: every process connects for itself."""
+
+    def __init__(self, uri: str) -> None:
+        """Args: uri: a folder, or an object storage URI that LanceDB knows."""
+        self.uri = str(uri)
+        self._connection: tuple[int, DBConnection] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"uri": self.uri, "_connection": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def create(self) -> None:
+        """Makes what is missing of the two tables; safe to call again and from several processes at once."""
+        for name, schema in SCHEMAS.items():
+            try:
+                self._connect().create_table(name, schema=schema)
+            except ValueError as error:
+                if "already exists" not in str(error):
+                    raise
+
+    def write_episodes(self, traces: Sequence[Trace]) -> int:
+        """Stores what is not there yet and returns how many episodes were new; the first writer of a key wins."""
+        unique = list({t.episode_id: t for t in reversed(traces)}.values())
+        return self._insert("episodes", rows.episode_table(unique)) if unique else 0
+
+    def write_rewards(self, rewards: Sequence[EpisodeRewards]) -> int:
+        """Stores rewards keyed by episode and credit version and returns how many were new; the first writer wins."""
+        unique = list({rows.reward_id(r): r for r in reversed(rewards)}.values())
+        return self._insert("rewards", rows.reward_table(unique)) if unique else 0
+
+    def stored_ids(self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str) -> set[str]:
+        """Ids of the episodes of this key that are stored by now."""
+        where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
+        return set(_column(self._open("episodes"), "episode_id", where).to_pylist())
+
+    def pin_episodes(self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str) -> TracesRef:
+        """Tags the present version, so that the rows of this key can be read unchanged for ever.
+
+        The same rows give the same tag, whoever asks and how often.
+        """
+        where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
+        table = self._open("episodes")
+        count = _count_unique(table, "episode_id", where)
+        tag, version = _pin(table, count, run_id, f"it{iteration}", purpose, team_key)
+        return TracesRef(
+            uri=self.uri,
+            version=version,
+            tag=tag,
+            run_id=run_id,
+            iteration=iteration,
+            purpose=purpose,
+            team_key=team_key,
+            num_episodes=count,
+        )
+
+    def pin_rewards(
+        self, *, run_id: str, iteration: int, purpose: Purpose, credit_version: str, traces: TracesRef
+    ) -> RewardsRef:
+        """Tags the rewards of the episodes in `traces`; ValueError if some of them have none."""
+        where = _where(run_id=run_id, iteration=iteration, purpose=purpose, credit_version=credit_version)
+        table = self._open("rewards")
+        _count_unique(table, "reward_id", where)
+        episodes = _column(self._open("episodes", traces), "episode_id", _where_of(traces))
+        scored = set(_column(table, "episode_id", where).to_pylist())
+        missing = [e for e in episodes.to_pylist() if e not in scored]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(episodes)} episodes of {traces.tag} have no rewards of credit version "
+                f"{credit_version!r}, the first is {missing[0]}: run the score stage to its end"
+            )
+        tag, version = _pin(
+            table, len(episodes), run_id, f"it{iteration}", purpose, traces.team_key, credit_version[:16]
+        )
+        return RewardsRef(
+            uri=self.uri,
+            version=version,
+            tag=tag,
+            run_id=run_id,
+            iteration=iteration,
+            purpose=purpose,
+            credit_version=credit_version,
+            num_episodes=len(episodes),
+            team_key=traces.team_key,
+        )
+
+    def read_batches(
+        self,
+        ref: TracesRef,
+        *,
+        agent: str | None = None,
+        model_group: str | None = None,
+        statuses: Sequence[EpisodeStatus] | None = None,
+        columns: Sequence[str] | None = None,
+        batch_size: int = 256,
+    ) -> Iterator[pa.RecordBatch]:
+        """Pinned episode rows, turns nested, in no particular order and at most `batch_size` at a time.
+
+        Args:
+            agent: only episodes in which this agent has a turn.
+            model_group: only episodes in which this model group has a turn.
+            statuses: only these; default all.
+            columns: names of top-level columns; default all.
+        """
+        where = [_where_of(ref)]
+        where += [f"contains(agents, {_quote(f'|{agent}|')})"] if agent is not None else []
+        where += [f"contains(model_groups, {_quote(f'|{model_group}|')})"] if model_group is not None else []
+        if statuses is not None:
+            where += [f"status IN ({', '.join(_quote(s) for s in statuses)})" if statuses else "false"]
+        names = list(columns) if columns is not None else rows.EPISODES.names
+        query = self._open("episodes", ref).search().where(" AND ".join(where)).select(names)
+        yield from query.to_batches(batch_size)
+
+    def read_traces(
+        self,
+        ref: TracesRef,
+        *,
+        agent: str | None = None,
+        model_group: str | None = None,
+        statuses: Sequence[EpisodeStatus] | None = None,
+    ) -> Iterator[Trace]:
+        """Pinned episodes as records; filters as in `read_batches`."""
+        for batch in self.read_batches(ref, agent=agent, model_group=model_group, statuses=statuses):
+            yield from rows.traces_of(batch)
+
+    def read_rewards(self, ref: RewardsRef) -> Iterator[EpisodeRewards]:
+        """Pinned rewards of the episodes of the ref's team, in no particular order."""
+        team = self.stored_ids(run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, team_key=ref.team_key)
+        query = self._open("rewards", ref).search().where(_where_of(ref)).select(rows.REWARDS.names)
+        for batch in query.to_batches(1024):
+            yield from (r for r in rows.rewards_of(batch) if r.episode_id in team)
+
+    def get_trace(self, episode_id: str) -> Trace:
+        """The episode with this id, or with the only id that starts so.
+
+        Raises ValueError if there is none, or more than one.
+        """
+        found = self._find(_where(episode_id=episode_id), limit=1)
+        if not found and episode_id:
+            found = self._find(f"starts_with(episode_id, {_quote(episode_id)})", limit=3)
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise ValueError(f"no episode {episode_id!r} in {self.uri}: list the stored ones to see their ids")
+        ids = ", ".join(t.episode_id for t in found)
+        raise ValueError(f"episode {episode_id!r} is not unique in {self.uri} ({ids}, ...): give more characters")
+
+    def find_traces(
+        self,
+        *,
+        run_id: str | None = None,
+        iteration: int | None = None,
+        purpose: Purpose | None = None,
+        task_id: str | None = None,
+        status: EpisodeStatus | None = None,
+        limit: int = 50,
+    ) -> list[Trace]:
+        """At most `limit` stored episodes with these properties, pinned or not."""
+        where = _where(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
+        return self._find(where, limit=limit)
+
+    def rewards_of(self, episode_id: str) -> list[EpisodeRewards]:
+        """Everything that an episode was ever credited with, by credit version."""
+        query = self._open("rewards").search().where(_where(episode_id=episode_id)).select(rows.REWARDS.names)
+        found = [r for batch in query.to_batches(1024) for r in rows.rewards_of(batch)]
+        return sorted(found, key=lambda r: r.credit_version)
+
+    def count_rows(self, ref: TracesRef | RewardsRef) -> int:
+        """How many rows the ref pins."""
+        if isinstance(ref, RewardsRef):
+            return sum(1 for _ in self.read_rewards(ref))
+        return self._open("episodes", ref).count_rows(_where_of(ref))
+
+    def compact(self, *, older_than_days: float = 7) -> None:
+        """Merges small files and drops versions of this age, but none that is tagged or younger than a tagged one."""
+        for name in KEYS:
+            table = self._open(name)
+            age = timedelta(days=older_than_days)
+            tagged = {tag["version"] for tag in table.tags.list().values()}
+            for version in table.list_versions():
+                if version["version"] in tagged:
+                    age = max(age, _age(version["timestamp"]) + timedelta(minutes=1))
+            table.optimize(cleanup_older_than=age)
+
+    def _find(self, where: str, *, limit: int) -> list[Trace]:
+        query = self._open("episodes").search().select(rows.EPISODES.names).limit(limit)
+        batches = (query.where(where) if where else query).to_batches(256)
+        return [trace for batch in batches for trace in rows.traces_of(batch)]
+
+    def _insert(self, name: str, table: pa.Table) -> int:
+        merge = self._open(name).merge_insert(KEYS[name]).use_index(False).when_not_matched_insert_all()
+        return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
+
+    def _connect(self) -> DBConnection:
+        if self._connection is None or self._connection[0] != os.getpid():
+            import lancedb
+
+            self._connection = (os.getpid(), lancedb.connect(self.uri))
+        return self._connection[1]
+
+    def _open(self, name: str, ref: TracesRef | RewardsRef | None = None) -> Table:
+        """The table at its newest version, or at the one that `ref` pins."""
+        table = self._connect().open_table(name)
+        if ref is None:
+            return table
+        tagged = table.tags.list().get(ref.tag)
+        if tagged is None or tagged["version"] != ref.version:
+            is_at = f"is at version {tagged['version']}" if tagged else "does not exist"
+            raise ValueError(
+                f"{ref.tag} at version {ref.version} was pinned in {ref.uri}, but the tag {is_at} in {self.uri}: "
+                "open the store that the ref names, or run the stage that pinned it again"
+            )
+        table.checkout(ref.version)
+        return table
+
+
+def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:
+    """Tag and version: whoever is first tags, all others take that tag."""
+    digest = sha256("\x1f".join(parts).encode()).hexdigest()[:8]
+    tag = re.sub(r"[^A-Za-z0-9._-]", "_", "-".join((*parts, f"n{count}", digest)))
+    try:
+        table.tags.create(tag, table.version)
+    except RuntimeError as error:
+        if "already exists" not in str(error):
+            raise
+    return tag, table.tags.get_version(tag)
+
+
+def _count_unique(table: Table, key: str, where: str) -> int:
+    values = _column(table, key, where)
+    count = len(values)
+    unique = pc.count_distinct(values).as_py()
+    if count != unique:
+        raise ValueError(f"{count} rows but {unique} different {key} where {where}: the table must not be trained on")
+    return count
+
+
+def _column(table: Table, name: str, where: str) -> pa.ChunkedArray:
+    return table.search().where(where).select([name]).to_arrow()[name]
+
+
+def _where_of(ref: TracesRef | RewardsRef) -> str:
+    last = {"team_key": ref.team_key} if isinstance(ref, TracesRef) else {"credit_version": ref.credit_version}
+    return _where(run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, **last)
+
+
+def _where(**equals: str | int | None) -> str:
+    """SQL for the conjunction of the values that are not None."""
+    return " AND ".join(f"{name} = {_quote(value)}" for name, value in equals.items() if value is not None)
+
+
+def _quote(value: str | int) -> str:
+    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+
+
+def _age(timestamp: datetime) -> timedelta:
+    aware = timestamp if timestamp.tzinfo else timestamp.astimezone(UTC)
+    return datetime.now(UTC) - aware

@@ -1,0 +1,176 @@
+"""stores.traces on a real LanceDB in a temporary folder."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stores.traces import TraceStore
+from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TracesRef
+
+KEY = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TraceStore:
+    store = TraceStore(str(tmp_path / "traces"))
+    store.create()
+    return store
+
+
+def test_a_trace_comes_back_as_it_was_written(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    traces = [
+        make_trace(0),
+        make_trace(1, turns=(), tool_calls=(), status=EpisodeStatus.TIMEOUT, error="no end after 3 s"),
+        make_trace(2, tool_calls=(), variant="greedy", outcome_metadata={}, policy_versions={}),
+    ]
+    assert store.write_episodes(traces) == 3
+    assert {t.episode_id: t for t in store.read_traces(store.pin_episodes(**KEY))} == {t.episode_id: t for t in traces}
+
+
+def test_the_first_writer_of_an_episode_wins(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    assert store.write_episodes([make_trace(0, answer="first"), make_trace(0, answer="twin")]) == 1
+    assert store.write_episodes([make_trace(0, answer="second"), make_trace(1)]) == 1
+    assert sorted(t.answer for t in store.find_traces()) == ["5", "first"]
+    assert store.stored_ids(**KEY) == {make_trace(0).episode_id, make_trace(1).episode_id}
+    assert store.write_episodes([]) == 0
+
+
+def _write_all(uri: str, traces: list[Trace], start: object) -> None:
+    store = TraceStore(uri)
+    store.create()
+    start.wait()
+    for i in range(0, len(traces), 5):
+        store.write_episodes(traces[i : i + 5])
+
+
+def test_processes_that_write_the_same_episodes_store_each_once(
+    tmp_path: Path, make_trace: Callable[..., Trace]
+) -> None:
+    uri, traces = str(tmp_path / "traces"), [make_trace(i) for i in range(40)]
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(4)
+    workers = [context.Process(target=_write_all, args=(uri, traces[::step], start)) for step in (1, -1, 1)]
+    for worker in workers:
+        worker.start()
+    store = TraceStore(uri)
+    store.create()
+    start.wait()
+    for worker in workers:
+        worker.join()
+    assert [w.exitcode for w in workers] == [0, 0, 0]
+    assert sorted(t.episode_id for t in store.find_traces(limit=1000)) == sorted(t.episode_id for t in traces)
+    assert store.pin_episodes(**KEY).num_episodes == 40
+
+
+@pytest.mark.filterwarnings("ignore:optimize.cleanup_older_than=0")
+def test_a_pinned_set_stays_while_others_write_and_compact(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    store.write_episodes([make_trace(i) for i in range(6)])
+    ref = store.pin_episodes(**KEY)
+    store.write_episodes([make_trace(i) for i in range(6, 9)])
+    store.write_episodes([make_trace(0, iteration=4), make_trace(0, team_key="other")])
+    assert store.pin_episodes(**KEY).num_episodes == 9
+    store.compact(older_than_days=0)
+    assert len({t.episode_id for t in store.read_traces(ref)}) == store.count_rows(ref) == ref.num_episodes == 6
+
+
+def test_pinning_the_same_rows_again_gives_the_same_ref(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    store.write_episodes([make_trace(i) for i in range(4)])
+    ref = store.pin_episodes(**KEY)
+    store.write_episodes([make_trace(0, iteration=4)])
+    assert pickle.loads(pickle.dumps(store)).pin_episodes(**KEY) == ref
+
+
+def test_a_ref_of_another_store_is_refused(tmp_path: Path, store: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    store.write_episodes([make_trace(0)])
+    ref = store.pin_episodes(**KEY)
+    other = TraceStore(str(tmp_path / "other"))
+    other.create()
+    with pytest.raises(ValueError, match=r"does not exist in .*other"):
+        list(other.read_traces(ref))
+
+
+def test_filters_keep_the_episodes_of_an_agent_a_model_group_a_status(
+    store: TraceStore, make_trace: Callable[..., Trace]
+) -> None:
+    both, alone, none = make_trace(0), make_trace(1), make_trace(2, turns=(), status=EpisodeStatus.TIMEOUT)
+    alone = replace(alone, turns=alone.turns[:1], status=EpisodeStatus.TRUNCATED)
+    store.write_episodes([both, alone, none])
+    ref = store.pin_episodes(**KEY)
+
+    def ids(**filters: object) -> set[str]:
+        return {t.episode_id for t in store.read_traces(ref, **filters)}
+
+    assert ids(agent="verifier") == {both.episode_id}
+    assert ids(agent="solve_") == ids(agent="olver") == ids(statuses=[]) == set()
+    assert ids(model_group="small") == {both.episode_id, alone.episode_id}
+    assert ids(statuses=[EpisodeStatus.TIMEOUT, EpisodeStatus.TRUNCATED]) == {alone.episode_id, none.episode_id}
+    assert ids(model_group="small", statuses=[EpisodeStatus.OK]) == {both.episode_id}
+
+
+def test_batches_are_small_and_hold_the_columns_asked_for(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    traces = [make_trace(i) for i in range(10)]
+    store.write_episodes(traces)
+    batches = list(store.read_batches(store.pin_episodes(**KEY), columns=["episode_id", "turns"], batch_size=3))
+    assert max(b.num_rows for b in batches) <= 3
+    assert {tuple(b.schema.names) for b in batches} == {("episode_id", "turns")}
+    turns = {row["episode_id"]: row["turns"] for b in batches for row in b.to_pylist()}
+    logprobs = turns[traces[4].episode_id][1]["rollout_logprobs"]
+    assert np.float32(logprobs).tolist() == list(traces[4].turns[1].rollout_logprobs)
+
+
+def test_an_episode_is_found_by_the_start_of_its_id(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    traces = [make_trace(0, episode_id="aab0"), make_trace(1, episode_id="aac'0"), make_trace(2, episode_id="aab")]
+    store.write_episodes(traces)
+    assert store.get_trace("aac'") == traces[1]
+    assert store.get_trace("aab") == traces[2]
+    with pytest.raises(ValueError, match=r"'aa' is not unique.*give more characters"):
+        store.get_trace("aa")
+    with pytest.raises(ValueError, match="no episode 'b'"):
+        store.get_trace("b")
+    assert [t.episode_id for t in store.find_traces(task_id="t1", status=EpisodeStatus.OK)] == ["aab"]
+    assert len(store.find_traces(run_id="run", limit=2)) == 2
+
+
+def test_rewards_come_back_as_written_and_once_per_credit_version(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    traces = [make_trace(i) for i in range(3)]
+    store.write_episodes(traces)
+    ref = store.pin_episodes(**KEY)
+    rewards = [make_rewards(t, outcome=i / 2) for i, t in enumerate(traces)]
+    assert store.write_rewards(rewards) == 3
+    assert store.write_rewards([make_rewards(t, outcome=9.0) for t in traces]) == 0
+    assert store.write_rewards([make_rewards(traces[0], credit_version="c2")]) == 1
+    pinned = _pin_rewards(store, ref)
+    assert pinned.num_episodes == store.count_rows(pinned) == 3
+    assert _by_id(store.read_rewards(pinned)) == _by_id(rewards)
+    assert [r.credit_version for r in store.rewards_of(traces[0].episode_id)] == ["c1", "c2"]
+    assert _pin_rewards(store, ref) == pinned
+
+
+def test_rewards_of_one_team_leave_the_other_team_out(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    candidate, champion = make_trace(0), make_trace(0, team_key="champion")
+    store.write_episodes([candidate, champion])
+    ref = store.pin_episodes(**KEY)
+    store.write_rewards([make_rewards(champion, outcome=0.0)])
+    with pytest.raises(ValueError, match=f"1 of 1 episodes .* have no rewards .* {candidate.episode_id}"):
+        _pin_rewards(store, ref)
+    store.write_rewards([make_rewards(candidate)])
+    assert list(store.read_rewards(_pin_rewards(store, ref))) == [make_rewards(candidate)]
+
+
+def _pin_rewards(store: TraceStore, traces: TracesRef) -> object:
+    return store.pin_rewards(run_id="run", iteration=3, purpose=Purpose.TRAIN, credit_version="c1", traces=traces)
+
+
+def _by_id(rewards: object) -> dict[str, EpisodeRewards]:
+    return {r.episode_id: r for r in rewards}
