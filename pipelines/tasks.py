@@ -62,16 +62,16 @@ def load_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> list[Tas
 
 
 def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
-    """Raises ValueError if two sections share a task id or a prompt: what trains must not be measured on."""
-    owner: dict[tuple[str, str], str] = {}
+    """Raises ValueError if two sections share a prompt: what trains must not be measured on. Ids may repeat."""
+    owner: dict[str, str] = {}
     for section, tasks in sections.items():
         for task in tasks:
-            for key in (("id", task.task_id), ("prompt", task.prompt)):
-                other = owner.setdefault(key, section)
-                if other != section:
-                    raise ValueError(
-                        f"tasks.{section} and tasks.{other} share a task, {key[0]} {key[1][:80]!r}: remove one of the two"
-                    )
+            other = owner.setdefault(task.prompt, section)
+            if other != section:
+                raise ValueError(
+                    f"tasks.{section} and tasks.{other} share the task {task.prompt[:80]!r} "
+                    f"(id {task.task_id!r} in {section}): remove it from one of the two"
+                )
 
 
 def _check_unique(located: Sequence[tuple[str, Task]]) -> None:

@@ -121,7 +121,7 @@ def test_a_generator_gets_the_section_as_its_split_unless_one_is_given() -> None
     test = load_tasks(generator({}), section="test", seed=1)
     assert test == load_tasks(generator({}, split="test"), section="gate", seed=1)
     check_disjoint({"test": test, "gate": load_tasks(generator({}), section="gate", seed=1)})
-    with pytest.raises(ValueError, match=r"tasks\.gate and tasks\.test share the task with"):
+    with pytest.raises(ValueError, match=r"tasks\.gate and tasks\.test share the task '"):
         check_disjoint({"test": test, "gate": test[:1]})
 
 
