@@ -1,0 +1,154 @@
+"""statistics: outcomes per task -> means, differences and their confidence intervals. NumPy only.
+
+Tasks are the units: the k episodes of a task are averaged first and tasks are resampled, never episodes, because
+episodes of one task are not independent (Miller 2024, "Adding Error Bars to Evals"; stack-facts 8.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+Outcomes = Mapping[str, Sequence[float]]
+"""task_id -> outcome of each of its episodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An estimate and its two-sided confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    num_tasks: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    @property
+    def ci95(self) -> list[float]:
+        """`[low, high]`, as JSON reports carry it."""
+        return [self.low, self.high]
+
+
+def mean_interval(
+    outcomes: Outcomes,
+    *,
+    seed: int = 0,
+    num_samples: int = 10_000,
+    confidence: float = 0.95,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Interval:
+    """Mean over tasks of the mean over their episodes (avg@k); `bounds` is what an outcome can be.
+
+    Raises ValueError without tasks, for a task without episodes or an outcome that is not finite.
+    """
+    return _bootstrap(task_means(outcomes), seed, num_samples, confidence, bounds)
+
+
+def paired_interval(
+    candidate: Outcomes,
+    champion: Outcomes,
+    *,
+    seed: int = 0,
+    num_samples: int = 10_000,
+    confidence: float = 0.95,
+    bounds: tuple[float, float] = (-1.0, 1.0),
+) -> Interval:
+    """Mean over tasks of candidate minus champion on the same task; `bounds` is what a difference can be.
+
+    Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
+    """
+    if candidate.keys() != champion.keys():
+        only = sorted(candidate.keys() ^ champion.keys())
+        raise ValueError(f"a paired comparison needs the same tasks on both sides; {len(only)} differ, as {only[:3]}")
+    differences = task_means(candidate) - task_means({task_id: champion[task_id] for task_id in candidate})
+    return _bootstrap(differences, seed, num_samples, confidence, bounds)
+
+
+def task_means(outcomes: Outcomes) -> np.ndarray:
+    """[num_tasks]: mean outcome of each task, in the order of the mapping."""
+    empty = next((task_id for task_id, values in outcomes.items() if len(values) == 0), None)
+    if not outcomes or empty is not None:
+        raise ValueError("no outcomes to average" if empty is None else f"task {empty!r} has no outcome to average")
+    means = np.array([math.fsum(values) / len(values) for values in outcomes.values()])
+    if not np.isfinite(means).all():
+        bad = list(outcomes)[int(np.flatnonzero(~np.isfinite(means))[0])]
+        raise ValueError(f"task {bad!r} has an outcome that is not a finite number: {list(outcomes[bad])[:5]}")
+    return means
+
+
+def avg_at_k(outcomes: Outcomes) -> float:
+    """Mean over tasks of the mean over their k episodes."""
+    return float(task_means(outcomes).mean())
+
+
+def pass_at_k(outcomes: Outcomes, k: int) -> float:
+    """Chance that one of k episodes solves its task, mean over tasks: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021).
+
+    An episode solves its task with outcome 1. Raises ValueError where a task has fewer than k episodes.
+    """
+    task_means(outcomes)
+    shares = []
+    for task_id, values in outcomes.items():
+        n, c = len(values), sum(value >= 1.0 for value in values)
+        if n < k:
+            raise ValueError(f"pass@{k} needs {k} episodes per task, {task_id!r} has {n}")
+        shares.append(1.0 - math.comb(n - c, k) / math.comb(n, k))
+    return math.fsum(shares) / len(shares)
+
+
+def effective_sample_size(log_weights: np.ndarray) -> float:
+    """(sum w)^2 / sum w^2 of importance weights w = exp(`log_weights`), between 1 and their number; 0 for none."""
+    if log_weights.size == 0:
+        return 0.0
+    weights = np.exp(log_weights - log_weights.max())
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def _bootstrap(
+    values: np.ndarray, seed: int, num_samples: int, confidence: float, bounds: tuple[float, float]
+) -> Interval:
+    """BCa bootstrap of the mean (Efron 1987).
+
+    Values that are all equal show no spread to resample, yet prove little when they are few: then the interval is
+    what a value never seen in n draws may still weigh, p = 1 - (alpha/2)^(1/n), at either bound ("rule of three").
+    """
+    n, mean = len(values), float(values.mean())
+    alpha = 1.0 - confidence
+    if np.ptp(values) < 1e-12:
+        unseen = 1.0 - (alpha / 2) ** (1.0 / n)
+        low, high = mean + unseen * (min(bounds[0], mean) - mean), mean + unseen * (max(bounds[1], mean) - mean)
+        return Interval(mean=mean, low=low, high=high, num_tasks=n)
+    means = _resampled_means(values, np.random.default_rng(seed), num_samples)
+    normal = NormalDist()
+    below = ((means < mean).sum() + 0.5 * (means == mean).sum()) / num_samples
+    bias = normal.inv_cdf(min(max(below, 1 / num_samples), 1 - 1 / num_samples))
+    centred = values - mean
+    # Acceleration of the mean from its jackknife, in closed form: sum(d^3) / (6 sum(d^2)^(3/2)).
+    acceleration = float((centred**3).sum() / (6.0 * (centred**2).sum() ** 1.5))
+
+    def level(z: float) -> float:
+        return normal.cdf(bias + (bias + z) / (1.0 - acceleration * (bias + z)))
+
+    levels = [level(normal.inv_cdf(alpha / 2)), level(normal.inv_cdf(1 - alpha / 2))]
+    low, high = np.quantile(means, levels)
+    return Interval(mean=mean, low=float(low), high=float(high), num_tasks=n)
+
+
+def _resampled_means(values: np.ndarray, rng: np.random.Generator, num_samples: int) -> np.ndarray:
+    """[num_samples] means of n draws with replacement.
+
+    Few different values (accuracies: k + 1 of them) are drawn as multinomial counts, which is the same and far faster.
+    """
+    n = len(values)
+    levels, counts = np.unique(values, return_counts=True)
+    if len(levels) <= n // 8:
+        return rng.multinomial(n, counts / n, size=num_samples) @ levels / n
+    chunk = max(1, 4_000_000 // n)
+    sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
+    return np.concatenate([values[rng.integers(0, n, size=(size, n), dtype=np.int32)].mean(axis=1) for size in sizes])

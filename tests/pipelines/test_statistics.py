@@ -1,0 +1,94 @@
+"""Intervals that cover what they claim, and figures checked by hand."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from pipelines.statistics import (
+    avg_at_k,
+    effective_sample_size,
+    mean_interval,
+    paired_interval,
+    pass_at_k,
+)
+
+
+def named(values: np.ndarray) -> dict[str, list[float]]:
+    return {f"t{i}": list(np.atleast_1d(row)) for i, row in enumerate(values)}
+
+
+def test_avg_and_pass_at_k_by_hand() -> None:
+    outcomes = {"a": [1, 0, 0, 0], "b": [1, 1, 1, 1], "c": [0, 0, 0, 0]}
+    assert avg_at_k(outcomes) == pytest.approx((0.25 + 1 + 0) / 3)
+    assert pass_at_k(outcomes, 1) == pytest.approx(avg_at_k(outcomes))
+    assert pass_at_k(outcomes, 2) == pytest.approx((0.5 + 1 + 0) / 3)
+    with pytest.raises(ValueError, match=r"pass@5 needs 5 episodes"):
+        pass_at_k(outcomes, 5)
+
+
+def test_effective_sample_size_by_hand() -> None:
+    assert effective_sample_size(np.zeros(10)) == pytest.approx(10)
+    assert effective_sample_size(np.log(np.array([1.0, 3.0])) + 800) == pytest.approx(16 / 10)
+
+
+@pytest.mark.parametrize("draw", ["binary", "continuous"])
+def test_the_interval_covers_the_truth_as_often_as_it_says(draw: str) -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for seed in range(200):
+        values = rng.binomial(1, 0.3, size=120) if draw == "binary" else rng.beta(3, 7, size=120)
+        interval = mean_interval(named(values.astype(float)), seed=seed, num_samples=2000)
+        covered += interval.low <= 0.3 <= interval.high
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_pairing_removes_what_tasks_have_in_common() -> None:
+    rng = np.random.default_rng(1)
+    difficulty = rng.uniform(size=(300, 1))
+    champion, candidate = named((rng.uniform(size=(300, 4)) < difficulty) * 0.8), {}
+    for task_id, outcomes in champion.items():
+        candidate[task_id] = [x + 0.05 for x in outcomes]
+    gain = paired_interval(candidate, champion)
+    assert gain.mean == pytest.approx(0.05)
+    assert gain.low > 0
+    assert mean_interval(candidate).low < mean_interval(champion).high
+
+
+def test_episodes_of_a_task_are_clustered_not_counted_as_independent() -> None:
+    values = np.random.default_rng(2).binomial(1, 0.5, size=100).astype(float)
+    once = mean_interval(named(values))
+    eight_times = mean_interval({t: v * 8 for t, v in named(values).items()})
+    assert eight_times == once
+
+
+def test_without_spread_the_interval_still_has_width() -> None:
+    none_solved = mean_interval(named(np.zeros(10)))
+    assert (none_solved.mean, none_solved.low) == (0, 0)
+    assert none_solved.high == pytest.approx(1 - 0.025**0.1)
+    same = paired_interval(named(np.ones(4)), named(np.ones(4)))
+    assert same.low == -same.high < 0
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    outcomes = named(np.random.default_rng(3).uniform(size=50))
+    assert mean_interval(outcomes, seed=5) == mean_interval(outcomes, seed=5)
+    assert mean_interval(outcomes, seed=5) != mean_interval(outcomes, seed=6)
+
+
+def test_ten_thousand_samples_of_512_tasks_take_a_fraction_of_a_second() -> None:
+    outcomes = named(np.random.default_rng(4).uniform(size=512))
+    start = time.process_time()
+    mean_interval(outcomes)
+    assert time.process_time() - start < 0.5
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ValueError, match="same tasks on both sides; 2 differ"):
+        paired_interval({"a": [1]}, {"b": [1]})
+    with pytest.raises(ValueError, match="no outcomes"):
+        mean_interval({})
+    with pytest.raises(ValueError, match="'b' has an outcome that is not a finite number"):
+        mean_interval({"a": [1.0], "b": [float("nan")]})
