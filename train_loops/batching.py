@@ -7,7 +7,7 @@ Every worker computes the same plan from the lengths of all rows and takes its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +81,13 @@ def collate(samples: Sequence[Sample], rows: Sequence[int], *, pad_id: int = 0) 
     )
 
 
-def lay(per_row: Sequence[float | NDArray[np.floating]], batch: Batch) -> torch.Tensor:
+def lay(
+    per_row: Sequence[float]
+    | Sequence[NDArray[np.floating]]
+    | Mapping[int, NDArray[np.floating]]
+    | NDArray[np.floating],
+    batch: Batch,
+) -> torch.Tensor:
     """Per-row values (a number, or an array over the row's completion tokens; indexed like the samples) -> [B, T-1].
 
     float32 on the batch's device, 0 outside the loss mask.

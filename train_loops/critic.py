@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,13 +12,18 @@ from torch import nn
 
 from train_loops.batching import Batch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 HEAD_FILE = "value_head.safetensors"
 
 
 class ValueModel(nn.Module):
     """V(s): s is everything before a token. The head starts at zero, so that the first values are all zero."""
 
-    def __init__(self, trunk: nn.Module) -> None:
+    trunk: PreTrainedModel
+
+    def __init__(self, trunk: PreTrainedModel) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = nn.Linear(trunk.config.hidden_size, 1, dtype=next(trunk.parameters()).dtype)

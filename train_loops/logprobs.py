@@ -6,12 +6,17 @@ only where the next token is a completion token, in chunks whose logits are reco
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from train_loops.batching import Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CHUNK_TOKENS = 4096
 """Completion tokens whose logits exist at one time: 4096 x 150k words x 4 bytes = 2.5 GB."""
@@ -24,7 +29,9 @@ class PolicyScorer(nn.Module):
     collectives stay in step. Parameter names gain the prefix `model.`; export from `scorer.model`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    model: PreTrainedModel
+
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         config = model.config
         for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
@@ -89,7 +96,7 @@ def token_logprobs(
 
 
 def _score(
-    head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, *, with_entropy: bool
+    head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, *, with_entropy: bool
 ) -> torch.Tensor:
     """[N, H], [N], [N] -> [2, N]: logprobs and entropy.
 

@@ -1,0 +1,172 @@
+"""rows: what becomes a training row, what is refused, what the funnel shows."""
+
+from dataclasses import replace
+
+import pytest
+
+from stores.types import (
+    EpisodeRewards,
+    EpisodeStatus,
+    FinishReason,
+    Purpose,
+    Sampling,
+    Task,
+    Trace,
+    Turn,
+    TurnReward,
+)
+from train_loops.rows import Funnel, samples_of, trajectories_of
+
+STATUSES = ("ok", "truncated")
+
+
+def turn(turn_index: int, agent: str, *, model_group: str = "math", completion: tuple[int, ...] = (7, 8)) -> Turn:
+    return Turn(
+        turn_index=turn_index,
+        agent=agent,
+        model_group=model_group,
+        policy_version=3,
+        round_index=0,
+        parents=(),
+        prompt_text="p",
+        completion_text="c",
+        prompt_token_ids=(1, 2, 3),
+        completion_token_ids=completion,
+        rollout_logprobs=tuple(-0.5 for _ in completion),
+        sampling=Sampling(max_tokens=8, temperature=0.7),
+        seed=0,
+        finish_reason=FinishReason.STOP,
+        is_format_ok=True,
+        format_fault="",
+        fields={},
+        start_s=0.0,
+        duration_s=0.1,
+    )
+
+
+def trace(*turns: Turn, status: EpisodeStatus = EpisodeStatus.OK, is_version_mixed: bool = False) -> Trace:
+    return Trace(
+        episode_id="e1",
+        run_id="r",
+        iteration=0,
+        purpose=Purpose.TRAIN,
+        team_key="k",
+        workflow="w",
+        task=Task(task_id="t1", prompt="p", answers=("1",)),
+        group_id="g1",
+        episode_index=0,
+        variant="",
+        seed=0,
+        status=status,
+        stop_reason="",
+        error="",
+        answer="",
+        outcome_metadata={},
+        policy_versions={"math": 3},
+        is_version_mixed=is_version_mixed,
+        turns=turns,
+        tool_calls=(),
+        started_at=0.0,
+        duration_s=1.0,
+    )
+
+
+def rewards(*turn_rewards: tuple[int, str, float], model_group: str = "math") -> EpisodeRewards:
+    return EpisodeRewards(
+        episode_id="e1",
+        run_id="r",
+        iteration=0,
+        purpose=Purpose.TRAIN,
+        credit_version="c1",
+        outcome=1.0,
+        rewards=tuple(
+            TurnReward(turn_index=i, agent=agent, model_group=model_group, reward=r, breakdown={})
+            for i, agent, r in turn_rewards
+        ),
+    )
+
+
+def rows(t: Trace, r: EpisodeRewards | None, **changed: object) -> list:
+    return samples_of(t, r, **{"model_group": "math", "statuses": STATUSES, **changed})
+
+
+def test_a_turn_of_the_model_group_becomes_one_row_with_its_own_reward_and_temperature() -> None:
+    got = rows(
+        trace(turn(2, "verifier", completion=(9,)), turn(0, "solver"), turn(1, "judge", model_group="other")),
+        replace(rewards((0, "solver", 1.0), (2, "verifier", 0.25)), outcome=0.0),
+    )
+    assert [(s.agent, s.reward, s.turn_index) for s in got] == [("solver", 1.0, 0), ("verifier", 0.25, 2)]
+    assert got[0].token_ids == [1, 2, 3, 7, 8]
+    assert (got[0].prompt_length, got[0].completion_length) == (3, 2)
+    assert (got[0].group_id, got[0].task_id, got[0].temperature) == ("g1", "t1", 0.7)
+
+
+@pytest.mark.parametrize("status", [EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR, EpisodeStatus.TOOL_ERROR])
+def test_an_episode_the_policy_did_not_finish_gives_no_row(status: EpisodeStatus) -> None:
+    t = trace(turn(0, "solver"), status=status)
+    assert rows(t, rewards((0, "solver", 0.0))) == []
+    assert len(rows(t, rewards((0, "solver", 0.0)), statuses=(status.value,))) == 1
+
+
+def test_an_episode_of_mixed_versions_is_left_out_unless_configured() -> None:
+    t = trace(turn(0, "solver"), is_version_mixed=True)
+    assert rows(t, rewards((0, "solver", 1.0))) == []
+    assert len(rows(t, rewards((0, "solver", 1.0)), train_mixed_versions=True)) == 1
+    t = trace(replace(turn(0, "solver"), is_version_mixed=True))
+    assert rows(t, rewards((0, "solver", 1.0))) == []
+
+
+def test_a_turn_without_reward_is_left_out_rather_than_rewarded_with_zero() -> None:
+    t = trace(turn(0, "solver"), turn(1, "verifier"))
+    assert [s.agent for s in rows(t, rewards((1, "verifier", 0.0)))] == ["verifier"]
+    assert rows(t, None) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "credit", "message"),
+    [
+        ({"rollout_logprobs": (-0.5,)}, (0, "solver", 1.0), "2 completion tokens but 1 logprobs"),
+        ({"rollout_logprobs": (-0.5, float("nan"))}, (0, "solver", 1.0), "not finite"),
+        ({"prompt_token_ids": ()}, (0, "solver", 1.0), "no prompt tokens"),
+        ({"sampling": Sampling(max_tokens=8, top_p=0.9)}, (0, "solver", 1.0), "top_p=0.9.*training needs top_p=1"),
+        ({"sampling": Sampling(max_tokens=8, temperature=0.0)}, (0, "solver", 1.0), "temperature>0"),
+        ({}, (5, "solver", 1.0), "reward for turn 5, but the turns are"),
+        ({}, (0, "verifier", 1.0), "names agent 'verifier'"),
+        ({}, (0, "solver", float("inf")), "must be finite"),
+    ],
+)
+def test_a_broken_row_is_an_error_that_names_episode_and_fault(broken: dict, credit: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"episode e1.*{message}"):
+        rows(trace(replace(turn(0, "solver"), **broken)), rewards(credit))
+
+
+def test_rewards_of_another_episode_or_twice_for_one_turn_are_refused() -> None:
+    with pytest.raises(ValueError, match="belong to episode e2"):
+        rows(trace(turn(0, "solver")), replace(rewards((0, "solver", 1.0)), episode_id="e2"))
+    with pytest.raises(ValueError, match="rewarded twice"):
+        rows(trace(turn(0, "solver")), rewards((0, "solver", 1.0), (0, "solver", 1.0)))
+
+
+def test_trajectories_are_single_rows_for_returns_and_episodes_in_time_order_for_increments() -> None:
+    credit = rewards((0, "solver", 1.0), (1, "verifier", 1.0))
+    one = rows(trace(turn(0, "solver"), turn(1, "verifier")), credit)
+    other = [replace(s, episode_id="e2") for s in one]
+    mixed = [one[1], other[0], one[0], other[1]]
+    assert trajectories_of(mixed, credit_kind="returns") == [[0], [1], [2], [3]]
+    assert sorted(trajectories_of(mixed, credit_kind="increments")) == [[1, 3], [2, 0]]
+    with pytest.raises(ValueError, match="'outcome'"):
+        trajectories_of(mixed, credit_kind="outcome")  # type: ignore[arg-type]
+
+
+def test_the_funnel_counts_where_each_agents_turns_fell_out() -> None:
+    funnel = Funnel(model_group="math", statuses=STATUSES)
+    funnel.see(
+        trace(turn(0, "solver"), turn(1, "verifier"), turn(2, "x", model_group="y")), rewards((0, "solver", 1.0))
+    )
+    funnel.see(trace(turn(0, "solver", completion=())), rewards((0, "solver", 1.0)))
+    funnel.see(trace(turn(0, "solver"), status=EpisodeStatus.TIMEOUT), None)
+    funnel.add("trained", ["solver"])
+    assert {a: list(c.values()) for a, c in funnel.counts.items()} == {
+        "solver": [3, 2, 1, 1, 0, 1],
+        "verifier": [1, 1, 1, 0, 0, 0],
+    }
