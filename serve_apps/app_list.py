@@ -1,0 +1,112 @@
+"""app_list: the desired list of Serve applications, in one place, changed by compare-and-swap.
+
+Serve's declarative door replaces the whole list of applications with each deploy, so two writers that each know only
+their own applications would remove each other's. The list therefore lives in one detached actor, which deploys every
+accepted change itself, one after another, and writes it to a file so that it survives the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+NAMESPACE = "troupe"
+ACTOR_NAME = "app_list"
+
+Apps = dict[str, dict[str, Any]]
+"""Application name -> its entry in Serve's config (`ServeApplicationSchema`), JSON values only."""
+
+
+class AppList:
+    """The list and its revision number; the methods run one at a time."""
+
+    def __init__(self, path: str) -> None:
+        """Starts from what `path` holds, if it exists; nothing is deployed before the first change."""
+        self._path = Path(path)
+        state = json.loads(self._path.read_text()) if self._path.is_file() else {"revision": 0, "apps": {}}
+        self._revision: int = state["revision"]
+        self._apps: Apps = state["apps"]
+
+    def read(self) -> tuple[int, Apps]:
+        """Revision and list, as last deployed."""
+        return self._revision, self._apps
+
+    def replace(self, revision: int, apps: Apps) -> bool:
+        """Deploys `apps` and makes them the list, if nobody changed it since `revision`; False if somebody did.
+
+        Raises RuntimeError with Serve's message if Serve refuses the list, which then stays as it was.
+        """
+        if revision != self._revision:
+            return False
+        self._deploy(apps)
+        self._revision, self._apps = revision + 1, apps
+        self._persist()
+        return True
+
+    def _deploy(self, apps: Apps) -> None:
+        from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+        config = {"proxy_location": "Disabled", "applications": list(apps.values())}
+        ServeSubmissionClient(dashboard_url()).deploy_applications(config)
+
+    def _persist(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"revision": self._revision, "apps": self._apps}, indent=1))
+        temporary.replace(self._path)
+
+
+def dashboard_url() -> str:
+    """Address of the dashboard of the cluster that this process is connected to; ValueError if it has none."""
+    from ray._private import ray_constants
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    key, namespace = ray_constants.DASHBOARD_ADDRESS.encode(), ray_constants.KV_NAMESPACE_DASHBOARD
+    address = _internal_kv_get(key, namespace=namespace)
+    if not address:
+        raise ValueError("this Ray cluster runs without a dashboard: start it with include_dashboard=True")
+    return f"http://{address.decode()}"
+
+
+def open_list(path: str | Path | None = None) -> Any:
+    """A handle to the cluster's list; `path` creates it where there is none yet. ValueError without both."""
+    if path is None:
+        try:
+            return ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)
+        except ValueError:
+            raise ValueError("no policy app has been deployed on this cluster: call ensure_apps first") from None
+    return (
+        ray.remote(AppList)
+        .options(
+            name=ACTOR_NAME,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=2,
+        )
+        .remote(str(Path(path).absolute()))
+    )
+
+
+def change(app_list: Any, edit: Callable[[Apps], Apps], *, is_forced: bool = False) -> Apps:
+    """Applies `edit` to the list until nobody interferes; deploys only if it changed something, or `is_forced`."""
+    while True:
+        revision, apps = ray.get(app_list.read.remote())
+        edited = edit(dict(apps))
+        if edited == apps and not is_forced:
+            return edited
+        if ray.get(app_list.replace.remote(revision, edited)):
+            return edited
+
+
+def with_user_config(entry: Mapping[str, Any], user_config: Mapping[str, Any]) -> dict[str, Any]:
+    """`entry` with another `user_config` of its one deployment: the only change that leaves replicas running."""
+    (deployment,) = entry["deployments"]
+    return {**entry, "deployments": [{**deployment, "user_config": dict(user_config)}]}

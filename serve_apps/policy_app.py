@@ -1,0 +1,352 @@
+"""policy_app: token ids in -> token ids and logprobs out, from a vLLM engine whose weights change in place.
+
+Serve keeps the wanted version in `user_config`: changing it reconfigures every replica in place, and a replica that
+(re)starts is handed the same `user_config`, so it ends with the right version by itself. Weights that fail a check are
+kept out: the replica goes on with the old ones and says so in `status()`. Imports of vLLM happen in the replica only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from stores.weights import WeightStore
+
+from serve_apps.config import ServeConfig
+from stores.types import FinishReason, ModelVersionRef
+
+DEPLOYMENT = "Policy"
+FLUSH_S = 0.01
+"""How long finished completions wait for company before they are sent back in one message."""
+
+WireRequest = tuple[int, Sequence[int], int, float, float, int, float, int]
+"""(key, prompt_token_ids, max_tokens, temperature, top_p, top_k, min_p, seed); `key` comes back with the result."""
+WireResult = tuple[int, list[int], list[float], str, int, bool]
+"""(key, token_ids, logprobs, finish_reason, policy_version, is_version_mixed), or
+(key, [], [], "error", policy_version, False, message) for a request that the engine refused."""
+
+ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyArgs:
+    """What a policy app is started with; plain values on the wire."""
+
+    model_group: str
+    model: ModelVersionRef
+    """The version that a replica loads first; `user_config` may name a later one."""
+    weights_uri: str
+    serve: ServeConfig
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "model_group": self.model_group,
+            "model": asdict(self.model),
+            "weights_uri": self.weights_uri,
+            "serve": self.serve.model_dump(mode="json"),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PolicyArgs:
+        """The inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
+        return cls(
+            model_group=data["model_group"],
+            model=ModelVersionRef(**data["model"]),
+            weights_uri=data["weights_uri"],
+            serve=ServeConfig.model_validate(data["serve"]),
+        )
+
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """A Serve application with one deployment, `Policy`, from `PolicyArgs.to_dict()`."""
+    config = PolicyArgs.from_dict(args).serve
+    return Policy.options(  # type: ignore[attr-defined]
+        num_replicas=config.num_replicas,
+        ray_actor_options={
+            "num_cpus": config.cpus,
+            "num_gpus": config.gpus,
+            "runtime_env": {"env_vars": engine_environment(config)},
+        },
+        max_ongoing_requests=4096,
+        health_check_period_s=config.health_check_period_s,
+        health_check_timeout_s=max(30.0, 3 * config.health_check_period_s),
+        graceful_shutdown_timeout_s=config.drain_timeout_s,
+        graceful_shutdown_wait_loop_s=0.2,
+    ).bind(args)
+
+
+def engine_environment(config: ServeConfig) -> dict[str, str]:
+    """Environment of a replica: no network, few logs, and on a CPU the thread count without pinning.
+
+    vLLM's own pinning puts every engine on the same first core; unpinned engines share the cores with the trainers.
+    """
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if config.gpus == 0:
+        env |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        if config.tensor_parallel_size == 1:
+            env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # lets the engine core run its worker in its own process
+    return env
+
+
+def engine_arguments(config: ServeConfig, model: Path) -> dict[str, Any]:
+    """Keyword arguments of `AsyncEngineArgs`; what `config.engine` sets wins."""
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "worker_extension_cls": "serve_apps.weights_extension.WeightsExtension",
+        "generation_config": "vllm",
+    }
+    if config.gpus == 0:
+        arguments |= {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+            # A seeded request whose prefill is cut into chunks rewinds its generator, which a CPU generator cannot:
+            # the engine would die ("CPU Generator does not use offset").
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(8192, config.max_model_len),
+        }
+        if config.tensor_parallel_size == 1:
+            arguments["distributed_executor_backend"] = "uni"
+    return arguments | config.engine
+
+
+@serve.deployment(name=DEPLOYMENT)
+class Policy:
+    """One replica: an engine, the version it serves and how the last change of version went."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        """Starts the engine on the version in `args`; Serve then calls `reconfigure` with the wanted one."""
+        self._args = PolicyArgs.from_dict(args)
+        self._store = WeightStore(self._args.weights_uri)
+        self._live = self._args.model
+        self._wanted = self._args.model
+        self._error = ""
+        self._change = asyncio.Lock()
+        self._num_requests = 0
+        started = time.perf_counter()
+        self._start_engine(self._store.fetch(self._live))
+        self._start_s = time.perf_counter() - started
+        self._is_labelled = False
+
+    def _start_engine(self, folder: Path) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        config = self._args.serve
+        self._folder = folder
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(config, folder)))
+        self._stop_token_ids = stop_token_ids(folder)
+        self._max_model_len = self._engine.model_config.max_model_len
+
+    # -- generation ---------------------------------------------------------------------------------------------
+
+    async def generate_batch(self, requests: list[WireRequest]) -> AsyncIterator[list[WireResult]]:
+        """Streams results, several at a time, as completions finish, in no particular order.
+
+        A request that does not fit into the context comes back as an error by itself. Raises EngineDeadError when the
+        engine is gone: what was not yielded by then has to be repeated elsewhere.
+        """
+        await self._label_engine()
+        finished: list[WireResult] = []
+        pending: set[asyncio.Task[WireResult]] = set()
+        try:
+            for request in requests:
+                refusal = self._refusal(request)
+                if refusal:
+                    finished.append((request[0], [], [], ERROR, self._live.version, False, refusal))  # type: ignore[arg-type]
+                else:
+                    pending.add(asyncio.ensure_future(self._generate(request)))
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if pending:
+                    late, pending = await asyncio.wait(pending, timeout=FLUSH_S)
+                    done |= late
+                finished.extend(task.result() for task in done)
+                yield finished
+                finished = []
+            if finished:
+                yield finished
+        finally:
+            for task in pending:
+                task.cancel()
+
+    def _refusal(self, request: WireRequest) -> str:
+        """Why `request` cannot run, or an empty string."""
+        num_prompt, max_tokens = len(request[1]), request[2]
+        if not num_prompt:
+            return "the prompt is empty"
+        if num_prompt + max_tokens > self._max_model_len:
+            return (
+                f"prompt of {num_prompt} tokens + max_tokens {max_tokens} exceeds serve.max_model_len "
+                f"{self._max_model_len} by {num_prompt + max_tokens - self._max_model_len}"
+            )
+        return ""
+
+    async def _generate(self, request: WireRequest) -> WireResult:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        key, prompt, max_tokens, temperature, top_p, top_k, min_p, seed = request
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            stop_token_ids=self._stop_token_ids,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        output = await self._final_output(prompt, params)
+        completion = output.outputs[0]
+        spans = completion.weight_versions or ()
+        version = int(spans[-1].version) if spans else self._live.version
+        logprobs = completion.logprobs.logprobs if completion.logprobs is not None else []
+        reason = completion.finish_reason or FinishReason.ABORT.value
+        return key, list(completion.token_ids), list(logprobs), reason, version, len(spans) > 1
+
+    async def _final_output(self, prompt: Sequence[int], params: Any) -> Any:
+        """The one output of a FINAL_ONLY request."""
+        self._num_requests += 1
+        tokens = {"type": "token", "prompt_token_ids": list(prompt)}
+        async for output in self._engine.generate(tokens, params, str(self._num_requests)):
+            final = output
+        return final
+
+    async def probe_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """log p(seq[j+1] | seq[:j+1]) of every sequence, `len(seq) - 1` numbers each, under the served weights.
+
+        The prefix cache is not read: the weights answer, not what an older version left behind.
+        """
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            skip_reading_prefix_cache=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        outputs = await asyncio.gather(*(self._final_output(s, params.clone()) for s in sequences))
+        return [_prompt_logprobs(output) for output in outputs]
+
+    # -- versions -----------------------------------------------------------------------------------------------
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Makes `user_config` {version, uri, manifest_sha256} live in place, or keeps the old weights and says why.
+
+        Never raises for bad weights: Serve would kill the replica.
+        """
+        wanted = ModelVersionRef(
+            model_group=self._args.model_group,
+            version=int(user_config["version"]),
+            uri=user_config["uri"],
+            manifest_sha256=user_config["manifest_sha256"],
+        )
+        async with self._change:
+            self._wanted, self._error = wanted, ""
+            if wanted.manifest_sha256 == self._live.manifest_sha256 and wanted.version == self._live.version:
+                return
+            try:
+                await asyncio.to_thread(self._store.verify, wanted)
+                folder = await asyncio.to_thread(self._store.fetch, wanted)
+                await self._stage(folder)
+            except (ValueError, OSError) as error:
+                self._error = str(error)
+                return
+            await self._swap(wanted, folder)
+
+    async def _stage(self, folder: Path) -> None:
+        await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
+        try:
+            await self._engine.collective_rpc("troupe_stage", args=(str(folder),))
+        except Exception as error:  # noqa: BLE001  vLLM turns every worker exception into a plain Exception
+            raise ValueError(str(error)) from None
+
+    async def _swap(self, wanted: ModelVersionRef, folder: Path) -> None:
+        """The staged weights replace the live ones between two engine steps; caches never outlive a version."""
+        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        try:
+            await self._engine.collective_rpc("troupe_swap")
+            await self._engine.update_weight_version(str(wanted.version))
+            self._live, self._is_labelled = wanted, True
+        finally:
+            await self._engine.resume_generation()
+
+    async def _label_engine(self) -> None:
+        """Tells the engine the version it was started with, once, so that its outputs carry it."""
+        if not self._is_labelled:
+            self._is_labelled = True
+            await self._engine.update_weight_version(str(self._live.version))
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    async def status(self) -> dict[str, Any]:
+        """Who serves what: `state` is "bad" while the wanted version was refused, with the reason in `error`."""
+        return {
+            "replica_id": serve.get_replica_context().replica_tag,
+            "pid": os.getpid(),
+            "model_group": self._args.model_group,
+            "version": self._live.version,
+            "manifest_sha256": self._live.manifest_sha256,
+            "wanted_version": self._wanted.version,
+            "wanted_sha256": self._wanted.manifest_sha256,
+            "state": "bad" if self._error else "ok",
+            "error": self._error,
+            "start_s": self._start_s,
+        }
+
+    async def probe(self, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[list[float]]]:
+        """`status()` and `probe_logprobs(sequences)` of this replica, for the proof of a sync."""
+        logprobs = await self.probe_logprobs(sequences)
+        return await self.status(), logprobs
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine is gone, upon which Serve replaces the replica."""
+        await self._engine.check_health()
+
+
+def stop_token_ids(folder: Path) -> list[int]:
+    """The end-of-sequence tokens that a model folder declares, generation_config.json before config.json."""
+    import json
+
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if eos is not None:
+            return [eos] if isinstance(eos, int) else list(eos)
+    return []
+
+
+def _prompt_logprobs(output: Any) -> list[float]:
+    """Logprobs of the prompt's own tokens after the first, which has none."""
+    flat = output.prompt_logprobs
+    token_ids = output.prompt_token_ids
+    values = []
+    for position in range(1, len(token_ids)):
+        start, end = flat.start_indices[position], flat.end_indices[position]
+        values.append(flat.logprobs[flat.token_ids.index(token_ids[position], start, end)])
+    return values

@@ -1,0 +1,69 @@
+"""proof: what a replica answers on probe sequences -> whether it serves the version it should."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+NOISE_SHARE = 0.02
+"""Engine noise as a share of the tolerance: 2e-5 of 1e-3 in float32 (about 1e-5 is seen), 1e-3 of 5e-2 in bfloat16."""
+
+Verdict = Literal["proven", "indistinguishable", "failed"]
+Logprobs = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What one replica answered after a sync."""
+
+    app: str
+    replica_id: str
+    pid: int
+    version: int
+    """What the replica says it serves."""
+    max_difference_new: float
+    """Largest |logprob difference| to the manifest of the version it should serve."""
+    max_difference_old: float | None
+    """The same to the parent's manifest; None where there is no parent."""
+    verdict: Verdict
+    seconds: float
+    """From the beginning of the sync."""
+
+
+class SyncError(RuntimeError):
+    """A replica does not serve what it should; `proofs` holds what all replicas answered, as far as they did."""
+
+    def __init__(self, message: str, proofs: Sequence[Proof] = ()) -> None:
+        """`message` names app, replica, version and numbers."""
+        super().__init__(message)
+        self.proofs = tuple(proofs)
+
+
+def judge(served_on_new: Logprobs, new: Logprobs, served_on_old: Logprobs | None, old: Logprobs | None, *,
+          tolerance: float) -> tuple[Verdict, float, float | None]:  # fmt: skip
+    """Verdict, difference to the new version's logprobs, difference to the old one's.
+
+    Proven: within `tolerance` of the new version and nearer to it than to the old one. Where even the old version's
+    logprobs lie within the engine's noise of what is served, no probe can tell them apart: the verdict then rests on
+    the byte hashes, which both sides have checked.
+    """
+    to_new = max_difference(served_on_new, new)
+    to_old = None if old is None or served_on_old is None else max_difference(served_on_old, old)
+    if not to_new <= tolerance:
+        return "failed", to_new, to_old
+    if to_old is None or (to_new < to_old and to_old > tolerance * NOISE_SHARE):
+        return "proven", to_new, to_old
+    if to_old <= tolerance * NOISE_SHARE and to_new <= tolerance * NOISE_SHARE:
+        return "indistinguishable", to_new, to_old
+    return "failed", to_new, to_old
+
+
+def max_difference(a: Logprobs, b: Logprobs) -> float:
+    """max |a - b| over two ragged lists of one shape; ValueError if the shapes differ; NaN counts as infinite."""
+    if [len(x) for x in a] != [len(x) for x in b]:
+        raise ValueError(f"probe lengths differ: {[len(x) for x in a]} and {[len(x) for x in b]}")
+    differences = [abs(x - y) for row_a, row_b in zip(a, b, strict=True) for x, y in zip(row_a, row_b, strict=True)]
+    if any(d != d for d in differences):
+        return float("inf")
+    return max(differences, default=0.0)

@@ -1,0 +1,91 @@
+"""weights_extension: a Hugging Face folder -> the weights of a running vLLM worker.
+
+vLLM mixes `WeightsExtension` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`.
+New weights are staged and checked first; the running model is touched only once every worker holds a good set,
+because a reload that fails half way leaves a model on the meta device and the engine dies with the next request.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightsExtension:
+    """Methods for every vLLM worker: `troupe_stage` checks new weights, `troupe_swap` makes them live."""
+
+    vllm_config: Any
+    model_runner: Any
+    _troupe_expected: dict[str, tuple[int, ...]] | None = None
+    _troupe_staged: dict[str, torch.Tensor] | None = None
+
+    def troupe_expect(self, folder: str) -> int:
+        """Remembers the tensor names and shapes of the model that the engine was started with; returns their count."""
+        self._troupe_expected = {name: tuple(t.shape) for name, t in load_tensors(folder).items()}
+        return len(self._troupe_expected)
+
+    def troupe_stage(self, folder: str) -> int:
+        """Loads and checks the weights in `folder` without touching the model; returns the number of tensors.
+
+        Raises ValueError for missing, unknown, misshapen or non-finite tensors.
+        """
+        self._troupe_staged = None
+        tensors = load_tensors(folder)
+        check_tensors(tensors, self._troupe_expected or {}, folder)
+        self._troupe_staged = tensors
+        return len(tensors)
+
+    def troupe_swap(self) -> None:
+        """Makes the staged weights live; only while generation is paused."""
+        assert self._troupe_staged is not None, "troupe_stage comes before troupe_swap"
+        tensors, self._troupe_staged = self._troupe_staged, None
+        self.model_runner.reload_weights(weights_iterator=iter(tensors.items()))
+        self._troupe_repack_tied_head()
+
+    def _troupe_repack_tied_head(self) -> None:
+        """Rebuilds the packed `lm_head`: on a CPU vLLM keeps a copy that a reload of tied weights leaves stale."""
+        from vllm.platforms import current_platform
+
+        config = self.vllm_config.model_config.hf_config
+        if not current_platform.is_cpu() or not getattr(config, "tie_word_embeddings", False):
+            return
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+        dispatch_cpu_unquantized_gemm(self.model_runner.get_model().lm_head, remove_weight=False)
+
+
+def load_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the safetensors files in `folder`, on the CPU; ValueError if there is none or one is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} holds no *.safetensors file")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            tensors.update(load_file(file))
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged: {error}") from None
+    return tensors
+
+
+def check_tensors(tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]], place: str) -> None:
+    """Raises ValueError, naming the tensor, unless `tensors` has just the expected names and shapes, all finite.
+
+    A missing tensor would silently keep the old policy's values.
+    """
+    import torch
+
+    missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    if missing or unknown:
+        raise ValueError(f"{place}: missing tensors {missing[:3]}, unknown tensors {unknown[:3]}")
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != expected[name]:
+            raise ValueError(f"{place}: {name} has shape {tuple(tensor.shape)}, the engine's is {expected[name]}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{place}: {name} has values that are not finite")
