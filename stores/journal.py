@@ -1,0 +1,435 @@
+"""journal: what was done, and who is doing what now. SQLAlchemy: SQLite by default, PostgreSQL past one machine.
+
+    once(key, work) ── done? ──────────────────────────────> the recorded ref, at once
+                    └─ free, failed, expired, owner dead? ──> take the lease (compare-and-swap on `token`)
+                                                              work(lease), heartbeats from a thread
+                                                              record ref or error, only where `token` is still ours
+
+Every lease of a key has a higher token than the one before (the fencing token), so a process that slept through its
+lease can record nothing. Leases expire by the clocks of the machines: keep these within seconds of each other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.schema import CreateTable
+
+logger = logging.getLogger(__name__)
+
+RUNNING, DONE, FAILED = "running", "done", "failed"
+
+METADATA = sa.MetaData()
+RUNS = sa.Table(
+    "runs",
+    METADATA,
+    sa.Column("run_id", sa.String(200), primary_key=True),
+    sa.Column("config_sha256", sa.String(64), nullable=False),
+    sa.Column("config_json", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+STAGES = sa.Table(
+    "stages",
+    METADATA,
+    sa.Column("run_id", sa.String(200), primary_key=True),
+    sa.Column("iteration", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("stage", sa.String(100), primary_key=True),
+    sa.Column("model_group", sa.String(200), primary_key=True),
+    sa.Column("status", sa.String(20), nullable=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("owner", sa.String(200), nullable=False),
+    sa.Column("process", sa.String(300), nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+    sa.Column("started_at", sa.Float, nullable=False),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("seconds", sa.Float),
+    sa.Column("ref", sa.Text),
+    sa.Column("error", sa.Text, nullable=False),
+)
+VALUES = sa.Table(
+    "run_values",
+    METADATA,
+    sa.Column("run_id", sa.String(200), primary_key=True),
+    sa.Column("name", sa.String(200), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+
+class LeaseLost(Exception):
+    """Somebody else took over the stage: stop, and write nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageKey:
+    """What is done at most once."""
+
+    run_id: str
+    iteration: int
+    stage: str
+    model_group: str = ""
+
+    def __str__(self) -> str:
+        group = f" of {self.model_group}" if self.model_group else ""
+        return f"{self.stage}{group}, iteration {self.iteration} of run {self.run_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """One stage as the journal knows it."""
+
+    run_id: str
+    iteration: int
+    stage: str
+    model_group: str
+    status: str
+    """`running`, `done` or `failed`."""
+    token: int
+    """Number of the lease, from 1: how often the stage was started."""
+    owner: str
+    process: str
+    """Host, pid and start time of the process that has or had the lease."""
+    expires_at: float
+    """Unix seconds: end of the lease unless a heartbeat moves it."""
+    started_at: float
+    ended_at: float | None
+    seconds: float | None
+    ref: dict[str, Any] | None
+    error: str
+
+    @property
+    def key(self) -> StageKey:
+        """The key of this row."""
+        return StageKey(self.run_id, self.iteration, self.stage, self.model_group)
+
+    @property
+    def attempts(self) -> int:
+        """How often the stage was started."""
+        return self.token
+
+    @property
+    def is_free(self) -> bool:
+        """True if anybody may take the lease: nobody has it, or its owner is gone."""
+        return self.status == FAILED or self.expires_at < time.time() or _is_dead(self.process)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One run as the journal knows it."""
+
+    run_id: str
+    config_sha256: str
+    config_json: str
+    created_at: float
+
+
+class Lease:
+    """The right to do one stage."""
+
+    def __init__(self, key: StageKey, token: int) -> None:
+        self.key, self.token = key, token
+        self._is_lost = threading.Event()
+
+    def check(self) -> None:
+        """Raises LeaseLost if somebody took over: call before anything that cannot be done twice."""
+        if self._is_lost.is_set():
+            raise LeaseLost(f"{self.key}: lease {self.token} was taken over, another process does this stage now")
+
+
+class Journal:
+    """The journal at a SQLAlchemy URL. Cheap to make and to pickle: every process connects for itself."""
+
+    def __init__(self, url: str) -> None:
+        """Args: url: SQLAlchemy URL; for SQLite the file and its folder are made, a relative path made absolute."""
+        parsed = sa.make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            if not parsed.database or parsed.database == ":memory:":
+                raise ValueError(f"journal {url!r} has no file: other processes must see it, use sqlite:///PATH")
+            parsed = parsed.set(database=str(Path(parsed.database).absolute()))
+        self.url = parsed.render_as_string(hide_password=False)
+        self._engine: tuple[int, sa.Engine] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, "_engine": None}
+
+    def begin_run(self, run_id: str, config_sha256: str, config_json: str) -> None:
+        """Creates the run, or finds it with the same config; ValueError if its config is another one."""
+        row = {"run_id": run_id, "config_sha256": config_sha256, "config_json": config_json, "created_at": time.time()}
+        if self._insert(RUNS, row):
+            return
+        with self._connect() as connection:
+            old = connection.execute(sa.select(RUNS).where(RUNS.c.run_id == run_id)).one()
+        if old.config_sha256 != config_sha256:
+            changed = _differences(json.loads(old.config_json), json.loads(config_json))
+            where = f"differs in {', '.join(changed[:5])}" if changed else f"was {old.config_sha256[:8]}"
+            raise ValueError(
+                f"run {run_id!r} exists with another config ({where}): use another run name or the old config"
+            )
+
+    def once(
+        self,
+        key: StageKey,
+        work: Callable[[Lease], dict[str, Any]],
+        *,
+        owner: str = "",
+        lease_s: float = 30.0,
+        wait_s: float = 3600.0,
+    ) -> dict[str, Any]:
+        """The ref of a finished stage; does the stage first if nobody has, waits if somebody else is at it.
+
+        Args:
+            key: what is done at most once.
+            work: does it and returns a ref of JSON values. What it raises is recorded and raised again; the next call
+                may then try again.
+            owner: who is doing it, for people to read.
+            lease_s: how long a silent owner on another machine keeps the stage. A dead one on this machine loses it
+                at once.
+            wait_s: how long to wait for somebody else.
+
+        Raises:
+            TimeoutError: somebody else was still at it after `wait_s`.
+            LeaseLost: somebody took over while `work` ran; its result is not recorded.
+        """
+        lease = self._acquire(key, owner, lease_s, wait_s)
+        if isinstance(lease, dict):
+            return lease
+        started, stopped = time.perf_counter(), threading.Event()
+        heart = threading.Thread(target=self._beat, args=(lease, lease_s, stopped), daemon=True, name=f"lease {key}")
+        heart.start()
+        try:
+            ref = work(lease)
+            text = json.dumps(ref)
+        except BaseException as error:
+            self._finish(lease, started, status=FAILED, error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            stopped.set()
+        if not self._finish(lease, started, status=DONE, ref=text, error=""):
+            lease._is_lost.set()
+            lease.check()
+        return json.loads(text)
+
+    def ref(self, key: StageKey) -> dict[str, Any] | None:
+        """The ref of a finished stage, else None."""
+        row = self._row(key)
+        return row.ref if row is not None and row.status == DONE else None
+
+    def stages(self, run_id: str) -> list[StageRow]:
+        """Every stage of a run that was ever started, by iteration and time."""
+        query = sa.select(STAGES).where(STAGES.c.run_id == run_id).order_by(STAGES.c.iteration, STAGES.c.started_at)
+        with self._connect() as connection:
+            return [_stage_row(row) for row in connection.execute(query)]
+
+    def runs(self) -> list[RunRow]:
+        """Every run, oldest first."""
+        with self._connect() as connection:
+            found = connection.execute(sa.select(RUNS).order_by(RUNS.c.created_at, RUNS.c.run_id))
+            return [RunRow(**row._mapping) for row in found]
+
+    def put_value(self, run_id: str, name: str, value: Mapping[str, Any]) -> None:
+        """Keeps a small fact of a run (JSON values); the last writer wins."""
+        row = {"run_id": run_id, "name": name, "value": json.dumps(dict(value))}
+        if not self._insert(VALUES, row):
+            place = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
+            with self._connect() as connection:
+                connection.execute(VALUES.update().where(place).values(value=row["value"]))
+
+    def value(self, run_id: str, name: str) -> dict[str, Any] | None:
+        """A fact kept by `put_value`, else None."""
+        place = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
+        with self._connect() as connection:
+            text = connection.execute(sa.select(VALUES.c.value).where(place)).scalar_one_or_none()
+        return None if text is None else json.loads(text)
+
+    def _acquire(self, key: StageKey, owner: str, lease_s: float, wait_s: float) -> Lease | dict[str, Any]:
+        """A lease, or the ref if the stage is done."""
+        deadline, pause, said = time.monotonic() + wait_s, 0.02, 0.0
+        while True:
+            row = self._row(key)
+            if row is not None and row.status == DONE:
+                return row.ref or {}
+            if row is None or row.is_free:
+                token = 1 if row is None else row.token + 1
+                if self._take(key, token, owner, lease_s):
+                    return Lease(key, token)
+                continue
+            waits = f"{key}: {row.owner or 'another process'} ({row.process}) is at it since {_clock(row.started_at)}"
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{waits}; gave up after {wait_s:g} s: wait for it, or end that process")
+            if time.monotonic() > said + 60:
+                logger.info("waiting for %s", waits)
+                said = time.monotonic()
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1.0)
+
+    def _take(self, key: StageKey, token: int, owner: str, lease_s: float) -> bool:
+        """Compare-and-swap: True if the lease numbered `token` is ours."""
+        now = time.time()
+        lease = {
+            "status": RUNNING,
+            "token": token,
+            "owner": owner,
+            "process": _this_process(),
+            "expires_at": now + lease_s,
+            "started_at": now,
+            "ended_at": None,
+            "seconds": None,
+            "error": "",
+        }
+        if token == 1:
+            return self._insert(STAGES, {**_parts(key), **lease})
+        with self._connect() as connection:
+            place = _place(key) & (STAGES.c.token == token - 1) & (STAGES.c.status != DONE)
+            return connection.execute(STAGES.update().where(place).values(lease)).rowcount == 1
+
+    def _beat(self, lease: Lease, lease_s: float, stopped: threading.Event) -> None:
+        """Moves the end of the lease until `stopped`, or until the lease is lost."""
+        expires_at = time.time() + lease_s
+        while not stopped.wait(lease_s / 4):
+            try:
+                with self._connect() as connection:
+                    place = _place(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
+                    moved = STAGES.update().where(place).values(expires_at=time.time() + lease_s)
+                    is_ours = connection.execute(moved).rowcount == 1
+            except OperationalError as error:  # busy or unreachable: the lease is ours for as long as it lasts
+                logger.warning("%s: heartbeat failed: %s", lease.key, error.orig)
+                is_ours = time.time() < expires_at
+            else:
+                expires_at = time.time() + lease_s
+            if not is_ours and not stopped.is_set():
+                lease._is_lost.set()
+                return
+
+    def _finish(self, lease: Lease, started: float, **values: Any) -> bool:
+        place = _place(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
+        values |= {"ended_at": time.time(), "seconds": time.perf_counter() - started}
+        with self._connect() as connection:
+            return connection.execute(STAGES.update().where(place).values(values)).rowcount == 1
+
+    def _row(self, key: StageKey) -> StageRow | None:
+        with self._connect() as connection:
+            row = connection.execute(sa.select(STAGES).where(_place(key))).one_or_none()
+        return None if row is None else _stage_row(row)
+
+    def _insert(self, table: sa.Table, row: Mapping[str, Any]) -> bool:
+        """False if there is a row of this key already."""
+        try:
+            with self._connect() as connection:
+                connection.execute(table.insert().values(row))
+        except IntegrityError:
+            return False
+        return True
+
+    def _connect(self) -> Any:
+        """A transaction as a context manager; engine and tables are made when first needed, once per process."""
+        if self._engine is None or self._engine[0] != os.getpid():
+            self._engine = (os.getpid(), _open_engine(self.url))
+        return self._engine[1].begin()
+
+
+def _open_engine(url: str) -> sa.Engine:
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        engine = sa.create_engine(url, pool_pre_ping=True)
+    else:
+        Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
+        engine = sa.create_engine(url, connect_args={"timeout": 30})
+        sa.event.listen(engine, "connect", _use_wal)
+    for tries_left in (2, 1, 0):
+        try:
+            with engine.begin() as connection:
+                for table in METADATA.sorted_tables:
+                    connection.execute(CreateTable(table, if_not_exists=True))
+            return engine
+        except (IntegrityError, OperationalError, ProgrammingError):  # two processes make the tables at once
+            if not tries_left:
+                raise
+            time.sleep(0.2)
+    raise AssertionError("unreachable")
+
+
+def _use_wal(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA busy_timeout = 30000")
+    if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.close()
+
+
+def _parts(key: StageKey) -> dict[str, Any]:
+    return {f.name: getattr(key, f.name) for f in fields(key)}
+
+
+def _place(key: StageKey) -> sa.ColumnElement[bool]:
+    return sa.and_(*(STAGES.c[name] == value for name, value in _parts(key).items()))
+
+
+def _stage_row(row: sa.Row[Any]) -> StageRow:
+    values = dict(row._mapping)
+    return StageRow(**{**values, "ref": None if values["ref"] is None else json.loads(values["ref"])})
+
+
+def _differences(old: Any, new: Any, place: str = "") -> list[str]:
+    """Dotted keys at which two JSON values differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [*old, *(n for n in new if n not in old)]
+        return [d for n in names for d in _differences(old.get(n), new.get(n), f"{place}.{n}" if place else n)]
+    return [] if old == new else [place or "everything"]
+
+
+def _clock(unix_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
+@cache
+def _host() -> str:
+    """Names the set of processes among which a pid is unique: the machine since its boot, and the container."""
+    parts = [socket.gethostname()]
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot.exists():
+        parts.append(boot.read_text().strip())
+    if namespace.is_symlink():
+        parts.append(os.readlink(namespace))
+    return f"{parts[0]}~{sha256('/'.join(parts).encode()).hexdigest()[:8]}"
+
+
+def _this_process() -> str:
+    return f"{_host()} {os.getpid()} {_start_of(os.getpid())}"
+
+
+def _is_dead(process: str) -> bool:
+    """True only where it is certain: the process belongs to this machine and has ended."""
+    host, pid, start = process.rsplit(" ", 2)
+    return host == _host() and _start_of(int(pid)) != start
+
+
+def _start_of(pid: int) -> str:
+    """When a process began, in the kernel's ticks: tells it from a later one of the same pid. Empty if it has ended."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "" if Path("/proc/self/stat").exists() else _start_without_proc(pid)
+    return "" if after_name[0] in "ZX" else after_name[19]
+
+
+def _start_without_proc(pid: int) -> str:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        return "alive"
+    return "alive"

@@ -1,0 +1,165 @@
+"""stores.journal on a real SQLite file, with real processes where processes are the point."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stores.journal import Journal, Lease, LeaseLost, StageKey
+
+KEY = StageKey("run", 2, "train", "solver")
+
+RACER = """
+import sys, time
+from stores.journal import Journal, StageKey
+url, mark, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+def work(lease):
+    with open(mark, "a") as file:
+        file.write(f"{lease.token}\\n")
+    time.sleep(seconds)
+    return {"table": "t", "version": 7}
+print(Journal(url).once(StageKey("run", 2, "train", "solver"), work, lease_s=float(sys.argv[4])))
+"""
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(f"sqlite:///{tmp_path}/made/on/the/way/journal.db")
+
+
+def _racer(journal: Journal, mark: Path, *, seconds: float, lease_s: float = 30.0) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", RACER, journal.url, str(mark), str(seconds), str(lease_s)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _wait_for(mark: Path, *, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not mark.exists() or not mark.read_text():
+        assert time.monotonic() < deadline, f"{mark} was never written"
+        time.sleep(0.02)
+
+
+def test_a_finished_stage_returns_its_ref_and_is_not_done_again(journal: Journal) -> None:
+    tokens: list[int] = []
+
+    def work(lease: Lease) -> dict[str, object]:
+        tokens.append(lease.token)
+        return {"version": 3, "files": ["a"]}
+
+    assert journal.ref(KEY) is None
+    refs = [journal.once(KEY, work, owner="runner") for _ in range(3)]
+    again = pickle.loads(pickle.dumps(journal))
+    assert refs == [{"version": 3, "files": ["a"]}] * 3 == [again.ref(KEY)] * 3
+    assert tokens == [1]
+    (row,) = again.stages("run")
+    assert (row.key, row.status, row.attempts, row.owner, row.error) == (KEY, "done", 1, "runner", "")
+    assert row.ended_at >= row.started_at and row.seconds < 5
+
+
+def test_a_failure_is_recorded_raised_and_may_be_tried_again(journal: Journal) -> None:
+    with pytest.raises(ZeroDivisionError):
+        journal.once(KEY, lambda lease: {"x": 1 / 0})
+    (row,) = journal.stages("run")
+    assert (row.status, row.error, row.ref) == ("failed", "ZeroDivisionError: division by zero", None)
+    assert journal.ref(KEY) is None
+    assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 2}
+    (row,) = journal.stages("run")
+    assert (row.status, row.error, row.attempts) == ("done", "", 2)
+
+
+def test_processes_that_race_for_a_stage_do_it_once_and_agree(journal: Journal, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    racers = [_racer(journal, mark, seconds=0.3) for _ in range(4)]
+    answers = {racer.communicate(timeout=60) for racer in racers}
+    assert answers == {("{'table': 't', 'version': 7}\n", "")}
+    assert mark.read_text() == "1\n"
+
+
+def test_a_killed_owner_on_this_machine_is_replaced_at_once(journal: Journal, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    owner = _racer(journal, mark, seconds=600)
+    _wait_for(mark)
+    os.kill(owner.pid, signal.SIGKILL)  # not waited for: a zombie is dead too
+    began = time.monotonic()
+    assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 2}
+    assert time.monotonic() - began < 5
+    owner.communicate()
+
+
+def test_an_owner_that_stopped_beating_is_replaced_when_its_lease_ends_and_records_nothing(
+    journal: Journal, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    owner = _racer(journal, mark, seconds=0.5, lease_s=1.0)
+    _wait_for(mark)
+    os.kill(owner.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 2}
+    assert 0.2 < time.monotonic() - began < 10
+    os.kill(owner.pid, signal.SIGCONT)
+    _, errors = owner.communicate(timeout=30)
+    assert "LeaseLost" in errors
+    assert journal.ref(KEY) == {"token": 2}
+
+
+def test_heartbeats_keep_a_lease_longer_than_its_length(journal: Journal) -> None:
+    entered, others = threading.Event(), []
+
+    def long_work(lease: Lease) -> dict[str, object]:
+        entered.set()
+        time.sleep(1.2)
+        lease.check()
+        return {"by": "first"}
+
+    first = threading.Thread(target=journal.once, args=(KEY, long_work), kwargs={"lease_s": 0.4, "owner": "first"})
+    first.start()
+    entered.wait()
+    with pytest.raises(TimeoutError, match=r"train of solver, iteration 2 of run run: first .* gave up after 0.6 s"):
+        journal.once(KEY, lambda lease: {"by": "second"}, wait_s=0.6)
+    assert journal.once(KEY, lambda lease: others.append(lease) or {}) == {"by": "first"}
+    first.join()
+    assert others == []
+
+
+def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
+    def slow(lease: Lease) -> dict[str, object]:
+        taker = Journal(journal.url)
+        assert taker._take(KEY, lease.token + 1, "other", 30)
+        time.sleep(0.5)
+        lease.check()
+        return {}
+
+    with pytest.raises(LeaseLost, match="lease 1 was taken over"):
+        journal.once(KEY, slow, lease_s=0.4)
+    (row,) = journal.stages("run")
+    assert (row.status, row.owner, row.token) == ("running", "other", 2)
+
+
+def test_a_run_keeps_its_config(journal: Journal) -> None:
+    journal.begin_run("a", "1" * 64, '{"seed": 1, "train": {"lr": 0.1}}')
+    journal.begin_run("a", "1" * 64, '{"seed": 1, "train": {"lr": 0.1}}')
+    journal.begin_run("b", "2" * 64, "{}")
+    with pytest.raises(ValueError, match=r"run 'a' exists with another config \(differs in train.lr\): use another"):
+        journal.begin_run("a", "3" * 64, '{"seed": 1, "train": {"lr": 0.2}}')
+    assert [(r.run_id, r.config_sha256[0]) for r in journal.runs()] == [("a", "1"), ("b", "2")]
+
+
+def test_values_of_a_run_are_kept_and_replaced(journal: Journal) -> None:
+    assert journal.value("a", "champion") is None
+    journal.put_value("a", "champion", {"version": 1})
+    journal.put_value("a", "champion", {"version": 2})
+    journal.put_value("b", "champion", {"version": 9})
+    assert journal.value("a", "champion") == {"version": 2}
+
+
+def test_a_journal_that_only_one_process_could_see_is_refused() -> None:
+    with pytest.raises(ValueError, match="sqlite:///PATH"):
+        Journal("sqlite://")
