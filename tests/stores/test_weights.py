@@ -1,0 +1,144 @@
+"""stores.weights on a local folder and on a filesystem that is not local (fsspec's, in memory)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from stores.types import ModelVersionRef
+from stores.weights import Manifest, Probe, WeightStore, read_safetensors_header
+
+PROBE = Probe(sequences=((1, 2, 3), (4, 5)), logprobs=((-0.1, -1 / 3), (-2.5e-7,)))
+
+
+@pytest.fixture(params=["local", "file", "remote"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> WeightStore:
+    uris = {"local": str(tmp_path / "w"), "file": f"file://{tmp_path}/w", "remote": f"fsspec+memory:///{uuid4().hex}"}
+    return WeightStore(uris[request.param])
+
+
+def _commit(store: WeightStore, folder: Path, *, version: int = 1, **changes: Any) -> ModelVersionRef:
+    about = {"parent": version - 1 or None, "run_id": "run", "iteration": 4, "probe": PROBE, "note": "first"}
+    return store.commit(folder, model_group="solver", version=version, **{**about, **changes})
+
+
+def test_a_version_comes_back_whole_and_says_what_it_is(store: WeightStore, tiny_model: Path, tmp_path: Path) -> None:
+    assert store.ref("solver", 1) is None and store.versions("solver") == []
+    ref = _commit(store, tiny_model)
+    manifest = store.manifest(ref)
+    assert ref == store.ref("solver", 1)
+    assert (ref.model_group, ref.version, ref.uri) == ("solver", 1, store.uri_of("solver", 1))
+    assert (manifest.parent, manifest.run_id, manifest.iteration, manifest.probe) == (None, "run", 4, PROBE)
+    assert manifest.is_tied and manifest.tensors["model.embed_tokens.weight"][0] == "F32"
+    assert manifest.size_bytes == sum(p.stat().st_size for p in tiny_model.iterdir())
+    copy = store.fetch(ref, tmp_path / "cache")
+    assert {p.name for p in copy.iterdir()} == {p.name for p in tiny_model.iterdir()} | {"manifest.json"}
+    assert all((copy / p.name).read_bytes() == p.read_bytes() for p in tiny_model.iterdir())
+    assert store.fetch(ref, tmp_path / "cache") == copy
+    store.verify(ref)
+
+
+def test_the_first_commit_of_a_version_stays(store: WeightStore, tiny_model: Path) -> None:
+    ref = _commit(store, tiny_model)
+    assert _commit(store, tiny_model, note="second") == ref
+    assert store.manifest(ref).note == "first"
+    assert _commit(store, tiny_model, version=12) != ref
+    assert store.versions("solver") == [1, 12]
+
+
+def test_a_version_without_a_manifest_does_not_exist(store: WeightStore, tiny_model: Path) -> None:
+    ref = _commit(store, tiny_model)
+    with pytest.raises(ValueError, match=r"never committed"):
+        store.manifest(replace(ref, uri=store.uri_of("solver", 2)))
+    with pytest.raises(ValueError, match=r"was replaced; take a new ref"):
+        store.manifest(replace(ref, manifest_sha256="0" * 64))
+
+
+def test_a_folder_without_weights_is_not_committed(store: WeightStore, tmp_path: Path, tiny_model: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"model.safetensors has \d+ bytes, its header says \d+: the file was cut"):
+        _commit(store, folder)
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"holds no .safetensors file"):
+        _commit(store, folder)
+    assert store.versions("solver") == []
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_verify_names_the_file_that_is_not_what_was_committed(tmp_path: Path, tiny_model: Path, damage: str) -> None:
+    store = WeightStore(str(tmp_path / "w"))
+    ref = _commit(store, tiny_model)
+    path = store.fetch(ref) / "model.safetensors"
+    if damage == "missing":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model.safetensors (is missing|has sha256)"):
+        store.verify(ref)
+
+
+def test_commits_that_race_leave_one_whole_version(tmp_path: Path, tiny_model: Path) -> None:
+    store = WeightStore(str(tmp_path / "w"))
+    refs: list[ModelVersionRef] = []
+    writers = [
+        threading.Thread(target=lambda n=n: refs.append(_commit(store, tiny_model, note=f"writer {n}")))
+        for n in range(6)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(refs) == 6 and len(set(refs)) == 1
+    store.verify(refs[0])
+    assert [p.name for p in (tmp_path / "w" / "solver").iterdir()] == ["v1"]
+
+
+def test_a_failed_commit_leaves_nothing_behind(tmp_path: Path, tiny_model: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "config.json").write_text("{")
+    store = WeightStore(str(tmp_path / "w"))
+    with pytest.raises(json.JSONDecodeError):
+        _commit(store, folder)
+    assert list((tmp_path / "w" / "solver").iterdir()) == []
+
+
+def test_a_manifest_survives_json_to_the_last_digit(tmp_path: Path, tiny_model: Path) -> None:
+    store = WeightStore(str(tmp_path / "w"))
+    manifest = store.manifest(_commit(store, tiny_model, parent=7, checkpoint="runs/x/checkpoint_3"))
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    with pytest.raises(ValueError, match="not a manifest"):
+        Manifest.from_json('{"version": 1}')
+    with pytest.raises(ValueError, match=r"one logprob fewer than tokens: need \[1\], got \[2\]"):
+        Probe(sequences=((1, 2),), logprobs=((-1.0, -2.0),))
+
+
+def test_the_header_of_a_safetensors_file_is_read_without_torch(tmp_path: Path, tiny_model: Path) -> None:
+    from safetensors import safe_open
+
+    path = tiny_model / "model.safetensors"
+    with safe_open(path, framework="np") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        expected = {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
+    assert read_safetensors_header(path) == expected
+    (tmp_path / "text.safetensors").write_text("this is not a tensor file at all")
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        read_safetensors_header(tmp_path / "text.safetensors")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden"])
+def test_a_model_group_that_cannot_name_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a folder"):
+        WeightStore(str(tmp_path)).uri_of(name, 1)
