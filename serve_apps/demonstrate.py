@@ -12,14 +12,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from serve_apps.config import EpisodeConfig
-from serve_apps.runner import AgentCall, EpisodeSpec, Team, run_episode
+from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
 
 Demonstrator = Callable[[str, Task, Mapping[str, str], random.Random], str]
 
 
 def demonstrate(
-    tasks: Sequence[Task], *, team: Team, demonstrator: Demonstrator, count: int, run_id: str, seed: int
+    tasks: Sequence[Task], *, team: ActingTeam, demonstrator: Demonstrator, count: int, run_id: str, seed: int
 ) -> list[Trace]:
     """`count` traces over `tasks` in turn, the same for the same seed.
 

@@ -54,7 +54,7 @@ Complete = Callable[[AgentCall], Awaitable[Completion]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Team:
+class ActingTeam:
     """Everything that acts in an episode, as the runner needs it."""
 
     workflow: Workflow
@@ -125,7 +125,7 @@ def via(client: PolicyClient) -> Complete:
     return complete
 
 
-async def run_episode(spec: EpisodeSpec, *, team: Team, complete: Complete, limits: EpisodeConfig) -> Trace:
+async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> Trace:
     """Runs one episode to its end, whatever happens; only cancellation escapes.
 
     An infrastructure failure is an attempt, repeated with the same seed; the last attempt is what is recorded.
@@ -141,7 +141,7 @@ async def run_episode(spec: EpisodeSpec, *, team: Team, complete: Complete, limi
 class _Recorder:
     """Hands out agents and tools, and writes down what they do."""
 
-    def __init__(self, spec: EpisodeSpec, team: Team, complete: Complete, limits: EpisodeConfig) -> None:
+    def __init__(self, spec: EpisodeSpec, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> None:
         self.spec, self.team, self.complete, self.limits = spec, team, complete, limits
         self.turns: dict[int, Turn] = {}
         self.tool_calls: dict[int, ToolCall] = {}

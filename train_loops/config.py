@@ -133,15 +133,37 @@ class TinyModelConfig(Settings):
     tie_embeddings: bool = True
 
 
+class ChosenTracesConfig(Settings):
+    """Stored traces that serve as demonstrations: what went well in another run."""
+
+    uri: str
+    """LanceDB URI of the trace store."""
+    run: str
+    iteration: int | None = None
+    """null: all iterations."""
+    min_outcome: float = 1.0
+    """Lowest outcome, under any stored credit version, at which a trace is chosen."""
+
+
 class WarmstartConfig(Settings):
-    """Supervised training on demonstrations, before any reinforcement learning."""
+    """Supervised training on demonstrations or chosen traces, before any reinforcement learning."""
 
     tiny_model: TinyModelConfig | None = None
     """Build a model from nothing; null: start from `model` of each model group."""
-    demonstrator: str
+    demonstrator: str = ""
     """Dotted path `module:function` that plays every agent, see serve_apps/demonstrate.py."""
+    traces: ChosenTracesConfig | None = None
+    """Stored traces instead of a demonstrator."""
     num_demonstrations: int = Field(2048, ge=1)
     num_epochs: int = Field(4, ge=1)
     batch_turns: int = Field(64, ge=1)
     optimizer: OptimizerConfig = OptimizerConfig(lr=3e-3, warmup_steps=20)
     threads: int = Field(2, ge=1)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if bool(self.demonstrator) == (self.traces is not None):
+            raise ValueError("give exactly one of `demonstrator` and `traces`")
+        if self.tiny_model is not None and self.traces is not None:
+            raise ValueError("a tiny model is made from a demonstrator: traces hold the token ids of another tokenizer")
+        return self

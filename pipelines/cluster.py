@@ -1,0 +1,33 @@
+"""cluster: the Ray cluster that stages run on: the one named, or a local head for the life of this process."""
+
+from __future__ import annotations
+
+import os
+
+
+def connect(address: str = "") -> None:
+    """Connects to `address` (or RAY_ADDRESS); without either, starts a local head. Once connected, does nothing.
+
+    Raises ValueError where the address does not answer.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    if not address:
+        ray.init(address="local", include_dashboard=True, **quiet)
+        return
+    try:
+        ray.init(address=address, **quiet)
+    except ConnectionError as error:
+        raise ValueError(f"no Ray cluster answers at {address!r} ({error}): start one or drop --address") from None
+
+
+def disconnect() -> None:
+    """Leaves the cluster; ends it if `connect` started it."""
+    import ray
+
+    ray.shutdown()

@@ -1,0 +1,154 @@
+"""evaluate: held-out tasks, candidate and champion -> evaluation traces and a paired report.
+
+Reads: the gate's tasks; the versions just trained; the champion. Writes: evaluation episodes (their purpose keeps them
+apart from training), the report into the journal. Candidate and champion play the same tasks with the same seeds on the
+same engines, swapped in place and swapped back, both with proof.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.run import Run, plain
+from pipelines.sampling import Progress, Sampled, sample_episodes
+from pipelines.score import SCORED, assign, per_agent
+from pipelines.serving import app_names, serve
+from pipelines.statistics import Interval, mean_interval, paired_interval, pass_at_k
+from stores.types import EpisodeStatus, ModelVersionRef, Purpose, Task
+
+Models = Mapping[str, ModelVersionRef]
+
+
+def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Compares the iteration's versions with the champion on the gate's tasks.
+
+    Returns {"skipped": reason} where `evaluate.every` says so, or a report: candidate, champion, gain, per agent.
+    """
+    settings = run.config.evaluate
+    if iteration % settings.every and iteration != run.config.iterations:
+        return {"skipped": f"evaluate.every = {settings.every}"}
+    candidate, champion = run.trained(iteration), run.champion()
+    tasks = decision_tasks(
+        run.tasks("gate"), iteration=iteration, count=settings.tasks_per_decision, seed=run.config.seed
+    )
+    new = play(run, candidate, tasks, iteration=iteration, purpose=Purpose.GATE, progress=progress)
+    if _versions(candidate) == _versions(champion):
+        return {**new.report(run), "champion": None, "gain": None, "reason": "candidate and champion are the same"}
+    old = play(run, champion, tasks, iteration=iteration, purpose=Purpose.GATE, progress=progress)
+    serve(run, candidate)
+    gain = paired_interval(
+        new.outcomes,
+        old.outcomes,
+        seed=run.config.seed,
+        num_samples=settings.bootstrap_samples,
+        confidence=settings.confidence,
+    )
+    return {
+        **new.report(run),
+        "champion": old.report(run),
+        "gain": plain(gain),
+        "sampling_seconds": new.sampled.sampling_seconds + old.sampled.sampling_seconds,
+        "num_tokens": new.sampled.num_tokens + old.sampled.num_tokens,
+    }
+
+
+def measure(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> dict[str, Any]:
+    """A team on the test tasks, which neither training nor the gate sees: the reported before and after."""
+    played = play(run, models, run.tasks("test"), iteration=0, purpose=Purpose.TEST, progress=progress)
+    return {**played.report(run), "iteration": iteration, "outcomes": {t: list(o) for t, o in played.outcomes.items()}}
+
+
+def decision_tasks(tasks: list[Task], *, iteration: int, count: int | None, seed: int) -> list[Task]:
+    """The gate's tasks for one decision: fresh ones each time while they last, then a new order."""
+    if count is None or count >= len(tasks):
+        return tasks
+    per_pass = len(tasks) // count
+    number, place = divmod(iteration - 1, per_pass)
+    order = list(tasks)
+    random.Random(f"gate/{seed}/{number}").shuffle(order)
+    return order[place * count : (place + 1) * count]
+
+
+class Played:
+    """Evaluation episodes of one team and what they scored."""
+
+    def __init__(self, run: Run, sampled: Sampled, models: Models) -> None:
+        self.sampled, self.models = sampled, models
+        traces = list(run.traces.read_traces(sampled.traces))
+        self.traces = [trace for trace in traces if trace.status in SCORED]
+        self.num_failed = len(traces) - len(self.traces)
+        self.rewards = [assign(run, trace) for trace in self.traces]
+        self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
+        self.outcomes: dict[str, list[float]] = {}
+        for trace, credit in zip(self.traces, self.rewards, strict=True):
+            self.outcomes.setdefault(trace.task.task_id, []).append(credit.outcome)
+
+    def report(self, run: Run) -> dict[str, Any]:
+        """Accuracy with interval, avg@k, pass@k, per agent, per source."""
+        settings = run.config.evaluate
+        accuracy = self._interval(run, self.outcomes)
+        sources = sorted({trace.task.source for trace in self.traces})
+        by_source = {
+            source: {t.task.task_id: self.outcomes[t.task.task_id] for t in self.traces if t.task.source == source}
+            for source in sources
+        }
+        return {
+            "policy_versions": _versions(self.models),
+            "accuracy": accuracy.mean,
+            "ci95": accuracy.ci95,
+            "num_tasks": len(self.outcomes),
+            "num_failed": self.num_failed,
+            "k": settings.episodes_per_task,
+            "pass_at_k": pass_at_k(self.outcomes, settings.episodes_per_task) if not self.num_failed else None,
+            "ok_share": self.ok_share,
+            "agents": per_agent(self.traces, self.rewards),
+            "sources": {source: self._interval(run, outcomes).mean for source, outcomes in by_source.items()},
+            "traces": plain(self.sampled.traces),
+            "sampling_seconds": self.sampled.sampling_seconds,
+            "num_tokens": self.sampled.num_tokens,
+        }
+
+    def _interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:
+        settings = run.config.evaluate
+        return mean_interval(
+            outcomes,
+            seed=run.config.seed,
+            num_samples=settings.bootstrap_samples,
+            confidence=settings.confidence,
+        )
+
+
+def play(
+    run: Run,
+    models: Models,
+    tasks: list[Task],
+    *,
+    iteration: int,
+    purpose: Purpose,
+    progress: Progress | None = None,
+) -> Played:
+    """Serves `models` and lets them play `tasks`; the scores are written beside those of training."""
+    serve(run, models)
+    settings = run.config.evaluate
+    sampled = sample_episodes(
+        tasks,
+        run_id=run.run_id,
+        iteration=iteration,
+        purpose=purpose,
+        cast=run.cast(models, temperature=settings.temperature),
+        apps=app_names(run),
+        store=run.traces,
+        config=run.config.collect,
+        episodes_per_task=settings.episodes_per_task,
+        seed=run.config.seed,
+        progress=progress,
+    )
+    played = Played(run, sampled, models)
+    run.traces.write_rewards(played.rewards)
+    return played
+
+
+def _versions(models: Models) -> dict[str, int]:
+    return {group: ref.version for group, ref in sorted(models.items())}

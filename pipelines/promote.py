@@ -1,0 +1,78 @@
+"""promote: the evaluation report + the gate -> a team version in the registry, and which alias it gets.
+
+Reads: the report of `evaluate`. Writes: a team version (alias `candidate`; `champion` where the gate says promote).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from pipelines.gate import Evidence, Verdict, decide
+from pipelines.run import Run, plain
+from pipelines.statistics import Interval
+from stores.registry import CANDIDATE, CHAMPION, Team
+from stores.types import ModelVersionRef
+
+
+def promote(run: Run, iteration: int) -> dict[str, Any]:
+    """Registers the iteration's team and moves the aliases; returns {"verdict", "condition", "team_version"}."""
+    report = run.journal.ref(run.key(iteration, "evaluate"))
+    if report is None:
+        raise ValueError(f"promote of iteration {iteration} needs evaluate, which is not done")
+    if "skipped" in report:
+        return {"verdict": "skipped", "condition": report["skipped"], "team_version": None}
+    if report["gain"] is None:
+        return {"verdict": "skipped", "condition": report["reason"], "team_version": champion_version(run)}
+    evidence = Evidence(
+        gain=Interval(**report["gain"]),
+        ok_share=report["ok_share"],
+        format_shares={agent: figures["format_share"] for agent, figures in report["agents"].items()},
+    )
+    verdict = decide(run.config.promote, evidence)
+    version = register(run, run.trained(iteration), iteration=iteration, report=report, verdict=verdict)
+    if verdict.verdict == "promote":
+        crown(run, run.trained(iteration), version)
+    return {**plain(verdict), "team_version": version}
+
+
+def register(
+    run: Run, models: dict[str, ModelVersionRef], *, iteration: int, report: dict[str, Any], verdict: Verdict | None
+) -> int:
+    """A team version with everything needed to serve it again or to explain it; it becomes the candidate."""
+    team = Team(
+        workflow=run.config.workflow.path,
+        prompts=run.workflow.prompts,
+        credit={**run.config.credit.model_dump(), "version": run.credit_version},
+        models=models,
+        git_commit=git_commit(),
+        run_id=run.run_id,
+        iteration=iteration,
+        evaluation={**report, **(plain(verdict) if verdict else {})},
+    )
+    version = run.registry.register(run.team_name, team)
+    run.registry.set_alias(run.team_name, CANDIDATE, version)
+    return version
+
+
+def crown(run: Run, models: dict[str, ModelVersionRef], version: int) -> None:
+    """Makes a team version the champion."""
+    run.registry.set_alias(run.team_name, CHAMPION, version)
+    run.journal.put_value(
+        run.run_id, "champion", {"team_version": version, "models": {g: plain(ref) for g, ref in models.items()}}
+    )
+
+
+def champion_version(run: Run) -> int | None:
+    """Team version of the champion, None before the first."""
+    value = run.journal.value(run.run_id, "champion")
+    return None if value is None else int(value["team_version"])
+
+
+def git_commit() -> str:
+    """Commit of the code that runs, empty outside a checkout."""
+    found = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()

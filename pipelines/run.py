@@ -1,0 +1,235 @@
+"""run: a run config -> the run as its stages see it: stores, workflow, credit rule, versions in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.config import RunConfig
+from pipelines.credit.rule import CreditRule, credit_version, load_credit
+from pipelines.tasks import load_tasks
+from serve_apps.agent import Agent
+from serve_apps.config import EpisodeConfig
+from serve_apps.tokenizer import load_tokenizer
+from serve_apps.workflow import Workflow, load_workflow
+from stores.types import ModelVersionRef, Sampling, Task, team_key
+
+if TYPE_CHECKING:
+    from serve_apps.runner import ActingTeam
+    from stores.journal import Journal
+    from stores.registry import TeamRegistry
+    from stores.traces import TraceStore
+    from stores.tracking import RunTracker
+    from stores.weights import WeightStore
+
+
+class Run:
+    """An opened run. Everything is made when first asked for, so that a stage imports only what it uses."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.run_id = config.run
+
+    @property
+    def folder(self) -> str:
+        """Where the run keeps what is not given a URI of its own."""
+        return _join(_absolute(self.config.storage.root), self.run_id)
+
+    @cached_property
+    def journal(self) -> Journal:
+        """Which stages are done."""
+        from stores.journal import Journal
+
+        return Journal(self.config.storage.journal or f"sqlite:///{_join(self.folder, 'journal.db')}")
+
+    @cached_property
+    def traces(self) -> TraceStore:
+        """Episodes and rewards."""
+        from stores.traces import TraceStore
+
+        return TraceStore(self.traces_uri)
+
+    @property
+    def traces_uri(self) -> str:
+        """LanceDB URI."""
+        return _absolute(self.config.storage.traces) or _join(self.folder, "traces")
+
+    @cached_property
+    def weights(self) -> WeightStore:
+        """Model versions."""
+        from stores.weights import WeightStore
+
+        return WeightStore(self.weights_uri)
+
+    @property
+    def weights_uri(self) -> str:
+        """Folder or URI of the model versions."""
+        return _absolute(self.config.storage.weights) or _join(self.folder, "weights")
+
+    @property
+    def _mlflow(self) -> tuple[str, str]:
+        root = _absolute(self.config.storage.root)
+        tracking = self.config.storage.mlflow or f"sqlite:///{_join(root, 'mlflow.db')}"
+        return tracking, _absolute(self.config.storage.artifacts) or _join(root, "mlflow-artifacts")
+
+    @cached_property
+    def registry(self) -> TeamRegistry:
+        """Team versions and their aliases."""
+        from stores.registry import TeamRegistry
+
+        return TeamRegistry(*self._mlflow)
+
+    @cached_property
+    def tracker(self) -> RunTracker:
+        """Metrics, artifacts and sampled traces in MLflow."""
+        from stores.tracking import RunTracker
+
+        return RunTracker(*self._mlflow, self.run_id)
+
+    @cached_property
+    def workflow(self) -> Workflow:
+        """The user's workflow."""
+        return load_workflow(self.config.workflow.path, self.config.workflow.settings)
+
+    @cached_property
+    def credit(self) -> CreditRule:
+        """The user's credit rule."""
+        return load_credit(self.config.credit)
+
+    @cached_property
+    def credit_version(self) -> str:
+        """Identity of rule, settings and code."""
+        return credit_version(self.config.credit)
+
+    @property
+    def team_name(self) -> str:
+        """Name of the registered team: one per workflow and run name."""
+        return self.run_id
+
+    def tasks(self, section: str) -> list[Task]:
+        """Tasks of `train`, `gate` or `test`; ValueError where the section is missing."""
+        source = getattr(self.config.tasks, section)
+        if source is None:
+            raise ValueError(f"tasks.{section} is missing: this needs a set of tasks of its own")
+        return list(load_tasks(source, section=section, seed=self.config.seed))
+
+    def cast(self, models: Mapping[str, ModelVersionRef], *, temperature: float | None = None) -> Cast:
+        """What acts in episodes when these versions are served."""
+        versions = {group: ref.version for group, ref in sorted(models.items())}
+        key = team_key(
+            workflow=self.config.workflow.path, policy_versions=versions, prompts_sha256=self.workflow.prompts_sha256
+        )
+        return Cast(
+            workflow=self.config.workflow.path,
+            settings=dict(self.config.workflow.settings),
+            group_of=self.config.group_of,
+            folders={group: str(self.weights.fetch(ref)) for group, ref in models.items()},
+            max_model_len={group: self.config.serve_config(group).max_model_len for group in models},
+            sampling={name: self.sampling(name, agent, temperature) for name, agent in self.workflow.agents.items()},
+            policy_versions=versions,
+            team_key=key,
+            limits=self.config.collect.episode,
+        )
+
+    def sampling(self, name: str, agent: Agent, temperature: float | None = None) -> Sampling:
+        """The agent's sampling with the run config's changes."""
+        changes = self.config.agents.get(name)
+        sampling = agent.with_sampling(agent.sampling, **(changes.model_dump() if changes else {}))
+        return agent.with_sampling(sampling, temperature=temperature)
+
+    def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
+        """The versions that act and are trained from in `iteration`, by model group.
+
+        They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion.
+        Raises ValueError if that iteration has not finished training.
+        """
+        if iteration == 1:
+            return {group: self._model(group, 0) for group in self.config.model_groups}
+        decision = self.journal.ref(self.key(iteration - 1, "promote"))
+        if decision and decision["verdict"] == "reject" and self.config.promote.on_reject == "champion":
+            return self.champion()
+        return self.trained(iteration - 1)
+
+    def trained(self, iteration: int) -> dict[str, ModelVersionRef]:
+        """The versions after training in `iteration`; a model group without a trainable row keeps its parent."""
+        if iteration == 0:
+            return {group: self._model(group, 0) for group in self.config.model_groups}
+        models = {}
+        for group in self.config.model_groups:
+            ref = self.journal.ref(self.key(iteration, "train", group))
+            if ref is None:
+                raise ValueError(f"stage train of iteration {iteration}, model group {group!r}, is not done")
+            models[group] = ModelVersionRef(**ref["model"])
+        return models
+
+    def champion(self) -> dict[str, ModelVersionRef]:
+        """The versions in service."""
+        value = self.journal.value(self.run_id, "champion")
+        if value is None:
+            raise ValueError(f"run {self.run_id!r} has no champion yet: its iteration 0 is not done")
+        return {group: ModelVersionRef(**ref) for group, ref in value["models"].items()}
+
+    def key(self, iteration: int, stage: str, model_group: str = "") -> Any:
+        """Journal key of a stage."""
+        from stores.journal import StageKey
+
+        return StageKey(self.run_id, iteration, stage, model_group)
+
+    def open(self) -> None:
+        """Begins or continues the run; ValueError if its name is taken by another config."""
+        self.journal.begin_run(self.run_id, self.config.sha256, self.config.model_dump_json())
+        self.traces.create()
+
+    def _model(self, group: str, version: int) -> ModelVersionRef:
+        ref = self.weights.ref(group, version)
+        if ref is None:
+            raise ValueError(f"model group {group!r} has no version {version} in {self.weights_uri}: run `troupe warmstart`")
+        return ref
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """An `ActingTeam` in plain data, so that it crosses a process border."""
+
+    workflow: str
+    settings: dict[str, Any]
+    group_of: dict[str, str]
+    folders: dict[str, str]
+    """By model group: local folder with the tokenizer."""
+    max_model_len: dict[str, int]
+    sampling: dict[str, Sampling]
+    policy_versions: dict[str, int]
+    team_key: str
+    limits: EpisodeConfig
+
+    def build(self) -> ActingTeam:
+        """Loads workflow and tokenizers."""
+        from serve_apps.runner import ActingTeam
+
+        return ActingTeam(
+            workflow=load_workflow(self.workflow, self.settings),
+            workflow_path=self.workflow,
+            group_of=self.group_of,
+            tokenizers={group: load_tokenizer(folder) for group, folder in self.folders.items()},
+            max_model_len=self.max_model_len,
+            sampling=self.sampling,
+            policy_versions=self.policy_versions,
+            team_key=self.team_key,
+        )
+
+
+def plain(ref: Any) -> dict[str, Any]:
+    """A ref as JSON data, the form in which it is kept and passed on."""
+    return asdict(ref)
+
+
+def _absolute(place: str) -> str:
+    """URIs and empty strings as they are, paths made absolute: Ray workers run in other folders."""
+    return place if not place or "://" in place else str(Path(place).resolve())
+
+
+def _join(root: str, name: str) -> str:
+    return f"{root.rstrip('/')}/{name}"

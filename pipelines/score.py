@@ -1,0 +1,80 @@
+"""score: pinned traces -> rewards per turn, by credit version.
+
+Reads: the iteration's traces. Writes: one reward row per episode that counts. Recomputable at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.run import Run, plain
+from stores.types import EpisodeRewards, EpisodeStatus, Trace, TracesRef
+
+SCORED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+"""What the policy did. Errors and timeouts get no reward: nothing becomes 0 by accident."""
+
+
+def score(run: Run, iteration: int) -> dict[str, Any]:
+    """Scores the episodes of `collect`; returns {"rewards": RewardsRef, "credit_version", "agents", "outcome"}."""
+    ref = TracesRef(**run.journal.ref(run.key(iteration, "collect"))["traces"])
+    traces, rewards = [], []
+    for trace in run.traces.read_traces(ref):
+        if trace.status in SCORED:
+            traces.append(trace)
+            rewards.append(assign(run, trace))
+    run.traces.write_rewards(rewards)
+    pinned = run.traces.pin_rewards(
+        run_id=run.run_id,
+        iteration=iteration,
+        purpose=ref.purpose,
+        credit_version=run.credit_version,
+        traces=ref,
+    )
+    return {
+        "rewards": plain(pinned),
+        "credit_version": run.credit_version,
+        "outcome": _mean([r.outcome for r in rewards]),
+        "agents": per_agent(traces, rewards),
+    }
+
+
+def assign(run: Run, trace: Trace) -> EpisodeRewards:
+    """The credit of one trace under the run's rule, checked: every reward belongs to a turn that happened."""
+    credit = run.credit.assign_credit(trace)
+    turns = {turn.turn_index for turn in trace.turns}
+    strays = [reward.turn_index for reward in credit.rewards if reward.turn_index not in turns]
+    if strays:
+        raise ValueError(
+            f"credit rule {run.config.credit.path} pays turns {strays} of episode {trace.episode_id}, which never happened"
+        )
+    return EpisodeRewards(
+        episode_id=trace.episode_id,
+        run_id=trace.run_id,
+        iteration=trace.iteration,
+        purpose=trace.purpose,
+        credit_version=run.credit_version,
+        outcome=credit.outcome,
+        rewards=tuple(credit.rewards),
+    )
+
+
+def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:
+    """Mean reward, share of well-formed turns, calls and completion length of every agent."""
+    paid: dict[str, list[float]] = {}
+    for episode in rewards:
+        for reward in episode.rewards:
+            paid.setdefault(reward.agent, []).append(reward.reward)
+    turns = [turn for trace in traces for turn in trace.turns]
+    return {
+        agent: {
+            "reward": _mean(paid.get(agent, [])),
+            "format_share": _mean([float(t.is_format_ok) for t in turns if t.agent == agent]),
+            "calls": float(sum(t.agent == agent for t in turns)),
+            "completion_tokens": _mean([float(len(t.completion_token_ids)) for t in turns if t.agent == agent]),
+        }
+        for agent in sorted({turn.agent for turn in turns})
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,64 @@
+"""stages: the one room behind four doors. A stage's key -> its recorded ref, doing the work at most once.
+
+The local runner, `troupe stage`, a Ray job and an Airflow task all come through `run_stage`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from pipelines.run import Run
+from pipelines.sampling import Progress
+
+STAGES = ("collect", "score", "train", "sync", "evaluate", "promote")
+"""The loop, in order."""
+
+
+def run_stage(
+    run: Run, stage: str, iteration: int, *, model_group: str = "", progress: Progress | None = None
+) -> dict[str, Any]:
+    """Does a stage unless it is done, and returns what the journal holds of it.
+
+    Raises ValueError for an unknown stage or model group, or a stage whose predecessors are not done.
+    """
+    work = _work(run, stage, iteration, model_group, progress)
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    return run.journal.once(run.key(iteration, stage, model_group), work, owner=owner)
+
+
+def _work(
+    run: Run, stage: str, iteration: int, model_group: str, progress: Progress | None
+) -> Callable[[Any], dict[str, Any]]:
+    if stage == "train":
+        if model_group not in run.config.model_groups:
+            known = ", ".join(run.config.model_groups)
+            raise ValueError(f"stage train needs --model-group, one of {known} (got {model_group!r})")
+        from pipelines.train import train
+
+        return lambda lease: train(run, iteration, model_group, attempt=str(lease.token))
+    if model_group:
+        raise ValueError(f"stage {stage} is done for all model groups at once: drop --model-group")
+    if stage == "collect":
+        from pipelines.collect import collect
+
+        return lambda lease: collect(run, iteration, progress=progress)
+    if stage == "score":
+        from pipelines.score import score
+
+        return lambda lease: score(run, iteration)
+    if stage == "sync":
+        from pipelines.sync import sync
+
+        return lambda lease: sync(run, iteration)
+    if stage == "evaluate":
+        from pipelines.evaluate import evaluate
+
+        return lambda lease: evaluate(run, iteration, progress=progress)
+    if stage == "promote":
+        from pipelines.promote import promote
+
+        return lambda lease: promote(run, iteration)
+    raise ValueError(f"unknown stage {stage!r}: one of {', '.join(STAGES)}")

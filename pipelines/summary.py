@@ -1,0 +1,164 @@
+"""summary: what the journal holds of a run -> figures per iteration and the run's report.json."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.promote import champion_version, git_commit
+from pipelines.run import Run
+from pipelines.statistics import paired_interval
+
+FUNNEL = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
+
+
+def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
+    """Figures of one finished iteration, in the form of `report.ReportData.iterations`; None before it is done."""
+    refs = {stage: run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score", "sync", "evaluate")}
+    promoted = run.journal.ref(run.key(iteration, "promote"))
+    if promoted is None or any(ref is None for ref in refs.values()):
+        return None
+    collect, score, sync, evaluation = (refs[s] for s in ("collect", "score", "sync", "evaluate"))
+    assert collect and score and sync and evaluation, "checked above"
+    trained = {group: run.journal.ref(run.key(iteration, "train", group)) or {} for group in run.config.model_groups}
+    seconds = _seconds(run, iteration)
+    sampling = collect["sampling_seconds"] + evaluation.get("sampling_seconds", 0.0)
+    training = min(seconds["train"], max(_training_seconds(ref.get("metrics", {})) for ref in trained.values()))
+    tokens = collect["num_tokens"] + evaluation.get("num_tokens", 0)
+    agents = {
+        agent: {
+            "reward": figures["reward"],
+            "format": figures["format_share"],
+            "completion_tokens": figures["completion_tokens"],
+        }
+        for agent, figures in score["agents"].items()
+    }
+    funnel: dict[str, dict[str, int]] = {}
+    for ref in trained.values():
+        for agent, figures in ref.get("agents", {}).items():
+            agents.setdefault(agent, {}).update(
+                {k: v for k, v in figures.items() if not k.startswith("funnel/")}
+            )
+            funnel[agent] = {
+                step: int(figures[f"funnel/{step}"]) for step in FUNNEL if f"funnel/{step}" in figures
+            }
+    return {
+        "iteration": iteration,
+        "metrics": {
+            "outcome": score["outcome"],
+            "reward": _mean([f["reward"] for f in score["agents"].values()]),
+            "tokens_per_s": tokens / sampling if sampling else 0.0,
+            "sync_seconds": sync["seconds"],
+            "overhead_share": max(0.0, 1 - (sampling + training) / seconds["total"]),
+            "sampling_seconds": sampling,
+            "training_seconds": training,
+        },
+        "agents": agents,
+        "groups": {group: ref.get("metrics", {}) for group, ref in trained.items()},
+        "funnel": funnel,
+        "seconds": seconds,
+        "evaluation": _evaluation(evaluation, promoted),
+        "versions": {group: ref["model"]["version"] for group, ref in trained.items() if ref},
+    }
+
+
+def _evaluation(report: Mapping[str, Any], promoted: Mapping[str, Any]) -> dict[str, Any] | None:
+    if "skipped" in report:
+        return None
+    champion = report["champion"]
+    return {
+        "candidate": _interval(report),
+        "champion": _interval(champion) if champion else None,
+        "gain": report["gain"],
+        "num_tasks": report["num_tasks"],
+        "pass_at_k": report["pass_at_k"],
+        "verdict": promoted["verdict"],
+        "condition": promoted["condition"],
+        "team_version": promoted["team_version"],
+    }
+
+
+def _interval(report: Mapping[str, Any]) -> dict[str, float]:
+    return {"mean": report["accuracy"], "low": report["ci95"][0], "high": report["ci95"][1]}
+
+
+def _seconds(run: Run, iteration: int) -> dict[str, float]:
+    """Seconds of every stage; `train` is the wall time over its model groups, `total` the iteration's."""
+    rows = [row for row in run.journal.stages(run.run_id) if row.iteration == iteration and row.stage != "measure"]
+    seconds: dict[str, float] = {}
+    for stage in ("collect", "score", "train", "sync", "evaluate", "promote"):
+        mine = [row for row in rows if row.stage == stage]
+        if stage == "train" and mine:
+            ends = [row.ended_at for row in mine if row.ended_at]
+            seconds[stage] = max(max(ends) - min(row.started_at for row in mine), 0.0)
+        elif mine:
+            seconds[stage] = mine[0].seconds or 0.0
+    wall = run.journal.value(run.run_id, f"wall/{iteration}")
+    seconds["total"] = wall["seconds"] if wall else sum(seconds.values())
+    return seconds
+
+
+def _training_seconds(metrics: Mapping[str, float]) -> float:
+    return float(metrics.get("train/seconds", 0.0)) - float(metrics.get("train/commit_seconds", 0.0))
+
+
+def run_report(run: Run) -> dict[str, Any]:
+    """report.json: the run's result with the figures it rests on."""
+    rows = [row for k in range(1, run.config.iterations + 1) if (row := iteration_summary(run, k))]
+    begun = [row for row in run.journal.stages(run.run_id) if row.stage == "warmstart"]
+    before, after = (run.journal.ref(run.key(k, "measure")) for k in (0, run.config.iterations))
+    delta = None
+    if before and after:
+        delta = paired_interval(
+            after["outcomes"], before["outcomes"], seed=run.config.seed, num_samples=run.config.evaluate.bootstrap_samples
+        )
+    gaps = [g for row in rows for g in row["groups"].values() if "train/logprob_gap_mean" in g]
+    totals: dict[str, float] = {}
+    for row in rows:
+        for stage, value in row["seconds"].items():
+            totals[stage] = totals.get(stage, 0.0) + value
+    wall = run.journal.value(run.run_id, "wall")
+    return {
+        "run": run.run_id,
+        "workflow": run.config.workflow.path,
+        "algorithm": {g: run.config.train_config(g).algorithm for g in run.config.model_groups},
+        "model_groups": {g: list(m.agents) for g, m in run.config.model_groups.items()},
+        "seed": run.config.seed,
+        "before": _measured(before),
+        "after": _measured(after),
+        "delta": delta.mean if delta else None,
+        "delta_ci95": delta.ci95 if delta else None,
+        "iterations": len(rows),
+        "seconds": {
+            **{stage: value for stage, value in totals.items() if stage != "total"},
+            "warmstart": (begun[0].seconds or 0.0) if begun else 0.0,
+            "iterations": totals.get("total", 0.0),
+            "total": wall["seconds"] if wall else totals.get("total", 0.0),
+        },
+        "overhead_share": [row["metrics"]["overhead_share"] for row in rows],
+        "logprob_gap": {
+            "mean": _mean([g["train/logprob_gap_mean"] for g in gaps]),
+            "max": max((g["train/logprob_gap_max"] for g in gaps), default=0.0),
+        },
+        "sync_seconds": max((row["metrics"]["sync_seconds"] for row in rows), default=0.0),
+        "funnel": rows[-1]["funnel"] if rows else {},
+        "versions": rows[-1]["versions"] if rows else {},
+        "team_version": champion_version(run),
+        "commit": git_commit(),
+        "cores": os.cpu_count(),
+        "written_at": time.time(),
+    }
+
+
+def _measured(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if report is None:
+        return None
+    kept = ("accuracy", "num_tasks", "ci95", "policy_versions", "k", "pass_at_k", "num_failed", "ok_share", "sources")
+    shares = {agent: figures["format_share"] for agent, figures in report["agents"].items()}
+    return {key: report[key] for key in kept} | {"format_share": shares}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
