@@ -1,0 +1,259 @@
+"""report_figures: iterations -> Plotly figures as plain JSON (colours of text and grid come from the page's theme)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+Row = Mapping[str, Any]
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+PALETTE = ("#3b82f6", "#f59e0b", "#10b981", "#ec4899", "#8b5cf6", "#06b6d4", "#ef4444", "#84cc16")
+"""Legible on light and on dark."""
+STAGE_COLORS = {
+    "collect": "#3b82f6",
+    "evaluate": "#06b6d4",
+    "train": "#8b5cf6",
+    "score": "#84cc16",
+    "sync": "#f59e0b",
+    "promote": "#ec4899",
+    "between stages": "#94a3b8",
+}
+WORK_STAGES = ("collect", "evaluate", "train")
+"""Sampling (evaluation included) and training; the rest of an iteration is overhead."""
+TRAIN_PANELS = (
+    ("KL of the update", ("approx_kl", "kl", "kl_k3", "kl_k1")),
+    ("Entropy", ("entropy",)),
+    ("Logprob gap, trainer against engine (mean)", ("logprob_gap_mean", "gap_mean", "logprob_gap", "mean_abs")),
+    ("Gradient norm", ("grad_norm",)),
+)
+"""Title and the metric names it may go by (the first that a run has), of the charts that are always open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One chart."""
+
+    title: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+
+    def json(self) -> str:
+        """For a script element: no NaN, and nothing that could close the element."""
+        text = json.dumps({"data": self.data, "layout": self.layout}, allow_nan=False)
+        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def learning(rows: Sequence[Row]) -> list[Figure]:
+    """Reward and format share per agent."""
+    reward = _lines("Reward", rows, "agents", lambda values: values.get("reward"))
+    layout = {"yaxis": {"tickformat": ".0%"}}
+    shape = _lines("Share of well-formed turns", rows, "agents", lambda values: values.get("format"), layout)
+    return [f for f in (reward, shape) if f]
+
+
+def training(rows: Sequence[Row]) -> list[Figure]:
+    """The panels of `TRAIN_PANELS` that the run has, per model group."""
+    found = [
+        _lines(title, rows, "groups", lambda values, names=names: _first(values, names), _small_numbers(title))
+        for title, names in TRAIN_PANELS
+    ]
+    return [f for f in found if f]
+
+
+def other_metrics(rows: Sequence[Row]) -> list[Figure]:
+    """Every model group's metric that `training` does not show, and the iteration's own metrics."""
+    shown = {name for _, names in TRAIN_PANELS for name in names}
+    names = dict.fromkeys(_bare(n) for row in rows for group in _part(row, "groups").values() for n in group)
+    found = [
+        _lines(name, rows, "groups", lambda values, name=name: _first(values, (name,)))
+        for name in names
+        if name not in shown
+    ]
+    wholes = dict.fromkeys(n for row in rows for n in _part(row, "metrics"))
+    for name in wholes:
+        whole = [{"iteration": row["iteration"], "m": {"iteration": _part(row, "metrics")}} for row in rows]
+        found.append(_lines(name, whole, "m", lambda values, name=name: values.get(name)))
+    return [f for f in found if f]
+
+
+def evaluation(judged: Sequence[tuple[int, Row]]) -> Figure:
+    """Candidate and champion with their intervals, per evaluated iteration."""
+    data = []
+    for index, side in enumerate(("candidate", "champion")):
+        points = [(iteration, found[side]) for iteration, found in judged if found.get(side)]
+        if not points:
+            continue
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": side,
+                # Half a step aside, so that the two intervals of one iteration do not cover each other.
+                "x": [iteration + 0.06 * index for iteration, _ in points],
+                "y": [_finite(p["mean"]) for _, p in points],
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [_finite(p["high"] - p["mean"]) for _, p in points],
+                    "arrayminus": [_finite(p["mean"] - p["low"]) for _, p in points],
+                    "thickness": 1.5,
+                    "width": 3,
+                },
+                "line": {"color": PALETTE[index], "width": 2, "dash": "solid" if index == 0 else "dot"},
+                "marker": {"size": 7},
+                "hovertemplate": "%{y:.3f}",
+            }
+        )
+    layout = {"yaxis": {"tickformat": ".0%"}, "xaxis": _iteration_axis([i for i, _ in judged])}
+    return Figure(title="Accuracy on the gate's tasks", data=data, layout=layout)
+
+
+def funnel(rows: Sequence[Row]) -> list[Figure]:
+    """Share of each agent's calls that reached the last step, over time."""
+
+    def share(counts: Mapping[str, float]) -> float | None:
+        values = list(counts.values())
+        return values[-1] / values[0] if values and values[0] else None
+
+    layout = {"yaxis": {"range": [0, 1.03], "tickformat": ".0%"}}
+    figure = _lines("Share of calls that trained", rows, "funnel", share, layout)
+    return [figure] if figure else []
+
+
+def timings(rows: Sequence[Row]) -> list[Figure]:
+    """Seconds per stage, stacked; and the share of an iteration that neither samples nor trains."""
+    timed = [row for row in rows if _part(row, "seconds")]
+    if not timed:
+        return []
+    x = [row["iteration"] for row in timed]
+    stages = dict.fromkeys(s for row in timed for s in _stage_seconds(row))
+    order = [s for s in STAGE_COLORS if s in stages] + [s for s in stages if s not in STAGE_COLORS]
+    bars: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "name": stage,
+            "x": x,
+            "y": [_finite(_stage_seconds(row).get(stage)) for row in timed],
+            "marker": {"color": STAGE_COLORS.get(stage, PALETTE[index % len(PALETTE)])},
+            "hovertemplate": "%{y:.2f} s",
+        }
+        for index, stage in enumerate(order)
+    ]
+    layout = {
+        "barmode": "stack",
+        "bargap": 0.25,
+        "yaxis": {"ticksuffix": " s"},
+        "xaxis": _iteration_axis(x),
+        "legend": {"traceorder": "normal", "entrywidth": 0, "font": {"size": 11}},
+    }
+    shares = [overhead_share(row) for row in timed]
+    line = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "overhead",
+        "x": x,
+        "y": shares,
+        "line": {"color": PALETTE[1], "width": 2},
+        "marker": {"size": 6},
+        "hovertemplate": "%{y:.1%}",
+    }
+    top = max([0.3, *(s * 1.15 for s in shares if s is not None)])
+    share_layout = {
+        "yaxis": {"range": [0, top], "tickformat": ".0%"},
+        "xaxis": _iteration_axis(x),
+        "showlegend": False,
+    }
+    return [
+        Figure(title="Seconds per stage", data=bars, layout=layout),
+        Figure(title="Neither sampling nor training", data=[line], layout=share_layout),
+    ]
+
+
+def total_seconds(row: Row) -> float:
+    """Wall seconds of an iteration: `total` where given, else the sum of its stages."""
+    seconds = _part(row, "seconds")
+    return float(seconds.get("total") or sum(v for k, v in seconds.items() if k != "total"))
+
+
+def overhead_share(row: Row) -> float | None:
+    """Share of an iteration that is neither sampling (evaluation included) nor training; None without timings."""
+    given = _finite(_part(row, "metrics").get("overhead_share"))
+    total = total_seconds(row)
+    if given is not None or total <= 0:
+        return given
+    return max(0.0, 1.0 - sum(_part(row, "seconds").get(stage, 0.0) for stage in WORK_STAGES) / total)
+
+
+def first_metric(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """The first of `names` that `values` has, with or without the prefix of its stage."""
+    return _first(values, names)
+
+
+def _stage_seconds(row: Row) -> dict[str, float]:
+    stages = {k: v for k, v in _part(row, "seconds").items() if k != "total"}
+    rest = total_seconds(row) - sum(stages.values())
+    return stages if rest <= 1e-3 else {**stages, "between stages": rest}
+
+
+def _lines(
+    title: str,
+    rows: Sequence[Row],
+    part: str,
+    value: Callable[[Mapping[str, Any]], Any],
+    layout: Mapping[str, Any] = EMPTY,
+) -> Figure | None:
+    """One line per key of `part` (agents, groups); None where there is no number at all."""
+    keys = list(dict.fromkeys(key for row in rows for key in _part(row, part)))
+    x = [row["iteration"] for row in rows]
+    data = []
+    for index, key in enumerate(keys):
+        y = [_finite(value(_part(row, part).get(key) or EMPTY)) for row in rows]
+        if any(v is not None for v in y):
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers" if len(rows) <= 40 else "lines",
+                    "name": key,
+                    "x": x,
+                    "y": y,
+                    "line": {"color": PALETTE[index % len(PALETTE)], "width": 2},
+                    "marker": {"size": 5},
+                    "hovertemplate": "%{y:.4g}",
+                }
+            )
+    if not data:
+        return None
+    return Figure(
+        title=title, data=data, layout={"xaxis": _iteration_axis(x), "showlegend": len(data) > 1, **dict(layout)}
+    )
+
+
+def _iteration_axis(iterations: Sequence[int]) -> dict[str, Any]:
+    low, high = min(iterations), max(iterations)
+    step = max(1, math.ceil((high - low) / 12))
+    return {"title": {"text": "iteration"}, "dtick": step, "tick0": low, "range": [low - 0.5, high + 0.5]}
+
+
+def _small_numbers(title: str) -> dict[str, Any]:
+    return {"yaxis": {"exponentformat": "power", "rangemode": "tozero"}} if title != "Entropy" else {}
+
+
+def _part(row: Row, key: str) -> Mapping[str, Any]:
+    return row.get(key) or EMPTY
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("train/")
+
+
+def _first(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    bare = {_bare(name): value for name, value in values.items()}
+    return next((_finite(bare[name]) for name in names if name in bare), None)
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
