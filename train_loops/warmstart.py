@@ -1,0 +1,239 @@
+"""warmstart: demonstrations -> a model folder trained on them, and a model folder -> version 0 of a model group.
+
+    demonstrations --bucket by length--> batches --cross-entropy on completion tokens--> AdamW --> folder --adopt--> v0
+
+One process and plain PyTorch: at this size DeepSpeed would add seconds of start-up and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import cos, pi
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stores.weights import Probe, WeightStore
+from train_loops.config import WarmstartConfig
+from train_loops.logprobs import PolicyScorer
+from train_loops.tiny_model import build_model, save_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from stores.types import ModelVersionRef
+
+Demonstration = tuple[Sequence[int], Sequence[int]]
+"""Prompt and completion token ids of one turn."""
+
+BUCKET_BATCHES = 16
+"""Rows are sorted by length among this many batches: little padding, and batches still differ in content."""
+
+
+def warmstart(
+    demonstrations: Sequence[Demonstration],
+    *,
+    config: WarmstartConfig,
+    seed: int,
+    out: Path,
+    model_folder: Path | None = None,
+    tokenizer: Any = None,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> dict[str, float]:
+    """Supervised training on completion tokens; writes a folder in Hugging Face layout to `out`.
+
+    The learning rate rises over `optimizer.warmup_steps`, then falls to a tenth along a cosine.
+
+    Args:
+        demonstrations: one per turn.
+        model_folder: what to start from, tokenizer included; None builds `config.tiny_model` for `tokenizer`.
+        tokenizer: of the tiny model (see `tiny_model.build_tokenizer`).
+        progress: called after each step with the step (from 1), the number of steps and the loss.
+
+    Returns:
+        Metrics `warmstart/<name>`: loss (mean of the last tenth of the steps), first_loss, steps, tokens (prompt and
+        completion, of all epochs), completion_tokens, seconds, tokens_per_s.
+
+    Raises:
+        ValueError: no demonstrations, one that is empty, or neither folder nor tiny model.
+    """
+    rows = _checked(demonstrations)
+    torch.set_num_threads(config.threads)
+    model, tokenizer = _starting_model(config, model_folder, tokenizer, seed=seed)
+    longest = max(len(p) + len(c) for p, c in rows)
+    limit = model.config.max_position_embeddings
+    if longest > limit:
+        raise ValueError(f"a demonstration has {longest} tokens but the model takes {limit}: raise max_position")
+    scorer = PolicyScorer(model).train()
+    batches = list(_batches(rows, config=config, seed=seed))
+    optimizer = torch.optim.AdamW(
+        scorer.parameters(),
+        lr=config.optimizer.lr,
+        betas=config.optimizer.betas,
+        eps=config.optimizer.eps,
+        weight_decay=config.optimizer.weight_decay,
+    )
+    started, losses, num_tokens, num_targets = time.perf_counter(), [], 0, 0
+    for step, picked in enumerate(batches, 1):
+        token_ids, loss_mask, size = _tensors([rows[i] for i in picked])
+        for group in optimizer.param_groups:
+            group["lr"] = config.optimizer.lr * _factor(step, len(batches), config.optimizer.warmup_steps)
+        logprobs, _ = scorer(token_ids, loss_mask, torch.ones(len(picked)))
+        targets = int(loss_mask.sum())
+        loss = -logprobs.sum() / targets
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(scorer.parameters(), config.optimizer.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        num_tokens += size
+        num_targets += targets
+        if not np.isfinite(losses[-1]):
+            raise ValueError(f"warm start: loss {losses[-1]} at step {step}; lower warmstart.optimizer.lr")
+        if progress is not None:
+            progress(step, len(batches), losses[-1])
+    seconds = time.perf_counter() - started
+    save_folder(model.eval(), tokenizer, out) if config.tiny_model else _save(model.eval(), tokenizer, out)
+    return {
+        "warmstart/loss": float(np.mean(losses[-max(len(losses) // 10, 1) :])),
+        "warmstart/first_loss": losses[0],
+        "warmstart/steps": float(len(losses)),
+        "warmstart/tokens": float(num_tokens),
+        "warmstart/completion_tokens": float(num_targets),
+        "warmstart/seconds": seconds,
+        "warmstart/tokens_per_s": num_tokens / seconds,
+    }
+
+
+def adopt(
+    folder: Path,
+    *,
+    store: WeightStore,
+    model_group: str,
+    run_id: str,
+    sequences: Sequence[Sequence[int]] | None = None,
+    note: str = "",
+) -> ModelVersionRef:
+    """Commits an existing folder in Hugging Face layout as version 0 of `model_group`.
+
+    Args:
+        sequences: token ids the version is recognised by after a weight sync; None draws some, always the same.
+
+    Raises:
+        ValueError: the folder lacks config, tokenizer or safetensors.
+    """
+    path = Path(folder)
+    lacking = [
+        what
+        for what, pattern in (
+            ("config.json", "config.json"),
+            ("a tokenizer (tokenizer.json or tokenizer_config.json)", "tokenizer*.json"),
+            ("safetensors", "*.safetensors"),
+        )
+        if not any(path.glob(pattern))
+    ]
+    if lacking:
+        raise ValueError(
+            f"{folder} is no model folder: it lacks {' and '.join(lacking)}; give a folder in Hugging Face layout "
+            "(save_pretrained of model and tokenizer)"
+        )
+    model = _load_model(path).eval()
+    if sequences is None:
+        sequences = probe_sequences(model.config.vocab_size)
+    return store.commit(
+        path,
+        model_group=model_group,
+        version=0,
+        parent=None,
+        run_id=run_id,
+        iteration=0,
+        probe=make_probe(model, sequences),
+        note=note or f"adopted from {path.name}",
+    )
+
+
+def make_probe(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Probe:
+    """What `model` says of fixed token sequences, float32 logprobs of a plain forward pass (design rule 3)."""
+    logprobs = []
+    with torch.no_grad():
+        for ids in sequences:
+            logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0, :-1].float()
+            targets = torch.tensor(list(ids[1:]))[:, None]
+            logprobs.append(tuple(logits.log_softmax(-1).gather(1, targets)[:, 0].tolist()))
+    return Probe(sequences=tuple(tuple(int(i) for i in ids) for ids in sequences), logprobs=tuple(logprobs))
+
+
+def probe_sequences(vocab_size: int, *, num_sequences: int = 4, length: int = 32) -> list[list[int]]:
+    """Token ids without meaning, the same ones at every call."""
+    return np.random.default_rng(0).integers(0, vocab_size, (num_sequences, length)).tolist()
+
+
+def _checked(demonstrations: Sequence[Demonstration]) -> list[Demonstration]:
+    if not demonstrations:
+        raise ValueError("warm start: no demonstrations; the demonstrator made none")
+    for i, (prompt, completion) in enumerate(demonstrations):
+        if not prompt or not completion:
+            raise ValueError(
+                f"demonstration {i} has {len(prompt)} prompt and {len(completion)} completion tokens; each needs one"
+            )
+    return list(demonstrations)
+
+
+def _starting_model(
+    config: WarmstartConfig, model_folder: Path | None, tokenizer: Any, *, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if model_folder is not None:
+        from transformers import AutoTokenizer
+
+        return _load_model(model_folder), tokenizer or AutoTokenizer.from_pretrained(model_folder)
+    if config.tiny_model is None or tokenizer is None:
+        raise ValueError("warm start: give a model folder, or warmstart.tiny_model and its tokenizer")
+    return build_model(config.tiny_model, tokenizer, seed=seed), tokenizer
+
+
+def _load_model(folder: Path) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def _batches(rows: Sequence[Demonstration], *, config: WarmstartConfig, seed: int) -> Iterator[list[int]]:
+    """Row indices of every step of every epoch."""
+    random = np.random.default_rng(seed)
+    lengths = np.array([len(p) + len(c) for p, c in rows])
+    bucket = config.batch_turns * BUCKET_BATCHES
+    for _ in range(config.num_epochs):
+        order = random.permutation(len(rows))
+        sorted_rows = np.concatenate(
+            [part[np.argsort(lengths[part], kind="stable")] for part in np.split(order, range(bucket, len(rows), bucket))]
+        )
+        cuts = np.split(sorted_rows, range(config.batch_turns, len(rows), config.batch_turns))
+        yield from (cuts[i].tolist() for i in random.permutation(len(cuts)))
+
+
+def _tensors(rows: Sequence[Demonstration]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Token ids [B, T] padded on the right, loss mask [B, T-1], and the number of tokens that are not padding."""
+    lengths = [len(p) + len(c) for p, c in rows]
+    token_ids = np.zeros((len(rows), max(lengths)), dtype=np.int64)
+    loss_mask = np.zeros((len(rows), max(lengths) - 1), dtype=bool)
+    for i, (prompt, completion) in enumerate(rows):
+        token_ids[i, : len(prompt)] = prompt
+        token_ids[i, len(prompt) : lengths[i]] = completion
+        loss_mask[i, len(prompt) - 1 : lengths[i] - 1] = True
+    return torch.from_numpy(token_ids), torch.from_numpy(loss_mask), sum(lengths)
+
+
+def _factor(step: int, num_steps: int, warmup_steps: int) -> float:
+    """Of the learning rate at `step` (from 1): linear rise, then a cosine from 1 to 0.1."""
+    warmup_steps = min(warmup_steps, num_steps // 4)
+    if step <= warmup_steps:
+        return step / warmup_steps
+    return 0.55 + 0.45 * cos(pi * (step - warmup_steps) / max(num_steps - warmup_steps, 1))
