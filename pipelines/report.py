@@ -278,7 +278,7 @@ def _turn(turn: Turn, reward: TurnReward | None) -> str:
     if reward is not None:
         parts = ", ".join(f"{escape(part)} {value:+g}" for part, value in reward.breakdown.items())
         tone = "good" if reward.reward > 0 else "bad" if reward.reward < 0 else ""
-        paid = f"<span class='badge {tone}' title='{parts}'>credit {reward.reward:+.2f}</span>"
+        paid = f"<span class='badge {tone}'>credit {reward.reward:+.2f}</span><span class='dim'>{parts}</span>"
     fields = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(value) or '<i>empty</i>'}</dd>" for name, value in turn.fields.items()
     )

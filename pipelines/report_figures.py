@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -58,7 +59,7 @@ def learning(rows: Sequence[Row]) -> list[Figure]:
 def training(rows: Sequence[Row]) -> list[Figure]:
     """The panels of `TRAIN_PANELS` that the run has, per model group."""
     found = [
-        _lines(title, rows, "groups", lambda values, names=names: _first(values, names), _small_numbers(title))
+        _lines(title, rows, "groups", partial(first_metric, names=names), _small_numbers(title))
         for title, names in TRAIN_PANELS
     ]
     return [f for f in found if f]
@@ -68,15 +69,11 @@ def other_metrics(rows: Sequence[Row]) -> list[Figure]:
     """Every model group's metric that `training` does not show, and the iteration's own metrics."""
     shown = {name for _, names in TRAIN_PANELS for name in names}
     names = dict.fromkeys(_bare(n) for row in rows for group in _part(row, "groups").values() for n in group)
-    found = [
-        _lines(name, rows, "groups", lambda values, name=name: _first(values, (name,)))
-        for name in names
-        if name not in shown
-    ]
+    found = [_lines(name, rows, "groups", partial(first_metric, names=(name,))) for name in names if name not in shown]
     wholes = dict.fromkeys(n for row in rows for n in _part(row, "metrics"))
     for name in wholes:
         whole = [{"iteration": row["iteration"], "m": {"iteration": _part(row, "metrics")}} for row in rows]
-        found.append(_lines(name, whole, "m", lambda values, name=name: values.get(name)))
+        found.append(_lines(name, whole, "m", partial(first_metric, names=(name,))))
     return [f for f in found if f]
 
 
@@ -148,7 +145,7 @@ def timings(rows: Sequence[Row]) -> list[Figure]:
         "bargap": 0.25,
         "yaxis": {"ticksuffix": " s"},
         "xaxis": _iteration_axis(x),
-        "legend": {"traceorder": "normal", "entrywidth": 0, "font": {"size": 11}},
+        "legend": {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "traceorder": "reversed"},
     }
     shares = [overhead_share(row) for row in timed]
     line = {
@@ -190,7 +187,8 @@ def overhead_share(row: Row) -> float | None:
 
 def first_metric(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
     """The first of `names` that `values` has, with or without the prefix of its stage."""
-    return _first(values, names)
+    bare = {_bare(name): value for name, value in values.items()}
+    return next((_finite(bare[name]) for name in names if name in bare), None)
 
 
 def _stage_seconds(row: Row) -> dict[str, float]:
@@ -227,6 +225,8 @@ def _lines(
             )
     if not data:
         return None
+    if len({v for line in data for v in line["y"] if v is not None}) == 1:
+        layout = {"yaxis": {"rangemode": "tozero", **layout.get("yaxis", {})}}
     return Figure(
         title=title, data=data, layout={"xaxis": _iteration_axis(x), "showlegend": len(data) > 1, **dict(layout)}
     )
@@ -248,11 +248,6 @@ def _part(row: Row, key: str) -> Mapping[str, Any]:
 
 def _bare(name: str) -> str:
     return name.removeprefix("train/")
-
-
-def _first(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    bare = {_bare(name): value for name, value in values.items()}
-    return next((_finite(bare[name]) for name in names if name in bare), None)
 
 
 def _finite(value: Any) -> float | None:

@@ -73,7 +73,7 @@ pre { margin: 6px 0; padding: 8px 10px; border-radius: 6px; background: var(--co
 details summary { cursor: pointer; color: var(--dim); font-size: 13px;
   }
 .turn details { display: inline-block; margin-right: 16px; }
-.turn details[open] { display: block; }
+.turn details[open] { display: block; margin-right: 0; }
 details.more { margin-top: 14px; } details.more summary { margin-bottom: 12px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 6px 0; font-size: 13px; }
 dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
