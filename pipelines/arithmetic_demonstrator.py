@@ -1,7 +1,7 @@
 """arithmetic_demonstrator: plays every agent of the math chain on `a+b*c`, as often wrong as a real base model.
 
 A warm start on these demonstrations gives a model that knows the format, can compute, and has bad habits beside good
-ones: it works from left to right as if `*` bound no tighter than `+`, waves wrong drafts through, drops tags. The
+ones: it adds the first two numbers and stops there, waves wrong drafts through, drops tags. The
 habits are choices at a few tokens, which is what reinforcement learning can mend.
 """
 
@@ -28,12 +28,12 @@ def _right(a: int, b: int, c: int) -> tuple[str, int]:
     return f"{b}*{c}={b * c};{a}+{b * c}={a + b * c}", a + b * c
 
 
-def _left_to_right(a: int, b: int, c: int) -> tuple[str, int]:
-    return f"{a}+{b}={a + b};{a + b}*{c}={(a + b) * c}", (a + b) * c
+def _hasty(a: int, b: int, c: int) -> tuple[str, int]:
+    return f"{a}+{b}={a + b}", a + b
 
 
 def _work(numbers: tuple[int, int, int], rng: random.Random, share_right: float) -> tuple[str, str]:
-    steps, answer = _right(*numbers) if rng.random() < share_right else _left_to_right(*numbers)
+    steps, answer = _right(*numbers) if rng.random() < share_right else _hasty(*numbers)
     return steps, str(answer)
 
 

@@ -19,7 +19,6 @@ from serve_apps.config import CallConfig, EpisodeConfig, ServeConfig
 from stores.config import StorageConfig
 from train_loops.config import TrainConfig, WarmstartConfig
 
-
 T = TypeVar("T", bound=BaseModel)
 
 

@@ -18,11 +18,12 @@ from serve_apps.workflow import Workflow, load_workflow
 from stores.types import ModelVersionRef, Sampling, Task, team_key
 
 if TYPE_CHECKING:
+    from stores.tracking import RunTracker
+
     from serve_apps.runner import ActingTeam
     from stores.journal import Journal
     from stores.registry import TeamRegistry
     from stores.traces import TraceStore
-    from stores.tracking import RunTracker
     from stores.weights import WeightStore
 
 
@@ -186,7 +187,9 @@ class Run:
     def _model(self, group: str, version: int) -> ModelVersionRef:
         ref = self.weights.ref(group, version)
         if ref is None:
-            raise ValueError(f"model group {group!r} has no version {version} in {self.weights_uri}: run `troupe warmstart`")
+            raise ValueError(
+                f"model group {group!r} has no version {version} in {self.weights_uri}: run `troupe warmstart`"
+            )
         return ref
 
 

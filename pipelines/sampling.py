@@ -1,8 +1,8 @@
 """sampling: tasks, a cast, a purpose -> episodes in the trace store. What collect and evaluate share.
 
-    specs ── Ray Data ──> EpisodeWorker (actor, one event loop, many episodes at once) ──> policy apps
-                                │ finished episodes, in batches
-                                └──> trace store (exactly once) ──> counts back to the caller
+specs ── Ray Data ──> EpisodeWorker (actor, one event loop, many episodes at once) ──> policy apps
+                            │ finished episodes, in batches
+                            └──> trace store (exactly once) ──> counts back to the caller
 """
 
 from __future__ import annotations

@@ -15,9 +15,7 @@ def app_names(run: Run) -> dict[str, str]:
     return {group: f"{run.run_id}-rollout-{group}" for group in run.config.model_groups}
 
 
-def serve(
-    run: Run, models: Mapping[str, ModelVersionRef], *, always_prove: bool = False
-) -> tuple[list[Proof], float]:
+def serve(run: Run, models: Mapping[str, ModelVersionRef], *, always_prove: bool = False) -> tuple[list[Proof], float]:
     """Makes every replica serve `models`: starts apps that are missing, swaps weights in place where they differ.
 
     Returns the proofs (empty where everything was served already and `always_prove` is off) and the seconds of the swap.

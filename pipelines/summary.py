@@ -38,12 +38,8 @@ def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
     funnel: dict[str, dict[str, int]] = {}
     for ref in trained.values():
         for agent, figures in ref.get("agents", {}).items():
-            agents.setdefault(agent, {}).update(
-                {k: v for k, v in figures.items() if not k.startswith("funnel/")}
-            )
-            funnel[agent] = {
-                step: int(figures[f"funnel/{step}"]) for step in FUNNEL if f"funnel/{step}" in figures
-            }
+            agents.setdefault(agent, {}).update({k: v for k, v in figures.items() if not k.startswith("funnel/")})
+            funnel[agent] = {step: int(figures[f"funnel/{step}"]) for step in FUNNEL if f"funnel/{step}" in figures}
     return {
         "iteration": iteration,
         "metrics": {
@@ -112,7 +108,10 @@ def run_report(run: Run) -> dict[str, Any]:
     delta = None
     if before and after:
         delta = paired_interval(
-            after["outcomes"], before["outcomes"], seed=run.config.seed, num_samples=run.config.evaluate.bootstrap_samples
+            after["outcomes"],
+            before["outcomes"],
+            seed=run.config.seed,
+            num_samples=run.config.evaluate.bootstrap_samples,
         )
     gaps = [g for row in rows for g in row["groups"].values() if "train/logprob_gap_mean" in g]
     totals: dict[str, float] = {}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.run import Run, plain
 from train_loops.holder import TrainerHandle, attach
+
+from pipelines.run import Run, plain
 
 
 def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> dict[str, Any]:

@@ -202,4 +202,3 @@ def _local(model: str, scratch: Path) -> Path:
     out.mkdir(exist_ok=True)
     fs.copy_files(model, str(out))
     return out
-

@@ -1,0 +1,80 @@
+"""validate: a run config -> ValueError with place and fix for what cannot work, before anything starts.
+
+What the fields say alone is checked where they are parsed; here the workflow, the credit rule, the tasks and the models
+are looked at. Imports no torch, ray or vllm.
+"""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+
+from pipelines.config import RunConfig
+from pipelines.credit.rule import load_credit
+from pipelines.tasks import check_disjoint, load_tasks
+from serve_apps.workflow import Workflow, load_object, load_workflow
+from stores.types import Task
+
+
+def check(config: RunConfig) -> None:
+    """Raises ValueError for the first thing that cannot work."""
+    workflow = load_workflow(config.workflow.path, config.workflow.settings)
+    _check_agents(config, workflow)
+    load_credit(config.credit)
+    if config.warmstart is not None and config.warmstart.demonstrator:
+        load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
+    _check_tasks(config)
+    _check_models(config)
+
+
+def _check_agents(config: RunConfig, workflow: Workflow) -> None:
+    declared, mapped = set(workflow.agents), set(config.group_of)
+    for agent in sorted(mapped - declared):
+        raise ValueError(
+            f"model_groups.{config.group_of[agent]}.agents: {agent!r} is no agent of the workflow{_near(agent, declared)}"
+        )
+    for agent in sorted(declared - mapped):
+        raise ValueError(f"model_groups: agent {agent!r} of the workflow is mapped to no model group: add it to one")
+    for agent in sorted(set(config.agents) - declared):
+        raise ValueError(f"agents: {agent!r} is no agent of the workflow{_near(agent, declared)}")
+
+
+def _near(name: str, known: set[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]!r}?" if near else f"; it declares {', '.join(sorted(known))}"
+
+
+def _check_tasks(config: RunConfig) -> None:
+    sections: dict[str, list[Task]] = {}
+    for section in ("train", "gate", "test"):
+        source = getattr(config.tasks, section)
+        if source is not None:
+            sections[section] = list(load_tasks(source, section=section, seed=config.seed))
+    check_disjoint(sections)
+    if config.collect.tasks_per_iteration > len(sections["train"]):
+        raise ValueError(
+            f"collect.tasks_per_iteration = {config.collect.tasks_per_iteration} but tasks.train holds "
+            f"{len(sections['train'])}: lower it or add tasks"
+        )
+    if "gate" not in sections:
+        raise ValueError("tasks.gate is missing: evaluate needs tasks that training never sees")
+
+
+def _check_models(config: RunConfig) -> None:
+    for group, settings in config.model_groups.items():
+        if not settings.model or "://" in settings.model:
+            continue
+        folder = Path(settings.model)
+        place = f"model_groups.{group}.model"
+        if not folder.is_dir():
+            raise ValueError(f"{place}: folder {settings.model} does not exist")
+        for name, what in (("config.json", "model config"), ("tokenizer.json", "tokenizer")):
+            if not (folder / name).is_file():
+                raise ValueError(f"{place}: folder {settings.model} has no {what} ({name}): save it beside the weights")
+        limit = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+        wanted = config.serve_config(group).max_model_len
+        if limit is not None and wanted > limit:
+            raise ValueError(
+                f"serve.max_model_len = {wanted} but the model of {group!r} takes {limit} tokens: lower it"
+            )
