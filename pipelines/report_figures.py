@@ -66,10 +66,15 @@ def training(rows: Sequence[Row]) -> list[Figure]:
 
 
 def other_metrics(rows: Sequence[Row]) -> list[Figure]:
-    """Every model group's metric that `training` does not show, and the iteration's own metrics."""
+    """Every metric of model groups and agents that has no chart elsewhere, and those of the whole iteration."""
     shown = {name for _, names in TRAIN_PANELS for name in names}
     names = dict.fromkeys(_bare(n) for row in rows for group in _part(row, "groups").values() for n in group)
     found = [_lines(name, rows, "groups", partial(first_metric, names=(name,))) for name in names if name not in shown]
+    per_agent = dict.fromkeys(n for row in rows for values in _part(row, "agents").values() for n in values)
+    for name in per_agent:
+        if name in ("reward", "format"):
+            continue
+        found.append(_lines(f"{_bare(name)}, per agent", rows, "agents", partial(first_metric, names=(_bare(name),))))
     wholes = dict.fromkeys(n for row in rows for n in _part(row, "metrics"))
     for name in wholes:
         whole = [{"iteration": row["iteration"], "m": {"iteration": _part(row, "metrics")}} for row in rows]

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import score_trace
-from pipelines.iteration_table import iteration_table
-from pipelines.report import Example, ExampleEpisode, ReportData, render, write_report
+from pipelines.report import Example, ExampleEpisode, ReportData, iteration_table, render, write_report
 from pipelines.report_figures import overhead_share
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
