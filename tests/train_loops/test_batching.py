@@ -221,7 +221,7 @@ def test_chunks_of_the_head_change_neither_logprobs_nor_gradients(
 def test_an_empty_microbatch_gives_every_parameter_a_gradient_of_zero(
     scorer: PolicyScorer, critic: ValueModel, samples: list[Sample]
 ) -> None:
-    empty = collate(samples, [])
+    empty = collate(samples, [], pad_id=5)  # 0 is the pad token, whose embedding is zero: it would hide a gradient
     completion_logprobs(scorer, empty).sum().backward()
     completion_values(critic, empty).sum().backward()
     for name, p in [*scorer.named_parameters(), *critic.named_parameters()]:
