@@ -11,9 +11,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from pipelines.credit.rule import SCORED_STATUSES
 from pipelines.run import Run, plain
 from pipelines.sampling import Progress, Sampled, sample_episodes
-from pipelines.score import SCORED, assign, per_agent
+from pipelines.score import assign, per_agent
 from pipelines.serving import app_names, serve
 from pipelines.statistics import Interval, mean_interval, paired_interval, pass_at_k
 from stores.types import EpisodeStatus, ModelVersionRef, Purpose, Task
@@ -38,9 +39,10 @@ def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> d
         return {**new.report(run), "champion": None, "gain": None, "reason": "candidate and champion are the same"}
     old = play(run, champion, tasks, iteration=iteration, purpose=Purpose.GATE, progress=progress)
     serve(run, candidate)
+    both = new.outcomes.keys() & old.outcomes.keys()
     gain = paired_interval(
-        new.outcomes,
-        old.outcomes,
+        {task: outcomes for task, outcomes in new.outcomes.items() if task in both},
+        {task: outcomes for task, outcomes in old.outcomes.items() if task in both},
         seed=run.config.seed,
         num_samples=settings.bootstrap_samples,
         confidence=settings.confidence,
@@ -49,6 +51,7 @@ def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> d
         **new.report(run),
         "champion": old.report(run),
         "gain": plain(gain),
+        "num_unpaired": len(tasks) - len(both),
         "sampling_seconds": new.sampled.sampling_seconds + old.sampled.sampling_seconds,
         "num_tokens": new.sampled.num_tokens + old.sampled.num_tokens,
     }
@@ -77,7 +80,7 @@ class Played:
     def __init__(self, run: Run, sampled: Sampled, models: Models) -> None:
         self.sampled, self.models = sampled, models
         traces = list(run.traces.read_traces(sampled.traces))
-        self.traces = [trace for trace in traces if trace.status in SCORED]
+        self.traces = [trace for trace in traces if trace.status in SCORED_STATUSES]
         self.num_failed = len(traces) - len(self.traces)
         self.rewards = [assign(run, trace) for trace in self.traces]
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipelines.credit.rule import SCORED_STATUSES, score_trace
 from pipelines.run import Run, plain
-from stores.types import EpisodeRewards, EpisodeStatus, Trace, TracesRef
-
-SCORED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
-"""What the policy did. Errors and timeouts get no reward: nothing becomes 0 by accident."""
+from stores.types import EpisodeRewards, Trace, TracesRef
 
 
 def score(run: Run, iteration: int) -> dict[str, Any]:
@@ -19,7 +17,7 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
     ref = TracesRef(**run.journal.ref(run.key(iteration, "collect"))["traces"])
     traces, rewards = [], []
     for trace in run.traces.read_traces(ref):
-        if trace.status in SCORED:
+        if trace.status in SCORED_STATUSES:
             traces.append(trace)
             rewards.append(assign(run, trace))
     run.traces.write_rewards(rewards)
@@ -40,22 +38,7 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
 
 def assign(run: Run, trace: Trace) -> EpisodeRewards:
     """The credit of one trace under the run's rule, checked: every reward belongs to a turn that happened."""
-    credit = run.credit.assign_credit(trace)
-    turns = {turn.turn_index for turn in trace.turns}
-    strays = [reward.turn_index for reward in credit.rewards if reward.turn_index not in turns]
-    if strays:
-        raise ValueError(
-            f"credit rule {run.config.credit.path} pays turns {strays} of episode {trace.episode_id}, which never happened"
-        )
-    return EpisodeRewards(
-        episode_id=trace.episode_id,
-        run_id=trace.run_id,
-        iteration=trace.iteration,
-        purpose=trace.purpose,
-        credit_version=run.credit_version,
-        outcome=credit.outcome,
-        rewards=tuple(credit.rewards),
-    )
+    return score_trace(run.credit, trace, version=run.credit_version)
 
 
 def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:

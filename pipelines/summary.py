@@ -107,9 +107,10 @@ def run_report(run: Run) -> dict[str, Any]:
     before, after = (run.journal.ref(run.key(k, "measure")) for k in (0, run.config.iterations))
     delta = None
     if before and after:
+        both = before["outcomes"].keys() & after["outcomes"].keys()
         delta = paired_interval(
-            after["outcomes"],
-            before["outcomes"],
+            {task: after["outcomes"][task] for task in both},
+            {task: before["outcomes"][task] for task in both},
             seed=run.config.seed,
             num_samples=run.config.evaluate.bootstrap_samples,
         )
