@@ -28,7 +28,9 @@ class AppList:
     def __init__(self, path: str) -> None:
         """Starts from what `path` holds, if it exists; nothing is deployed before the first change."""
         self._path = Path(path)
-        state = json.loads(self._path.read_text()) if self._path.is_file() else {"revision": 0, "apps": {}}
+        state: dict[str, Any] = {"revision": 0, "apps": {}}
+        if self._path.is_file():
+            state = json.loads(self._path.read_text())
         self._revision: int = state["revision"]
         self._apps: Apps = state["apps"]
 

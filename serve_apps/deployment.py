@@ -11,13 +11,13 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from stores.weights import Manifest, WeightStore
 
 from serve_apps.app_list import Apps, change, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
 from serve_apps.proof import Proof, SyncError, judge
 from stores.types import ModelVersionRef
+from stores.weights import Manifest, WeightStore
 
 IMPORT_PATH = "serve_apps.policy_app:build_app"
 POLL_S = 0.03
@@ -36,7 +36,6 @@ class PolicyAppSpec:
     model_group: str
     model: ModelVersionRef
     """What a new app starts with; an app that runs already keeps its version (that is for `sync_apps`)."""
-    weights_uri: str
     serve: ServeConfig
 
 
@@ -114,7 +113,6 @@ def prove_apps(
                 old_manifest.probe.logprobs if old_manifest else None,
                 tolerance=tolerance,
             )
-            is_right = status["version"] == new.version and status["manifest_sha256"] == new.manifest_sha256
             proofs.append(
                 Proof(
                     app=app,
@@ -123,7 +121,7 @@ def prove_apps(
                     version=status["version"],
                     max_difference_new=to_new,
                     max_difference_old=to_old,
-                    verdict=verdict if is_right else "failed",
+                    verdict=verdict if _serves(status, new) else "failed",
                     seconds=time.monotonic() - since,
                 )
             )
@@ -151,9 +149,7 @@ def user_config(ref: ModelVersionRef) -> dict[str, Any]:
 
 
 def _entry(spec: PolicyAppSpec) -> dict[str, Any]:
-    args = PolicyArgs(
-        model_group=spec.model_group, model=spec.model, weights_uri=spec.weights_uri, serve=spec.serve
-    ).to_dict()
+    args = PolicyArgs(model_group=spec.model_group, model=spec.model, serve=spec.serve).to_dict()
     return {
         "name": spec.name,
         "route_prefix": None,
@@ -168,11 +164,7 @@ def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:
     if entry is None:
         return False
     running = PolicyArgs.from_dict(entry["args"])
-    return (running.model_group, running.weights_uri, running.serve) == (
-        spec.model_group,
-        spec.weights_uri,
-        spec.serve,
-    )
+    return (running.model_group, running.serve) == (spec.model_group, spec.serve)
 
 
 def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float) -> None:
@@ -218,9 +210,7 @@ def _wait_until_served(targets: Mapping[str, Target], apps: Apps, deadline: floa
                         f"app {app!r}, replica {s['replica_id']} refused version {ref.version} and keeps "
                         f"{s['version']}: {s['error']}"
                     )
-            num_right = sum(
-                s["manifest_sha256"] == ref.manifest_sha256 and s["version"] == ref.version for s in statuses
-            )
+            num_right = sum(_serves(s, ref) for s in statuses)
             if num_right == len(statuses) == apps[app]["args"]["serve"]["num_replicas"]:
                 del waiting[app]
         if not waiting:
@@ -239,6 +229,10 @@ def _statuses_if_up(app: str) -> list[dict[str, Any]]:
     except (RayError, RayServeException):
         return []
     return [a for a in answers if isinstance(a, dict)]
+
+
+def _serves(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
+    return (status["version"], status["manifest_sha256"]) == (ref.version, ref.manifest_sha256)
 
 
 def _handle(app: str) -> Any:

@@ -16,22 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from stores.weights import WeightStore
 
 from serve_apps.config import ServeConfig
 from stores.types import FinishReason, ModelVersionRef
+from stores.weights import fetch, read_manifest, verify_folder
 
 DEPLOYMENT = "Policy"
 FLUSH_S = 0.01
 """How long finished completions wait for company before they are sent back in one message."""
 
+WATCH_S = 0.5
+"""How often a replica looks whether its engine is alive."""
+
 WireRequest = tuple[int, Sequence[int], int, float, float, int, float, int]
 """(key, prompt_token_ids, max_tokens, temperature, top_p, top_k, min_p, seed); `key` comes back with the result."""
-WireResult = tuple[int, list[int], list[float], str, int, bool]
-"""(key, token_ids, logprobs, finish_reason, policy_version, is_version_mixed), or
-(key, [], [], "error", policy_version, False, message) for a request that the engine refused."""
+WireResult = tuple[int, list[int], list[float], str, int, bool, str]
+"""(key, token_ids, logprobs, finish_reason, policy_version, is_version_mixed, error); where a request cannot run the
+finish reason is CONTEXT or REFUSED and `error` says why."""
 
-ERROR = "error"
+CONTEXT = "context"
+REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,6 @@ class PolicyArgs:
     model_group: str
     model: ModelVersionRef
     """The version that a replica loads first; `user_config` may name a later one."""
-    weights_uri: str
     serve: ServeConfig
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +52,6 @@ class PolicyArgs:
         return {
             "model_group": self.model_group,
             "model": asdict(self.model),
-            "weights_uri": self.weights_uri,
             "serve": self.serve.model_dump(mode="json"),
         }
 
@@ -59,7 +61,6 @@ class PolicyArgs:
         return cls(
             model_group=data["model_group"],
             model=ModelVersionRef(**data["model"]),
-            weights_uri=data["weights_uri"],
             serve=ServeConfig.model_validate(data["serve"]),
         )
 
@@ -90,11 +91,15 @@ def engine_environment(config: ServeConfig) -> dict[str, str]:
     env = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if config.gpus == 0:
-        env |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        env |= {
+            "OMP_NUM_THREADS": str(config.threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCH_COMPILE_DISABLE": "1",  # saves 3 s in the first call, and the need for a compiler
+        }
         if config.tensor_parallel_size == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # lets the engine core run its worker in its own process
     return env
@@ -136,16 +141,16 @@ class Policy:
     def __init__(self, args: dict[str, Any]) -> None:
         """Starts the engine on the version in `args`; Serve then calls `reconfigure` with the wanted one."""
         self._args = PolicyArgs.from_dict(args)
-        self._store = WeightStore(self._args.weights_uri)
         self._live = self._args.model
         self._wanted = self._args.model
         self._error = ""
         self._change = asyncio.Lock()
         self._num_requests = 0
         started = time.perf_counter()
-        self._start_engine(self._store.fetch(self._live))
+        self._start_engine(fetch(self._live))
         self._start_s = time.perf_counter() - started
         self._is_labelled = False
+        self._watch: asyncio.Task[None] | None = None
 
     def _start_engine(self, folder: Path) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -165,14 +170,14 @@ class Policy:
         A request that does not fit into the context comes back as an error by itself. Raises EngineDeadError when the
         engine is gone: what was not yielded by then has to be repeated elsewhere.
         """
-        await self._label_engine()
+        await self._greet_engine()
         finished: list[WireResult] = []
         pending: set[asyncio.Task[WireResult]] = set()
         try:
             for request in requests:
-                refusal = self._refusal(request)
-                if refusal:
-                    finished.append((request[0], [], [], ERROR, self._live.version, False, refusal))  # type: ignore[arg-type]
+                excess = len(request[1]) + request[2] - self._max_model_len
+                if excess > 0:
+                    finished.append(self._error_result(request, CONTEXT, self._excess_message(request, excess)))
                 else:
                     pending.add(asyncio.ensure_future(self._generate(request)))
             while pending:
@@ -189,47 +194,47 @@ class Policy:
             for task in pending:
                 task.cancel()
 
-    def _refusal(self, request: WireRequest) -> str:
-        """Why `request` cannot run, or an empty string."""
-        num_prompt, max_tokens = len(request[1]), request[2]
-        if not num_prompt:
-            return "the prompt is empty"
-        if num_prompt + max_tokens > self._max_model_len:
-            return (
-                f"prompt of {num_prompt} tokens + max_tokens {max_tokens} exceeds serve.max_model_len "
-                f"{self._max_model_len} by {num_prompt + max_tokens - self._max_model_len}"
-            )
-        return ""
+    def _excess_message(self, request: WireRequest, excess: int) -> str:
+        return (
+            f"prompt of {len(request[1])} tokens + max_tokens {request[2]} exceeds serve.max_model_len = "
+            f"{self._max_model_len} by {excess}"
+        )
+
+    def _error_result(self, request: WireRequest, reason: str, message: str) -> WireResult:
+        return request[0], [], [], reason, self._live.version, False, message
 
     async def _generate(self, request: WireRequest) -> WireResult:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         key, prompt, max_tokens, temperature, top_p, top_k, min_p, seed = request
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            stop_token_ids=self._stop_token_ids,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        output = await self._final_output(prompt, params)
+        try:
+            params = SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                seed=seed,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                stop_token_ids=self._stop_token_ids,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            output = await self._final_output(prompt, params)
+        except ValueError as error:  # how vLLM refuses a single request
+            return self._error_result(request, REFUSED, str(error))
         completion = output.outputs[0]
         spans = completion.weight_versions or ()
         version = int(spans[-1].version) if spans else self._live.version
         logprobs = completion.logprobs.logprobs if completion.logprobs is not None else []
         reason = completion.finish_reason or FinishReason.ABORT.value
-        return key, list(completion.token_ids), list(logprobs), reason, version, len(spans) > 1
+        return key, list(completion.token_ids), list(logprobs), reason, version, len(spans) > 1, ""
 
     async def _final_output(self, prompt: Sequence[int], params: Any) -> Any:
         """The one output of a FINAL_ONLY request."""
         self._num_requests += 1
-        tokens = {"type": "token", "prompt_token_ids": list(prompt)}
+        tokens: Any = {"type": "token", "prompt_token_ids": list(prompt)}
         async for output in self._engine.generate(tokens, params, str(self._num_requests)):
             final = output
         return final
@@ -267,40 +272,56 @@ class Policy:
             manifest_sha256=user_config["manifest_sha256"],
         )
         async with self._change:
+            await self._greet_engine()
             self._wanted, self._error = wanted, ""
             if wanted.manifest_sha256 == self._live.manifest_sha256 and wanted.version == self._live.version:
                 return
             try:
-                await asyncio.to_thread(self._store.verify, wanted)
-                folder = await asyncio.to_thread(self._store.fetch, wanted)
+                folder = await asyncio.to_thread(_verified_folder, wanted)
                 await self._stage(folder)
             except (ValueError, OSError) as error:
                 self._error = str(error)
                 return
-            await self._swap(wanted, folder)
+            await self._swap(wanted)
 
     async def _stage(self, folder: Path) -> None:
+        """Every worker loads and checks the weights; ValueError with the worker's message if one refuses them."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
         try:
             await self._engine.collective_rpc("troupe_stage", args=(str(folder),))
-        except Exception as error:  # noqa: BLE001  vLLM turns every worker exception into a plain Exception
+        except EngineDeadError:
+            raise
+        except Exception as error:  # noqa: BLE001  vLLM turns every worker's exception into a plain Exception
             raise ValueError(str(error)) from None
 
-    async def _swap(self, wanted: ModelVersionRef, folder: Path) -> None:
-        """The staged weights replace the live ones between two engine steps; caches never outlive a version."""
-        await self._engine.pause_generation(mode="keep", clear_cache=True)
-        try:
-            await self._engine.collective_rpc("troupe_swap")
-            await self._engine.update_weight_version(str(wanted.version))
-            self._live, self._is_labelled = wanted, True
-        finally:
-            await self._engine.resume_generation()
+    async def _swap(self, wanted: ModelVersionRef) -> None:
+        """The staged weights replace the live ones between two engine steps; caches never outlive a version.
 
-    async def _label_engine(self) -> None:
-        """Tells the engine the version it was started with, once, so that its outputs carry it."""
+        A swap that fails leaves a broken model: the exception goes to Serve, which replaces this replica.
+        """
+        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        await self._engine.collective_rpc("troupe_swap")
+        await self._engine.update_weight_version(str(wanted.version))
+        self._live = wanted
+        await self._engine.resume_generation()
+
+    async def _greet_engine(self) -> None:
+        """Once: tells the engine which version it was started with, and watches it from then on."""
         if not self._is_labelled:
             self._is_labelled = True
             await self._engine.update_weight_version(str(self._live.version))
+            self._watch = asyncio.ensure_future(self._die_with_engine())
+
+    async def _die_with_engine(self) -> None:
+        """Ends this replica as soon as its engine is dead.
+
+        Serve replaces a dead actor at once; failing health checks would take three periods, and every call fails.
+        """
+        while not self._engine.errored:
+            await asyncio.sleep(WATCH_S)
+        os._exit(1)
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -327,6 +348,13 @@ class Policy:
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine is gone, upon which Serve replaces the replica."""
         await self._engine.check_health()
+
+
+def _verified_folder(ref: ModelVersionRef) -> Path:
+    """A local folder with the files of `ref`, every byte checked; ValueError names what differs."""
+    folder = fetch(ref)
+    verify_folder(folder, read_manifest(ref))
+    return folder
 
 
 def stop_token_ids(folder: Path) -> list[int]:
