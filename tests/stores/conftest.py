@@ -66,8 +66,8 @@ def make_trace() -> MakeTrace:
                     request={"query": "it's 2 + 3", "top": 3},
                     response=[{"text": "five"}],
                     error="",
-                    start_s=0.5,
-                    duration_s=0.25,
+                    start_s=0.15,
+                    duration_s=0.05,
                 ),
             ),
             started_at=1_700_000_000.125,
@@ -129,3 +129,10 @@ def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
         start_s=0.1 * turn_index,
         duration_s=0.123456789,
     )
+
+
+@pytest.fixture(scope="session")
+def mlflow_place(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Tracking URI and artifact root of one MLflow for the session: making its tables takes seconds."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    return f"sqlite:///{folder}/not/there/yet/mlflow.db", str(folder / "artifacts")

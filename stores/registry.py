@@ -1,0 +1,233 @@
+"""registry: what is promoted as one. A team = workflow + prompts + credit rule + one model version per model group.
+
+A team version is a version of one registered model in MLflow: a logged model with `team.json` (weights by URI and
+sha256, never copied), params, metrics and tags. Promotion and rollback move the alias `champion`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stores.experiment import absolute, connect, numbers, open_experiment, open_run
+from stores.types import ModelVersionRef
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+CANDIDATE = "candidate"
+CHAMPION = "champion"
+
+TEAM_FILE = "team.json"
+KEY_TAG = "troupe.team_sha256"
+MODEL_TAG = "troupe.model_id"
+"""The SQL store of MLflow 3.17 forgets a version's `model_id`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """Everything that is evaluated, promoted, served and rolled back as one."""
+
+    workflow: str
+    """Dotted path."""
+    prompts: Mapping[str, str]
+    """By agent."""
+    credit: Mapping[str, Any]
+    """`path`, `settings`, `version` of the credit rule."""
+    models: Mapping[str, ModelVersionRef]
+    """By model group."""
+    git_commit: str
+    run_id: str
+    iteration: int
+    evaluation: Mapping[str, Any]
+    """Summary of the report that the gate saw; JSON values."""
+
+    def to_json(self) -> str:
+        """The text of `team.json`."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Team:
+        """The inverse of `to_json`."""
+        data = json.loads(text)
+        models = {group: ModelVersionRef(**ref) for group, ref in data.pop("models").items()}
+        return cls(models=models, **data)
+
+    @property
+    def sha256(self) -> str:
+        """Identity of what acts, wherever and however often it was evaluated."""
+        data = {name: value for name, value in asdict(self).items() if name != "evaluation"}
+        return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamVersion:
+    """One line of a list of team versions."""
+
+    version: int
+    aliases: tuple[str, ...]
+    run_id: str
+    iteration: int
+    policy_versions: Mapping[str, int]
+    evaluation: Mapping[str, float]
+    """The numbers of the evaluation summary, by path."""
+    created_at: float
+    """Unix seconds."""
+
+
+class TeamRegistry:
+    """The teams in one MLflow store or server. Cheap to make and to pickle."""
+
+    def __init__(self, tracking_uri: str, artifact_root: str) -> None:
+        """Args: tracking_uri: `sqlite:///PATH` or a server; artifact_root: folder or URI."""
+        self.tracking_uri, self.artifact_root = absolute(tracking_uri), absolute(artifact_root)
+
+    def register(self, name: str, team: Team) -> int:
+        """Version of the team under this name; the same team is registered once, however often it is asked."""
+        self._make_name(name)
+        found = self._client.search_model_versions(f"name = {_quote(name)} and tags.`{KEY_TAG}` = '{team.sha256}'")
+        if found:
+            return min(int(v.version) for v in found)
+        experiment = open_experiment(self._client, self.artifact_root)
+        mlflow_run = open_run(self._client, experiment, team.run_id)
+        model_id, location = self._log_model(name, team, experiment, mlflow_run)
+        made = self._client.create_model_version(
+            name, source=location, run_id=mlflow_run, model_id=model_id, tags={**_tags(team), MODEL_TAG: model_id}
+        )
+        link = json.dumps([{"name": name, "version": int(made.version)}])
+        self._client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})
+        return int(made.version)
+
+    def load(self, name: str, version: int | str) -> tuple[int, Team]:
+        """A team by version or alias; ValueError lists what there is instead."""
+        from mlflow.artifacts import download_artifacts
+
+        number = self.alias(name, version) if isinstance(version, str) else version
+        found = self._versions(name).get(number) if number is not None else None
+        if found is None:
+            raise ValueError(f"no team {name!r} {version!r} in {self.tracking_uri}: {self._what_there_is(name)}")
+        with tempfile.TemporaryDirectory() as scratch:
+            path = download_artifacts(
+                artifact_uri=f"{found.source}/{TEAM_FILE}", dst_path=scratch, tracking_uri=self.tracking_uri
+            )
+            return int(found.version), Team.from_json(Path(path).read_text())
+
+    def set_alias(self, name: str, alias: str, version: int) -> None:
+        """Moves an alias; ValueError if there is no such version."""
+        if version not in self._versions(name):
+            raise ValueError(f"no team {name!r} {version} in {self.tracking_uri}: {self._what_there_is(name)}")
+        self._client.set_registered_model_alias(name, alias, str(version))
+
+    def alias(self, name: str, alias: str) -> int | None:
+        """The version that an alias names; None if it names none."""
+        return self._aliases(name).get(alias)
+
+    def versions(self, name: str) -> list[TeamVersion]:
+        """Every version of a team, ascending; empty if there is none."""
+        aliases = self._aliases(name)
+        return [
+            TeamVersion(
+                version=number,
+                aliases=tuple(sorted(a for a, v in aliases.items() if v == number)),
+                run_id=found.tags["troupe.run_id"],
+                iteration=int(found.tags["troupe.iteration"]),
+                policy_versions=json.loads(found.tags["troupe.policy_versions"]),
+                evaluation=json.loads(found.tags["troupe.evaluation"]),
+                created_at=found.creation_timestamp / 1000,
+            )
+            for number, found in self._versions(name).items()
+        ]
+
+    def names(self) -> list[str]:
+        """Every team that has a version or had one."""
+        return sorted(m.name for m in self._client.search_registered_models())
+
+    @property
+    def _client(self) -> MlflowClient:
+        return connect(self.tracking_uri)
+
+    def _log_model(self, name: str, team: Team, experiment: str, mlflow_run: str) -> tuple[str, str]:
+        """Id and place of a logged model that holds the manifest."""
+        from mlflow.entities import LoggedModelStatus
+
+        params = {"workflow": team.workflow, "credit": str(team.credit.get("path", "")), "git_commit": team.git_commit}
+        params |= {f"model.{group}": f"v{ref.version} {ref.uri}" for group, ref in team.models.items()}
+        model = self._client.create_logged_model(
+            experiment, name=_model_name(name, team), source_run_id=mlflow_run, params=params, model_type="team"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / TEAM_FILE).write_text(team.to_json())
+            self._client.log_model_artifacts(model.model_id, folder)
+        self._log_metrics(team, mlflow_run, model.model_id)
+        self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+        return model.model_id, model.artifact_location
+
+    def _log_metrics(self, team: Team, mlflow_run: str, model_id: str) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        found = numbers(team.evaluation, "team")
+        metrics = [Metric(n, v, now, team.iteration, model_id=model_id, run_id=mlflow_run) for n, v in found.items()]
+        if metrics:
+            self._client.log_batch(mlflow_run, metrics=metrics[:1000])
+
+    def _make_name(self, name: str) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+
+    def _versions(self, name: str) -> dict[int, ModelVersion]:
+        found = self._client.search_model_versions(f"name = {_quote(name)}", max_results=10_000)
+        return {int(v.version): v for v in sorted(found, key=lambda v: int(v.version))}
+
+    def _aliases(self, name: str) -> dict[str, int]:
+        """Read from the registered model: a version found by search does not know its aliases."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            model = self._client.get_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return {}
+        return {alias: int(version) for alias, version in model.aliases.items()}
+
+    def _what_there_is(self, name: str) -> str:
+        if name not in self.names():
+            return f"teams are {', '.join(map(repr, self.names())) or 'none yet'}"
+        aliases = ", ".join(f"{a} = {v}" for a, v in sorted(self._aliases(name).items()))
+        return (
+            f"versions are {', '.join(map(str, self._versions(name))) or 'none yet'}; aliases are {aliases or 'none'}"
+        )
+
+
+def _tags(team: Team) -> dict[str, str]:
+    evaluation = numbers(team.evaluation)
+    return {
+        KEY_TAG: team.sha256,
+        "troupe.run_id": team.run_id,
+        "troupe.iteration": str(team.iteration),
+        "troupe.git_commit": team.git_commit,
+        "troupe.policy_versions": json.dumps({group: ref.version for group, ref in team.models.items()}),
+        "troupe.evaluation": json.dumps(dict(list(evaluation.items())[:100])),
+    }
+
+
+def _model_name(name: str, team: Team) -> str:
+    """Without the characters that MLflow refuses in names of logged models."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{name}-{team.run_id}-{team.iteration}")
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,84 @@
+"""stores.registry on a real MLflow in a SQLite file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stores.registry import CANDIDATE, CHAMPION, Team, TeamRegistry
+from stores.types import ModelVersionRef
+
+
+def _team(iteration: int = 1, **changes: object) -> Team:
+    models = {
+        group: ModelVersionRef(
+            model_group=group, version=iteration, uri=f"s3://b/{group}/v1", manifest_sha256="ab" * 32
+        )
+        for group in ("small", "large")
+    }
+    team = Team(
+        workflow="package.module:Flow",
+        prompts={"solver": "Solve:\n{question}", "verifier": "Check ✓ it's right"},
+        credit={"path": "package.credit:Rule", "settings": {"weight": 0.5}, "version": "c1"},
+        models=models,
+        git_commit="0123abc",
+        run_id="run.1",
+        iteration=iteration,
+        evaluation={"accuracy": 0.75, "gain": {"mean": 0.1, "low": -0.02}, "verdict": "promote", "is_better": True},
+    )
+    return replace(team, **changes)
+
+
+def test_a_team_comes_back_by_version_and_by_alias(mlflow_place: tuple[str, str]) -> None:
+    registry = TeamRegistry(*mlflow_place)
+    assert registry.versions("by-alias") == [] and registry.alias("by-alias", CHAMPION) is None
+    first, second = registry.register("by-alias", _team(1)), registry.register("by-alias", _team(2))
+    assert registry.alias("by-alias", CHAMPION) is None
+    registry.set_alias("by-alias", CANDIDATE, second)
+    registry.set_alias("by-alias", CHAMPION, first)
+    assert registry.load("by-alias", CHAMPION) == (first, _team(1))
+    assert registry.load("by-alias", second) == (second, _team(2))
+    registry.set_alias("by-alias", CHAMPION, second)
+    assert TeamRegistry(*mlflow_place).load("by-alias", CHAMPION) == (second, _team(2))
+    lines = registry.versions("by-alias")
+    assert [(v.version, v.aliases, v.iteration) for v in lines] == [(1, (), 1), (2, (CANDIDATE, CHAMPION), 2)]
+    assert lines[0].evaluation == {"accuracy": 0.75, "gain/mean": 0.1, "gain/low": -0.02, "is_better": 1.0}
+    assert lines[1].policy_versions == {"small": 2, "large": 2}
+
+
+def test_the_same_team_is_registered_once(mlflow_place: tuple[str, str]) -> None:
+    registry = TeamRegistry(*mlflow_place)
+    versions = [registry.register("once", _team(1)) for _ in range(2)]
+    versions.append(registry.register("once", _team(1, evaluation={"accuracy": 0.1})))
+    assert versions == [1, 1, 1]
+    assert registry.register("once", _team(1, prompts={"solver": "Other"})) == 2
+    assert registry.load("once", 1) == (1, _team(1))
+
+
+def test_a_version_shows_its_params_and_metrics_in_mlflow(mlflow_place: tuple[str, str]) -> None:
+    from mlflow import MlflowClient
+
+    registry = TeamRegistry(*mlflow_place)
+    registry.register("shown", _team(3))
+    client = MlflowClient(tracking_uri=registry.tracking_uri)
+    model = client.get_logged_model(client.get_model_version("shown", "1").tags["troupe.model_id"])
+    assert model.status == "READY" and model.params["model.small"] == "v3 s3://b/small/v1"
+    assert {m.key: m.value for m in model.metrics} == {
+        "team/accuracy": 0.75,
+        "team/gain/mean": 0.1,
+        "team/gain/low": -0.02,
+        "team/is_better": 1.0,
+    }
+
+
+def test_a_missing_team_names_what_there_is(mlflow_place: tuple[str, str]) -> None:
+    registry = TeamRegistry(*mlflow_place)
+    registry.register("present", _team(1))
+    registry.set_alias("present", CANDIDATE, 1)
+    with pytest.raises(ValueError, match=r"no team 'absent' 'champion' .*: teams are .*'present'"):
+        registry.load("absent", CHAMPION)
+    with pytest.raises(ValueError, match=r"no team 'present' 'champion' .*: versions are 1; aliases are candidate = 1"):
+        registry.load("present", CHAMPION)
+    with pytest.raises(ValueError, match=r"no team 'present' 7 .*: versions are 1"):
+        registry.set_alias("present", CHAMPION, 7)

@@ -1,0 +1,81 @@
+"""stores.tracking on a real MLflow in a SQLite file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stores.tracking import RunTracker
+from stores.types import EpisodeRewards, EpisodeStatus, Trace
+
+
+def test_a_restarted_run_goes_on_in_the_same_mlflow_run(mlflow_place: tuple[str, str]) -> None:
+    first = RunTracker(*mlflow_place, "restarted")
+    first.start({"seed": 1, "note": "x" * 9000}, {"commit": "abc"})
+    first.log_metrics({f"train/m{i}": i / 2 for i in range(1500)}, 0)
+    first.finish("FAILED")
+    second = RunTracker(*mlflow_place, "restarted")
+    assert second.start({"seed": 2, "iterations": 5}) == first.mlflow_run_id
+    second.log_metrics({"train/m3": 7.0}, 1)
+    run = second._client.get_run(second.mlflow_run_id)
+    assert run.info.status == "RUNNING" and run.info.run_name == "restarted"
+    assert (run.data.params["seed"], run.data.params["iterations"], run.data.tags["commit"]) == ("1", "5", "abc")
+    history = second._client.get_metric_history(second.mlflow_run_id, "train/m3")
+    assert [(m.step, m.value) for m in history] == [(0, 1.5), (1, 7.0)]
+    assert run.data.metrics["train/m1499"] == 749.5
+    assert RunTracker(*mlflow_place, "another").start() != first.mlflow_run_id
+
+
+def test_files_of_a_run_lie_under_the_artifact_root(mlflow_place: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    tracker = RunTracker(*mlflow_place, "files")
+    tracker.log_artifact(tmp_path / "report.json")
+    tracker.log_artifact(tmp_path, "all")
+    found = {p.relative_to(mlflow_place[1]).as_posix() for p in Path(mlflow_place[1]).rglob("report.json")}
+    mine = f"{tracker.mlflow_run_id}/artifacts"
+    assert found >= {f"{mine}/report.json", f"{mine}/all/report.json"}
+
+
+def test_an_episode_shows_its_turns_tools_times_and_credit(
+    mlflow_place: tuple[str, str], make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    tracker = RunTracker(*mlflow_place, "shown")
+    trace = make_trace(0, run_id="shown")
+    assert tracker.log_traces([(trace, make_rewards(trace, outcome=0.5))]) == 1
+    assert tracker.log_traces([(trace, make_rewards(trace, outcome=0.5))]) == 0
+    (shown,) = tracker._client.search_traces(
+        locations=[tracker._open()[0]], filter_string=f"tags.episode_id = '{trace.episode_id}'"
+    )
+    assert shown.info.trace_metadata["mlflow.sourceRun"] == tracker.mlflow_run_id
+    assert (shown.info.tags["run"], shown.info.tags["iteration"], shown.info.tags["status"]) == ("shown", "3", "ok")
+    assert {a.name: a.value for a in shown.info.assessments} == {"outcome": 0.5, "reward": pytest.approx(0.8)}
+    spans = sorted(shown.data.spans, key=lambda s: (s.parent_id is not None, s.start_time_ns))
+    assert [s.span_type for s in spans] == ["AGENT", "LLM", "TOOL", "LLM"]
+    by_name = {s.name: s for s in shown.data.spans}
+    turn = trace.turns[1]
+    span = by_name["verifier"]
+    assert (span.inputs, span.outputs) == (turn.prompt_text, turn.completion_text)
+    assert (span.attributes["model_group"], span.attributes["policy_version"]) == ("large", 4)
+    assert span.attributes["credit"] == pytest.approx(0.4)
+    assert span.attributes["mlflow.chat.tokenUsage"]["output_tokens"] == len(turn.completion_token_ids)
+    assert (span.end_time_ns - span.start_time_ns) / 1e9 == pytest.approx(turn.duration_s)
+    assert span.start_time_ns / 1e9 == pytest.approx(trace.started_at + turn.start_s)
+    assert by_name["search"].inputs == {"query": "it's 2 + 3", "top": 3}
+    assert by_name["search"].parent_id == by_name[trace.workflow].span_id
+
+
+def test_failures_come_first_and_fill_at_most_half(
+    mlflow_place: tuple[str, str], make_trace: Callable[..., Trace]
+) -> None:
+    tracker = RunTracker(*mlflow_place, "chosen")
+    broken = {"status": EpisodeStatus.AGENT_ERROR, "error": "KeyError: 'x'", "turns": ()}
+    failed = [make_trace(i, run_id="chosen", **broken) for i in range(6)]
+    sound = [make_trace(i, run_id="chosen") for i in range(6, 16)]
+    assert tracker.log_traces([(t, None) for t in [*sound, *failed]], limit=8) == 8
+    shown = tracker._client.search_traces(locations=[tracker._open()[0]], filter_string="tags.run = 'chosen'")
+    statuses = [t.info.tags["status"] for t in shown]
+    assert (statuses.count("agent_error"), statuses.count("ok")) == (4, 4)
+    root = next(t for t in shown if t.info.tags["status"] == "agent_error").data.spans[0]
+    assert root.status.status_code.value == "ERROR" and "KeyError" in root.status.description
