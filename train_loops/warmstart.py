@@ -213,7 +213,10 @@ def _batches(rows: Sequence[Demonstration], *, config: WarmstartConfig, seed: in
     for _ in range(config.num_epochs):
         order = random.permutation(len(rows))
         sorted_rows = np.concatenate(
-            [part[np.argsort(lengths[part], kind="stable")] for part in np.split(order, range(bucket, len(rows), bucket))]
+            [
+                part[np.argsort(lengths[part], kind="stable")]
+                for part in np.split(order, range(bucket, len(rows), bucket))
+            ]
         )
         cuts = np.split(sorted_rows, range(config.batch_turns, len(rows), config.batch_turns))
         yield from (cuts[i].tolist() for i in random.permutation(len(cuts)))

@@ -1,0 +1,166 @@
+"""The engine: DeepSpeed learns as plain PyTorch does, resumes exactly, exports what can be served, compiles nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stores.weights import read_safetensors_header
+from train_loops.batching import Batch, collate
+from train_loops.config import DeepSpeedConfig, OptimizerConfig
+from train_loops.engine import Engine, export_weights, join_workers, load_critic, load_policy
+from train_loops.logprobs import completion_logprobs
+from train_loops.rows import Sample
+
+OPTIMIZER = OptimizerConfig(lr=1e-3, max_grad_norm=0.5, warmup_steps=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_worker():
+    join_workers()
+
+
+def batches(num: int = 3) -> list[Batch]:
+    random = torch.Generator().manual_seed(0)
+    samples = [
+        Sample(
+            episode_id=str(i),
+            group_id="g",
+            task_id="t",
+            agent="a",
+            turn_index=0,
+            round_index=0,
+            token_ids=torch.randint(0, 256, (12 + i,), generator=random).tolist(),
+            prompt_length=6,
+            rollout_logprobs=[0.0] * (6 + i),
+            reward=0.0,
+            temperature=1.0,
+            status="ok",
+        )
+        for i in range(2 * num)
+    ]
+    return [collate(samples, [2 * i, 2 * i + 1]) for i in range(num)]
+
+
+def train(engine: Engine, num_steps: int) -> list[float]:
+    norms = []
+    for _ in range(num_steps):
+        parts = batches()
+        for i, batch in enumerate(parts):
+            engine.backward(-completion_logprobs(engine, batch).sum() / 50, is_last=i == len(parts) - 1)
+        norms.append(engine.step().grad_norm)
+    return norms
+
+
+def weights(engine: Engine) -> torch.Tensor:
+    return torch.cat([x.flatten() for _, x in engine.tensors(engine.module)])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_zero_stage_learns_like_plain_pytorch(tiny_model: Path, stage: int) -> None:
+    config = DeepSpeedConfig(zero_stage=stage)
+    engine = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    norms = train(engine, 3)
+    plain = load_policy(tiny_model, config)
+    optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.0)
+    expected = []
+    for step in range(3):
+        for batch in batches():
+            (-completion_logprobs(plain, batch).sum() / 50).backward()
+        expected.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)))
+        optimizer.param_groups[0]["lr"] = 1e-3 * min(1, (step + 1) / 2)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert norms == pytest.approx(expected, rel=1e-4)
+    difference = weights(engine) - torch.cat([p.detach().flatten() for p in plain.parameters()])
+    assert difference.abs().max() < 2e-5
+    engine.close()
+
+
+@pytest.mark.parametrize("config", [DeepSpeedConfig(), DeepSpeedConfig(zero_stage=2, bf16=True)], ids=["z0", "z2-bf16"])
+def test_a_checkpoint_continues_as_if_nothing_had_happened(
+    tiny_model: Path, tmp_path: Path, config: DeepSpeedConfig
+) -> None:
+    first = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    train(first, 2)
+    first.save(tmp_path, tag="policy", state={"version": 7})
+    expected = train(first, 2)
+    second = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    assert second.load(tmp_path, tag="policy") == {"version": 7}
+    assert train(second, 2) == expected
+    assert torch.equal(weights(first), weights(second))
+
+
+def test_a_checkpoint_of_another_layout_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    engine = Engine(load_policy(tiny_model, DeepSpeedConfig()), optimizer=OPTIMIZER, config=DeepSpeedConfig())
+    engine.save(tmp_path, tag="policy", state={})
+    other = DeepSpeedConfig(zero_stage=1)
+    with pytest.raises(ValueError, match="zero_stage"):
+        Engine(load_policy(tiny_model, other), optimizer=OPTIMIZER, config=other).load(tmp_path, tag="policy")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        engine.load(tmp_path, tag="critic")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_loss_that_is_not_finite_skips_the_step_and_leaves_no_trace(tiny_model: Path, stage: int) -> None:
+    config = DeepSpeedConfig(zero_stage=stage)
+    engine = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    before = weights(engine)
+    first, second = batches(2)
+    engine.backward(completion_logprobs(engine, first).sum(), is_last=False)
+    engine.backward(completion_logprobs(engine, second).sum() * math.inf, is_last=True)
+    assert not engine.step().is_applied
+    assert torch.equal(weights(engine), before) and engine.num_steps == 0
+    fresh = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    assert train(engine, 1) == train(fresh, 1)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_exported_weights_are_those_of_the_engine_with_the_tied_head_once(
+    tiny_model: Path, tmp_path: Path, stage: int
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = DeepSpeedConfig(zero_stage=stage)
+    engine = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    train(engine, 1)
+    out = export_weights(engine, parent=tiny_model, out=tmp_path / "v1")
+    header = read_safetensors_header(out / "model.safetensors")
+    assert header == read_safetensors_header(tiny_model / "model.safetensors")
+    assert "lm_head.weight" not in header
+    assert len(AutoTokenizer.from_pretrained(out)) == len(AutoTokenizer.from_pretrained(tiny_model))
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in loaded.parameters()]), weights(engine))
+
+
+def test_policy_and_critic_train_side_by_side(tiny_model: Path) -> None:
+    config = DeepSpeedConfig()
+    policy = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    critic = Engine(load_critic(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    before = weights(critic)
+    train(policy, 1)
+    assert torch.equal(weights(critic), before)
+    batch = batches(1)[0]
+    critic.backward((critic(batch.token_ids, batch.loss_mask) - 1).square().mean(), is_last=True)
+    assert critic.step().is_applied and not torch.equal(weights(critic), before)
+
+
+def test_an_engine_starts_and_steps_where_there_is_no_compiler(tiny_model: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from train_loops.config import *; from train_loops.engine import *\n"
+        "join_workers(); c = DeepSpeedConfig(zero_stage=1)\n"
+        "e = Engine(load_policy(sys.argv[1], c), optimizer=OptimizerConfig(), config=c)\n"
+        "import torch; ids = torch.ones(1, 4, dtype=torch.long)\n"
+        "e.backward(e(ids, torch.ones(1, 3, dtype=torch.bool), torch.ones(1))[0].sum(), is_last=True)\n"
+        "assert e.step().is_applied\n"
+    )
+    env = {"PATH": str(Path(sys.executable).parent), "HOME": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path / "x")}
+    env |= {k: v for k, v in os.environ.items() if k.startswith("PYTHON")}
+    subprocess.run([sys.executable, "-c", script, str(tiny_model)], env=env, check=True, timeout=300)
+    assert not (tmp_path / "x").exists()
