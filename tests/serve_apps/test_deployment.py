@@ -1,0 +1,84 @@
+"""Verdicts and the list of apps, without an engine; what needs engines is in test_policy_app.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serve_apps.app_list import AppList, Apps, with_user_config
+from serve_apps.proof import judge, max_difference
+
+NEW = ((-1.0, -2.0), (-3.0,))
+OLD = ((-1.5, -2.0), (-3.0,))
+
+
+class RecordingAppList(AppList):
+    """An AppList whose deploys go nowhere, and fail on demand."""
+
+    deployed: list[Apps]
+    is_refusing = False
+
+    def _deploy(self, apps: Apps) -> None:
+        if self.is_refusing:
+            raise RuntimeError("Serve refuses")
+        self.deployed = [*getattr(self, "deployed", []), apps]
+
+
+def test_a_replica_is_proven_when_it_is_near_the_new_version_and_nearer_than_to_the_old() -> None:
+    served = ((-1.00001, -2.0), (-3.0,))
+    verdict, to_new, to_old = judge(served, NEW, served, OLD, tolerance=1e-3)
+    assert verdict == "proven"
+    assert (to_new, to_old) == (pytest.approx(1e-5), pytest.approx(0.49999))
+    assert judge(served, NEW, None, None, tolerance=1e-3)[0] == "proven"
+
+
+def test_old_weights_and_far_or_undefined_answers_fail() -> None:
+    assert judge(OLD, NEW, OLD, OLD, tolerance=1e-3)[0] == "failed"
+    nan = ((float("nan"), -2.0), (-3.0,))
+    assert judge(nan, NEW, nan, OLD, tolerance=1e-3)[0] == "failed"
+
+
+def test_a_small_step_within_tolerance_is_still_told_apart() -> None:
+    new = ((-1.0, -2.0005), (-3.0,))
+    old = ((-1.0, -2.0), (-3.0,))
+    assert judge(new, new, new, old, tolerance=1e-3)[0] == "proven"
+    assert judge(old, new, old, old, tolerance=1e-3)[0] == "failed"
+
+
+def test_versions_nearer_than_the_noise_are_called_indistinguishable() -> None:
+    old = ((-1.00001, -2.0), (-3.0,))
+    assert judge(NEW, NEW, NEW, old, tolerance=1e-3)[0] == "indistinguishable"
+    assert judge(old, NEW, old, old, tolerance=1e-3)[0] == "indistinguishable"
+
+
+def test_probes_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="lengths differ"):
+        max_difference(NEW, ((-1.0,), (-3.0,)))
+
+
+def test_the_list_of_apps_changes_by_compare_and_swap_and_survives_its_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "deep" / "apps.json")
+    apps = RecordingAppList(path)
+    assert apps.replace(0, {"a": {"name": "a"}})
+    assert not apps.replace(0, {"b": {"name": "b"}}), "somebody changed the list meanwhile"
+    assert apps.replace(1, {"a": {"name": "a"}, "b": {"name": "b"}})
+    assert RecordingAppList(path).read() == (2, {"a": {"name": "a"}, "b": {"name": "b"}})
+    assert [sorted(d) for d in apps.deployed] == [["a"], ["a", "b"]]
+
+
+def test_a_list_that_serve_refuses_is_not_kept(tmp_path: Path) -> None:
+    apps = RecordingAppList(str(tmp_path / "apps.json"))
+    apps.is_refusing = True
+    with pytest.raises(RuntimeError, match="Serve refuses"):
+        apps.replace(0, {"a": {}})
+    assert apps.read() == (0, {})
+
+
+def test_another_version_changes_the_user_config_only() -> None:
+    entry = {"name": "a", "args": {"x": 1}, "deployments": [{"name": "Policy", "user_config": {"version": 1}}]}
+    assert with_user_config(entry, {"version": 2}) == {
+        "name": "a",
+        "args": {"x": 1},
+        "deployments": [{"name": "Policy", "user_config": {"version": 2}}],
+    }

@@ -1,0 +1,281 @@
+"""Two replicas of one policy app on real engines: tokens, versions, proofs, faults. One app for the whole file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from serve_apps.client import ContextExhausted, ServeClient
+from serve_apps.config import CallConfig, ServeConfig
+from serve_apps.deployment import (
+    PolicyAppSpec,
+    ensure_apps,
+    prove_apps,
+    remove_apps,
+    replica_statuses,
+    served_versions,
+    sync_apps,
+)
+from serve_apps.proof import SyncError
+from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
+from stores.weights import Probe, WeightStore
+
+APP = "policy-test"
+SEQUENCES = tuple(tuple((i * 37 + j * 11) % 300 + 3 for j in range(32)) for i in range(3))
+# Longer than a KV block, so that the prefix cache holds something that a new version must not find.
+PROMPTS = [[(i * 7 + j * 3) % 300 + 3 for j in range(140)] for i in range(6)]
+TOLERANCE = 1e-3
+
+
+def hf_logprobs(
+    folder: str | Path, sequences: Sequence[Sequence[int]], temperature: float = 1.0
+) -> tuple[tuple[float, ...], ...]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rows = []
+    for tokens in sequences:
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(torch.tensor([tokens])).logits[0] / temperature, dim=-1)
+        rows.append(tuple(float(logprobs[i, token]) for i, token in enumerate(tokens[1:])))
+    return tuple(rows)
+
+
+@dataclass
+class Served:
+    """The app and the versions that its tests move between."""
+
+    store: WeightStore
+    source: Path
+    scratch: Path
+
+    def commit(self, version: int, *, noise: float, seed: int = 0, probe_of: int | None = None,
+               fault: str = "") -> ModelVersionRef:  # fmt: skip
+        """A version with perturbed weights and their own probe, or with a fault."""
+        folder = self.scratch / f"v{version}"
+        shutil.copytree(self.source, folder)
+        tensors = load_file(folder / "model.safetensors")
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {name: t + noise * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
+        good = folder / "model.safetensors"
+        save_file(tensors, good, metadata={"format": "pt"})
+        of = self.ref(probe_of).uri if probe_of is not None else folder
+        probe = Probe(sequences=SEQUENCES, logprobs=hf_logprobs(of, SEQUENCES))
+        if fault == "nan":
+            tensors["model.norm.weight"][0] = float("nan")
+        if fault == "shape":
+            tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
+        save_file(tensors, good, metadata={"format": "pt"})
+        return self.store.commit(
+            folder, model_group="g", version=version, parent=None, run_id="r", iteration=version, probe=probe
+        )
+
+    def ref(self, version: int) -> ModelVersionRef:
+        ref = self.store.ref("g", version)
+        assert ref is not None
+        return ref
+
+    def sync(self, new: int, old: int | None = None, timeout_s: float = 60) -> list[Any]:
+        targets = {APP: (self.ref(new), None if old is None else self.ref(old))}
+        return sync_apps(targets, self.store, tolerance=TOLERANCE, timeout_s=timeout_s)
+
+    def versions(self) -> list[int]:
+        return list(served_versions([APP])[APP].values())
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator[Served]:
+    scratch = tmp_path_factory.mktemp("served")
+    served = Served(WeightStore(str(scratch / "weights")), tiny_model, scratch)
+    first = served.commit(0, noise=0.0)
+    served.commit(1, noise=0.02, seed=1)
+    config = ServeConfig(num_replicas=2, kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
+    spec = PolicyAppSpec(name=APP, model_group="g", model=first, serve=config)
+    ensure_apps([spec], state_file=scratch / "apps.json", timeout_s=240)
+    yield served
+    remove_apps([APP])
+
+
+def ask(requests: Sequence[GenerateRequest]) -> list[Any]:
+    async def main() -> list[Any]:
+        client = ServeClient({"g": APP}, CallConfig(batch_max=8))
+        return await asyncio.gather(*(client.generate(r) for r in requests), return_exceptions=True)
+
+    return asyncio.run(main())
+
+
+def requests(max_tokens: int = 24, temperature: float = 1.0) -> list[GenerateRequest]:
+    sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
+    return [
+        GenerateRequest(request_id=f"r{i}", model_group="g", prompt_token_ids=p, sampling=sampling, seed=i)
+        for i, p in enumerate(PROMPTS)
+    ]
+
+
+def largest_error(folder: str, answers: Sequence[Completion], temperature: float = 1.0) -> float:
+    """Largest |difference| of the answers' logprobs to a plain forward of the weights in `folder`."""
+    full = [[*prompt, *a.token_ids] for prompt, a in zip(PROMPTS, answers, strict=True)]
+    exact = hf_logprobs(folder, full, temperature)
+    return max(
+        abs(x - y)
+        for prompt, a, row in zip(PROMPTS, answers, exact, strict=True)
+        for x, y in zip(a.logprobs, row[len(prompt) - 1 :], strict=True)
+    )
+
+
+def test_tokens_come_with_the_logprobs_of_a_plain_forward_and_seeds_decide_them(served: Served) -> None:
+    served.sync(0)
+    first, second = ask(requests()), ask(requests())
+    assert largest_error(served.ref(0).uri, first) < 1e-3
+    assert [a.token_ids for a in first] == [a.token_ids for a in second]
+    assert {a.policy_version for a in first} == {0} and not any(a.is_version_mixed for a in first)
+    assert all(len(a.token_ids) == 24 if a.finish_reason == "length" else a.token_ids[-1] == 2 for a in first)
+
+
+def test_logprobs_are_those_of_the_tempered_distribution_that_was_sampled(served: Served) -> None:
+    served.sync(1)
+    answers = ask(requests(temperature=0.5))
+    assert largest_error(served.ref(1).uri, answers, temperature=0.5) < 1e-3
+    assert largest_error(served.ref(1).uri, answers, temperature=1.0) > 0.01
+
+
+def test_a_prompt_that_does_not_fit_fails_alone(served: Served) -> None:
+    long, *others = requests()
+    answers = ask([replace(long, prompt_token_ids=[5] * 600), *others])
+    assert isinstance(answers[0], ContextExhausted) and "max_model_len = 512 by 112" in str(answers[0])
+    assert all(isinstance(a, Completion) for a in answers[1:])
+
+
+def test_a_sync_changes_every_replica_in_place_and_proves_each(served: Served) -> None:
+    served.sync(0)
+    before = {s["pid"] for s in replica_statuses(APP)}
+    ask(requests())  # fills the prefix cache with keys and values of version 0
+    started = time.monotonic()
+    proofs = served.sync(1, old=0)
+    assert time.monotonic() - started < 5
+    assert [p.verdict for p in proofs] == ["proven"] * 2
+    assert {p.pid for p in proofs} == before, "nothing restarted"
+    assert all(p.max_difference_new < 1e-4 < 0.05 < p.max_difference_old for p in proofs)
+    answers = ask(requests())
+    assert {a.policy_version for a in answers} == {1}
+    assert largest_error(served.ref(1).uri, answers) < 1e-3, "tied head and prefix cache are of the new version"
+
+
+def test_a_completion_that_spans_a_change_is_marked(served: Served) -> None:
+    served.sync(0)
+
+    async def main() -> list[Any]:
+        client = ServeClient({"g": APP}, CallConfig())
+        tasks = [asyncio.ensure_future(client.generate(r)) for r in requests(max_tokens=350)]
+        await asyncio.sleep(0.4)
+        await asyncio.to_thread(served.sync, 1)
+        return await asyncio.gather(*tasks)
+
+    answers = asyncio.run(main())
+    mixed = [a for a in answers if a.is_version_mixed]
+    assert mixed and {a.policy_version for a in mixed} == {1}
+    assert not any(a.is_version_mixed for a in ask(requests()))
+
+
+@pytest.mark.parametrize(("version", "fault", "message"), [(10, "nan", "not finite"), (11, "shape", "has shape")])
+def test_bad_weights_are_kept_out_and_the_old_ones_serve_on(
+    served: Served, version: int, fault: str, message: str
+) -> None:
+    served.sync(0)
+    served.commit(version, noise=0.02, probe_of=0, fault=fault)
+    with pytest.raises(SyncError, match=rf"refused version {version} and keeps 0.*{message}"):
+        served.sync(version, old=0)
+    assert {(s["state"], s["version"]) for s in replica_statuses(APP)} == {("bad", 0)}
+    assert largest_error(served.ref(0).uri, ask(requests())) < 1e-3
+    assert {p.verdict for p in served.sync(1, old=0)} == {"proven"}
+    assert {s["state"] for s in replica_statuses(APP)} == {"ok"}
+
+
+def test_a_damaged_version_is_refused_before_anything_is_published(served: Served) -> None:
+    served.sync(0)
+    ref = served.commit(12, noise=0.02)
+    with open(Path(ref.uri) / "model.safetensors", "r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"ruin")
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        served.sync(12, old=0)
+    assert {(s["state"], s["wanted_version"]) for s in replica_statuses(APP)} == {("ok", 0)}
+
+
+def test_a_skipped_sync_and_a_wrong_push_do_not_pass_as_the_new_version(served: Served) -> None:
+    served.sync(0)
+    with pytest.raises(SyncError, match="should serve version 1, says 0") as caught:
+        prove_apps({APP: (served.ref(1), served.ref(0))}, served.store, tolerance=TOLERANCE)
+    assert [p.verdict for p in caught.value.proofs] == ["failed"] * 2
+    served.commit(20, noise=0.0, probe_of=1)  # claims to be version 1's policy, holds version 0's weights
+    with pytest.raises(SyncError, match="should serve version 20, says 20; max"):
+        served.sync(20, old=0)
+
+
+def test_versions_that_no_probe_tells_apart_rest_on_their_hashes(served: Served) -> None:
+    served.sync(0)
+    served.commit(30, noise=1e-9)
+    assert {p.verdict for p in served.sync(30, old=0)} == {"indistinguishable"}
+    assert served.versions() == [30, 30]
+
+
+def test_idle_engines_leave_the_cores_to_the_trainer(served: Served) -> None:
+    roots = [psutil.Process(s["pid"]) for s in replica_statuses(APP)]
+    family = [p for root in roots for p in (root, *root.children(recursive=True))]
+
+    def used_s() -> float:
+        return sum(sum(p.cpu_times()[:2]) for p in family)
+
+    before = used_s()
+    time.sleep(3)
+    assert used_s() - before < 0.3, "two idle replicas use less than a tenth of a core"
+
+
+@pytest.mark.parametrize("part", ["replica", "engine"])
+def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(served: Served, part: str) -> None:
+    served.sync(1)
+    victim = psutil.Process(replica_statuses(APP)[0]["pid"])
+    family = victim.children(recursive=True)
+    (engine,) = (p for p in family if "EngineCore" in p.name())
+
+    async def main() -> list[Any]:
+        client = ServeClient({"g": APP}, CallConfig(batch_max=2))
+        tasks = [asyncio.ensure_future(client.generate(r)) for r in requests(max_tokens=350)]
+        await asyncio.sleep(0.3)
+        os.kill(victim.pid if part == "replica" else engine.pid, signal.SIGKILL)
+        return await asyncio.gather(*tasks)
+
+    answers = asyncio.run(main())
+    assert len(answers) == len(PROMPTS) and max(a.num_attempts for a in answers) == 2
+    deadline = time.monotonic() + 120
+    while not _is_replaced(victim.pid) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert served.versions() == [1, 1]
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, "the engine of a killed replica does not stay behind"
+    proofs = prove_apps({APP: (served.ref(1), served.ref(0))}, served.store, tolerance=TOLERANCE)
+    assert [p.verdict for p in proofs] == ["proven"] * 2
+
+
+def _is_replaced(pid: int) -> bool:
+    """True once two replicas answer and none is the process `pid`."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        pids = {s["pid"] for s in replica_statuses(APP)}
+    except (RayError, RayServeException):
+        return False
+    return len(pids) == 2 and pid not in pids
