@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from stores.experiment import absolute, connect, numbers, open_experiment, open_run
 from stores.types import ModelVersionRef
@@ -107,17 +108,11 @@ class TeamRegistry:
 
     def load(self, name: str, version: int | str) -> tuple[int, Team]:
         """A team by version or alias; ValueError lists what there is instead."""
-        from mlflow.artifacts import download_artifacts
-
         number = self.alias(name, version) if isinstance(version, str) else version
         found = self._versions(name).get(number) if number is not None else None
         if found is None:
             raise ValueError(f"no team {name!r} {version!r} in {self.tracking_uri}: {self._what_there_is(name)}")
-        with tempfile.TemporaryDirectory() as scratch:
-            path = download_artifacts(
-                artifact_uri=f"{found.source}/{TEAM_FILE}", dst_path=scratch, tracking_uri=self.tracking_uri
-            )
-            return int(found.version), Team.from_json(Path(path).read_text())
+        return int(found.version), Team.from_json(self._read(f"{found.source}/{TEAM_FILE}"))
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
         """Moves an alias; ValueError if there is no such version."""
@@ -152,6 +147,15 @@ class TeamRegistry:
     @property
     def _client(self) -> MlflowClient:
         return connect(self.tracking_uri)
+
+    def _read(self, uri: str) -> str:
+        """A small artifact. One on this machine is read as it is: MLflow would show a progress bar."""
+        if uri.startswith("file://"):
+            return Path(unquote(urlsplit(uri).path)).read_text()
+        from mlflow.artifacts import download_artifacts
+
+        with tempfile.TemporaryDirectory() as scratch:
+            return Path(download_artifacts(uri, dst_path=scratch, tracking_uri=self.tracking_uri)).read_text()
 
     def _log_model(self, name: str, team: Team, experiment: str, mlflow_run: str) -> tuple[str, str]:
         """Id and place of a logged model that holds the manifest."""

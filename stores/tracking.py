@@ -109,8 +109,10 @@ class RunTracker:
     def _log(self, **entries: list[Any]) -> None:
         """One call, or as few as MLflow's limits allow."""
         rest = {kind: iter(values) for kind, values in entries.items()}
-        batch: dict[str, Any]
-        while batch := {kind: part for kind, it in rest.items() if (part := list(islice(it, BATCH[kind])))}:
+        while True:
+            batch: dict[str, Any] = {kind: list(islice(values, BATCH[kind])) for kind, values in rest.items()}
+            if not any(batch.values()):
+                return
             self._client.log_batch(self.mlflow_run_id, **batch)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 MANIFEST = "manifest.json"
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
 MAX_HEADER_BYTES = 100 << 20
 STALE_S = 86_400
 """Age from which on the unfinished commit of a killed process is swept away."""
@@ -316,9 +316,7 @@ class _Folder:
             return
         parent = Path(self.path).parent
         parent.mkdir(parents=True, exist_ok=True)
-        for left in parent.glob(".commit-*"):
-            if left.stat().st_mtime < time.time() - STALE_S:
-                shutil.rmtree(left, ignore_errors=True)
+        _sweep(parent)
         with tempfile.TemporaryDirectory(dir=parent, prefix=".commit-") as scratch:
             yield _LocalWriter(Path(scratch) / "new", Path(self.path))
 
@@ -379,6 +377,16 @@ def _copy(source: Any, target: Any | None) -> str:
         if target is not None:
             target.write(chunk)
     return digest.hexdigest()
+
+
+def _sweep(parent: Path) -> None:
+    for left in parent.glob(".commit-*"):
+        try:
+            is_stale = left.stat().st_mtime < time.time() - STALE_S
+        except FileNotFoundError:  # another writer has just finished
+            continue
+        if is_stale:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _rename(source: Path, target: Path) -> None:
