@@ -102,11 +102,11 @@ class CollectConfig(Settings):
     episodes_per_task: int = Field(8, ge=1)
     """Size of a group (GRPO sense)."""
     num_workers: int = Field(1, ge=1)
-    """Ray Data actors; each runs many episodes at once."""
+    """Collector actors; each runs many episodes at once."""
     episodes_in_flight: int = Field(512, ge=1)
     """Per worker."""
-    write_batch: int = Field(256, ge=1)
-    """Finished episodes written per commit."""
+    write_batch: int = Field(128, ge=1)
+    """Finished episodes written per commit, at most."""
     stage_timeout_s: float = Field(3600, gt=0)
     max_failed_share: float = Field(0.1, ge=0, le=1)
     """Share of agent_error, tool_error, timeout and infra_error beyond which the stage fails."""
@@ -233,7 +233,14 @@ class RunConfig(Settings):
 
         Where things are kept, how many iterations there are and pure capacity do not count.
         """
-        data = self.model_dump(mode="json", exclude={"iterations": True, "storage": True, "serve": {"num_replicas"}})
+        capacity = {
+            "iterations": True,
+            "storage": True,
+            "serve": {"num_replicas", "threads", "cpus", "gpus", "start_timeout_s", "drain_timeout_s"},
+            "collect": {"num_workers", "episodes_in_flight", "write_batch", "stage_timeout_s"},
+            "train": {"threads", "cpus_per_worker", "gpus_per_worker", "keep_warm", "order_timeout_s", "start_timeout_s"},
+        }
+        data = self.model_dump(mode="json", exclude=capacity)
         return sha256(repr(_sorted(data)).encode()).hexdigest()
 
 

@@ -1,15 +1,19 @@
 """sampling: tasks, a cast, a purpose -> episodes in the trace store. What collect and evaluate share.
 
-specs ── Ray Data ──> EpisodeWorker (actor, one event loop, many episodes at once) ──> policy apps
-                            │ finished episodes, in batches
-                            └──> trace store (exactly once) ──> counts back to the caller
+    specs ── Ray Data ──> Collector (warm actor, one event loop, many episodes at once) ──> policy apps
+                              │ finished episodes, in batches
+                              └──> trace store (exactly once) ──> counts back to the caller
+
+Collectors are actors of the calling process and live as long as it does: Ray Data's own actor pools would start, and
+import everything, anew in every pass. They are not detached, so that they never run yesterday's workflow code.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +27,9 @@ from stores.traces import TraceStore
 from stores.types import EpisodeStatus, Purpose, Task, Trace, TracesRef
 
 FAILED = (EpisodeStatus.AGENT_ERROR, EpisodeStatus.TOOL_ERROR, EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
+WRITE_EVERY_S = 0.5
+"""A finished episode waits at most this long for company before it is stored, if nothing else finishes."""
+
 Progress = Callable[[int, int, str], None]
 """Called with episodes done, episodes in all, and a word on what is waited for."""
 
@@ -131,57 +138,115 @@ def _run(
     apps: Mapping[str, str],
     store: TraceStore,
     config: CollectConfig,
-) -> Any:
+) -> Iterator[dict[str, Any]]:
     """Rows {status, num_tokens, started_at, ended_at}, one per episode, as they are written."""
     import ray
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    num_blocks = max(1, min(len(specs), -(-len(specs) // 64)))
-    data = ray.data.from_items([{"spec": spec} for spec in specs], override_num_blocks=num_blocks)
-    calls = -(-config.episodes_in_flight // 64)
+    context.target_max_block_size = 1  # hand on every batch at once: it is news for the person who waits
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    work = {"cast": cast, "apps": dict(apps), "store": store, "call": config.call}
+    work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch}
+    collectors = _collectors(config.num_workers)
+    shares = [{"place": i, "specs": list(specs[i :: len(collectors)])} for i in range(len(collectors))]
+    data = ray.data.from_items(shares, override_num_blocks=len(shares))
     rows = data.map_batches(
-        EpisodeWorker,
-        fn_constructor_kwargs={
-            "cast": cast,
-            "apps": dict(apps),
-            "store": store,
-            "call": config.call,
-            "in_flight": config.episodes_in_flight,
-        },
+        _hand_over,
+        fn_kwargs={"collectors": collectors, "work": work},
         batch_size=None,
-        compute=ray.data.ActorPoolStrategy(
-            size=config.num_workers, max_tasks_in_flight_per_actor=calls * 2, max_concurrent_calls_per_actor=calls
-        ),
-        num_cpus=0.1,
+        num_cpus=0.01,
     )
-    return rows.iter_rows()
+    return iter(rows.iter_rows())
 
 
-class EpisodeWorker:
-    """A Ray Data actor: runs episodes of several batches at once on one event loop and stores each batch."""
+_warm: list[Any] = []
+"""Collectors of this process."""
 
-    def __init__(
-        self, cast: Cast, apps: Mapping[str, str], store: TraceStore, call: CallConfig, in_flight: int
-    ) -> None:
+
+def _collectors(count: int) -> list[Any]:
+    """`count` warm collectors, spread over the cluster's nodes."""
+    import ray
+
+    cluster = ray.get_runtime_context().get_job_id()
+    if _warm and _warm[0][0] != cluster:
+        _warm.clear()
+    while len(_warm) < count:
+        options = {"num_cpus": 0.1, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
+        _warm.append((cluster, ray.remote(Collector).options(**options).remote()))
+    return [handle for _, handle in _warm[:count]]
+
+
+def warm_up(count: int) -> None:
+    """Starts the collectors without waiting for them."""
+    _collectors(count)
+
+
+def _hand_over(
+    batch: dict[str, np.ndarray], collectors: Sequence[Any], work: Mapping[str, Any]
+) -> Iterator[dict[str, np.ndarray]]:
+    """A Ray Data task: gives each share of the specs to its collector and passes on what comes back."""
+    import ray
+
+    for place, specs in zip(batch["place"], batch["specs"], strict=True):
+        for ref in collectors[int(place)].run.options(num_returns="streaming").remote(list(specs), **work):
+            yield ray.get(ref)
+
+
+class Collector:
+    """An actor that runs many episodes at once and stores them in batches as they finish."""
+
+    def __init__(self) -> None:
+        import pyarrow  # noqa: F401 - while nobody waits
+        import lancedb  # noqa: F401
+        from ray import serve  # noqa: F401
+        from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+    async def run(
+        self,
+        specs: Sequence[EpisodeSpec],
+        *,
+        cast: Cast,
+        apps: Mapping[str, str],
+        store: TraceStore,
+        call: CallConfig,
+        in_flight: int,
+        write_batch: int,
+    ) -> AsyncIterator[dict[str, np.ndarray]]:
+        """Yields the summary of every batch of episodes once it is stored.
+
+        A restarted collector is handed the same specs again and skips what is stored.
+        """
         from serve_apps.client import ServeClient
 
-        self._team: ActingTeam = cast.build()
-        self._limits = cast.limits
-        self._complete = via(ServeClient(dict(apps), call))
-        self._store = store
-        self._room = asyncio.Semaphore(in_flight)
+        team: ActingTeam = cast.build()
+        complete = via(ServeClient(dict(apps), call))
+        room = asyncio.Semaphore(in_flight)
 
-    async def __call__(self, batch: dict[str, np.ndarray]) -> AsyncIterator[dict[str, np.ndarray]]:
-        """Episode specs in, one row per stored episode out."""
-        traces = await asyncio.gather(*(self._one(spec) for spec in batch["spec"]))
-        await asyncio.to_thread(self._store.write_episodes, traces)
-        yield _summary(traces)
+        async def one(spec: EpisodeSpec) -> Trace:
+            async with room:
+                return await run_episode(spec, team=team, complete=complete, limits=cast.limits)
 
-    async def _one(self, spec: EpisodeSpec) -> Trace:
-        async with self._room:
-            return await run_episode(spec, team=self._team, complete=self._complete, limits=self._limits)
+        left = {asyncio.create_task(one(spec)) for spec in await asyncio.to_thread(_missing, specs, store)}
+        finished: list[Trace] = []
+        while left:
+            done, left = await asyncio.wait(left, timeout=WRITE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            finished += [task.result() for task in done]
+            if finished and (len(finished) >= write_batch or not left or not done):
+                await asyncio.to_thread(store.write_episodes, finished)
+                yield _summary(finished)
+                finished = []
+
+
+def _missing(specs: Sequence[EpisodeSpec], store: TraceStore) -> list[EpisodeSpec]:
+    if not len(specs):
+        return []
+    first = specs[0]
+    stored = store.stored_ids(
+        run_id=first.run_id, iteration=first.iteration, purpose=first.purpose, team_key=first.team_key
+    )
+    return [spec for spec in specs if spec.episode_id not in stored]
 
 
 def _summary(traces: Sequence[Trace]) -> dict[str, np.ndarray]:

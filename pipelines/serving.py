@@ -44,7 +44,6 @@ def start(run: Run, models: Mapping[str, ModelVersionRef]) -> None:
                 name=name,
                 model_group=group,
                 model=models[group],
-                weights_uri=run.weights_uri,
                 serve=run.config.serve_config(group),
             )
             for group, name in app_names(run).items()
