@@ -6,6 +6,7 @@ Every address is explicit: MLflow's own defaults lie under the current folder, w
 from __future__ import annotations
 
 import fcntl
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -23,7 +24,7 @@ def absolute(uri: str) -> str:
     """A SQLite URL or a folder, independent of the current folder; other URIs as they are."""
     if uri.startswith("sqlite:///"):
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
-    return uri if "://" in uri else Path(uri).absolute().as_uri()
+    return uri if re.match(r"[a-z][a-z0-9+-]+:", uri) else Path(uri).absolute().as_uri()
 
 
 @cache

@@ -79,3 +79,12 @@ def test_failures_come_first_and_fill_at_most_half(
     assert (statuses.count("agent_error"), statuses.count("ok")) == (4, 4)
     root = next(t for t in shown if t.info.tags["status"] == "agent_error").data.spans[0]
     assert root.status.status_code.value == "ERROR" and "KeyError" in root.status.description
+
+
+def test_addresses_do_not_depend_on_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tracker = RunTracker("sqlite:///runs/mlflow.db", "runs/artifacts", "run")
+    assert tracker.tracking_uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
+    assert tracker.artifact_root == f"file://{tmp_path}/runs/artifacts"
+    for uri in ("mlflow-artifacts:/troupe", "s3://bucket/key", "http://127.0.0.1:5000", "postgresql+psycopg2://h/db"):
+        assert RunTracker(uri, uri, "run").tracking_uri == RunTracker(uri, uri, "run").artifact_root == uri
