@@ -1,0 +1,216 @@
+"""The whole loop on the real parts, as a user runs it: `troupe train`, killed and started again.
+
+undisturbed:  ───────────────────────────────────────────────> report
+disturbed:    ── collect ╳ ── train ╳ ───────────────────────> the same report
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipelines.config import RunConfig, load_config
+from pipelines.run import Run
+from stores.journal import StageRow
+from stores.types import ModelVersionRef, Purpose, TracesRef
+
+CONFIG = Path(__file__).parent / "small.yaml"
+COMMAND = [str(Path(sys.executable).parent / "troupe"), "train", str(CONFIG)]
+DEADLINE_S = 420.0
+
+
+def config_in(root: Path) -> RunConfig:
+    return load_config(CONFIG, {"storage.root": str(root)})
+
+
+def start(root: Path, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [*COMMAND, "--set", f"storage.root={root}"], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def finish(process: subprocess.Popen[bytes], log: Path) -> None:
+    try:
+        code = process.wait(timeout=DEADLINE_S)
+    finally:
+        kill_tree(process.pid)
+    assert code == 0, log.read_text()[-6000:]
+
+
+def kill_tree(pid: int) -> None:
+    """kill -9 of a process and everything below it: driver, Ray, replicas, engines, trainers."""
+    try:
+        parent = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return
+    for victim in [parent, *parent.children(recursive=True)]:
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs([parent], timeout=10)
+
+
+def kill_when(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
+    """Kills the tree at the moment `ready` is first true; fails if the process ends before."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not ready():
+        assert process.poll() is None, log.read_text()[-6000:]
+        assert time.monotonic() < deadline, log.read_text()[-6000:]
+        time.sleep(0.1)
+    kill_tree(process.pid)
+    process.wait(timeout=10)
+
+
+def rows_of(run: Run) -> dict[str, StageRow]:
+    return {str(row.key): row for row in run.journal.stages(run.run_id)} if Path(run.folder).is_dir() else {}
+
+
+def is_running(run: Run, iteration: int, stage: str, group: str = "") -> bool:
+    row = rows_of(run).get(str(run.key(iteration, stage, group)))
+    return row is not None and row.status == "running"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The run as it goes when nothing happens."""
+    root = tmp_path_factory.mktemp("undisturbed")
+    log = root / "log.txt"
+    finish(start(root, log), log)
+    yield Run(config_in(root))
+
+
+def keys(run: Run, iteration: int) -> list[str]:
+    ref = TracesRef(**run.journal.ref(run.key(iteration, "collect"))["traces"])
+    return sorted(trace.episode_id for trace in run.traces.read_traces(ref))
+
+
+def report_of(run: Run) -> dict[str, Any]:
+    return json.loads((Path(run.folder) / "report.json").read_text())
+
+
+def test_a_run_ends_with_a_report_that_has_every_figure(undisturbed: Run) -> None:
+    report = report_of(undisturbed)
+    assert report["iterations"] == 2
+    assert report["before"]["num_tasks"] == report["after"]["num_tasks"] == 32
+    assert report["versions"] == {"team": 2}
+    assert set(report["funnel"]) == {"solver", "verifier", "refiner", "finalizer"}
+    assert all(steps["trained"] > 0 for steps in report["funnel"].values())
+    assert report["seconds"]["total"] >= report["seconds"]["iterations"] > 0
+    assert report["delta_ci95"][0] <= report["delta"] <= report["delta_ci95"][1]
+    page = (Path(undisturbed.folder) / "report.html").read_text()
+    assert "finalizer" in page
+    assert "<script src=" not in page
+
+
+def test_trainer_and_engine_agree_on_every_trained_turn(undisturbed: Run) -> None:
+    gap = report_of(undisturbed)["logprob_gap"]
+    assert 0 < gap["mean"] < 1e-3
+    assert gap["max"] < 0.05
+
+
+def test_every_replica_proved_each_version_in_place(undisturbed: Run) -> None:
+    for iteration in (1, 2):
+        sync = undisturbed.journal.ref(undisturbed.key(iteration, "sync"))
+        assert sync is not None
+        assert [(p["version"], p["verdict"]) for p in sync["proofs"]] == [(iteration, "proven")]
+    pids = {undisturbed.journal.ref(undisturbed.key(k, "sync"))["proofs"][0]["pid"] for k in (1, 2)}
+    assert len(pids) == 1
+
+
+def test_training_and_evaluation_never_share_an_episode(undisturbed: Run) -> None:
+    traces = undisturbed.traces.find_traces(run_id="small", limit=10_000)
+    by_purpose = {
+        p: {t.episode_id for t in traces if t.purpose is p} for p in (Purpose.TRAIN, Purpose.GATE, Purpose.TEST)
+    }
+    assert len(by_purpose[Purpose.TRAIN]) == 2 * 32 * 8
+    assert sum(map(len, by_purpose.values())) == len(set().union(*by_purpose.values())) == len(traces)
+    tasks = {p: {t.task.task_id for t in traces if t.purpose is p} for p in by_purpose}
+    assert not tasks[Purpose.TRAIN] & tasks[Purpose.TEST]
+    assert not tasks[Purpose.GATE] & tasks[Purpose.TEST]
+
+
+def test_the_registry_holds_the_team_with_everything_to_serve_it_again(undisturbed: Run) -> None:
+    version, team = undisturbed.registry.load("small", "candidate")
+    assert team.iteration == 2
+    assert {group: ref.version for group, ref in team.models.items()} == {"team": 2}
+    undisturbed.weights.verify(team.models["team"])
+    assert set(team.prompts) == {"solver", "verifier", "refiner", "finalizer"}
+    champion, _ = undisturbed.registry.load("small", "champion")
+    assert champion in (1, version)
+
+
+def test_a_run_killed_in_collect_and_in_train_ends_as_the_undisturbed_one(undisturbed: Run, tmp_path: Path) -> None:
+    run, log = Run(config_in(tmp_path)), tmp_path / "log.txt"
+
+    def some_episodes() -> bool:
+        return (
+            is_running(run, 1, "collect") and len(run.traces.find_traces(run_id="small", iteration=1, limit=64)) >= 32
+        )
+
+    kill_when(start(tmp_path, log), some_episodes, log)
+    kept = {t.episode_id for t in run.traces.find_traces(run_id="small", iteration=1, limit=10_000)}
+    warm = rows_of(run)[str(run.key(0, "warmstart"))]
+    assert 0 < len(kept) < 256
+
+    kill_when(start(tmp_path, log), lambda: is_running(run, 1, "train", "team"), log)
+    collected = rows_of(run)[str(run.key(1, "collect"))]
+
+    finish(start(tmp_path, log), log)
+    rows = rows_of(run)
+    assert rows[str(run.key(0, "warmstart"))] == warm
+    assert rows[str(run.key(1, "collect"))] == collected
+    for iteration in (1, 2):
+        mine = keys(run, iteration)
+        assert len(mine) == len(set(mine)) == 256
+        assert mine == keys(undisturbed, iteration)
+    assert kept <= set(keys(run, 1))
+    assert report_of(run)["versions"] == report_of(undisturbed)["versions"]
+    assert distance(run, undisturbed) < 1e-3
+    same, other = report_of(run), report_of(undisturbed)
+    low, high = other["after"]["ci95"]
+    assert low <= same["after"]["accuracy"] <= high
+
+
+def distance(one: Run, other: Run) -> float:
+    """Largest difference between the last weights of two runs."""
+    from safetensors.numpy import load_file
+
+    def last(run: Run) -> dict[str, Any]:
+        ref = ModelVersionRef(**run.journal.ref(run.key(2, "train", "team"))["model"])
+        return load_file(run.weights.fetch(ref) / "model.safetensors")
+
+    mine, theirs = last(one), last(other)
+    return max(float(abs(mine[name] - theirs[name]).max()) for name in theirs)
+
+
+def test_the_same_command_after_the_end_changes_nothing(undisturbed: Run, tmp_path: Path) -> None:
+    before = rows_of(undisturbed)
+    log = tmp_path / "log.txt"
+    finish(start(Path(undisturbed.config.storage.root), log), log)
+    assert rows_of(undisturbed) == before
+
+
+def test_another_config_under_the_same_name_is_refused(undisturbed: Run) -> None:
+    root = undisturbed.config.storage.root
+    done = subprocess.run(
+        [*COMMAND, "--set", f"storage.root={root}", "--set", "seed=4"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200"},
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "exists with another config (differs in seed" in done.stderr
+    assert "Traceback" not in done.stderr

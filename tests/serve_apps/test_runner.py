@@ -1,0 +1,201 @@
+"""The recorder: what a workflow does becomes a trace, whatever happens in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_apps.agent import Agent, Tool, ToolError
+from serve_apps.client import PolicyCallError
+from serve_apps.config import EpisodeConfig
+from serve_apps.contracts import Tags
+from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+
+LIMITS = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=10, max_attempts=3)
+Answers = Callable[[AgentCall], Awaitable[str]]
+
+
+async def _double(number: str) -> str:
+    if number == "0":
+        raise ToolError("zero is not allowed")
+    return str(2 * int(number))
+
+
+class Pair(Workflow):
+    """Writes, doubles with a tool, reads again."""
+
+    writer = Agent(prompt="Compute {question}", contract=Tags("ANSWER"))
+    reader = Agent(prompt="Check {answer} for {question} after {doubled}", contract=Tags("ANSWER"))
+    double = Tool(_double, timeout_s=1)
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        draft = await agents.writer(question=task.prompt)
+        doubled = await tools.double(number=draft["answer"])
+        final = await agents.reader(answer=draft["answer"], question=task.prompt, doubled=doubled)
+        return Outcome(answer=final["answer"])
+
+
+class Broken(Workflow):
+    """Raises after its first turn."""
+
+    writer = Agent(prompt="Compute {question}")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        reply = await agents.writer(question=task.prompt)
+        return Outcome(answer=reply["no such field"])
+
+
+class Slow(Workflow):
+    """Never ends."""
+
+    writer = Agent(prompt="Compute {question}")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        await agents.writer(question=task.prompt)
+        await asyncio.sleep(60)
+        return Outcome(answer="")
+
+
+def play(
+    workflow: Workflow,
+    folder: Path,
+    says: Callable[[AgentCall], str],
+    *,
+    limits: EpisodeConfig = LIMITS,
+    finish: FinishReason = FinishReason.STOP,
+    max_model_len: int = 256,
+    index: int = 0,
+    version: Callable[[AgentCall], int] = lambda call: 3,
+) -> Trace:
+    tokenizer = ChatTokenizer(folder)
+
+    async def complete(call: AgentCall) -> Completion:
+        ids = tokenizer.encode_completion(says(call))
+        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=finish, policy_version=version(call))
+
+    team = ActingTeam(
+        workflow=workflow,
+        workflow_path="tests:flow",
+        group_of=dict.fromkeys(workflow.agents, "g"),
+        tokenizers={"g": tokenizer},
+        max_model_len={"g": max_model_len},
+        sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=32)),
+        policy_versions={"g": 3},
+        team_key="team",
+    )
+    spec = EpisodeSpec(
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="team",
+        task=Task(task_id="t", prompt="3 * 4", answers=("12",)),
+        episode_index=index,
+        run_seed=0,
+    )
+    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+
+
+def test_turns_and_tool_calls_are_recorded_with_what_they_read_from(tiny_model: Path) -> None:
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>12</ANSWER>")
+    assert (trace.status, trace.answer) == (EpisodeStatus.OK, "12")
+    writer, reader = trace.turns
+    assert [t.turn_index for t in trace.turns] == [0, 2]
+    assert (writer.parents, trace.tool_calls[0].parents, reader.parents) == ((), (0,), (0, 1))
+    assert trace.tool_calls[0].response == "24"
+    assert "after 24" in reader.prompt_text
+
+
+def test_a_turn_is_token_exact(tiny_model: Path) -> None:
+    tokenizer = ChatTokenizer(tiny_model)
+    turn = play(Pair(), tiny_model, lambda call: "<ANSWER>12</ANSWER>").turns[0]
+    assert list(turn.prompt_token_ids) == tokenizer.encode_chat([{"role": "user", "content": "Compute 3 * 4"}])
+    assert turn.completion_token_ids[-1] == tokenizer.eos_id
+    assert turn.completion_text == "<ANSWER>12</ANSWER>"
+    assert len(turn.rollout_logprobs) == len(turn.completion_token_ids)
+
+
+def test_the_same_episode_has_the_same_key_and_seeds_and_another_index_has_others(tiny_model: Path) -> None:
+    one, again, other = (play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", index=i) for i in (0, 0, 1))
+    assert (one.episode_id, one.turns[1].seed) == (again.episode_id, again.turns[1].seed)
+    assert one.episode_id != other.episode_id
+    assert one.turns[0].seed != other.turns[0].seed
+    assert one.turns[0].seed != one.turns[1].seed
+    assert one.group_id == other.group_id
+
+
+def test_a_workflow_that_raises_is_an_agent_error_and_keeps_its_turns(tiny_model: Path) -> None:
+    trace = play(Broken(), tiny_model, lambda call: "hm")
+    assert trace.status is EpisodeStatus.AGENT_ERROR
+    assert "no such field" in trace.error
+    assert len(trace.turns) == 1
+
+
+def test_a_tool_that_fails_is_a_tool_error(tiny_model: Path) -> None:
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>0</ANSWER>")
+    assert trace.status is EpisodeStatus.TOOL_ERROR
+    assert trace.tool_calls[0].error == "zero is not allowed"
+
+
+def test_a_tool_that_gets_nonsense_is_a_tool_error(tiny_model: Path) -> None:
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>twelve</ANSWER>")
+    assert trace.status is EpisodeStatus.TOOL_ERROR
+    assert "invalid literal" in trace.error
+
+
+def test_an_episode_without_end_is_a_timeout(tiny_model: Path) -> None:
+    limits = EpisodeConfig(turn_timeout_s=0.1, episode_timeout_s=0.3)
+    trace = play(Slow(), tiny_model, lambda call: "hm", limits=limits)
+    assert trace.status is EpisodeStatus.TIMEOUT
+    assert "1 turns done" in trace.error
+
+
+def test_a_cut_completion_makes_the_episode_truncated_and_the_turn_a_format_fault(tiny_model: Path) -> None:
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", finish=FinishReason.LENGTH)
+    assert trace.status is EpisodeStatus.TRUNCATED
+    assert not trace.turns[0].is_format_ok
+
+
+def test_a_prompt_longer_than_the_context_is_a_typed_stop(tiny_model: Path) -> None:
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", max_model_len=8)
+    assert (trace.status, trace.stop_reason) == (EpisodeStatus.TRUNCATED, "context_exhausted")
+    assert "the context holds 8" in trace.error
+
+
+def test_an_infrastructure_failure_is_an_attempt_with_the_same_seed(tiny_model: Path) -> None:
+    seeds: list[int] = []
+
+    def says(call: AgentCall) -> str:
+        seeds.append(call.request.seed)
+        if len(seeds) == 1:
+            raise PolicyCallError("replica died")
+        return "<ANSWER>1</ANSWER>"
+
+    trace = play(Pair(), tiny_model, says)
+    assert (trace.status, trace.attempt) == (EpisodeStatus.OK, 2)
+    assert seeds[0] == seeds[1]
+
+
+def test_an_infrastructure_failure_that_stays_is_recorded_as_such(tiny_model: Path) -> None:
+    def says(call: AgentCall) -> str:
+        raise PolicyCallError("replica died")
+
+    trace = play(Pair(), tiny_model, says)
+    assert (trace.status, trace.attempt, trace.turns) == (EpisodeStatus.INFRA_ERROR, 3, ())
+
+
+def test_an_episode_that_two_versions_acted_in_is_marked(tiny_model: Path) -> None:
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=lambda call: len(call.inputs))
+    assert trace.is_version_mixed
+
+
+@pytest.mark.parametrize("inputs", [{}, {"question": "1", "extra": "2"}])
+def test_a_call_with_the_wrong_inputs_names_them(inputs: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="missing|extra"):
+        Agent(prompt="Compute {question}").messages(inputs)
