@@ -90,6 +90,18 @@ def load_critic(folder: str | Path, config: DeepSpeedConfig) -> ValueModel:
     return model
 
 
+def load_reference(folder: str | Path, config: DeepSpeedConfig) -> nn.Module:
+    """The policy in `folder`, frozen: called without gradients only. Under ZeRO-3 partitioned like the others."""
+    module = load_policy(folder, config).eval().requires_grad_(False).to(device())
+    if config.zero_stage < 3:
+        return module
+    import deepspeed
+
+    settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "steps_per_print": 10**9}
+    settings |= {"bf16": {"enabled": config.bf16}}
+    return deepspeed.initialize(model=module, config=settings, dist_init_required=False)[0]
+
+
 class Engine:
     """One model under DeepSpeed. Called like the module it wraps.
 
@@ -174,6 +186,11 @@ class Engine:
         self._deepspeed.save_checkpoint(str(folder), tag=tag, save_latest=False)
         about = {"state": dict(state), "num_steps": self.num_steps, "layout": self._layout()}
         (Path(folder) / f"{tag}.json").write_text(json.dumps(about))
+
+    def fits(self, folder: str | Path, *, tag: str) -> bool:
+        """Whether `load` would find a checkpoint of this number of workers and ZeRO stage."""
+        path = Path(folder) / f"{tag}.json"
+        return path.is_file() and json.loads(path.read_text())["layout"] == self._layout()
 
     def load(self, folder: str | Path, *, tag: str) -> dict[str, Any]:
         """Restores what `save` wrote and returns its `state`.

@@ -1,0 +1,383 @@
+"""holder: keeps one warm Ray Train run per model group alive and passes it orders.
+
+    pipeline ──order──> TrainerHandle ──submit──> Holder (detached actor) <──long poll── workers (trainer.run_worker)
+             <──result──                <──result──   └─ thread: TorchTrainer.fit(), again and again
+
+The holder outlives drivers, jobs and iterations; Ray restarts it when it dies, and the workers start again under the
+same run name. Its memory is lost then: handles send their order again. An order is done when its version is committed,
+so that sending one twice is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from train_loops.config import TrainConfig
+from train_loops.trainer import NAMESPACE, run_worker
+
+MAX_TRIES = 2
+"""Of an order whose training raises something that is not its own fault."""
+MAX_DEATHS = 6
+"""Of workers (killed, machine lost) before an order is given up."""
+MAX_FAILED_STARTS = 3
+GLOO_TIMEOUT_S = 300
+
+ENVIRONMENT = {
+    # Ray Train forwards these from the holder's process: without the first each order takes up to 2 s longer.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_ENABLE_STATE_ACTOR_RECONCILIATION": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+}
+WORKER_ENVIRONMENT = {
+    # Idle OpenMP threads sleep instead of spinning: beside a busy engine a trainer of 2 threads is 3 times faster.
+    "OMP_WAIT_POLICY": "passive",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class OrderError(RuntimeError):
+    """An order failed for good; `kind` names the exception that the trainer raised."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+class Holder:
+    """The actor. Methods with `epoch` are called by the workers of one start of the run; old ones are refused."""
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
+        self._name, self._settings = name, settings
+        self._epoch = ""
+        self._orders: dict[str, dict[str, Any]] = {}
+        """Open attempts, oldest first."""
+        self._results: dict[str, dict[str, Any]] = {}
+        self._tries: dict[str, int] = {}
+        self._deaths: dict[str, int] = {}
+        self._pids: dict[int, int] = {}
+        self._handed_out = ""
+        self._num_failed_starts, self._error = 0, ""
+        self._condition = asyncio.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        threading.Thread(target=self._run_for_ever, daemon=True).start()
+
+    # Called by handles.
+
+    async def submit(self, order: dict[str, Any]) -> None:
+        """Queues an attempt; one that is known already is left as it is."""
+        if order["attempt"] not in self._results:
+            self._orders.setdefault(order["attempt"], order)
+        self._give_up_if_unable()
+        await self._wake()
+
+    async def result(self, attempt: str, wait_s: float) -> dict[str, Any] | None:
+        """The result of an attempt, or `{"error": ...}`; None if there is none after `wait_s`."""
+        await self._wait(lambda: attempt in self._results, wait_s)
+        return self._results.get(attempt)
+
+    async def ready(self, wait_s: float) -> dict[str, Any]:
+        """The status, once all workers wait for orders or the start has failed for good, or after `wait_s`."""
+        await self._wait(lambda: self._is_ready() or self._num_failed_starts >= MAX_FAILED_STARTS, wait_s)
+        return await self.status()
+
+    async def status(self) -> dict[str, Any]:
+        """What the trainer is doing, for messages and tests."""
+        return {
+            "is_ready": self._is_ready(),
+            "pids": dict(self._pids),
+            "open": list(self._orders),
+            "handed_out": self._handed_out,
+            "error": self._error,
+            "num_failed_starts": self._num_failed_starts,
+        }
+
+    # Called by workers.
+
+    async def hello(self, epoch: str, rank: int, pid: int) -> None:
+        """A worker is up and will ask for orders."""
+        self._check(epoch)
+        self._pids[rank] = pid
+        if self._is_ready():
+            self._num_failed_starts = 0
+        await self._wake()
+
+    async def next_order(self, epoch: str, last: str, wait_s: float) -> dict[str, Any] | None:
+        """The oldest open attempt other than `last`; None if there is none after `wait_s`."""
+        self._check(epoch)
+        await self._wait(lambda: self._oldest() not in ("", last), wait_s)
+        oldest = self._oldest()
+        if oldest in ("", last):
+            return None
+        self._handed_out = oldest
+        return self._orders[oldest]
+
+    async def finished(self, epoch: str, attempt: str, result: dict[str, Any]) -> None:
+        """An attempt's version is committed, or there was nothing to train."""
+        self._check(epoch)
+        await self._close(attempt, result)
+
+    async def failed(self, epoch: str, attempt: str, failure: dict[str, str]) -> None:
+        """An attempt failed by its own fault."""
+        self._check(epoch)
+        await self._close(attempt, {"error": failure})
+
+    # Called by the controller.
+
+    async def group_failed(self, epoch: str, failure: dict[str, str], is_death: bool) -> None:
+        """Workers ended. Whoever died by itself (killed, lost) is not held against the order for long."""
+        self._check(epoch)
+        if not self._is_ready():
+            self._num_failed_starts += not is_death
+            self._error = f"{failure['kind']}: {failure['message']}"
+        self._pids.clear()
+        attempt, self._handed_out = self._handed_out, ""
+        if attempt in self._orders:
+            counts, limit = (self._deaths, MAX_DEATHS) if is_death else (self._tries, MAX_TRIES)
+            counts[attempt] = counts.get(attempt, 0) + 1
+            if counts[attempt] >= limit:
+                await self._close(attempt, {"error": failure})
+        self._give_up_if_unable()
+        await self._wake()
+
+    def _check(self, epoch: str) -> None:
+        if epoch != self._epoch:
+            raise RuntimeError(f"trainer {self._name}: a worker of an earlier start is still there; it must end")
+
+    def _is_ready(self) -> bool:
+        return len(self._pids) == self._settings["train"]["num_workers"]
+
+    def _oldest(self) -> str:
+        return next(iter(self._orders), "")
+
+    async def _close(self, attempt: str, result: dict[str, Any]) -> None:
+        self._orders.pop(attempt, None)
+        self._results.setdefault(attempt, result)
+        self._handed_out = ""
+        while len(self._results) > 64:
+            self._results.pop(next(iter(self._results)))
+        await self._wake()
+
+    def _give_up_if_unable(self) -> None:
+        if self._num_failed_starts < MAX_FAILED_STARTS:
+            return
+        for attempt in list(self._orders):
+            self._orders.pop(attempt)
+            self._results[attempt] = {"error": {"kind": "TrainerStartError", "message": self._error}}
+
+    async def _wake(self) -> None:
+        async with self._condition:
+            self._condition.notify_all()
+
+    async def _wait(self, test: Callable[[], bool], wait_s: float) -> None:
+        async with self._condition:
+            try:
+                await asyncio.wait_for(self._condition.wait_for(test), wait_s)
+            except TimeoutError:
+                return
+
+    def _run_for_ever(self) -> None:
+        """`fit` ends only when the controller dies or cannot start: then it is started again."""
+        wait_s = 1.0
+        while True:
+            self._epoch, self._pids = uuid.uuid4().hex, {}
+            try:
+                _fit(self._name, self._epoch, self._settings)
+            except Exception as error:  # noqa: BLE001  # whatever ended the run: it is started again, orders are kept
+                self._error = f"{type(error).__name__}: {error}"
+            time.sleep(wait_s)
+            wait_s = min(wait_s * 2, 30.0)
+
+
+def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    class Failures(UserCallback):
+        """Runs in the controller: tells the holder why workers ended."""
+
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            import ray
+
+            _, error = min(worker_exceptions.items())
+            inner = getattr(error, "_base_exc", None)
+            failure = {"kind": type(inner or error).__name__, "message": str(inner or error)}
+            holder = ray.get_actor(name, namespace=NAMESPACE)
+            ray.get(holder.group_failed.remote(epoch, failure, inner is None))
+
+    train = settings["train"]
+    resources = {"CPU": train["cpus_per_worker"]} | ({"GPU": train["gpus_per_worker"]} if _uses_gpu(train) else {})
+    TorchTrainer(
+        run_worker,
+        train_loop_config={
+            "holder": name,
+            "epoch": epoch,
+            "train": train,
+            "run_folder": f"{settings['storage_path'].rstrip('/')}/{settings['run_name']}",
+        },
+        torch_config=TorchConfig(backend="nccl" if _uses_gpu(train) else "gloo", timeout_s=GLOO_TIMEOUT_S),
+        scaling_config=ScalingConfig(
+            num_workers=train["num_workers"], use_gpu=_uses_gpu(train), resources_per_worker=resources
+        ),
+        run_config=RunConfig(
+            name=settings["run_name"],
+            storage_path=settings["storage_path"],
+            failure_config=FailureConfig(max_failures=-1),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            callbacks=[Failures()],
+            worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
+        ),
+    ).fit()
+
+
+def _uses_gpu(train: dict[str, Any]) -> bool:
+    return train["gpus_per_worker"] > 0
+
+
+class TrainerHandle:
+    """A driver's end of one trainer. Cheap; any number of them may exist for one trainer."""
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        """Use `attach`."""
+        self._name, self._settings = name, settings
+        self._actor = self._create()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Returns when all workers wait for orders. RuntimeError if they cannot start, TimeoutError if too slow."""
+        import ray
+
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                status = ray.get(self._actor.ready.remote(min(left, 5.0)), timeout=left + 1)
+            except ray.exceptions.GetTimeoutError:
+                break
+            except ray.exceptions.RayActorError:
+                self._attach_again()
+                continue
+            if status["is_ready"]:
+                return
+            if status["num_failed_starts"] >= MAX_FAILED_STARTS:
+                raise RuntimeError(f"trainer {self._name} cannot start: {status['error']}")
+        raise TimeoutError(
+            f"trainer {self._name} was not ready after {timeout_s:.0f} s: {self._describe()}; raise "
+            "train.start_timeout_s, or look whether Ray has the CPUs and GPUs that train asks for"
+        )
+
+    def order(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Has one order trained and returns its result; sends it again after failures of processes or machines.
+
+        Args:
+            order: see `trainer.parse_order`. Sending an order whose version is committed returns the stored result.
+            timeout_s: for all tries together.
+
+        Returns:
+            `{"model": ModelVersionRef dict | None, "reason": str, "metrics": {name: float}, "agents": {agent: {name:
+            float}}}`; the model is None, with a reason, where there was nothing to train.
+
+        Raises:
+            OrderError: the order failed for good (kind `MismatchError`, `ValueError`, ...).
+            TimeoutError: no result in time; says what the trainer was doing.
+        """
+        import ray
+
+        attempt = f"{order['order_id']}/{uuid.uuid4().hex[:8]}"
+        deadline = time.monotonic() + timeout_s
+        result = None
+        is_submitted = False
+        while result is None and (left := deadline - time.monotonic()) > 0:
+            try:
+                if not is_submitted:
+                    ray.get(self._actor.submit.remote(order | {"attempt": attempt}), timeout=left)
+                    is_submitted = True
+                result = ray.get(self._actor.result.remote(attempt, min(left, 10.0)), timeout=left + 1)
+            except ray.exceptions.GetTimeoutError:
+                break
+            except ray.exceptions.RayActorError:
+                self._attach_again()
+                is_submitted = False
+        if result is None:
+            raise TimeoutError(
+                f"order {order['order_id']} had no result after {timeout_s:.0f} s, trainer {self._name}: "
+                f"{self._describe()}; raise train.order_timeout_s"
+            )
+        if not self._settings["train"]["keep_warm"]:
+            self.stop()
+        if "error" in result:
+            raise OrderError(**result["error"])
+        return result
+
+    def status(self) -> dict[str, Any]:
+        """See `Holder.status`."""
+        import ray
+
+        return ray.get(self._actor.status.remote(), timeout=30)
+
+    def stop(self) -> None:
+        """Ends holder, controller and workers, and frees their memory. Checkpoints and weights stay."""
+        import ray
+
+        ray.kill(self._actor, no_restart=True)
+
+    def _create(self) -> Any:
+        import ray
+
+        return (
+            ray.remote(Holder)
+            .options(
+                name=self._name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=100,
+            )
+            .remote(self._name, self._settings)
+        )
+
+    def _attach_again(self) -> None:
+        """After a failure: the same actor if Ray restarts it, a new one if it was stopped."""
+        time.sleep(1.0)
+        self._actor = self._create()
+
+    def _describe(self) -> str:
+        import ray
+
+        try:
+            return str(ray.get(self._actor.status.remote(), timeout=2))
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            return f"its holder does not answer ({type(error).__name__})"
+
+
+def attach(*, name: str, run_name: str, storage_path: str, train: TrainConfig) -> TrainerHandle:
+    """The warm trainer `name`, started if there is none; returns at once, use `TrainerHandle.wait_ready`.
+
+    A trainer with other settings under the same name is ended first. Ray must be initialised.
+
+    Args:
+        name: of the trainer, unique per run and model group.
+        run_name: of the Ray Train run; checkpoints lie in `storage_path/run_name`.
+        storage_path: a folder or URI that all machines see.
+        train: the settings that its orders will carry.
+    """
+    import ray
+
+    settings = {"run_name": run_name, "storage_path": str(storage_path), "train": train.model_dump(mode="json")}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    actor_name = f"trainer:{name}:{digest}"
+    for other in ray.util.list_named_actors(all_namespaces=True):
+        is_same_trainer = other["namespace"] == NAMESPACE and other["name"].startswith(f"trainer:{name}:")
+        if is_same_trainer and other["name"] != actor_name:
+            ray.kill(ray.get_actor(other["name"], namespace=NAMESPACE), no_restart=True)
+    return TrainerHandle(actor_name, settings)

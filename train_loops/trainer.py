@@ -1,0 +1,337 @@
+"""trainer: one order -> one committed model version. Runs on every worker of a warm Ray Train run.
+
+    wait for an order <──────────────────────────────────────────────────┐
+      version committed already? -> its stored result ───────────────────┤
+      memory holds the parent?   -> go on                                │
+      else                       -> the parent's checkpoint, or weights  │
+      rows -> learn -> checkpoint (Ray Train) -> weights (commit) -> done┘
+
+Reads pinned traces and rewards and the parent's weights; writes a checkpoint, then the weights with the result beside
+them. Killed at any point and ordered again, it ends with the same version: what is committed is returned, what is not
+is trained again from the parent, optimizer included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stores.traces import TraceStore
+from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
+from stores.weights import Probe, WeightStore
+from train_loops.config import TrainConfig
+
+if TYPE_CHECKING:
+    from train_loops.engine import Engine
+    from train_loops.learner import Learned, Models
+
+NAMESPACE = "troupe"
+RESULT_FILE = "train_result.json"
+"""Beside the weights: what the order that made them answered."""
+POLL_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to train on, from what, to what; see `parse_order`."""
+
+    order_id: str
+    run_id: str
+    iteration: int
+    model_group: str
+    seed: int
+    parent: ModelVersionRef
+    version: int
+    traces: TracesRef
+    rewards: RewardsRef
+    credit_kind: Literal["returns", "increments"]
+    train: TrainConfig
+    traces_uri: str
+    weights_uri: str
+
+
+def parse_order(data: Mapping[str, Any]) -> Order:
+    """An order as it crosses processes (dicts inside) -> checked. Raises ValueError for what is missing or wrong."""
+    try:
+        traces, rewards = dict(data["traces"]), dict(data["rewards"])
+        order = Order(
+            order_id=data["order_id"],
+            run_id=data["run_id"],
+            iteration=data["iteration"],
+            model_group=data["model_group"],
+            seed=data["seed"],
+            parent=ModelVersionRef(**data["parent"]),
+            version=data["version"],
+            traces=TracesRef(**traces | {"purpose": Purpose(traces["purpose"])}),
+            rewards=RewardsRef(**rewards | {"purpose": Purpose(rewards["purpose"])}),
+            credit_kind=data["credit_kind"],
+            train=TrainConfig.model_validate(data["train"]),
+            traces_uri=data["traces_uri"],
+            weights_uri=data["weights_uri"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"order {data.get('order_id')!r} is not whole: {type(error).__name__} {error}") from None
+    if order.version <= order.parent.version:
+        raise ValueError(f"order {order.order_id}: version {order.version} must follow parent {order.parent.version}")
+    return order
+
+
+def run_worker(settings: dict[str, Any]) -> None:
+    """What Ray Train runs on every worker: waits for orders of the holder until the group is torn down.
+
+    Waiting is a long poll of every worker for itself: a collective would time out. A ValueError is the order's fault and
+    is answered; everything else restarts the group.
+    """
+    import ray
+    import ray.train
+
+    rank = ray.train.get_context().get_world_rank()
+    num_workers = ray.train.get_context().get_world_size()
+    holder = ray.get_actor(settings["holder"], namespace=NAMESPACE)
+    epoch = settings["epoch"]
+    worker = Worker(TrainConfig.model_validate(settings["train"]), run_folder=settings["run_folder"])
+    ray.get(holder.hello.remote(epoch, rank, os.getpid()))
+    last = ""
+    while True:
+        order = ray.get(holder.next_order.remote(epoch, last, POLL_S))
+        if order is None:
+            continue
+        last = order["attempt"]
+        try:
+            result = worker.execute(order)
+        except ValueError as error:
+            failure = {"kind": type(error).__name__, "message": str(error)}
+            ray.get(holder.failed.remote(epoch, last, failure))
+            if num_workers > 1:  # the others may wait for this one in a collective
+                raise
+            continue
+        if rank == 0:
+            ray.get(holder.finished.remote(epoch, last, result))
+
+
+class Worker:
+    """The engines of one model group, kept between orders."""
+
+    def __init__(self, train: TrainConfig, *, run_folder: str) -> None:
+        """Args: run_folder: where Ray Train stores this run's checkpoints, a folder or URI."""
+        import torch
+
+        from train_loops import learner  # noqa: F401  # imports everything heavy now, not in the first order
+        from train_loops.engine import join_workers
+
+        torch.set_num_threads(train.threads)
+        join_workers()
+        self._train, self._run_folder = train, run_folder
+        self._models: Models | None = None
+        self._held: ModelVersionRef | None = None
+        """The committed version that the engines in memory are at; None while they are at none."""
+        self._num_critic_orders = 0
+
+    def execute(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Trains one order to a committed version; returns the result (see `TrainerHandle.order`)."""
+        from train_loops.learner import learn, read_rows
+
+        order = parse_order(data)
+        store = WeightStore(order.weights_uri)
+        stored = self._agree(_stored_result(store, order))
+        if stored is not None:
+            return stored
+        started = time.perf_counter()
+        parent_folder = store.fetch(order.parent)
+        self._hold(order, store, parent_folder)
+        assert self._models is not None
+        loaded = time.perf_counter()
+        samples, funnel = read_rows(
+            TraceStore(order.traces_uri), order.traces, order.rewards, model_group=order.model_group, config=order.train
+        )
+        read = time.perf_counter()
+        held, self._held = self._held, None
+        trains_policy = order.train.algorithm != "ppo" or (
+            self._num_critic_orders >= order.train.critic.warmup_iterations
+        )
+        learned = learn(
+            samples,
+            self._models,
+            config=order.train,
+            credit_kind=order.credit_kind,
+            seed=order.seed,
+            funnel=funnel,
+            trains_policy=trains_policy,
+        )
+        learned.metrics["train/load_s"] = loaded - started
+        learned.metrics["train/read_s"] = read - loaded
+        if learned.reason:
+            self._held = held
+            return _result(None, learned)
+        self._num_critic_orders += self._models.critic is not None
+        begun = time.perf_counter()
+        checkpoint = self._report_checkpoint(order)
+        learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
+        note = "" if trains_policy else "critic warm-up: the policy is its parent's"
+        self._held = self._commit(order, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
+        learned.metrics["train/commit_s"] = time.perf_counter() - begun
+        return _result(self._held, learned)
+
+    def _hold(self, order: Order, store: WeightStore, folder: Path) -> None:
+        """Makes the engines in memory be at the order's parent."""
+        from train_loops.engine import Engine, load_critic, load_policy
+        from train_loops.learner import Models
+
+        if self._held == order.parent and self._train == order.train and self._models is not None:
+            return
+        if self._models is not None:
+            self._models.policy.close()
+            if self._models.critic is not None:
+                self._models.critic.close()
+        self._models = self._held = None
+        self._train, self._num_critic_orders = order.train, 0
+        settings = order.train.deepspeed
+        policy = Engine(load_policy(folder, settings), optimizer=order.train.optimizer, config=settings)
+        critic = None
+        if order.train.algorithm == "ppo":
+            critic = Engine(load_critic(folder, settings), optimizer=order.train.critic.optimizer, config=settings)
+        self._models = Models(policy=policy, critic=critic, reference=_reference(order, store))
+        self._resume(store.manifest(order.parent).checkpoint, policy, critic)
+        self._held = order.parent
+
+    def _resume(self, uri: str, policy: Engine, critic: Engine | None) -> None:
+        """Loads a checkpoint; where it is gone (retention) or of another layout, the optimizer starts afresh."""
+        import ray.train
+
+        if not uri:
+            return
+        checkpoint = ray.train.Checkpoint(uri)
+        if checkpoint.filesystem.get_file_info(f"{checkpoint.path}/policy.json").is_file is False:
+            return
+        with checkpoint.as_directory() as folder:
+            if policy.fits(folder, tag="policy"):
+                policy.load(folder, tag="policy")
+            if critic is not None and critic.fits(folder, tag="critic"):
+                self._num_critic_orders = int(critic.load(folder, tag="critic")["num_orders"])
+
+    def _report_checkpoint(self, order: Order) -> str:
+        """Saves the engines through Ray Train; returns where, once every worker's part is stored."""
+        import ray.train
+        import torch.distributed as dist
+
+        assert self._models is not None
+        name = self._agree(f"{order.model_group}-v{order.version}-{uuid.uuid4().hex[:8]}")
+        scratch = tempfile.mkdtemp(prefix="troupe-checkpoint-")
+        try:
+            self._models.policy.save(scratch, tag="policy", state={"version": order.version})
+            if self._models.critic is not None:
+                self._models.critic.save(scratch, tag="critic", state={"num_orders": self._num_critic_orders})
+            ray.train.report(
+                {"version": order.version},
+                checkpoint=ray.train.Checkpoint.from_directory(scratch),
+                checkpoint_dir_name=name,
+            )
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        if dist.get_world_size() > 1:
+            dist.barrier()
+        return f"{self._run_folder}/{name}"
+
+    def _commit(
+        self, order: Order, store: WeightStore, parent_folder: Path, *, checkpoint: str, learned: Learned, note: str
+    ) -> ModelVersionRef:
+        """Exports the policy and commits it as the order's version; worker 0 writes."""
+        import torch.distributed as dist
+
+        from train_loops.engine import export_weights
+
+        assert self._models is not None
+        sequences = store.manifest(order.parent).probe.sequences
+        probe = Probe(sequences=sequences, logprobs=_probe_logprobs(self._models.policy, sequences))
+        ref = None
+        with tempfile.TemporaryDirectory(prefix="troupe-weights-") as scratch:
+            out = export_weights(self._models.policy, parent=parent_folder, out=scratch)
+            if dist.get_rank() == 0:
+                (out / RESULT_FILE).write_text(json.dumps(_result(None, learned)))
+                ref = store.commit(
+                    out,
+                    model_group=order.model_group,
+                    version=order.version,
+                    parent=order.parent.version,
+                    run_id=order.run_id,
+                    iteration=order.iteration,
+                    probe=probe,
+                    checkpoint=checkpoint,
+                    note=note or f"{order.train.algorithm} on {int(learned.metrics['train/rows'])} rows",
+                )
+        return self._agree(ref)
+
+    @staticmethod
+    def _agree(value: Any) -> Any:
+        """Worker 0's value, on every worker."""
+        import torch.distributed as dist
+
+        if dist.get_world_size() == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+def _stored_result(store: WeightStore, order: Order) -> dict[str, Any] | None:
+    """What was answered when the order's version was committed; None if it was not. ValueError on another parent."""
+    ref = store.ref(order.model_group, order.version)
+    if ref is None:
+        return None
+    manifest = store.manifest(ref)
+    if (manifest.parent, manifest.run_id) != (order.parent.version, order.run_id):
+        raise ValueError(
+            f"{ref.uri} exists already, trained from version {manifest.parent} in run {manifest.run_id!r}; order "
+            f"{order.order_id} wants it trained from {order.parent.version} in {order.run_id!r}: order another version"
+        )
+    path = store.fetch(ref) / RESULT_FILE
+    if not path.is_file():
+        raise ValueError(f"{ref.uri} exists already and was not made by a trainer: order another version")
+    return json.loads(path.read_text()) | {"model": asdict(ref)}
+
+
+def _reference(order: Order, store: WeightStore) -> Any:
+    """Version 0 of the model group, frozen, where a KL coefficient asks for it."""
+    loss = order.train.loss
+    if loss.kl_in_loss_coef == 0 and loss.kl_in_reward_coef == 0:
+        return None
+    from train_loops.engine import load_reference
+
+    ref = store.ref(order.model_group, 0)
+    if ref is None:
+        raise ValueError(
+            f"train.loss has a KL coefficient but {store.uri_of(order.model_group, 0)} does not exist: the reference "
+            "is version 0 of the model group"
+        )
+    return load_reference(store.fetch(ref), order.train.deepspeed)
+
+
+def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
+    import torch
+
+    from train_loops.engine import device
+
+    logprobs = []
+    with policy.evaluating():
+        for ids in sequences:
+            token_ids = torch.tensor([list(ids)], device=device())
+            mask = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
+            logprobs.append(tuple(policy(token_ids, mask, torch.ones(1, device=device()))[0][0].tolist()))
+    return tuple(logprobs)
+
+
+def _result(ref: ModelVersionRef | None, learned: Learned) -> dict[str, Any]:
+    return {
+        "model": asdict(ref) if ref is not None else None,
+        "reason": learned.reason,
+        "metrics": dict(learned.metrics),
+        "agents": learned.agents,
+    }
