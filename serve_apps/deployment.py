@@ -186,8 +186,14 @@ def _message(app: Any) -> str:
     """What Serve says about an app and its deployments."""
     if app is None:
         return "Serve does not know it"
-    parts = [app.message, *(f"{name}: {d.status.value} {d.message}" for name, d in app.deployments.items())]
-    return " | ".join(part for part in parts if part)
+    parts = [app.message, *(f"{name} is {d.status.value}: {d.message}" for name, d in app.deployments.items())]
+    return " | ".join(_ends(part) for part in parts if part)
+
+
+def _ends(message: str) -> str:
+    """The first line of a message and the last ones, where a traceback has its cause."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return "\n".join(lines if len(lines) <= 8 else [lines[0], "...", *lines[-6:]])
 
 
 def _retargeted(apps: Apps, targets: Mapping[str, Target]) -> Apps:

@@ -76,6 +76,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
             "runtime_env": {"env_vars": engine_environment(config)},
         },
         max_ongoing_requests=4096,
+        max_constructor_retry_count=2,
         health_check_period_s=config.health_check_period_s,
         health_check_timeout_s=max(30.0, 3 * config.health_check_period_s),
         graceful_shutdown_timeout_s=config.drain_timeout_s,
