@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -267,4 +268,6 @@ def _fail(message: str, code: int) -> None:
 
 def main(run: Callable[[], None] = app) -> None:
     """Entry point of the `troupe` command."""
+    # Ray forks from processes that hold a LanceDB connection; the children never use it.
+    warnings.filterwarnings("ignore", message="lancedb fork support")
     run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 
@@ -14,6 +15,7 @@ def connect(address: str = "") -> None:
 
     if ray.is_initialized():
         return
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     address = address or os.environ.get("RAY_ADDRESS", "")
     quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}

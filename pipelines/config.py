@@ -238,7 +238,14 @@ class RunConfig(Settings):
             "storage": True,
             "serve": {"num_replicas", "threads", "cpus", "gpus", "start_timeout_s", "drain_timeout_s"},
             "collect": {"num_workers", "episodes_in_flight", "write_batch", "stage_timeout_s"},
-            "train": {"threads", "cpus_per_worker", "gpus_per_worker", "keep_warm", "order_timeout_s", "start_timeout_s"},
+            "train": {
+                "threads",
+                "cpus_per_worker",
+                "gpus_per_worker",
+                "keep_warm",
+                "order_timeout_s",
+                "start_timeout_s",
+            },
         }
         data = self.model_dump(mode="json", exclude=capacity)
         return sha256(repr(_sorted(data)).encode()).hexdigest()

@@ -10,7 +10,6 @@ Every stage goes through the journal, so the same command goes on where a killed
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,12 +38,12 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
 
     began = time.perf_counter()
     run = Run(config)
-    run.open()
-    connecting = threading.Thread(target=connect, args=(address,), name="ray")
-    connecting.start()
+    run.begin()
+    with screen.stage("connect"):
+        connect(address)
+    run.traces.create()
     with screen.stage("warm start") as progress:
         make_version_zero(run, progress=progress)
-    connecting.join()
     todo = [k for k in range(1, config.iterations + 1) if run.journal.ref(run.key(k, "promote")) is None]
     with _Tracking(run) as tracking:
         if todo or run.journal.ref(run.key(config.iterations, "measure")) is None:

@@ -179,9 +179,13 @@ class Run:
 
         return StageKey(self.run_id, iteration, stage, model_group)
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Begins or continues the run; ValueError if its name is taken by another config."""
         self.journal.begin_run(self.run_id, self.config.sha256, self.config.model_dump_json())
+
+    def open(self) -> None:
+        """`begin`, and the tables of the trace store."""
+        self.begin()
         self.traces.create()
 
     def _model(self, group: str, version: int) -> ModelVersionRef:

@@ -57,5 +57,4 @@ def trainer_of(run: Run, model_group: str) -> TrainerHandle:
         run_name=f"{run.run_id}-{model_group}",
         storage_path=f"{run.folder}/checkpoints",
         train=run.config.train_config(model_group),
-        model_group=model_group,
     )

@@ -27,7 +27,11 @@ NUM_PROBES = 4
 
 def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, Any]:
     """Makes version 0 of every model group; returns {"models": {group: ref}, "metrics"}."""
+    from transformers.utils import logging
+
     from train_loops.warmstart import adopt
+
+    logging.disable_progress_bar()
 
     settings = run.config.warmstart
     with tempfile.TemporaryDirectory() as scratch:

@@ -69,7 +69,9 @@ class Agent:
         """Chat messages for these inputs; ValueError names inputs that are missing or not in the template."""
         if inputs.keys() != self.inputs:
             missing, extra = self.inputs - inputs.keys(), inputs.keys() - self.inputs
-            raise ValueError(f"agent call with wrong inputs: missing {sorted(missing)}, not in the prompt {sorted(extra)}")
+            raise ValueError(
+                f"agent call with wrong inputs: missing {sorted(missing)}, not in the prompt {sorted(extra)}"
+            )
         system = [{"role": "system", "content": self.system.format(**inputs)}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt.format(**inputs)}]
 

@@ -19,7 +19,7 @@ class MathChain(Workflow):
     solver = Agent(
         prompt=(
             "Solve the problem step by step. "
-            "Reply with <SOLUTION> steps </SOLUTION> and <ANSWER> answer </ANSWER> only.\n"
+            "Reply with <SOLUTION>steps</SOLUTION><ANSWER>answer</ANSWER> only.\n"
             "Problem: {question}"
         ),
         contract=Tags("SOLUTION", "ANSWER"),
@@ -27,8 +27,8 @@ class MathChain(Workflow):
     verifier = Agent(
         prompt=(
             "Check the solution. "
-            "Reply with <STATUS> correct, incorrect or uncertain </STATUS>, <ERROR_TYPE> kind </ERROR_TYPE> "
-            "and <FEEDBACK> advice </FEEDBACK> only.\n"
+            "Reply with <STATUS>correct, incorrect or uncertain</STATUS><ERROR_TYPE>kind</ERROR_TYPE>"
+            "<FEEDBACK>advice</FEEDBACK> only.\n"
             "Solution: {solution}\nAnswer: {answer}\nProblem: {question}"
         ),
         contract=Tags("STATUS", "ERROR_TYPE", "FEEDBACK", choices={"STATUS": STATUSES, "ERROR_TYPE": ERROR_TYPES}),
@@ -36,7 +36,7 @@ class MathChain(Workflow):
     refiner = Agent(
         prompt=(
             "Improve the solution with the feedback. "
-            "Reply with <REFINED_SOLUTION> steps </REFINED_SOLUTION> and <ANSWER> answer </ANSWER> only.\n"
+            "Reply with <REFINED_SOLUTION>steps</REFINED_SOLUTION><ANSWER>answer</ANSWER> only.\n"
             "Solution: {solution}\nAnswer: {answer}\nStatus: {status}\nFeedback: {feedback}\nProblem: {question}"
         ),
         contract=Tags("REFINED_SOLUTION", "ANSWER"),
@@ -44,7 +44,7 @@ class MathChain(Workflow):
     finalizer = Agent(
         prompt=(
             "Write the final answer. "
-            "Reply with <FINAL_SOLUTION> steps </FINAL_SOLUTION> and <FINAL_ANSWER> answer </FINAL_ANSWER> only.\n"
+            "Reply with <FINAL_SOLUTION>steps</FINAL_SOLUTION><FINAL_ANSWER>answer</FINAL_ANSWER> only.\n"
             "Problem: {question}\nSolution: {solution}\nAnswer: {answer}"
         ),
         contract=Tags("FINAL_SOLUTION", "FINAL_ANSWER"),
