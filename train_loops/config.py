@@ -113,7 +113,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _ppo_only_settings(self) -> Self:
-        if self.algorithm != "ppo" and "critic" in self.model_fields_set:
+        if self.algorithm != "ppo" and self.critic != CriticConfig():
             raise ValueError(f"train.critic is set but algorithm {self.algorithm!r} has no critic: use ppo or drop it")
         return self
 

@@ -209,11 +209,13 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             import ray
 
-            _, error = min(worker_exceptions.items())
-            inner = getattr(error, "_base_exc", None)
-            failure = {"kind": type(inner or error).__name__, "message": str(inner or error)}
+            is_death = {rank: _is_death(error) for rank, error in worker_exceptions.items()}
+            # A worker that fails because another was killed is not to blame.
+            rank = min(worker_exceptions, key=lambda r: (not is_death[r], r))
+            error = getattr(worker_exceptions[rank], "_base_exc", worker_exceptions[rank])
+            failure = {"kind": type(error).__name__, "message": str(error)}
             holder = ray.get_actor(name, namespace=NAMESPACE)
-            ray.get(holder.group_failed.remote(epoch, failure, inner is None))
+            ray.get(holder.group_failed.remote(epoch, failure, is_death[rank]))
 
     train = settings["train"]
     resources = {"CPU": train["cpus_per_worker"]} | ({"GPU": train["gpus_per_worker"]} if _uses_gpu(train) else {})
@@ -232,12 +234,19 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
         run_config=RunConfig(
             name=settings["run_name"],
             storage_path=settings["storage_path"],
-            failure_config=FailureConfig(max_failures=-1),
+            failure_config=FailureConfig(max_failures=MAX_DEATHS),  # of this `fit`: the holder starts another
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             callbacks=[Failures()],
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
         ),
     ).fit()
+
+
+def _is_death(error: Exception) -> bool:
+    """Whether a worker ended without raising: killed, out of memory, machine lost, hung."""
+    import ray
+
+    return type(error).__name__.startswith("WorkerHealthCheck") or isinstance(error, ray.exceptions.RayError)
 
 
 def _uses_gpu(train: dict[str, Any]) -> bool:
