@@ -132,6 +132,8 @@ def engine_arguments(config: ServeConfig, model: Path) -> dict[str, Any]:
         }
         if config.tensor_parallel_size == 1:
             arguments["distributed_executor_backend"] = "uni"
+    elif config.tensor_parallel_size > 1:
+        arguments["distributed_executor_backend"] = "mp"  # the replica holds the GPUs; no Ray actors of vLLM's own
     return arguments | config.engine
 
 
@@ -150,7 +152,6 @@ class Policy:
         started = time.perf_counter()
         self._start_engine(fetch(self._live))
         self._start_s = time.perf_counter() - started
-        self._is_labelled = False
         self._watch: asyncio.Task[None] | None = None
 
     def _start_engine(self, folder: Path) -> None:
@@ -289,7 +290,6 @@ class Policy:
         """Every worker loads and checks the weights; ValueError with the worker's message if one refuses them."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
         try:
             await self._engine.collective_rpc("troupe_stage", args=(str(folder),))
         except EngineDeadError:
@@ -309,11 +309,11 @@ class Policy:
         await self._engine.resume_generation()
 
     async def _greet_engine(self) -> None:
-        """Once: tells the engine which version it was started with, and watches it from then on."""
-        if not self._is_labelled:
-            self._is_labelled = True
-            await self._engine.update_weight_version(str(self._live.version))
+        """Once: tells the engine what it was started with, and watches it from then on."""
+        if self._watch is None:
             self._watch = asyncio.ensure_future(self._die_with_engine())
+            await self._engine.update_weight_version(str(self._live.version))
+            await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
 
     async def _die_with_engine(self) -> None:
         """Ends this replica as soon as its engine is dead.

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stores.weights import read_safetensors_header
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,7 +26,9 @@ class WeightsExtension:
 
     def troupe_expect(self, folder: str) -> int:
         """Remembers the tensor names and shapes of the model that the engine was started with; returns their count."""
-        self._troupe_expected = {name: tuple(t.shape) for name, t in load_tensors(folder).items()}
+        files = sorted(Path(folder).glob("*.safetensors"))
+        headers = [read_safetensors_header(file) for file in files]
+        self._troupe_expected = {name: shape for header in headers for name, (_, shape) in header.items()}
         return len(self._troupe_expected)
 
     def troupe_stage(self, folder: str) -> int:
@@ -34,7 +38,8 @@ class WeightsExtension:
         """
         self._troupe_staged = None
         tensors = load_tensors(folder)
-        check_tensors(tensors, self._troupe_expected or {}, folder)
+        assert self._troupe_expected, "troupe_expect comes before troupe_stage"
+        check_tensors(tensors, self._troupe_expected, folder)
         self._troupe_staged = tensors
         return len(tensors)
 
