@@ -1,0 +1,123 @@
+"""Episodes sampled from a model folder by a plain forward pass: two agents of one model group, one turn each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from stores.types import (
+    EpisodeRewards,
+    EpisodeStatus,
+    FinishReason,
+    Purpose,
+    Sampling,
+    Task,
+    Trace,
+    Turn,
+    TurnReward,
+    episode_id,
+)
+
+GROUP = "shared"
+COMPLETION = 6
+WANTED = 200
+"""Token ids below it are rewarded."""
+
+
+def sample_traces(
+    folder: Path, *, run_id: str = "run", iteration: int = 1, version: int = 0, num_tasks: int = 8, group_size: int = 8
+) -> tuple[list[Trace], list[EpisodeRewards]]:
+    """Traces with exact rollout logprobs, and rewards: the share of completion tokens below `WANTED`."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    random = torch.Generator().manual_seed(iteration)
+    num = num_tasks * group_size
+    turns_of: list[list[Turn]] = [[] for _ in range(num)]
+    for turn_index, agent in enumerate(("solver", "verifier")):
+        prompts = torch.randint(0, model.config.vocab_size, (num_tasks, 5), generator=random)
+        ids = prompts.repeat_interleave(group_size, 0)
+        logprobs = []
+        with torch.no_grad():
+            for _ in range(COMPLETION):
+                scores = model(input_ids=ids, use_cache=False).logits[:, -1].log_softmax(-1)
+                token = torch.multinomial(scores.exp(), 1, generator=random)
+                logprobs.append(scores.gather(1, token))
+                ids = torch.cat([ids, token], 1)
+        for i in range(num):
+            turns_of[i].append(
+                Turn(
+                    turn_index=turn_index,
+                    agent=agent,
+                    model_group=GROUP,
+                    policy_version=version,
+                    round_index=0,
+                    parents=(),
+                    prompt_text="",
+                    completion_text="",
+                    prompt_token_ids=ids[i, :5].tolist(),
+                    completion_token_ids=ids[i, 5:].tolist(),
+                    rollout_logprobs=torch.cat(logprobs, 1)[i].tolist(),
+                    sampling=Sampling(max_tokens=COMPLETION),
+                    seed=i,
+                    finish_reason=FinishReason.LENGTH,
+                    is_format_ok=True,
+                    format_fault="",
+                    fields={},
+                    start_s=0.0,
+                    duration_s=0.1,
+                )
+            )
+    traces = [
+        _trace(turns, run_id=run_id, iteration=iteration, version=version, task=f"t{i // group_size}", index=i)
+        for i, turns in enumerate(turns_of)
+    ]
+    return traces, [rewards_of(trace) for trace in traces]
+
+
+def rewards_of(trace: Trace) -> EpisodeRewards:
+    """Each turn earns the share of its tokens that are wanted."""
+    rewards = tuple(
+        TurnReward(
+            turn_index=t.turn_index,
+            agent=t.agent,
+            model_group=GROUP,
+            reward=sum(i < WANTED for i in t.completion_token_ids) / COMPLETION,
+            breakdown={},
+        )
+        for t in trace.turns
+    )
+    return EpisodeRewards(
+        episode_id=trace.episode_id,
+        run_id=trace.run_id,
+        iteration=trace.iteration,
+        purpose=trace.purpose,
+        credit_version="c1",
+        outcome=0.0,
+        rewards=rewards,
+    )
+
+
+def _trace(turns: list[Turn], *, run_id: str, iteration: int, version: int, task: str, index: int) -> Trace:
+    key = {"run_id": run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": f"v{version}"}
+    return Trace(
+        **key,
+        episode_id=episode_id(**key, task_id=task, episode_index=index),
+        workflow="w",
+        task=Task(task_id=task, prompt="", answers=()),
+        group_id=task,
+        episode_index=index,
+        variant="",
+        seed=index,
+        status=EpisodeStatus.OK,
+        stop_reason="",
+        error="",
+        answer="",
+        outcome_metadata={},
+        policy_versions={GROUP: version},
+        is_version_mixed=False,
+        turns=tuple(turns),
+        tool_calls=(),
+        started_at=0.0,
+        duration_s=0.1,
+    )

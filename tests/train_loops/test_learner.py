@@ -1,0 +1,153 @@
+"""The learner: rows of an order raise what was rewarded, are checked against the engine that sampled them, and counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from synthetic_traces import GROUP, WANTED, sample_traces
+
+from stores.traces import TraceStore
+from stores.types import Purpose
+from train_loops.config import AdvantageConfig, LossConfig, OptimizerConfig, TrainConfig
+from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
+from train_loops.learner import Learned, Models, TrainingDivergedError, learn, read_rows
+from train_loops.mismatch import MismatchError
+from train_loops.rows import Funnel, Sample, samples_of
+
+LR = OptimizerConfig(lr=3e-3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_worker() -> None:
+    join_workers()
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny_model: Path):
+    return sample_traces(tiny_model)
+
+
+def rows(sampled) -> list[Sample]:
+    return [s for t, r in zip(*sampled, strict=True) for s in samples_of(t, r, model_group=GROUP, statuses=["ok"])]
+
+
+def models(folder: Path, config: TrainConfig) -> Models:
+    policy = Engine(load_policy(folder, config.deepspeed), optimizer=config.optimizer, config=config.deepspeed)
+    if config.algorithm != "ppo":
+        has_kl = config.loss.kl_in_loss_coef > 0 or config.loss.kl_in_reward_coef > 0
+        return Models(policy=policy, reference=load_reference(folder, config.deepspeed) if has_kl else None)
+    critic = Engine(load_critic(folder, config.deepspeed), optimizer=config.critic.optimizer, config=config.deepspeed)
+    return Models(policy=policy, critic=critic)
+
+
+def run(samples: list[Sample], engines: Models, config: TrainConfig, **kwargs) -> Learned:
+    funnel = Funnel(model_group=GROUP, statuses=["ok"])
+    return learn(samples, engines, config=config, credit_kind="returns", seed=0, funnel=funnel, **kwargs)
+
+
+def wanted_probability(engine: Engine, samples: list[Sample]) -> float:
+    ids = torch.tensor([list(s.token_ids) for s in samples])
+    with torch.no_grad():
+        probabilities = engine.module.model(input_ids=ids, use_cache=False).logits[:, 4:-1].softmax(-1)
+    return float(probabilities[..., :WANTED].sum(-1).mean())
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dr_mas"])
+def test_an_order_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sampled, algorithm: str) -> None:
+    config = TrainConfig(algorithm=algorithm, optimizer=LR, num_epochs=2, num_minibatches=2, microbatch_tokens=256)
+    engines, samples = models(tiny_model, config), rows(sampled)
+    before = wanted_probability(engines.policy, samples)
+    learned = run(samples, engines, config)
+    assert wanted_probability(engines.policy, samples) > before + 0.01
+    metrics = learned.metrics
+    assert metrics["train/steps"] == 4 and metrics["train/skipped_steps"] == 0
+    assert metrics["train/logprob_gap_max"] < 1e-5 and metrics["train/is_truncated"] == 0
+    assert metrics["train/rows"] == 128 and metrics["train/completion_tokens"] == 768
+    assert metrics["train/kl_k3"] > 0 and metrics["train/grad_norm"] > 0
+    assert set(learned.agents) == {"solver", "verifier"}
+    assert learned.agents["solver"]["logprob_gap_max"] < 1e-5
+    assert ("train/explained_variance" in metrics) == (algorithm == "ppo")
+    assert all(math.isfinite(x) for x in metrics.values())
+
+
+def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled) -> None:
+    samples, found = rows(sampled), []
+    for microbatch_tokens in (64, 100_000):
+        config = TrainConfig(optimizer=LR, microbatch_tokens=microbatch_tokens)
+        engines = models(tiny_model, config)
+        found.append(run(samples, engines, config).metrics)
+    assert found[0]["train/grad_norm"] == pytest.approx(found[1]["train/grad_norm"], rel=1e-4)
+    assert found[0]["train/kl_k3"] == pytest.approx(found[1]["train/kl_k3"], rel=1e-3)
+
+
+def test_one_shifted_token_id_is_seen_and_many_fail_the_order(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(optimizer=LR)
+    samples = rows(sampled)
+
+    def shifted(s: Sample) -> Sample:
+        return dataclasses.replace(s, token_ids=[*s.token_ids[:-1], (s.token_ids[-1] + 1) % 300])
+
+    one = run([shifted(samples[0]), *samples[1:]], models(tiny_model, config), config)
+    assert one.agents[samples[0].agent]["logprob_gap_max"] > config.mismatch.tolerance_max
+    assert one.metrics["train/is_truncated"] == 1
+    with pytest.raises(MismatchError, match="trainer and engine differ"):
+        run([shifted(s) for s in samples], models(tiny_model, config), config)
+
+
+def test_equal_rewards_train_nothing_and_say_so(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(optimizer=LR)
+    engines = models(tiny_model, config)
+    samples = [dataclasses.replace(s, reward=0.5) for s in rows(sampled)]
+    learned = run(samples, engines, config)
+    assert "all advantages" in learned.reason and engines.policy.num_steps == 0
+    assert "no trainable rows" in run([], engines, config).reason
+
+
+def test_a_kl_coefficient_holds_the_policy_near_the_reference(tiny_model: Path, sampled) -> None:
+    samples, kls = rows(sampled), []
+    for beta in (0.0, 1.0):
+        loss = LossConfig(kl_in_loss_coef=beta, clip_high=5.0)
+        config = TrainConfig(optimizer=OptimizerConfig(lr=3e-4), num_epochs=10, loss=loss)
+        kls.append(run(samples, models(tiny_model, config), config).metrics["train/kl_k3"])
+    assert kls[1] < kls[0] / 2
+    config = TrainConfig(optimizer=LR, loss=LossConfig(kl_in_reward_coef=0.1))
+    assert run(samples, models(tiny_model, config), config).metrics["train/kl_ref_k3"] == pytest.approx(0, abs=1e-6)
+
+
+def test_while_only_the_critic_learns_the_policy_stays(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(algorithm="ppo", optimizer=LR, advantage=AdvantageConfig(whiten="agent"))
+    engines, samples = models(tiny_model, config), rows(sampled)
+    run(samples, engines, config, trains_policy=False)
+    assert engines.policy.num_steps == 0 and engines.critic.num_steps == 1
+    run(samples, engines, config)
+    assert engines.policy.num_steps == 1 and engines.critic.num_steps == 2
+
+
+def test_three_steps_in_a_row_that_are_not_finite_end_the_order(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(algorithm="ppo", optimizer=LR, num_epochs=3)
+    engines = models(tiny_model, config)
+    with torch.no_grad():
+        engines.critic.module.head.bias.fill_(math.nan)
+    with pytest.raises(TrainingDivergedError, match="not finite"):
+        run(rows(sampled), engines, config)
+
+
+def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sampled) -> None:
+    store = TraceStore(str(tmp_path / "traces"))
+    store.create()
+    traces, rewards = sampled
+    store.write_episodes(traces)
+    store.write_rewards(rewards)
+    key = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN}
+    pinned = store.pin_episodes(**key, team_key="v0")
+    pinned_rewards = store.pin_rewards(**key, credit_version="c1", traces=pinned)
+    samples, funnel = read_rows(store, pinned, pinned_rewards, model_group=GROUP, config=TrainConfig())
+    assert sorted(samples, key=lambda s: (s.episode_id, s.turn_index)) == samples
+    by_id = {(s.episode_id, s.turn_index): s for s in rows(sampled)}
+    assert all(list(s.token_ids) == list(by_id[s.episode_id, s.turn_index].token_ids) for s in samples)
+    assert len(samples) == len(by_id) == 128
+    assert funnel.counts["solver"]["scored"] == 64

@@ -1,0 +1,171 @@
+"""The warm trainer on real Ray Train: orders, a killed worker, a killed holder, stored results, bad orders."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+from synthetic_traces import GROUP, rewards_of, sample_traces
+
+from stores.traces import TraceStore
+from stores.types import ModelVersionRef, Purpose, Trace
+from stores.weights import WeightStore
+from train_loops.config import OptimizerConfig, TrainConfig
+from train_loops.holder import OrderError, TrainerHandle, attach
+from train_loops.warmstart import adopt
+
+CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-3), microbatch_tokens=256, num_epochs=2, cpus_per_worker=0.1)
+
+
+@dataclass
+class Bench:
+    """One store of each kind, a trainer, and the orders it is given."""
+
+    root: Path
+    traces: TraceStore
+    weights: WeightStore
+
+    def attach(self, config: TrainConfig = CONFIG, run_name: str = "warm") -> TrainerHandle:
+        return attach(name="shared", run_name=run_name, storage_path=str(self.root / "train"), train=config)
+
+    def order(
+        self,
+        parent: ModelVersionRef,
+        *,
+        run_id: str = "run",
+        config: TrainConfig = CONFIG,
+        change: Any = None,
+    ) -> dict[str, Any]:
+        """Samples from the parent and orders its next version."""
+        iteration = parent.version + 1
+        traces, _ = sample_traces(
+            self.weights.fetch(parent), run_id=run_id, iteration=iteration, version=parent.version, num_tasks=4
+        )
+        traces = [change(t) for t in traces] if change else traces
+        self.traces.write_episodes(traces)
+        self.traces.write_rewards([rewards_of(t) for t in traces])
+        key = {"run_id": run_id, "iteration": iteration, "purpose": Purpose.TRAIN}
+        pinned = self.traces.pin_episodes(**key, team_key=f"v{parent.version}")
+        rewards = self.traces.pin_rewards(**key, credit_version="c1", traces=pinned)
+        return {
+            "order_id": f"{run_id}-{iteration}",
+            "run_id": run_id,
+            "iteration": iteration,
+            "model_group": GROUP,
+            "seed": iteration,
+            "parent": asdict(parent),
+            "version": iteration,
+            "traces": asdict(pinned),
+            "rewards": asdict(rewards),
+            "credit_kind": "returns",
+            "train": config.model_dump(mode="json"),
+            "traces_uri": self.traces.uri,
+            "weights_uri": self.weights.uri,
+        }
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator[Bench]:
+    root = tmp_path_factory.mktemp("bench")
+    bench = Bench(root, TraceStore(str(root / "traces")), WeightStore(str(root / "weights")))
+    bench.traces.create()
+    yield bench
+    bench.attach().stop()
+
+
+def weights(bench: Bench, ref: dict[str, Any]) -> torch.Tensor:
+    tensors = load_file(bench.weights.fetch(ModelVersionRef(**ref)) / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def shift_tokens(trace: Trace) -> Trace:
+    turns = [replace(t, completion_token_ids=[(i + 1) % 300 for i in t.completion_token_ids]) for t in trace.turns]
+    return replace(trace, turns=tuple(turns))
+
+
+def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench, tiny_model: Path) -> None:
+    ref = adopt(tiny_model, store=bench.weights, model_group=GROUP, run_id="run")
+    began = time.monotonic()
+    handle = bench.attach()
+    handle.wait_ready(300)
+    print(f"cold start {time.monotonic() - began:.1f} s")
+
+    first = handle.order(bench.order(ref), 120)
+    assert first["metrics"]["train/logprob_gap_max"] < 1e-5
+    assert first["metrics"]["train/steps"] == 2 and set(first["agents"]) == {"solver", "verifier"}
+    v1 = ModelVersionRef(**first["model"])
+    bench.weights.verify(v1)
+    manifest = bench.weights.manifest(v1)
+    assert manifest.parent == 0 and Path(manifest.checkpoint, "policy.json").is_file()
+    assert manifest.probe.sequences == bench.weights.manifest(ref).probe.sequences
+    assert manifest.probe.logprobs != bench.weights.manifest(ref).probe.logprobs
+    pids = handle.status()["pids"]
+
+    # Warm: the same process, and the next order starts from memory.
+    order = bench.order(v1)
+    began = time.monotonic()
+    second = handle.order(order, 120)
+    print(f"warm order {time.monotonic() - began:.2f} s {second['metrics']}")
+    v2 = ModelVersionRef(**second["model"])
+    assert handle.status()["pids"] == pids
+    assert second["metrics"]["train/logprob_gap_max"] < 1e-5
+
+    # The same order again, from another handle: the stored result, no training.
+    again = bench.attach().order(order, 120)
+    assert again["model"] == second["model"]
+    assert again["metrics"]["train/loss"] == second["metrics"]["train/loss"]
+
+    # Rows that the parent did not sample: refused with the reason, by the same process.
+    with pytest.raises(OrderError, match="trainer and engine differ") as error:
+        handle.order(bench.order(v2, run_id="bad", change=shift_tokens), 120)
+    assert error.value.kind == "MismatchError"
+    with pytest.raises(OrderError, match="not whole"):
+        handle.order({"order_id": "x", "traces": {}, "rewards": {}}, 120)
+    assert handle.status()["pids"] == pids
+
+    # Killed in the middle: the order ends with the version that an unkilled trainer makes, digit for digit.
+    order = bench.order(v2)
+    done: list[dict[str, Any]] = []
+    began = time.monotonic()
+    waiting = threading.Thread(target=lambda: done.append(handle.order(order, 240)))
+    waiting.start()
+    while not handle.status()["handed_out"]:
+        time.sleep(0.01)
+    os.kill(pids[0], signal.SIGKILL)
+    waiting.join(240)
+    print(f"order with a killed worker {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began > 2, "the order ended before the kill"
+    [third] = done
+    assert handle.status()["pids"] != pids
+    assert third["metrics"]["train/steps"] == 2
+
+    # The same orders in another run, by a new trainer that has to load checkpoints: same weights, same optimizer.
+    other = WeightStore(str(bench.root / "weights-of-a-copy"))
+    for old in (ref, v1, v2):
+        m = bench.weights.manifest(old)
+        about = {"model_group": GROUP, "version": m.version, "parent": m.parent, "run_id": m.run_id}
+        copied = other.commit(
+            bench.weights.fetch(old), iteration=m.iteration, probe=m.probe, checkpoint=m.checkpoint, **about
+        )
+    bench.attach().stop()
+    time.sleep(1)
+    handle = bench.attach()
+    unkilled = handle.order(order | {"weights_uri": other.uri, "parent": asdict(copied)}, 240)
+    assert unkilled["metrics"]["train/loss"] == third["metrics"]["train/loss"]
+    assert unkilled["metrics"]["train/grad_norm"] == third["metrics"]["train/grad_norm"]
+    assert torch.equal(weights(bench, unkilled["model"]), weights(bench, third["model"]))
+    assert not torch.equal(weights(bench, third["model"]), weights(bench, second["model"]))
+    handle.stop()
+    time.sleep(1)
+    names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
+    assert not any(name.startswith("trainer:shared:") for name in names)
