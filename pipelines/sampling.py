@@ -21,6 +21,7 @@ import numpy as np
 
 from pipelines.config import CollectConfig
 from pipelines.run import Cast
+from serve_apps.client import PolicyClient
 from serve_apps.config import CallConfig
 from serve_apps.runner import ActingTeam, EpisodeSpec, run_episode, via
 from stores.traces import TraceStore
@@ -198,8 +199,8 @@ class Collector:
     """An actor that runs many episodes at once and stores them in batches as they finish."""
 
     def __init__(self) -> None:
-        import pyarrow  # noqa: F401 - while nobody waits
         import lancedb  # noqa: F401
+        import pyarrow  # noqa: F401 - while nobody waits
         from ray import serve  # noqa: F401
         from transformers import PreTrainedTokenizerFast  # noqa: F401
 
@@ -218,10 +219,8 @@ class Collector:
 
         A restarted collector is handed the same specs again and skips what is stored.
         """
-        from serve_apps.client import ServeClient
-
         team: ActingTeam = cast.build()
-        complete = via(ServeClient(dict(apps), call))
+        complete = via(self.client(apps, call))
         room = asyncio.Semaphore(in_flight)
 
         async def one(spec: EpisodeSpec) -> Trace:
@@ -237,6 +236,12 @@ class Collector:
                 await asyncio.to_thread(store.write_episodes, finished)
                 yield _summary(finished)
                 finished = []
+
+    def client(self, apps: Mapping[str, str], call: CallConfig) -> PolicyClient:
+        """What answers the model calls."""
+        from serve_apps.client import ServeClient
+
+        return ServeClient(dict(apps), call)
 
 
 def _missing(specs: Sequence[EpisodeSpec], store: TraceStore) -> list[EpisodeSpec]:

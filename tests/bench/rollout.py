@@ -1,0 +1,127 @@
+"""rollout: completion tokens per second of the whole collect stage, beside raw vLLM on the same requests.
+
+    pass k:  sample_episodes ── traces ──> 4 waves of requests (token ids, seeds) ──> raw vLLM
+             timed                                                                     timed, Troupe's engine idle
+
+One model group, one engine. Both engines see the same passes in the same order, so their prefix caches hold the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pipelines.begin import make_version_zero
+from pipelines.cluster import connect
+from pipelines.run import Run
+from pipelines.sampling import sample_episodes
+from pipelines.serving import app_names, start
+from serve_apps.deployment import remove_apps
+from serve_apps.policy_app import engine_environment
+from stores.types import Purpose, TracesRef
+from tests.bench.figures import Figure, ratio
+from tests.bench.peer import Peer
+from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run
+
+AGENTS = ["solver", "verifier", "refiner", "finalizer"]
+WARM_UP_PASSES = 1
+TIMED_PASSES = 3
+
+
+def measure(folder: Path) -> list[Figure]:
+    """The tiny model as in the demo, then the 100M shape."""
+    tiny = open_run("bench-tiny", folder, {"model_groups": {"team": {"agents": AGENTS}}, **SHORT_WARMSTART})
+    figures = _measure(tiny, "tiny", num_tasks=48, episodes_per_task=8, least=0.6)
+    cut = {agent: {"max_tokens": 20} for agent in AGENTS}
+    large = open_run(
+        "bench-100m",
+        folder,
+        {
+            "model_groups": {"team": {"agents": AGENTS, "model": str(build_100m(folder / "model-100m"))}},
+            "warmstart": None,
+            "agents": cut,
+            "serve.threads": 2,
+        },
+    )
+    return figures + _measure(large, "100M", num_tasks=8, episodes_per_task=4, least=0.85)
+
+
+def _measure(run: Run, shape: str, *, num_tasks: int, episodes_per_task: int, least: float) -> list[Figure]:
+    make_version_zero(run)
+    models = run.trained(0)
+    config = run.config.serve_config("team")
+    command = [
+        *(sys.executable, "-m", "tests.bench.raw_vllm"),
+        str(run.weights.fetch(models["team"])),
+        config.model_dump_json(),
+    ]
+    connect()
+    ours_s, ours_tokens, raw_s, raw_tokens, same = 0.0, 0, 0.0, 0, 1.0
+    sampling_s = 0.0
+    with Peer(command, env=engine_environment(config)) as raw:
+        start(run, models)
+        for iteration in range(1, 1 + WARM_UP_PASSES + TIMED_PASSES):
+            began = time.perf_counter()
+            sampled = sample_episodes(
+                run.tasks("train")[:num_tasks],
+                run_id=run.run_id,
+                iteration=iteration,
+                purpose=Purpose.TRAIN,
+                cast=run.cast(models),
+                apps=app_names(run),
+                store=run.traces,
+                config=run.config.collect,
+                episodes_per_task=episodes_per_task,
+                seed=run.config.seed,
+            )
+            seconds = time.perf_counter() - began
+            waves = Path(run.folder) / f"waves-{iteration}.json"
+            waves.write_text(json.dumps(_waves(run, sampled.traces)))
+            answer = raw.ask({"waves": str(waves)})
+            print(
+                f"rollout {shape} pass {iteration}: Troupe {sampled.num_tokens} tokens in {seconds:.2f} s "
+                f"(sampling {sampled.sampling_seconds:.2f}), raw {answer['num_tokens']} in {answer['seconds']}",
+                flush=True,
+            )
+            if iteration > WARM_UP_PASSES:
+                ours_s, ours_tokens = ours_s + seconds, ours_tokens + sampled.num_tokens
+                raw_s, raw_tokens = raw_s + sum(answer["seconds"]), raw_tokens + answer["num_tokens"]
+                sampling_s += sampled.sampling_seconds
+                same = min(same, answer["same_share"])
+    remove_apps(app_names(run).values())
+    ours, raw_rate = ours_tokens / ours_s, raw_tokens / raw_s
+    note = (
+        f"{num_tasks * episodes_per_task} episodes of 4 turns, {TIMED_PASSES} passes, {config.threads} engine threads"
+    )
+    return [
+        Figure(name=f"collect, {shape}", value=ours, unit="tok/s", note=note),
+        Figure(name=f"raw vLLM, {shape}", value=raw_rate, unit="tok/s", note=f"{same:.1%} of completions identical"),
+        ratio(f"collect / raw vLLM, {shape}", ours, raw_rate, least=least),
+        ratio(
+            f"episodes alone / raw vLLM, {shape}",
+            ours_tokens / sampling_s,
+            raw_rate,
+            note="from the first episode's start to the last one's end",
+        ),
+    ]
+
+
+def _waves(run: Run, ref: TracesRef) -> list[list[dict[str, Any]]]:
+    """The requests of the first turns of all episodes, of the second turns, and so on, from the recorded traces."""
+    waves: list[list[dict[str, Any]]] = []
+    for trace in sorted(run.traces.read_traces(ref), key=lambda t: t.episode_id):
+        for position, turn in enumerate(trace.turns):
+            if position == len(waves):
+                waves.append([])
+            request = {
+                "prompt": list(turn.prompt_token_ids),
+                "max_tokens": turn.sampling.max_tokens,
+                "temperature": turn.sampling.temperature,
+                "seed": turn.seed,
+                "completion": list(turn.completion_token_ids),
+            }
+            waves[position].append(request)
+    return waves

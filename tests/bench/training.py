@@ -1,0 +1,169 @@
+"""train: tokens per second of the train stage in its warm trainer, beside a bare PyTorch loop on the same rows.
+
+    demonstrated episodes ── collect, score in the journal ──> stage train (order to the warm trainer) ──> version k
+                          └─ same rows, same cuts ──────────> bare loop, while the trainer waits
+
+Every row has a gradient (`credit.LetterShare`), so that both do the same work.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.arithmetic_demonstrator import demonstrate as play
+from pipelines.begin import make_version_zero
+from pipelines.cluster import connect, disconnect
+from pipelines.run import Run, plain
+from pipelines.stages import run_stage
+from pipelines.train import trainer_of
+from serve_apps.demonstrate import demonstrate
+from stores.types import Purpose, RewardsRef, TracesRef
+from tests.bench.figures import Figure, ratio
+from tests.bench.peer import Peer
+from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run
+
+LIMIT = 0.7
+WARM_UP_ORDERS = 1
+TIMED_ORDERS = 2
+ANY_LOGPROB = {"tolerance_mean": 1e6, "tolerance_max": 1e6, "limit_mean": 1e6}
+"""Demonstrations have no rollout logprobs to compare with."""
+CREDIT = {"path": "tests.bench.credit:LetterShare"}
+
+
+def measure(folder: Path) -> list[Figure]:
+    """The tiny model with an iteration's rows of the demo, then the 100M shape."""
+    tiny = {
+        "credit": CREDIT,
+        "train.mismatch": ANY_LOGPROB,
+        "train.optimizer": {"lr": 1e-5, "max_grad_norm": 1.0},
+        **SHORT_WARMSTART,
+    }
+    figures = _measure(folder, "tiny", "solver_verifier", tiny, num_episodes=384)
+    large = {
+        "credit": CREDIT,
+        "model_groups": {
+            "team": {
+                "agents": ["solver", "verifier", "refiner", "finalizer"],
+                "model": str(build_100m(folder / "model-100m")),
+            }
+        },
+        "warmstart": None,
+        "train.mismatch": ANY_LOGPROB,
+        "train.optimizer": {"lr": 1e-6, "max_grad_norm": 1.0},
+        "train.threads": 2,
+        "train.num_minibatches": 2,
+        "train.microbatch_tokens": 2048,
+    }
+    return figures + _measure(folder, "100M", "team", large, num_episodes=16)
+
+
+def _measure(folder: Path, shape: str, group: str, changes: dict[str, Any], *, num_episodes: int) -> list[Figure]:
+    run = open_run(f"bench-train-{shape.lower()}", folder, changes)
+    make_version_zero(run)
+    connect()
+    settings = run.config.train_config(group)
+    trainer = trainer_of(run, group)
+    trainer.wait_ready(settings.start_timeout_s)
+    scratch = folder / f"bare-{shape}"
+    command = [sys.executable, "-m", "tests.bench.bare_loop", str(run.weights.fetch(run.trained(0)[group]))]
+    totals = dict.fromkeys(("order", "learn", "old", "update", "store", "bare", "bare_old", "bare_save", "tokens"), 0.0)
+    with Peer([*command, str(settings.threads), str(settings.optimizer.lr), str(scratch)]) as bare:
+        for iteration in range(1, 1 + WARM_UP_ORDERS + TIMED_ORDERS):
+            _demonstrate(run, iteration, num_episodes)
+            rows = _write_rows(run, iteration, group)
+            began = time.perf_counter()
+            metrics = run_stage(run, "train", iteration, model_group=group)["metrics"]
+            order_s = time.perf_counter() - began
+            answer = bare.ask({"rows": str(rows)})
+            print(f"train {shape} order {iteration}: {order_s:.2f} s, {metrics}\n  bare loop: {answer}", flush=True)
+            if iteration > WARM_UP_ORDERS:
+                learn_s = sum(metrics[f"train/{part}_s"] for part in ("old_logprobs", "advantages", "update"))
+                totals["order"] += order_s
+                totals["learn"] += learn_s
+                totals["old"] += metrics["train/old_logprobs_s"]
+                totals["update"] += metrics["train/update_s"]
+                totals["store"] += metrics["train/commit_s"]
+                totals["bare"] += answer["old_s"] + answer["update_s"]
+                totals["bare_old"] += answer["old_s"]
+                totals["bare_save"] += answer["save_s"]
+                totals["tokens"] += metrics["train/tokens"]
+    trainer.stop()
+    disconnect()
+    return _figures(shape, totals, note=f"{int(metrics['train/rows'])} rows, {settings.threads} threads")
+
+
+def _figures(shape: str, totals: dict[str, float], *, note: str) -> list[Figure]:
+    tokens = totals["tokens"]
+    bare, learn = tokens / totals["bare"], tokens / totals["learn"]
+    with_files = tokens / (totals["bare"] + totals["bare_save"])
+    parts = f"old logprobs {totals['old']:.2f} s, update {totals['update']:.2f} s"
+    bare_parts = f"old logprobs {totals['bare_old']:.2f} s, update {totals['bare'] - totals['bare_old']:.2f} s"
+    stored = f"checkpoint and weights {totals['store']:.2f} s; bare loop saves the same in {totals['bare_save']:.2f} s"
+    return [
+        Figure(name=f"learning in the trainer, {shape}", value=learn, unit="tok/s", note=f"{note}; {parts}"),
+        Figure(name=f"bare loop, {shape}", value=bare, unit="tok/s", note=bare_parts),
+        ratio(f"learning / bare loop, {shape}", learn, bare, least=LIMIT),
+        Figure(name=f"whole order, {shape}", value=tokens / totals["order"], unit="tok/s", note=stored),
+        ratio(
+            f"whole order / bare loop that saves too, {shape}",
+            tokens / totals["order"],
+            with_files,
+            least=LIMIT,
+            note="the stage as a caller sees it: reading, learning, committing",
+        ),
+        ratio(f"whole order / bare loop, {shape}", tokens / totals["order"], bare, note="the loop saves nothing"),
+    ]
+
+
+def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
+    """Stages collect (played, not sampled) and score of one iteration."""
+    models = run.parents(iteration)
+    cast = run.cast(models)
+    tasks = run.tasks("train")[: num_episodes // run.config.collect.episodes_per_task]
+    key = {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": cast.team_key}
+
+    def collect(lease: Any) -> dict[str, Any]:
+        from dataclasses import replace
+
+        traces = demonstrate(
+            tasks, team=cast.build(), demonstrator=play, count=num_episodes, run_id=run.run_id, seed=iteration
+        )
+        # A demonstration belongs to iteration 0; these stand in for an iteration's episodes.
+        run.traces.write_episodes(
+            [replace(t, **key, episode_id=f"{iteration}-{t.episode_id}", is_version_mixed=False) for t in traces]  # type: ignore[arg-type]
+        )
+        return {"traces": plain(run.traces.pin_episodes(**key))}  # type: ignore[arg-type]
+
+    run.journal.once(run.key(iteration, "collect"), collect)
+    run_stage(run, "score", iteration)
+
+
+def _write_rows(run: Run, iteration: int, group: str) -> Path:
+    """The iteration's training rows and the trainer's cuts, for a loop that knows nothing of Troupe."""
+    from train_loops.batching import plan
+    from train_loops.learner import read_rows
+
+    collected, scored = (run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score"))
+    assert collected and scored
+    config = run.config.train_config(group)
+    traces, rewards = TracesRef(**collected["traces"]), RewardsRef(**scored["rewards"])
+    samples, _ = read_rows(run.traces, traces, rewards, model_group=group, config=config)
+    advantages = np.array([s.reward for s in samples])
+    advantages = (advantages - advantages.mean()) / advantages.std()
+    lengths = [len(s.token_ids) for s in samples]
+    cuts: dict[str, Any] = {"microbatch_tokens": config.microbatch_tokens, "seed": run.config.seed + iteration}
+    rows = [
+        {"ids": [int(i) for i in s.token_ids], "prompt_length": s.prompt_length, "advantage": float(a)}
+        for s, a in zip(samples, advantages, strict=True)
+    ]
+    [score] = plan(lengths, num_minibatches=1, **cuts)
+    steps = plan(lengths, num_minibatches=config.num_minibatches, **cuts)
+    path = Path(run.folder) / f"rows-{iteration}.json"
+    path.write_text(json.dumps({"rows": rows, "score": score, "steps": steps}))
+    return path
