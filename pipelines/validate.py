@@ -21,6 +21,7 @@ def check(config: RunConfig) -> None:
     """Raises ValueError for the first thing that cannot work."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
+    _check_sampling(config)
     load_credit(config.credit)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
@@ -45,6 +46,18 @@ def _near(name: str, known: set[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else f"; it declares {', '.join(sorted(known))}"
 
 
+def _check_sampling(config: RunConfig) -> None:
+    """Design rule 8: the logprobs of a filtered distribution are not those that the loss is about."""
+    for agent, settings in config.agents.items():
+        for name, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+            value = getattr(settings, name)
+            if value not in (None, neutral):
+                raise ValueError(
+                    f"agents.{agent}.{name} = {value:g}: sampling for training is unfiltered: drop it, "
+                    "or set `temperature`"
+                )
+
+
 def _check_tasks(config: RunConfig) -> None:
     sections: dict[str, list[Task]] = {}
     for section in ("train", "gate", "test"):
@@ -62,7 +75,14 @@ def _check_tasks(config: RunConfig) -> None:
 
 
 def _check_models(config: RunConfig) -> None:
+    tiny = config.warmstart.tiny_model if config.warmstart else None
     for group, settings in config.model_groups.items():
+        wanted = config.serve_config(group).max_model_len
+        if tiny is not None and not settings.model and wanted > tiny.max_position:
+            raise ValueError(
+                f"serve.max_model_len = {wanted} but warmstart.tiny_model.max_position = {tiny.max_position}: lower the "
+                "first or raise the second"
+            )
         if not settings.model or "://" in settings.model:
             continue
         folder = Path(settings.model)
@@ -73,7 +93,6 @@ def _check_models(config: RunConfig) -> None:
             if not (folder / name).is_file():
                 raise ValueError(f"{place}: folder {settings.model} has no {what} ({name}): save it beside the weights")
         limit = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
-        wanted = config.serve_config(group).max_model_len
         if limit is not None and wanted > limit:
             raise ValueError(
                 f"serve.max_model_len = {wanted} but the model of {group!r} takes {limit} tokens: lower it"
