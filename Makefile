@@ -1,0 +1,59 @@
+# Troupe. Needs Python 3.11 and make; everything else is set up on first use, inside this folder (.tools, .venv).
+# pip's settings are honoured (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_CERT, pip.conf ...).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+# Without bytecode every process of a run compiles vLLM and torch again, which doubles its start.
+unexport PYTHONDONTWRITEBYTECODE
+
+RUN := infra/runs/demo.yaml
+BIN := .venv/bin
+
+.PHONY: help demo test check bench up down clean system lock
+
+help:  ## This list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+
+demo: .venv/.cpu  ## Train the two-model math team of infra/runs/demo.yaml; a stopped demo goes on where it was
+	@if [ -f runs/demo/report.json ]; then \
+	  echo "runs/demo is complete: open runs/demo/report.html. To start over: make clean, then make demo."; \
+	else \
+	  $(BIN)/troupe train $(RUN); \
+	fi
+
+test: check  ## Checks, then every test, end-to-end runs on the real parts included
+	$(BIN)/pytest
+
+check: .venv/.dev  ## Lint, format, import layers, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+
+bench: .venv/.dev  ## Ratios against peers and limits, side by side; runs/bench/report.json
+	$(BIN)/python -m tests.bench
+
+up: .venv/.cpu  ## Start a Ray head that outlives commands (this machine only)
+	@infra/ray_head.sh up
+
+down:  ## Stop the Ray head that `make up` started, and no other
+	@infra/ray_head.sh down
+
+clean:  ## Remove the demo's run and caches; keeps the environment (rm -rf .venv .tools removes that)
+	rm -rf runs/demo .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build
+	find . -name __pycache__ -not -path './.venv/*' -not -path './.tools/*' -prune -exec rm -rf {} +
+	@echo "kept: .venv and .tools (rm -rf .venv .tools), other runs under runs/"
+
+system:  ## Install the system packages that parts beyond the demo use, or name them
+	@infra/system.sh
+
+lock:  ## Resolve pyproject.toml again into infra/locks (say why in the commit)
+	@infra/setup.sh lock
+
+.venv/.cpu: infra/locks/cpu.txt pyproject.toml infra/setup.sh
+	@infra/setup.sh cpu
+
+.venv/.dev: infra/locks/dev.txt pyproject.toml infra/setup.sh
+	@infra/setup.sh dev

@@ -1,0 +1,90 @@
+"""Layers hold, each heavy library is imported by its owner only, and the light core stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "ray", "vllm", "transformers", "lancedb", "mlflow", "deepspeed", "pandas", "pyarrow")
+LIGHT = (
+    "stores.types",
+    "stores.config",
+    "serve_apps.config",
+    "train_loops.config",
+    "pipelines.config",
+    "pipelines.cli",
+    "pipelines.validate",
+)
+OWNERS = {
+    "airflow": ("dags",),
+    "vllm": ("serve_apps",),
+    "ray.serve": ("serve_apps",),
+    "deepspeed": ("train_loops",),
+    "ray.train": ("train_loops",),
+    "lancedb": ("stores",),
+    "mlflow": ("stores",),
+    "sqlalchemy": ("stores",),
+    "ray.data": ("pipelines",),
+}
+WARMED = {("pipelines/sampling.py", "lancedb"), ("pipelines/sampling.py", "ray.serve")}
+"""A collector imports these before its first episode, so that none waits for it; it uses nothing of them."""
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of everything a file imports, late imports included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_data_flows_down_through_the_layers() -> None:
+    checked = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-logo"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_a_heavy_library_is_imported_by_its_owner_only(library: str) -> None:
+    files = [
+        f
+        for package in ("dags", "pipelines", "serve_apps", "train_loops", "stores")
+        for f in ROOT.glob(f"{package}/**/*.py")
+    ]
+    strangers = [
+        str(file.relative_to(ROOT))
+        for file in files
+        if file.relative_to(ROOT).parts[0] not in OWNERS[library]
+        and (str(file.relative_to(ROOT)), library) not in WARMED
+        and any(name == library or name.startswith(f"{library}.") for name in imported(file))
+    ]
+    assert strangers == []
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_the_light_core_pulls_in_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({set(HEAVY)!r} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]", f"import {module} pulls in {shown.stdout.strip()}"
+
+
+def test_help_names_every_command_without_anything_heavy() -> None:
+    code = (
+        "import sys\nfrom pipelines.cli import main\n"
+        "try:\n    main()\nfinally:\n    print('HEAVY', sorted(set(sys.argv[2:]) & set(sys.modules)), file=sys.stderr)\n"
+    )
+    asked = [sys.executable, "-c", f"import sys; sys.argv = ['troupe', '--help', *{HEAVY!r}]\n{code}"]
+    shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, env={"COLUMNS": "120", "TERM": "dumb"})
+    assert shown.returncode == 0, shown.stderr
+    assert "HEAVY []" in shown.stderr
+    for command in ("train", "stage", "warmstart", "validate", "evaluate", "runs", "show", "diff", "export"):
+        assert command in shown.stdout
