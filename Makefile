@@ -17,7 +17,7 @@ help:  ## This list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
 
 demo: .venv/.cpu  ## Train the two-model math team of infra/runs/demo.yaml; a stopped demo goes on where it was
-	@if [ -f runs/demo/report.json ]; then \
+	@if grep -qs '"after": {' runs/demo/report.json; then \
 	  echo "runs/demo is complete: open runs/demo/report.html. To start over: make clean, then make demo."; \
 	else \
 	  $(BIN)/troupe train $(RUN); \

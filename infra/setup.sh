@@ -44,8 +44,8 @@ find_torch() {
   "$uv" pip install --quiet --dry-run --no-deps "${flags[@]}" "$pin" >/dev/null 2>&1 && return
   say "$pin is not on the configured indexes: asking PyTorch's CPU index"
   flags+=(--index "$index" --index-strategy unsafe-best-match)
-  "$uv" pip install --quiet --dry-run --no-deps "${flags[@]}" "$pin" >/dev/null 2>&1 && return
-  die "$pin was not found. The CPU build of torch comes from PyTorch's CPU index, not from PyPI:
+  "$uv" pip install --quiet --dry-run --no-deps "${flags[@]}" "$pin" && return
+  die "$pin was not found (see above). The CPU build of torch comes from PyTorch's CPU index, not from PyPI:
   set PIP_EXTRA_INDEX_URL=$index (or a mirror of it), or PIP_FIND_LINKS to a folder that holds its wheel."
 }
 
@@ -74,7 +74,7 @@ install() {
   find_torch "$lock"
   say "$(grep -c == "$lock") packages of $lock"
   # --no-deps: the lock is complete, and resolving again would pull back what overrides.txt leaves out.
-  "$uv" pip install --no-deps "${flags[@]}" -r "$lock" 2>&1 | { grep -vE '^ \+ ' || true; } >&2
+  "$uv" pip install --no-deps "${flags[@]}" -r "$lock" 2>&1 | { grep -vE '^ (\+|-|~) |^Downloading' || true; } >&2
   "$uv" pip install --quiet --no-deps --no-build-isolation "${flags[@]}" -e .
   compile
   touch ".venv/.$1"

@@ -1,8 +1,9 @@
-"""Shared fixtures: a tiny model folder and one Ray for the session."""
+"""Shared fixtures: a tiny model folder and one Ray for the session; tests that need a system package say so by a mark."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,19 @@ TEXTS = [
     "<SOLUTION>3*4=12;12+5=17</SOLUTION><ANSWER>17</ANSWER>",
     "<STATUS>correct</STATUS> system user assistant the a is of and",
 ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_program(name): skipped where the program is missing, a failure in CI")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs_program"):
+        if shutil.which(mark.args[0]) is None:
+            missing = f"{mark.args[0]} is not installed: make system"
+            if os.environ.get("CI") == "true":
+                pytest.fail(missing, pytrace=False)
+            pytest.skip(missing)
 
 
 @pytest.fixture(scope="session")
