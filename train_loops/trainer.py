@@ -209,7 +209,8 @@ class Worker:
         if not uri:
             return
         checkpoint = ray.train.Checkpoint(uri)
-        if checkpoint.filesystem.get_file_info(f"{checkpoint.path}/policy.json").is_file is False:
+        files: Any = checkpoint.filesystem
+        if not files.get_file_info(f"{checkpoint.path}/policy.json").is_file:
             return
         with checkpoint.as_directory() as folder:
             if policy.fits(folder, tag="policy"):

@@ -12,7 +12,7 @@ from synthetic_traces import GROUP, WANTED, sample_traces
 
 from stores.traces import TraceStore
 from stores.types import Purpose
-from train_loops.config import AdvantageConfig, LossConfig, OptimizerConfig, TrainConfig
+from train_loops.config import AdvantageConfig, DeepSpeedConfig, LossConfig, OptimizerConfig, TrainConfig
 from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
 from train_loops.learner import Learned, Models, TrainingDivergedError, learn, read_rows
 from train_loops.mismatch import MismatchError
@@ -109,7 +109,7 @@ def test_equal_rewards_train_nothing_and_say_so(tiny_model: Path, sampled) -> No
 
 def test_a_kl_coefficient_holds_the_policy_near_the_reference(tiny_model: Path, sampled) -> None:
     samples, kls = rows(sampled), []
-    for beta in (0.0, 1.0):
+    for beta in (0.0, 20.0):
         loss = LossConfig(kl_in_loss_coef=beta, clip_high=5.0)
         config = TrainConfig(optimizer=OptimizerConfig(lr=3e-4), num_epochs=10, loss=loss)
         kls.append(run(samples, models(tiny_model, config), config).metrics["train/kl_k3"])
@@ -151,3 +151,36 @@ def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sample
     assert all(list(s.token_ids) == list(by_id[s.episode_id, s.turn_index].token_ids) for s in samples)
     assert len(samples) == len(by_id) == 128
     assert funnel.counts["solver"]["scored"] == 64
+
+
+def _two_workers(rank: int, folder: str, out: str) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=rank, world_size=2)
+    join_workers()
+    for stage in (0, 3):
+        config = TrainConfig(
+            algorithm="ppo",
+            optimizer=LR,
+            num_minibatches=3,
+            microbatch_tokens=128,
+            deepspeed=DeepSpeedConfig(zero_stage=stage),
+        )
+        engines = models(Path(folder), config)
+        learned = run(rows(sample_traces(Path(folder), num_tasks=3, group_size=3)), engines, config)
+        found = {"metrics": learned.metrics, "weights": [x for _, x in engines.policy.tensors(engines.policy.module)]}
+        if rank == 0:
+            torch.save(found, f"{out}/stage{stage}.pt")
+
+
+def test_two_workers_learn_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_two_workers, args=(str(tiny_model), str(tmp_path)), nprocs=2)
+    config = TrainConfig(algorithm="ppo", optimizer=LR, num_minibatches=3, microbatch_tokens=128)
+    engines = models(tiny_model, config)
+    expected = run(rows(sample_traces(tiny_model, num_tasks=3, group_size=3)), engines, config).metrics
+    for stage in (0, 3):
+        found = torch.load(tmp_path / f"stage{stage}.pt")
+        for name in ("loss", "grad_norm", "critic_loss", "critic_grad_norm", "explained_variance", "ratio", "steps"):
+            assert found["metrics"][f"train/{name}"] == pytest.approx(expected[f"train/{name}"], rel=2e-3, abs=1e-4)
+        for a, b in zip(found["weights"], engines.policy.module.parameters(), strict=True):
+            assert (a - b).abs().mean() < 2e-5
