@@ -49,6 +49,7 @@ def main() -> int:
     if args.child:
         return _child(*args.child)
     console = Console()
+    console = console if console.is_terminal else Console(width=150)
     report = _last_report() if args.only else {"benches": {}}
     for name in args.only or BENCHES:
         console.rule(name)

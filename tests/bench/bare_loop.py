@@ -50,7 +50,7 @@ def main() -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        last = float(loss)
+        last = float(loss.detach())
         updated = time.perf_counter()
         model.save_pretrained(scratch)
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, scratch / "checkpoint.pt")

@@ -109,7 +109,8 @@ def main() -> None:
 
     async def collect(iteration: int, count: int) -> list[float]:
         """Memory in MB each time another `in_flight` episodes are stored."""
-        num_stored, memory = 0, []
+        num_stored = 0
+        memory: list[float] = []
         collector = SimulatedCollector(engine)
         work: dict[str, Any] = {"cast": cast, "apps": {}, "store": store, "call": config.collect.call}
         work |= {"in_flight": in_flight, "write_batch": config.collect.write_batch}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run
 
 LIMIT = 0.7
 WARM_UP_ORDERS = 1
-TIMED_ORDERS = 2
 ANY_LOGPROB = {"tolerance_mean": 1e6, "tolerance_max": 1e6, "limit_mean": 1e6}
 """Demonstrations have no rollout logprobs to compare with."""
+GROUP, AGENTS = "team", ["solver", "verifier", "refiner", "finalizer"]
 CREDIT = {"path": "tests.bench.credit:LetterShare"}
 
 
@@ -40,19 +41,15 @@ def measure(folder: Path) -> list[Figure]:
     """The tiny model with an iteration's rows of the demo, then the 100M shape."""
     tiny = {
         "credit": CREDIT,
+        "model_groups": {"team": {"agents": AGENTS}},
         "train.mismatch": ANY_LOGPROB,
         "train.optimizer": {"lr": 1e-5, "max_grad_norm": 1.0},
         **SHORT_WARMSTART,
     }
-    figures = _measure(folder, "tiny", "solver_verifier", tiny, num_episodes=384)
+    figures = _measure(folder, "tiny", tiny, num_episodes=192, num_orders=4)
     large = {
         "credit": CREDIT,
-        "model_groups": {
-            "team": {
-                "agents": ["solver", "verifier", "refiner", "finalizer"],
-                "model": str(build_100m(folder / "model-100m")),
-            }
-        },
+        "model_groups": {"team": {"agents": AGENTS, "model": str(build_100m(folder / "model-100m"))}},
         "warmstart": None,
         "train.mismatch": ANY_LOGPROB,
         "train.optimizer": {"lr": 1e-6, "max_grad_norm": 1.0},
@@ -60,25 +57,25 @@ def measure(folder: Path) -> list[Figure]:
         "train.num_minibatches": 2,
         "train.microbatch_tokens": 2048,
     }
-    return figures + _measure(folder, "100M", "team", large, num_episodes=16)
+    return figures + _measure(folder, "100M", large, num_episodes=16, num_orders=2)
 
 
-def _measure(folder: Path, shape: str, group: str, changes: dict[str, Any], *, num_episodes: int) -> list[Figure]:
+def _measure(folder: Path, shape: str, changes: dict[str, Any], *, num_episodes: int, num_orders: int) -> list[Figure]:
     run = open_run(f"bench-train-{shape.lower()}", folder, changes)
     make_version_zero(run)
     connect()
-    settings = run.config.train_config(group)
-    trainer = trainer_of(run, group)
+    settings = run.config.train_config(GROUP)
+    trainer = trainer_of(run, GROUP)
     trainer.wait_ready(settings.start_timeout_s)
     scratch = folder / f"bare-{shape}"
-    command = [sys.executable, "-m", "tests.bench.bare_loop", str(run.weights.fetch(run.trained(0)[group]))]
+    command = [sys.executable, "-m", "tests.bench.bare_loop", str(run.weights.fetch(run.trained(0)[GROUP]))]
     totals = dict.fromkeys(("order", "learn", "old", "update", "store", "bare", "bare_old", "bare_save", "tokens"), 0.0)
     with Peer([*command, str(settings.threads), str(settings.optimizer.lr), str(scratch)]) as bare:
-        for iteration in range(1, 1 + WARM_UP_ORDERS + TIMED_ORDERS):
+        for iteration in range(1, 1 + WARM_UP_ORDERS + num_orders):
             _demonstrate(run, iteration, num_episodes)
-            rows = _write_rows(run, iteration, group)
+            rows = _write_rows(run, iteration)
             began = time.perf_counter()
-            metrics = run_stage(run, "train", iteration, model_group=group)["metrics"]
+            metrics = run_stage(run, "train", iteration, model_group=GROUP)["metrics"]
             order_s = time.perf_counter() - began
             answer = bare.ask({"rows": str(rows)})
             print(f"train {shape} order {iteration}: {order_s:.2f} s, {metrics}\n  bare loop: {answer}", flush=True)
@@ -129,8 +126,6 @@ def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
     key = {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": cast.team_key}
 
     def collect(lease: Any) -> dict[str, Any]:
-        from dataclasses import replace
-
         traces = demonstrate(
             tasks, team=cast.build(), demonstrator=play, count=num_episodes, run_id=run.run_id, seed=iteration
         )
@@ -144,16 +139,16 @@ def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
     run_stage(run, "score", iteration)
 
 
-def _write_rows(run: Run, iteration: int, group: str) -> Path:
+def _write_rows(run: Run, iteration: int) -> Path:
     """The iteration's training rows and the trainer's cuts, for a loop that knows nothing of Troupe."""
     from train_loops.batching import plan
     from train_loops.learner import read_rows
 
     collected, scored = (run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score"))
     assert collected and scored
-    config = run.config.train_config(group)
+    config = run.config.train_config(GROUP)
     traces, rewards = TracesRef(**collected["traces"]), RewardsRef(**scored["rewards"])
-    samples, _ = read_rows(run.traces, traces, rewards, model_group=group, config=config)
+    samples, _ = read_rows(run.traces, traces, rewards, model_group=GROUP, config=config)
     advantages = np.array([s.reward for s in samples])
     advantages = (advantages - advantages.mean()) / advantages.std()
     lengths = [len(s.token_ids) for s in samples]
