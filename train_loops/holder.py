@@ -1,7 +1,7 @@
 """holder: keeps one warm Ray Train run per model group alive and passes it orders.
 
     pipeline ──order──> TrainerHandle ──submit──> Holder (detached actor) <──long poll── workers (trainer.run_worker)
-             <──result──                <──result──   └─ thread: TorchTrainer.fit(), again and again
+             <──result──                <──result──   └─ thread: Ray Train fit(), again and again
 
 The holder outlives drivers, jobs and iterations; Ray restarts it when it dies, and the workers start again under the
 same run name. Its memory is lost then: handles send their order again. An order is done when its version is committed,
@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from train_loops.config import TrainConfig
@@ -201,7 +202,7 @@ class Holder:
 
 def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     class Failures(UserCallback):
         """Runs in the controller: tells the holder why workers ended."""
@@ -219,15 +220,22 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
 
     train = settings["train"]
     resources = {"CPU": train["cpus_per_worker"]} | ({"GPU": train["gpus_per_worker"]} if _uses_gpu(train) else {})
-    TorchTrainer(
+    backend = None
+    if train["num_workers"] > 1 or _uses_gpu(train):
+        from ray.train.torch import TorchConfig
+
+        backend = TorchConfig(backend="nccl" if _uses_gpu(train) else "gloo", timeout_s=GLOO_TIMEOUT_S)
+    # What TorchTrainer is, except that holder and controller of a single CPU worker need not import torch: 2 s and 180 MB
+    # each. `engine.join_workers` makes the group of one.
+    DataParallelTrainer(
         run_worker,
+        backend_config=backend,
         train_loop_config={
             "holder": name,
             "epoch": epoch,
             "train": train,
             "run_folder": f"{settings['storage_path'].rstrip('/')}/{settings['run_name']}",
         },
-        torch_config=TorchConfig(backend="nccl" if _uses_gpu(train) else "gloo", timeout_s=GLOO_TIMEOUT_S),
         scaling_config=ScalingConfig(
             num_workers=train["num_workers"], use_gpu=_uses_gpu(train), resources_per_worker=resources
         ),
@@ -369,7 +377,7 @@ class TrainerHandle:
             return f"its holder does not answer ({type(error).__name__})"
 
 
-def attach(*, name: str, run_name: str, storage_path: str, train: TrainConfig) -> TrainerHandle:
+def attach(*, name: str, run_name: str, storage_path: str | Path, train: TrainConfig) -> TrainerHandle:
     """The warm trainer `name`, started if there is none; returns at once, use `TrainerHandle.wait_ready`.
 
     A trainer with other settings under the same name is ended first. Ray must be initialised.
@@ -382,7 +390,8 @@ def attach(*, name: str, run_name: str, storage_path: str, train: TrainConfig) -
     """
     import ray
 
-    settings = {"run_name": run_name, "storage_path": str(storage_path), "train": train.model_dump(mode="json")}
+    storage = str(storage_path) if "://" in str(storage_path) else str(Path(storage_path).absolute())
+    settings = {"run_name": run_name, "storage_path": storage, "train": train.model_dump(mode="json")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     actor_name = f"trainer:{name}:{digest}"
     for other in ray.util.list_named_actors(all_namespaces=True):

@@ -192,6 +192,7 @@ class Worker:
             if self._models.critic is not None:
                 self._models.critic.close()
         self._models = self._held = None
+        self._sweep(order)
         self._train, self._num_critic_orders = order.train, 0
         settings = order.train.deepspeed
         policy = Engine(load_policy(folder, settings), optimizer=order.train.optimizer, config=settings)
@@ -201,6 +202,17 @@ class Worker:
         self._models = Models(policy=policy, critic=critic, reference=_reference(order, store))
         self._resume(store.manifest(order.parent).checkpoint, policy, critic)
         self._held = order.parent
+
+    def _sweep(self, order: Order) -> None:
+        """Empties what killed tries left of a version that was never committed, where the run lies on a disk.
+
+        The folders stay: Ray Train may know them, and fails when it wants to delete one that is gone.
+        """
+        import torch.distributed as dist
+
+        if dist.get_rank() == 0 and "://" not in self._run_folder:
+            for leftover in Path(self._run_folder).glob(f"{order.model_group}-v{order.version}-*/*"):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
     def _resume(self, uri: str, policy: Engine, critic: Engine | None) -> None:
         """Loads a checkpoint; where it is gone (retention) or of another layout, the optimizer starts afresh."""
