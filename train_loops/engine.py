@@ -132,7 +132,7 @@ class Engine:
 
     @property
     def module(self) -> nn.Module:
-        """What was given; under ZeRO-3 its parameters are partitioned (see `gathered`)."""
+        """What was given; under ZeRO-3 its parameters are partitioned (read them with `tensors`)."""
         return self._deepspeed.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,17 +209,6 @@ class Engine:
         self._deepspeed.load_checkpoint(str(folder), tag=tag)
         self.num_steps = about["num_steps"]
         return about["state"]
-
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """All parameters whole on every worker (ZeRO-3; else nothing happens). For small reads: a probe."""
-        if self._stage < 3:
-            yield
-            return
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(self.module.parameters())):
-            yield
 
     def tensors(self, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters of `module` (a part of this engine's) on the CPU, whole, one after the other.
