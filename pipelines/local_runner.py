@@ -10,6 +10,7 @@ Every stage goes through the journal, so the same command goes on where a killed
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -214,6 +215,8 @@ class _Tracking:
         self._jobs.append(self._pool.submit(work))
 
     def _start(self) -> None:
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
         config = self._run.config
         self._run.tracker.start(
             params={

@@ -12,12 +12,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+LOG_WIDTH = 110
+"""Columns where output goes to a file."""
+
 
 class Screen:
     """Writes to a terminal, or plain lines where there is none."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
+        if not self.console.is_terminal:
+            self.console = Console(width=LOG_WIDTH)
 
     @contextmanager
     def stage(self, name: str, iteration: int | None = None) -> Iterator[Callable[..., None]]:

@@ -18,12 +18,11 @@ from serve_apps.workflow import Workflow, load_workflow
 from stores.types import ModelVersionRef, Sampling, Task, team_key
 
 if TYPE_CHECKING:
-    from stores.tracking import RunTracker
-
     from serve_apps.runner import ActingTeam
     from stores.journal import Journal
     from stores.registry import TeamRegistry
     from stores.traces import TraceStore
+    from stores.tracking import RunTracker
     from stores.weights import WeightStore
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,16 +143,17 @@ def _run(
 ) -> Iterator[dict[str, Any]]:
     """Rows {status, num_tokens, started_at, ended_at}, one per episode, as they are written."""
     import ray
+    import ray.data
 
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # hand on every batch at once: it is news for the person who waits
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
     work = {"cast": cast, "apps": dict(apps), "store": store, "call": config.call}
     work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch}
     collectors = _collectors(config.num_workers)
-    shares = [{"place": i, "specs": list(specs[i :: len(collectors)])} for i in range(len(collectors))]
+    shares = [{"place": i, "specs": pickle.dumps(list(specs[i :: len(collectors)]))} for i in range(len(collectors))]
     data = ray.data.from_items(shares, override_num_blocks=len(shares))
     rows = data.map_batches(
         _hand_over,
@@ -191,7 +193,7 @@ def _hand_over(
     import ray
 
     for place, specs in zip(batch["place"], batch["specs"], strict=True):
-        for ref in collectors[int(place)].run.options(num_returns="streaming").remote(list(specs), **work):
+        for ref in collectors[int(place)].run.options(num_returns="streaming").remote(pickle.loads(specs), **work):
             yield ray.get(ref)
 
 

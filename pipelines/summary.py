@@ -97,7 +97,8 @@ def _seconds(run: Run, iteration: int) -> dict[str, float]:
 
 
 def _training_seconds(metrics: Mapping[str, float]) -> float:
-    return float(metrics.get("train/seconds", 0.0)) - float(metrics.get("train/commit_seconds", 0.0))
+    """Forward and backward passes only: reading rows, checkpoints and commits count as overhead."""
+    return sum(metrics.get(f"train/{part}_s", 0.0) for part in ("old_logprobs", "advantages", "update"))
 
 
 def run_report(run: Run) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from train_loops.holder import TrainerHandle, attach
-
 from pipelines.run import Run, plain
+from train_loops.holder import TrainerHandle, attach
 
 
 def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> dict[str, Any]:
