@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from synthetic_traces import GROUP, rewards_of, sample_traces
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Trace
 from stores.weights import WeightStore
-from train_loops.config import OptimizerConfig, TrainConfig
+from train_loops.config import CriticConfig, OptimizerConfig, TrainConfig
 from train_loops.holder import OrderError, TrainerHandle, attach
 from train_loops.warmstart import adopt
 
@@ -80,7 +81,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator
     bench = Bench(root, TraceStore(str(root / "traces")), WeightStore(str(root / "weights")))
     bench.traces.create()
     yield bench
-    bench.attach().stop()
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["name"].startswith("trainer:shared:"):
+            ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]), no_restart=True)
 
 
 def weights(bench: Bench, ref: dict[str, Any]) -> torch.Tensor:
@@ -169,3 +172,28 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench
     time.sleep(1)
     names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
     assert not any(name.startswith("trainer:shared:") for name in names)
+
+
+def test_other_settings_replace_the_trainer_and_a_critic_is_resumed(bench: Bench, tiny_model: Path) -> None:
+    ppo = TrainConfig(
+        algorithm="ppo", optimizer=OptimizerConfig(lr=1e-3), critic=CriticConfig(warmup_iterations=1), num_minibatches=2
+    )
+    weights_uri = str(bench.root / "weights-ppo")
+    ppo_bench = replace(bench, weights=WeightStore(weights_uri))
+    ref = adopt(tiny_model, store=ppo_bench.weights, model_group=GROUP, run_id="ppo")
+    other = bench.attach()
+    handle = bench.attach(ppo, run_name="ppo")
+    first = handle.order(ppo_bench.order(ref, run_id="ppo", config=ppo), 240)
+    with pytest.raises(ray.exceptions.RayActorError):
+        other.status()
+    v1 = ModelVersionRef(**first["model"])
+    assert torch.equal(weights(ppo_bench, first["model"]), weights(ppo_bench, asdict(ref)))
+    assert "warm-up" in ppo_bench.weights.manifest(v1).note
+    handle.stop()
+    time.sleep(1)
+    second = bench.attach(ppo, run_name="ppo").order(ppo_bench.order(v1, run_id="ppo", config=ppo), 240)
+    v2 = ModelVersionRef(**second["model"])
+    assert not torch.equal(weights(ppo_bench, second["model"]), weights(ppo_bench, first["model"]))
+    critic = json.loads(Path(ppo_bench.weights.manifest(v2).checkpoint, "critic.json").read_text())
+    assert critic["state"] == {"num_orders": 2} and critic["num_steps"] == 4
+    bench.attach(ppo, run_name="ppo").stop()
