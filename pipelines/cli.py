@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it: `troupe --help` answers at 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -255,8 +256,9 @@ def _errors(debug: bool) -> Iterator[None]:
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno == 28:
-        return f"disk full while writing {error.filename or 'a store'}: free some space; the same command goes on"
+    if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
+        place = getattr(error, "filename", None) or "a store"
+        return f"disk full while writing {place}: free some space, what is finished is kept; the same command goes on"
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return f"{kind}{error}"
 

@@ -11,6 +11,7 @@ def connect(address: str = "") -> None:
 
     Raises ValueError where the address does not answer.
     """
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
     import ray
 
     if ray.is_initialized():

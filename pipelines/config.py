@@ -1,4 +1,4 @@
-"""The run config: YAML -> one frozen model. Unknown keys name the nearest known one; rules that join fields are validators.
+"""config: YAML -> one frozen run config. Unknown keys name the nearest known one; rules that join fields are validators.
 
 Pydantic and the standard library only, so that the command line answers at once and Airflow parses without torch.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -202,6 +203,18 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _sampling_is_unfiltered(self) -> Self:
+        for name, agent in self.agents.items():
+            for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+                value = getattr(agent, key)
+                if value is not None and value != off:
+                    raise ValueError(
+                        f"agents.{name}.{key} = {value}: training turns are sampled unfiltered, because a filtered "
+                        f"distribution is not the policy's; drop it or set it to {off:g}"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _deadlines_nest(self) -> Self:
         chain = [
             ("collect.call.call_timeout_s", self.collect.call.call_timeout_s),
@@ -209,7 +222,7 @@ class RunConfig(Settings):
             ("collect.episode.episode_timeout_s", self.collect.episode.episode_timeout_s),
             ("collect.stage_timeout_s", self.collect.stage_timeout_s),
         ]
-        for (inner, a), (outer, b) in zip(chain, chain[1:], strict=False):
+        for (inner, a), (outer, b) in pairwise(chain):
             if a >= b:
                 raise ValueError(f"deadlines must nest: {inner} = {a:g} s is not below {outer} = {b:g} s")
         return self
