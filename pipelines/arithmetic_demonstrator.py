@@ -43,7 +43,7 @@ def _sloppy(text: str, rng: random.Random, share: float) -> str:
 
 
 def _solver(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: random.Random) -> str:
-    steps, answer = _work(numbers, rng, 0.45)
+    steps, answer = _work(numbers, rng, 0.5)
     return _sloppy(f"<SOLUTION>{steps}</SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.15)
 
 
@@ -58,14 +58,16 @@ def _verifier(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: ran
 
 
 def _refiner(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: random.Random) -> str:
-    share_right = 0.75 if inputs["status"] == "incorrect" else 0.4
-    steps, answer = _work(numbers, rng, share_right)
+    if inputs["status"] == "correct" and inputs["answer"] and rng.random() < 0.85:
+        steps, answer = inputs["solution"], inputs["answer"]
+    else:
+        steps, answer = _work(numbers, rng, 0.6)
     return _sloppy(f"<REFINED_SOLUTION>{steps}</REFINED_SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.1)
 
 
 def _finalizer(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: random.Random) -> str:
     steps, answer = inputs["solution"], inputs["answer"]
-    if not answer or rng.random() < 0.15:
+    if not answer or rng.random() < 0.1:
         steps, answer = _work(numbers, rng, 0.4)
     return _sloppy(f"<FINAL_SOLUTION>{steps}</FINAL_SOLUTION><FINAL_ANSWER>{answer}</FINAL_ANSWER>", rng, 0.15)
 
