@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 
 def connect(address: str = "") -> None:
@@ -19,7 +20,7 @@ def connect(address: str = "") -> None:
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     address = address or os.environ.get("RAY_ADDRESS", "")
-    quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if not address:
         ray.init(address="local", include_dashboard=True, **quiet)
         return

@@ -246,7 +246,7 @@ class RunConfig(Settings):
 
         Where things are kept, how many iterations there are and pure capacity do not count.
         """
-        capacity = {
+        capacity: dict[str, Any] = {
             "iterations": True,
             "storage": True,
             "serve": {"num_replicas", "threads", "cpus", "gpus", "start_timeout_s", "drain_timeout_s"},

@@ -247,4 +247,4 @@ class _Tracking:
             ]
             for trace in traces
         }
-        self._run.tracker.log_traces([(trace, (rewards[trace.episode_id] or [None])[0]) for trace in traces])
+        self._run.tracker.log_traces([(trace, next(iter(rewards[trace.episode_id]), None)) for trace in traces])

@@ -81,7 +81,7 @@ def sample_episodes(
         TimeoutError: `config.stage_timeout_s` passed; finished episodes are kept.
     """
     began = time.perf_counter()
-    where = {"run_id": run_id, "iteration": iteration, "purpose": purpose, "team_key": cast.team_key}
+    where: dict[str, Any] = {"run_id": run_id, "iteration": iteration, "purpose": purpose, "team_key": cast.team_key}
     stored = store.stored_ids(**where)
     specs = [
         EpisodeSpec(**where, task=task, episode_index=index, run_seed=seed)
@@ -156,7 +156,7 @@ def _run(
     shares = [{"place": i, "specs": pickle.dumps(list(specs[i :: len(collectors)]))} for i in range(len(collectors))]
     data = ray.data.from_items(shares, override_num_blocks=len(shares))
     rows = data.map_batches(
-        _hand_over,
+        _hand_over,  # type: ignore[arg-type]
         fn_kwargs={"collectors": collectors, "work": work},
         batch_size=None,
         num_cpus=0.01,

@@ -14,7 +14,10 @@ from stores.types import EpisodeRewards, Trace, TracesRef
 
 def score(run: Run, iteration: int) -> dict[str, Any]:
     """Scores the episodes of `collect`; returns {"rewards": RewardsRef, "credit_version", "agents", "outcome"}."""
-    ref = TracesRef(**run.journal.ref(run.key(iteration, "collect"))["traces"])
+    collected = run.journal.ref(run.key(iteration, "collect"))
+    if collected is None:
+        raise ValueError(f"stage score of iteration {iteration} needs its collect, which is not done: run that first")
+    ref = TracesRef(**collected["traces"])
     traces, rewards = [], []
     for trace in run.traces.read_traces(ref):
         if trace.status in SCORED_STATUSES:

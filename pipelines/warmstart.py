@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.run import Cast, Run, plain
 from serve_apps.runner import ActingTeam
@@ -62,7 +62,9 @@ def _folders(
         return {group: _local(g.model, scratch) for group, g in run.config.model_groups.items()}, {}, None
     if settings.tiny_model is not None:
         return _tiny(run, settings, scratch, progress)
-    folders, metrics, probes = {}, {}, None
+    folders: dict[str, Path] = {}
+    metrics: dict[str, float] = {}
+    probes = None
     for group in run.config.model_groups:
         base = _local(run.config.model_groups[group].model, scratch)
         pairs = _pairs(_demonstrations(run, settings, {g: base for g in run.config.model_groups}), group)
@@ -165,7 +167,7 @@ def _team(run: Run, folders: Mapping[str, Path], spy: _TextSpy | None) -> Acting
         limits=run.config.collect.episode,
     ).build()
     if spy is not None:
-        team = replace(team, tokenizers=dict.fromkeys(versions, spy))
+        team = replace(team, tokenizers=dict.fromkeys(versions, cast(Any, spy)))
     return team
 
 

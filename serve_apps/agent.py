@@ -49,7 +49,7 @@ class Agent:
     """
 
     prompt: str
-    contract: Contract = Raw()
+    contract: Contract = Raw()  # noqa: RUF009 - frozen and without state
     system: str = ""
     max_tokens: int = 512
     temperature: float = 1.0

@@ -1,4 +1,4 @@
-"""client: one GenerateRequest -> Completion; concurrent requests share Serve calls, failures are repeated.
+r"""client: one GenerateRequest -> Completion; concurrent requests share Serve calls, failures are repeated.
 
 ```
 generate() --\                       /--> results, some at a time

@@ -197,5 +197,5 @@ def test_an_episode_that_two_versions_acted_in_is_marked(tiny_model: Path) -> No
 
 @pytest.mark.parametrize("inputs", [{}, {"question": "1", "extra": "2"}])
 def test_a_call_with_the_wrong_inputs_names_them(inputs: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="missing|extra"):
+    with pytest.raises(ValueError, match=r"missing|extra"):
         Agent(prompt="Compute {question}").messages(inputs)
