@@ -30,6 +30,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+RunName = Annotated[
+    str, typer.Option("--run", metavar="RUN", help="Run config (RUN.yaml), or the name of a run below --root.")
+]
+Root = Annotated[Path, typer.Option(help="Folder that holds the runs, for runs given by name.")]
 ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run config.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.optimizer.lr=1e-4.")
@@ -64,16 +68,17 @@ def train(
 @app.command()
 def stage(
     name: Annotated[str, typer.Argument(help="collect, score, train, sync, evaluate or promote.")],
-    config: Annotated[Path, typer.Option("--run", metavar="RUN.yaml", help="Run config.")],
+    config: RunName,
     iteration: Annotated[int, typer.Option("--iteration", min=1, help="Which iteration, from 1.")],
     model_group: Annotated[str, typer.Option("--model-group", help="For train: which model group.")] = "",
+    root: Root = Path("runs"),
     changes: Changes = None,
     address: Address = "",
     debug: Debug = False,
 ) -> None:
     """Run one stage of one iteration, or return its recorded ref if it is done. Prints the ref as JSON."""
     with _errors(debug):
-        run = _open(config, changes)
+        run = _find(config, root, changes)
         run.open()
         key = run.key(iteration, name, model_group)
         ref = run.journal.ref(key)
@@ -115,8 +120,11 @@ def validate(config: ConfigPath, changes: Changes = None, debug: Debug = False) 
 
 @app.command()
 def evaluate(
-    team: Annotated[str, typer.Argument(metavar="RUN.yaml@ALIAS", help="Run config and alias or team version.")],
+    team: Annotated[
+        str, typer.Argument(metavar="TEAM@ALIAS", help="Run (name or RUN.yaml) and alias or team version.")
+    ],
     tasks: Annotated[Path, typer.Option(help="JSON, JSONL or Parquet file of tasks.")],
+    root: Root = Path("runs"),
     address: Address = "",
     debug: Debug = False,
 ) -> None:
@@ -124,10 +132,10 @@ def evaluate(
     with _errors(debug):
         from pipelines.inspect import evaluate_team
 
-        path, _, alias = team.rpartition("@")
-        if not path:
-            raise ValueError(f"{team!r} is not of the form RUN.yaml@ALIAS, e.g. infra/runs/demo.yaml@champion")
-        print(json.dumps(evaluate_team(_open(Path(path), None), alias, tasks, address=address), indent=2))
+        name, _, alias = team.rpartition("@")
+        if not name:
+            raise ValueError(f"{team!r} is not of the form TEAM@ALIAS, e.g. demo@champion or my_run.yaml@3")
+        print(json.dumps(evaluate_team(_existing(name, root), alias, tasks, address=address), indent=2))
 
 
 @app.command()
@@ -146,7 +154,8 @@ def runs(
 @app.command()
 def show(
     episode: Annotated[str, typer.Argument(help="Episode id or a unique beginning of it.")],
-    config: Annotated[Path, typer.Option("--run", metavar="RUN.yaml", help="Run config.")],
+    config: RunName,
+    root: Root = Path("runs"),
     debug: Debug = False,
 ) -> None:
     """Show an episode: every turn with prompt, completion, format verdict and credit."""
@@ -155,7 +164,7 @@ def show(
 
         from pipelines.inspect import episode_view
 
-        Console().print(episode_view(_open(config, None), episode))
+        Console().print(episode_view(_existing(config, root), episode))
 
 
 @app.command()
@@ -163,7 +172,8 @@ def diff(
     task: Annotated[str, typer.Argument(help="Task id.")],
     first: Annotated[int, typer.Argument(help="Iteration of the first version (0: before training).")],
     second: Annotated[int, typer.Argument(help="Iteration of the second version.")],
-    config: Annotated[Path, typer.Option("--run", metavar="RUN.yaml", help="Run config.")],
+    config: RunName,
+    root: Root = Path("runs"),
     debug: Debug = False,
 ) -> None:
     """Show how two versions of the team played the same task, side by side."""
@@ -172,7 +182,7 @@ def diff(
 
         from pipelines.inspect import diff_view
 
-        Console().print(diff_view(_open(config, None), task, first, second))
+        Console().print(diff_view(_existing(config, root), task, first, second))
 
 
 @app.command()
@@ -180,24 +190,29 @@ def export(
     model_group: Annotated[str, typer.Argument(help="Model group.")],
     version: Annotated[int, typer.Argument(help="Version of its model.")],
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
-    config: Annotated[Path, typer.Option("--run", metavar="RUN.yaml", help="Run config.")],
+    config: RunName,
+    root: Root = Path("runs"),
     debug: Debug = False,
 ) -> None:
     """Write a model version as a Hugging Face folder, hashes checked."""
     with _errors(debug):
         from pipelines.inspect import export_version
 
-        print(export_version(_open(config, None), model_group, version, out))
+        print(export_version(_existing(config, root), model_group, version, out))
 
 
 @app.command()
-def report(config: ConfigPath, changes: Changes = None, debug: Debug = False) -> None:
+def report(
+    config: Annotated[str, typer.Argument(metavar="RUN", help="Run config, or the name of a run below --root.")],
+    root: Root = Path("runs"),
+    debug: Debug = False,
+) -> None:
     """Write report.json and report.html again from what is stored."""
     with _errors(debug):
         from pipelines.local_runner import write_reports
         from pipelines.summary import run_report
 
-        run = _open(config, changes)
+        run = _existing(config, root)
         for path in write_reports(run, run_report(run)).values():
             print(path)
 
@@ -208,11 +223,48 @@ def _open(config: Path, changes: list[str] | None) -> Run:
     return Run(_load(config, changes))
 
 
+def _find(name: str, root: Path, changes: list[str] | None = None) -> Run:
+    """A run by its config file, or by its name from the config that its journal keeps."""
+    from pipelines.config import parse_config
+    from pipelines.run import Run
+
+    if Path(name).is_file() or name.endswith((".yaml", ".yml")):
+        return _open(Path(name), changes)
+    path = root / name / "journal.db"
+    if not path.is_file():
+        known = sorted(p.parent.name for p in root.glob("*/journal.db"))
+        raise ValueError(
+            f"no run {name!r} below {root}; there are: {', '.join(known) or 'none'} (or give its RUN.yaml)"
+        )
+    from stores.journal import Journal
+
+    row = next(row for row in Journal(f"sqlite:///{path.resolve()}").runs() if row.run_id == name)
+    _add_user_code()
+    data = json.loads(row.config_json)
+    for key, value in _overrides(changes or []).items():
+        raise ValueError(f"--set {key}={value}: a run given by name keeps its config; give the RUN.yaml to change it")
+    data["storage"]["root"] = str(root)
+    return Run(parse_config(data, str(path)))
+
+
+def _existing(name: str, root: Path) -> Run:
+    """A run that has been started; ValueError where it has not, rather than making one."""
+    run = _find(name, root)
+    if not run.config.storage.journal and not (Path(run.folder) / "journal.db").is_file():
+        raise ValueError(f"run {run.run_id!r} has not been started: there is no {run.folder}/journal.db")
+    return run
+
+
+def _add_user_code() -> None:
+    """Modules of the folder that the command is started in can be named in configs, here and in Ray's workers."""
+    sys.path.insert(0, os.getcwd())
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH", "")) if p)
+
+
 def _load(config: Path, changes: list[str] | None) -> RunConfig:
     from pipelines.config import load_config
 
-    sys.path.insert(0, os.getcwd())
-    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH", "")) if p)
+    _add_user_code()
     return load_config(config, _overrides(changes or []))
 
 

@@ -21,7 +21,6 @@ def check(config: RunConfig) -> None:
     """Raises ValueError for the first thing that cannot work."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
-    _check_sampling(config)
     load_credit(config.credit)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
@@ -44,18 +43,6 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
 def _near(name: str, known: set[str]) -> str:
     near = get_close_matches(name, known, n=1)
     return f": did you mean {near[0]!r}?" if near else f"; it declares {', '.join(sorted(known))}"
-
-
-def _check_sampling(config: RunConfig) -> None:
-    """Design rule 8: the logprobs of a filtered distribution are not those that the loss is about."""
-    for agent, settings in config.agents.items():
-        for name, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-            value = getattr(settings, name)
-            if value not in (None, neutral):
-                raise ValueError(
-                    f"agents.{agent}.{name} = {value:g}: sampling for training is unfiltered: drop it, "
-                    "or set `temperature`"
-                )
 
 
 def _check_tasks(config: RunConfig) -> None:

@@ -78,8 +78,8 @@ def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
     assert "has no tokenizer" in said(tmp_path, "validate", DEMO, "--set", "model_groups.solver_verifier.model=model")
 
 
-def test_a_team_that_is_not_config_at_alias_is_named(tmp_path: Path) -> None:
-    assert "not of the form RUN.yaml@ALIAS" in said(tmp_path, "evaluate", "demo", "--tasks", "tasks.jsonl")
+def test_a_team_without_alias_is_named(tmp_path: Path) -> None:
+    assert "not of the form TEAM@ALIAS" in said(tmp_path, "evaluate", "demo", "--tasks", "tasks.jsonl")
 
 
 def test_a_second_run_with_the_same_name_and_another_config_is_refused(tmp_path: Path) -> None:

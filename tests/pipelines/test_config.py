@@ -34,6 +34,9 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"agents.solver": {"top_p": 0.9}}, r"agents\.solver\.top_p = 0\.9: training turns are sampled unfiltered"),
+        ({"agents.solver": {"top_k": 20}}, r"agents\.solver\.top_k = 20: training turns"),
+        ({"agents.solver": {"min_p": 0.1}}, r"agents\.solver\.min_p = 0\.1: training turns"),
         ({"iteratons": 3}, r"unknown key 'iteratons': did you mean 'iterations'\?"),
         ({"train.optimiser": {"lr": 1}}, r"unknown key 'train\.optimiser': did you mean 'optimizer'\?"),
         ({"train.loss.clip_hihg": 0.3}, r"unknown key 'train\.loss\.clip_hihg': did you mean 'clip_high'\?"),
@@ -87,11 +90,8 @@ def test_a_missing_section_is_named(section: str) -> None:
             r"model_groups\.solver_verifier\.agents: 'verifer' is no agent of the workflow: did you mean 'verifier'\?",
         ),
         ({"agents.planner": {"max_tokens": 8}}, r"agents: 'planner' is no agent of the workflow; it declares "),
-        ({"agents.solver": {"top_p": 0.9}}, r"agents\.solver\.top_p = 0\.9: sampling for training is unfiltered"),
-        ({"agents.solver": {"top_k": 20}}, r"agents\.solver\.top_k = 20: "),
-        ({"agents.solver": {"min_p": 0.1}}, r"agents\.solver\.min_p = 0\.1: "),
         ({"tasks.train": {"path": "nowhere.jsonl"}}, r"tasks\.train: task file nowhere\.jsonl does not exist"),
-        ({"collect.tasks_per_iteration": 801}, r"tasks_per_iteration = 801 but tasks\.train holds 800"),
+        ({"collect.tasks_per_iteration": 481}, r"tasks_per_iteration = 481 but tasks\.train holds 480"),
         ({"tasks.gate": None}, r"tasks\.gate is missing"),
         ({"model_groups.solver_verifier.model": "nowhere"}, r"solver_verifier\.model: folder nowhere does not exist"),
         ({"serve.max_model_len": 1024}, r"max_model_len = 1024 but warmstart\.tiny_model\.max_position = 512"),
