@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -215,6 +216,7 @@ class _Tracking:
         self._jobs.append(self._pool.submit(work))
 
     def _start(self) -> None:
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         config = self._run.config
