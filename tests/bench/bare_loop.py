@@ -28,7 +28,7 @@ def main() -> None:
     folder, threads, lr, scratch = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
 
     def learn(question: dict[str, Any]) -> dict[str, Any]:
         data = json.loads(Path(question["rows"]).read_text())

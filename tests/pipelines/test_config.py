@@ -91,7 +91,7 @@ def test_a_missing_section_is_named(section: str) -> None:
         ),
         ({"agents.planner": {"max_tokens": 8}}, r"agents: 'planner' is no agent of the workflow; it declares "),
         ({"tasks.train": {"path": "nowhere.jsonl"}}, r"tasks\.train: task file nowhere\.jsonl does not exist"),
-        ({"collect.tasks_per_iteration": 481}, r"tasks_per_iteration = 481 but tasks\.train holds 480"),
+        ({"collect.tasks_per_iteration": 1101}, r"tasks_per_iteration = 1101 but tasks\.train holds 1100"),
         ({"tasks.gate": None}, r"tasks\.gate is missing"),
         ({"model_groups.solver_verifier.model": "nowhere"}, r"solver_verifier\.model: folder nowhere does not exist"),
         ({"serve.max_model_len": 1024}, r"max_model_len = 1024 but warmstart\.tiny_model\.max_position = 512"),
