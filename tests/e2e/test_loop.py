@@ -214,3 +214,40 @@ def test_another_config_under_the_same_name_is_refused(undisturbed: Run) -> None
     assert done.returncode == 2
     assert "exists with another config (differs in seed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def troupe(run: Run, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND[0], *arguments, "--root", run.config.storage.root],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200"},
+        check=False,
+    )
+
+
+def test_what_is_stored_can_be_looked_at_and_taken_away(undisturbed: Run, tmp_path: Path) -> None:
+    trace = undisturbed.traces.find_traces(run_id="small", iteration=2, purpose=Purpose.TRAIN, limit=1)[0]
+    shown = troupe(undisturbed, "show", trace.episode_id[:10], "--run", "small")
+    assert trace.task.prompt in shown.stdout
+    assert all(agent in shown.stdout for agent in ("solver", "verifier", "refiner", "finalizer"))
+    assert "reward" in shown.stdout
+
+    played = undisturbed.traces.find_traces(run_id="small", purpose=Purpose.GATE, limit=1)[0]
+    compared = troupe(undisturbed, "diff", played.task.task_id, "0", "2", "--run", "small")
+    assert compared.returncode == 0, compared.stderr
+    assert "v0" in compared.stdout
+    assert "v2" in compared.stdout
+    never = troupe(undisturbed, "diff", "no-such-task", "0", "2", "--run", "small")
+    assert never.returncode == 2
+    assert "was not played by" in never.stderr
+
+    assert "small" in troupe(undisturbed, "runs").stdout
+
+    folder = tmp_path / "exported"
+    assert troupe(undisturbed, "export", "team", "2", str(folder), "--run", "small").returncode == 0
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+    missing = troupe(undisturbed, "export", "team", "9", str(tmp_path / "other"), "--run", "small")
+    assert missing.returncode == 2
+    assert "no version 9" in missing.stderr
