@@ -85,10 +85,19 @@ install() {
 lock() {
   local options=(--override infra/locks/overrides.txt --python-version 3.11 --no-header --no-annotate --quiet)
   # cpu.txt is cut from dev.txt, so that one environment serves both.
-  "$uv" pip compile pyproject.toml --extra cpu --extra dev --extra airflow "${options[@]}" "${flags[@]}" \
-    -o infra/locks/dev.txt
+  "$uv" pip compile pyproject.toml --extra cpu --extra dev --extra airflow --extra postgres --extra s3 \
+    "${options[@]}" "${flags[@]}" -o infra/locks/dev.txt
   "$uv" pip compile pyproject.toml --extra cpu -c infra/locks/dev.txt "${options[@]}" "${flags[@]}" \
     -o infra/locks/cpu.txt
+  "$uv" pip compile pyproject.toml --extra cpu --extra postgres --extra s3 -c infra/locks/dev.txt \
+    "${options[@]}" "${flags[@]}" -o infra/locks/cluster.txt
+  # Of the CPU builds' versions gpu.txt keeps those of the packages that pyproject.toml names; CUDA's vllm pins the rest.
+  local named='^(asyncpg|boto3|deepspeed|jinja2|lancedb|math-verify|mlflow|numpy|plotly|psycopg|psycopg-binary|pyarrow|'
+  named+='pydantic|pyyaml|ray|rich|safetensors|sqlalchemy|tokenizers|transformers|typer)=='
+  options=(--python-version 3.11 --no-header --no-annotate --quiet)
+  "$uv" pip compile pyproject.toml --extra gpu --extra postgres --extra s3 "${options[@]}" "${flags[@]}" \
+    -c <(grep -E "$named" infra/locks/cluster.txt; grep -E '^torch==' infra/locks/cluster.txt | sed 's/==/!=/') \
+    -o infra/locks/gpu.txt
 }
 
 python=$(find_python)

@@ -53,10 +53,14 @@ def test_what_a_setting_holds_is_never_run_as_a_command(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_cpu_lock_is_part_of_the_dev_lock_and_holds_no_place() -> None:
-    cpu, dev = ((ROOT / "infra" / "locks" / f"{name}.txt").read_text().splitlines() for name in ("cpu", "dev"))
-    assert set(cpu) <= set(dev)
-    assert all("==" in line and "/" not in line for line in dev)
+def test_the_locks_agree_and_hold_no_place() -> None:
+    names = ("cpu", "cluster", "dev", "gpu")
+    cpu, cluster, dev, gpu = ((ROOT / "infra" / "locks" / f"{name}.txt").read_text().splitlines() for name in names)
+    assert set(cpu) <= set(cluster) <= set(dev)
+    assert all("==" in line and "/" not in line for line in dev + gpu)
+    for name in ("ray", "lancedb", "mlflow", "deepspeed", "transformers", "pyarrow"):
+        (pin,) = (line for line in cluster if line.startswith(f"{name}=="))
+        assert pin in gpu
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
