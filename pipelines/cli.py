@@ -94,6 +94,20 @@ def stage(
         print(json.dumps(ref, indent=2))
 
 
+@app.command("record")
+def record_iteration(
+    config: RunName,
+    iteration: Annotated[int, typer.Option("--iteration", min=1, help="Which iteration, from 1.")],
+    root: Root = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """Show a finished iteration to people: its MLflow run with metrics, traces and links; report.json and report.html."""
+    with _errors(debug):
+        from pipelines.record import record
+
+        print(f"troupe-ref: {json.dumps(record(_existing(config, root), iteration))}")
+
+
 @app.command()
 def warmstart(config: ConfigPath, changes: Changes = None, debug: Debug = False) -> None:
     """Make version 0 of every model group: supervised training on demonstrations or chosen traces."""
@@ -209,11 +223,10 @@ def report(
 ) -> None:
     """Write report.json and report.html again from what is stored."""
     with _errors(debug):
-        from pipelines.local_runner import write_reports
-        from pipelines.summary import run_report
+        from pipelines.record import write_reports
 
-        run = _existing(config, root)
-        for path in write_reports(run, run_report(run)).values():
+        _, paths = write_reports(_existing(config, root))
+        for path in paths.values():
             print(path)
 
 

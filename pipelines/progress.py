@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Screen:
                 "test tasks that neither training nor the gate sees"
             )
 
-    def result(self, report: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
+    def result(self, report: Mapping[str, Any], paths: Sequence[Path]) -> None:
         """Before, after, difference, and where to read more."""
         if report["before"] and report["after"]:
             low, high = report["delta_ci95"]
@@ -60,7 +60,7 @@ class Screen:
                 f"{report['delta']:+.3f} \\[{low:+.3f}, {high:+.3f}] in {report['seconds']['total']:.0f} s, "
                 f"team version {report['team_version']}"
             )
-        for path in paths.values():
+        for path in paths:
             self.console.print(f"{path}", soft_wrap=True)
 
 

@@ -5,11 +5,10 @@ The local runner, `troupe stage`, a Ray job and an Airflow task all come through
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
+from pipelines.links import stage_owner
 from pipelines.run import Run
 from pipelines.sampling import Progress
 
@@ -25,8 +24,7 @@ def run_stage(
     Raises ValueError for an unknown stage or model group, or a stage whose predecessors are not done.
     """
     work = _work(run, stage, iteration, model_group, progress)
-    owner = f"{socket.gethostname()}:{os.getpid()}"
-    return run.journal.once(run.key(iteration, stage, model_group), work, owner=owner)
+    return run.journal.once(run.key(iteration, stage, model_group), work, owner=stage_owner())
 
 
 def _work(

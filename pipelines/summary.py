@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.promote import champion_version, git_commit
@@ -82,7 +82,7 @@ def _interval(report: Mapping[str, Any]) -> dict[str, float]:
 
 def _seconds(run: Run, iteration: int) -> dict[str, float]:
     """Seconds of every stage; `train` is the wall time over its model groups, `total` the iteration's."""
-    rows = [row for row in run.journal.stages(run.run_id) if row.iteration == iteration and row.stage != "measure"]
+    rows = run.journal.stages(run.run_id, iteration)
     seconds: dict[str, float] = {}
     for stage in ("collect", "score", "train", "sync", "evaluate", "promote"):
         mine = [row for row in rows if row.stage == stage]
@@ -101,10 +101,14 @@ def _training_seconds(metrics: Mapping[str, float]) -> float:
     return sum(metrics.get(f"train/{part}_s", 0.0) for part in ("old_logprobs", "advantages", "update"))
 
 
-def run_report(run: Run) -> dict[str, Any]:
-    """report.json: the run's result with the figures it rests on."""
-    rows = [row for k in range(1, run.config.iterations + 1) if (row := iteration_summary(run, k))]
-    begun = [row for row in run.journal.stages(run.run_id) if row.stage == "warmstart"]
+def summaries(run: Run) -> list[dict[str, Any]]:
+    """`iteration_summary` of every finished iteration."""
+    return [row for k in range(1, run.config.iterations + 1) if (row := iteration_summary(run, k))]
+
+
+def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """report.json: the run's result with the figures it rests on. Args: rows: see `summaries`."""
+    begun = [row for row in run.journal.stages(run.run_id, 0) if row.stage == "warmstart"]
     before, after = (run.journal.ref(run.key(k, "measure")) for k in (0, run.config.iterations))
     delta = None
     if before and after:

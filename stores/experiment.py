@@ -6,6 +6,7 @@ Every address is explicit: MLflow's own defaults lie under the current folder, w
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "troupe"
 RUN_TAG = "troupe.run_id"
+"""Of the MLflow run that keeps a whole Troupe run."""
+ITERATION_TAG = "troupe.iteration"
+PARENT_TAG = "mlflow.parentRunId"
 
 
 def absolute(uri: str) -> str:
@@ -67,6 +71,20 @@ def open_run(client: MlflowClient, experiment_id: str, run_id: str) -> str:
     if existing is not None:
         return existing
     return client.create_run(experiment_id, tags={RUN_TAG: run_id}, run_name=run_id).info.run_id
+
+
+def find_child(client: MlflowClient, experiment_id: str, parent: str, iteration: int) -> str | None:
+    """Id of the MLflow run of one iteration, nested under the MLflow run `parent`; None if there is none."""
+    wanted = f"tags.`{PARENT_TAG}` = '{parent}' AND tags.`{ITERATION_TAG}` = '{iteration}'"
+    found = client.search_runs([experiment_id], wanted, order_by=["attributes.start_time"])
+    return found[0].info.run_id if found else None
+
+
+def run_url(tracking_uri: str, experiment_id: str, mlflow_run_id: str) -> str:
+    """Where a browser shows an MLflow run: below the server's address, or below TROUPE_MLFLOW_URL where the store is a
+    database that an `mlflow ui` shows; empty where neither is known."""
+    base = tracking_uri if tracking_uri.startswith(("http://", "https://")) else os.environ.get("TROUPE_MLFLOW_URL", "")
+    return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}" if base else ""
 
 
 def numbers(values: Mapping[str, Any], place: str = "") -> dict[str, float]:

@@ -226,9 +226,11 @@ class Journal:
         row = self._row(key)
         return row.ref if row is not None and row.status == DONE else None
 
-    def stages(self, run_id: str) -> list[StageRow]:
-        """Every stage of a run that was ever started, by iteration and time."""
+    def stages(self, run_id: str, iteration: int | None = None) -> list[StageRow]:
+        """Every stage of a run, or of one iteration of it, that was ever started, by iteration and time."""
         query = sa.select(STAGES).where(STAGES.c.run_id == run_id).order_by(STAGES.c.iteration, STAGES.c.started_at)
+        if iteration is not None:
+            query = query.where(STAGES.c.iteration == iteration)
         with self._connect() as connection:
             return [_stage_row(row) for row in connection.execute(query)]
 

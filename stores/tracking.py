@@ -1,7 +1,7 @@
 """tracking: params, metrics, files and some traces of a run -> MLflow, where people look.
 
-One MLflow run per Troupe run, found again by its tag after a restart. Nothing reads back from here: the truth is in the
-journal and in the trace store.
+One MLflow run per Troupe run with the curves over its iterations, and nested under it one per iteration. Both are found
+again by their tags after a restart. Nothing reads back from here: the truth is in the journal and in the trace store.
 """
 
 from __future__ import annotations
@@ -11,22 +11,41 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stores.experiment import absolute, connect, open_experiment, open_run
+from stores.experiment import (
+    ITERATION_TAG,
+    PARENT_TAG,
+    absolute,
+    connect,
+    find_child,
+    open_experiment,
+    open_run,
+    run_url,
+)
 from stores.types import EpisodeRewards, EpisodeStatus, ToolCall, Trace, Turn
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Assessment, Span, TraceInfo
+    from mlflow.entities import Assessment, Metric, Span, TraceInfo
 
 MAX_PARAM_LENGTH = 6000
 MAX_PREVIEW_LENGTH = 1000
 BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 """Most entries that MLflow takes at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlflowRef:
+    """An MLflow run, as other systems point at it."""
+
+    mlflow_run_id: str
+    mlflow_url: str
+    """Empty where no server and no TROUPE_MLFLOW_URL says where people look."""
 
 
 class RunTracker:
@@ -55,15 +74,54 @@ class RunTracker:
         new = {name: str(value)[:MAX_PARAM_LENGTH] for name, value in (params or {}).items() if name not in old}
         from mlflow.entities import Param, RunTag
 
-        self._log(params=[Param(n, v) for n, v in new.items()], tags=[RunTag(n, v) for n, v in (tags or {}).items()])
+        self._log(
+            self.mlflow_run_id,
+            params=[Param(n, v) for n, v in new.items()],
+            tags=[RunTag(n, v) for n, v in (tags or {}).items()],
+        )
         return self.mlflow_run_id
 
-    def log_metrics(self, values: Mapping[str, float], iteration: int) -> None:
-        """Metrics named `stage/name`, with the iteration as their step."""
-        from mlflow.entities import Metric
+    def log_metrics(self, values: Mapping[str, float], iteration: int, *, at: float | None = None) -> None:
+        """Metrics named `stage/name`, with the iteration as their step; with the same `at` (Unix seconds) only once."""
+        self._log(self.mlflow_run_id, metrics=_metrics(values, iteration, time.time() if at is None else at))
 
-        now = int(time.time() * 1000)
-        self._log(metrics=[Metric(name, float(value), now, iteration) for name, value in values.items()])
+    def log_iteration(
+        self,
+        iteration: int,
+        *,
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        episodes: Iterable[tuple[Trace, EpisodeRewards | None]],
+        started_at: float,
+        ended_at: float,
+    ) -> MlflowRef:
+        """Shows one iteration: an MLflow run nested under this one, and a point on each curve of this one.
+
+        Called again it finds that run and doubles nothing: MLflow keeps one of two metrics with the same name, step, value
+        and time, and their time is `ended_at`.
+
+        Args:
+            tags: versions, links; `mlflow.note.content` is what people read first (Markdown).
+            episodes: some are shown as traces of the iteration's run, see `log_traces`.
+            started_at, ended_at: Unix seconds of the iteration.
+        """
+        from mlflow.entities import RunTag
+
+        experiment, parent = self._open()
+        child = find_child(self._client, experiment, parent, iteration)
+        if child is None:
+            own = {PARENT_TAG: parent, ITERATION_TAG: str(iteration), "troupe.run": self.run_id}
+            made = self._client.create_run(
+                experiment, int(started_at * 1000), tags=own, run_name=f"{self.run_id} iteration {iteration}"
+            )
+            child = made.info.run_id
+        known = self._client.get_run(child).data.metrics
+        points = _metrics({n: v for n, v in metrics.items() if known.get(n) != v}, iteration, ended_at)
+        self._log(parent, metrics=points)
+        self._log(child, metrics=points, tags=[RunTag(n, v) for n, v in tags.items()])
+        self.log_traces(episodes, mlflow_run=child)
+        self._client.set_terminated(child, "FINISHED", int(ended_at * 1000))
+        return MlflowRef(mlflow_run_id=child, mlflow_url=run_url(self.tracking_uri, experiment, child))
 
     def log_artifact(self, path: str | Path, folder: str = "") -> None:
         """A file, or a folder with what is in it."""
@@ -71,8 +129,10 @@ class RunTracker:
         log = self._client.log_artifacts if is_folder else self._client.log_artifact
         log(self.mlflow_run_id, str(path), folder or None)
 
-    def log_traces(self, episodes: Iterable[tuple[Trace, EpisodeRewards | None]], *, limit: int = 20) -> int:
-        """Shows some episodes in MLflow's trace view and returns how many were new there.
+    def log_traces(
+        self, episodes: Iterable[tuple[Trace, EpisodeRewards | None]], *, limit: int = 20, mlflow_run: str = ""
+    ) -> int:
+        """Shows some episodes in MLflow's trace view, under this run or `mlflow_run`; returns how many were new there.
 
         At most `limit`: first episodes that neither ended well nor were cut, up to half of them, then others, chosen by
         id so that a repeated call chooses the same. An episode is shown once.
@@ -80,7 +140,7 @@ class RunTracker:
         from mlflow.tracing.client import TracingClient
 
         chosen = _choose(episodes, limit)
-        experiment, mlflow_run = self._open()
+        experiment, whole = self._open()
         client = TracingClient(self.tracking_uri)  # the public replay swallows errors and needs a global URI
         known = {info.trace_id for info in client.store.batch_get_trace_infos([_trace_id(t) for t, _ in chosen])}
         new = [(trace, rewards) for trace, rewards in chosen if _trace_id(trace) not in known]
@@ -88,7 +148,7 @@ class RunTracker:
         if spans:
             client.log_spans(experiment, spans)
         for trace, rewards in new:
-            client.start_trace(_trace_info(trace, rewards, experiment, mlflow_run))
+            client.start_trace(_trace_info(trace, rewards, experiment, mlflow_run or whole))
         return len(new)
 
     def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED") -> None:
@@ -106,14 +166,20 @@ class RunTracker:
             self._ids = experiment, open_run(self._client, experiment, self.run_id)
         return self._ids
 
-    def _log(self, **entries: list[Any]) -> None:
+    def _log(self, mlflow_run: str, **entries: list[Any]) -> None:
         """One call, or as few as MLflow's limits allow."""
         rest = {kind: iter(values) for kind, values in entries.items()}
         while True:
             batch: dict[str, Any] = {kind: list(islice(values, BATCH[kind])) for kind, values in rest.items()}
             if not any(batch.values()):
                 return
-            self._client.log_batch(self.mlflow_run_id, **batch)
+            self._client.log_batch(mlflow_run, **batch)
+
+
+def _metrics(values: Mapping[str, float], iteration: int, at: float) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    return [Metric(name, float(value), int(at * 1000), iteration) for name, value in values.items()]
 
 
 def _choose(

@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from pipelines.config import RunConfig, load_config
+from pipelines.record import record
 from pipelines.run import Run
-from stores.journal import StageRow
+from stores.journal import STAGES, StageRow
 from stores.types import ModelVersionRef, Purpose, TracesRef
 
 CONFIG = Path(__file__).parent / "small.yaml"
@@ -148,6 +149,27 @@ def test_the_registry_holds_the_team_with_everything_to_serve_it_again(undisturb
     assert set(team.prompts) == {"solver", "verifier", "refiner", "finalizer"}
     champion, _ = undisturbed.registry.load("small", "champion")
     assert champion in (1, version)
+
+
+def test_every_iteration_has_an_mlflow_run_that_a_repeated_record_leaves_as_it_is(undisturbed: Run) -> None:
+    kept = {k: undisturbed.journal.ref(undisturbed.key(k, "record")) for k in (1, 2)}
+    tracker = undisturbed.tracker
+    client, parent = tracker._client, tracker.mlflow_run_id
+    for iteration, ref in kept.items():
+        assert ref is not None
+        shown = client.get_run(ref["mlflow_run_id"]).data
+        assert (shown.tags["mlflow.parentRunId"], shown.tags["troupe.iteration"]) == (parent, str(iteration))
+        assert shown.metrics["policy_version/team"] == float(shown.tags["troupe.policy_version.team"]) == iteration
+    done = troupe(undisturbed, "record", "--run", "small", "--iteration", "2")
+    assert json.loads(done.stdout.splitlines()[-1].removeprefix("troupe-ref: ")) == kept[2]
+    with undisturbed.journal._connect() as connection:  # as if the record had been lost after MLflow had taken it
+        connection.execute(STAGES.delete().where(STAGES.c.stage == "record"))
+    assert record(undisturbed, 2)["mlflow_run_id"] == kept[2]["mlflow_run_id"]
+    assert record(undisturbed, 1)["mlflow_run_id"] == kept[1]["mlflow_run_id"]
+    assert [m.step for m in client.get_metric_history(parent, "reward")] == [1, 2]
+    unfinished = troupe(undisturbed, "record", "--run", "small", "--iteration", "3")
+    assert unfinished.returncode == 2
+    assert "collect, score, sync, evaluate, promote missing" in unfinished.stderr
 
 
 def test_a_run_killed_in_collect_and_in_train_ends_as_the_undisturbed_one(undisturbed: Run, tmp_path: Path) -> None:

@@ -28,6 +28,45 @@ def test_a_restarted_run_goes_on_in_the_same_mlflow_run(mlflow_place: tuple[str,
     assert RunTracker(*mlflow_place, "another").start() != first.mlflow_run_id
 
 
+def test_an_iteration_is_a_run_under_its_parent_and_is_shown_once(
+    mlflow_place: tuple[str, str], make_trace: Callable[..., Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_MLFLOW_URL", "http://mlflow.example:5000/")
+    tracker = RunTracker(*mlflow_place, "nested")
+    tracker.start({"seed": 1})
+    shown = []
+    for _ in range(2):
+        for iteration in (1, 2):
+            ref = RunTracker(*mlflow_place, "nested").log_iteration(
+                iteration,
+                metrics={"reward": iteration / 2, "train/kl": float("nan")},
+                tags={"troupe.link.dag_run": "http://airflow.example/7"},
+                episodes=[(make_trace(run_id="nested", iteration=iteration), None)],
+                started_at=1000.0 * iteration,
+                ended_at=1000.0 * iteration + 60,
+            )
+            shown.append((ref.mlflow_run_id, ref.mlflow_url))
+    assert shown[:2] == shown[2:] and len(set(shown)) == 2
+    client, parent = tracker._client, tracker.mlflow_run_id
+    (first, url), _ = shown[:2]
+    child = client.get_run(first)
+    assert url == f"http://mlflow.example:5000/#/experiments/{child.info.experiment_id}/runs/{first}"
+    assert child.data.tags["mlflow.parentRunId"] == parent
+    assert {name: child.data.tags[f"troupe.{name}"] for name in ("run", "iteration", "link.dag_run")} == {
+        "run": "nested",
+        "iteration": "1",
+        "link.dag_run": "http://airflow.example/7",
+    }
+    assert (child.info.status, child.info.start_time, child.info.end_time) == ("FINISHED", 1_000_000, 1_060_000)
+    curve = client.get_metric_history(parent, "reward")
+    assert [(m.step, m.value, m.timestamp) for m in curve] == [(1, 0.5, 1_060_000), (2, 1.0, 2_060_000)]
+    assert [len(client.get_metric_history(first, name)) for name in ("reward", "train/kl")] == [1, 1]
+    children = client.search_runs([child.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
+    assert len(children) == 2
+    traces = client.search_traces(locations=[child.info.experiment_id], run_id=first, include_spans=False)
+    assert len(traces) == 1
+
+
 def test_files_of_a_run_lie_under_the_artifact_root(mlflow_place: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text("{}")
     tracker = RunTracker(*mlflow_place, "files")
