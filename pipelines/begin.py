@@ -4,11 +4,59 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipelines.claim import claimed, next_iteration, pin, reason_to_skip
+from pipelines.progress import Screen
 from pipelines.promote import champion_version, crown, register
 from pipelines.run import Run
 from pipelines.sampling import Progress
 from pipelines.warmstart import StepProgress, warmstart
 from stores.types import ModelVersionRef
+
+
+def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, screen: Screen) -> dict[str, Any]:
+    """What a schedule starts an iteration with: the run at iteration 0 at least, and the iteration of this claim.
+
+    Returns {"iteration", "model_groups"}, or {"skip": reason} where nothing is to be trained now.
+    """
+    from pipelines.cluster import connect
+
+    run.open()
+    iteration = claimed(run, claim)
+    if iteration is None:
+        wanted = next_iteration(run)
+        reason = reason_to_skip(run) if wanted is None or not is_forced else ""
+        if wanted is None or reason:
+            return {"skip": reason}
+    if _needs_cluster(run):
+        with screen.stage("connect"):
+            connect(address)
+        with screen.stage("warm start") as progress:
+            make_version_zero(run, progress=progress)
+        register_first_team(run)
+        with screen.stage("before: test tasks") as progress:
+            before = measure_team(run, run.trained(0), iteration=0, progress=progress)
+        screen.measured("before", before)
+    if iteration is None:
+        assert wanted is not None, "skipped above"
+        iteration = pin(run, claim, wanted)
+    return {"iteration": iteration, "model_groups": list(run.config.model_groups)}
+
+
+def measure_last(run: Run, *, address: str, screen: Screen) -> None:
+    """The champion on the test tasks, after the last iteration."""
+    from pipelines.cluster import connect
+
+    if run.journal.ref(run.key(run.config.iterations, "measure")) is None:
+        connect(address)
+    with screen.stage("after: test tasks") as progress:
+        after = measure_team(run, run.champion(), iteration=run.config.iterations, progress=progress)
+    screen.measured("after", after)
+
+
+def _needs_cluster(run: Run) -> bool:
+    """True until version 0, the first champion and `before` are there."""
+    is_measured = run.config.tasks.test is None or run.journal.ref(run.key(0, "measure")) is not None
+    return not is_measured or champion_version(run) is None or run.journal.ref(run.key(0, "warmstart")) is None
 
 
 def make_version_zero(run: Run, *, progress: StepProgress | None = None) -> dict[str, Any]:
@@ -37,7 +85,7 @@ def register_first_team(run: Run) -> int:
 
     def work(lease: Any) -> dict[str, Any]:
         models = run.trained(0)
-        version = register(run, models, iteration=0, report={}, verdict=None)
+        version = register(run, models, iteration=0, report={})
         crown(run, models, version)
         return {"verdict": "promote", "condition": "the first team", "team_version": version}
 

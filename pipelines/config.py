@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from pipelines.schedule import ClusterConfig, ScheduleConfig
 from serve_apps.config import CallConfig, EpisodeConfig, ServeConfig
 from stores.config import StorageConfig
 from train_loops.config import TrainConfig, WarmstartConfig
@@ -67,11 +68,13 @@ class TaskSourceConfig(Settings):
 
 
 class TasksConfig(Settings):
-    """Three sets that never overlap: what trains, what the gate decides on, what before/after is reported on."""
+    """Sets that never overlap: what trains, what the gate decides on, what before/after is reported on, what is watched."""
 
     train: TaskSourceConfig
     gate: TaskSourceConfig | None = None
     test: TaskSourceConfig | None = None
+    sentinel: TaskSourceConfig | None = None
+    """What the champion must not forget: played by `evaluate_team` on its own schedule, never decided on."""
 
 
 class AgentConfig(Settings):
@@ -173,6 +176,8 @@ class RunConfig(Settings):
     sync: SyncConfig = SyncConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     promote: PromoteConfig = PromoteConfig()
+    schedule: ScheduleConfig | None = None
+    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def _agents_have_one_group(self) -> Self:
@@ -222,9 +227,29 @@ class RunConfig(Settings):
             ("collect.episode.episode_timeout_s", self.collect.episode.episode_timeout_s),
             ("collect.stage_timeout_s", self.collect.stage_timeout_s),
         ]
+        if self.schedule:
+            chain.append(("schedule.stage_timeout_s", self.schedule.stage_timeout_s))
         for (inner, a), (outer, b) in pairwise(chain):
             if a >= b:
                 raise ValueError(f"deadlines must nest: {inner} = {a:g} s is not below {outer} = {b:g} s")
+        return self
+
+    @model_validator(mode="after")
+    def _new_tasks_can_be_seen(self) -> Self:
+        if self.schedule and self.schedule.on_new_tasks and not self.tasks.train.path:
+            raise ValueError(
+                "schedule.on_new_tasks needs tasks.train.path: what a generator gives never changes; drop it or name a file"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _uploaded_runs_keep_elsewhere(self) -> Self:
+        root = self.storage.root
+        if self.cluster.working_dir and "://" not in root and not Path(root).is_absolute():
+            raise ValueError(
+                f"storage.root = {root!r} is relative, and cluster.working_dir is a copy that ends with the job: "
+                "give storage.root as an absolute path or URI that every machine of the cluster sees"
+            )
         return self
 
     @property
@@ -249,7 +274,10 @@ class RunConfig(Settings):
         capacity: dict[str, Any] = {
             "iterations": True,
             "storage": True,
+            "schedule": True,
+            "cluster": True,
             "serve": {"num_replicas", "threads", "cpus", "gpus", "start_timeout_s", "drain_timeout_s"},
+            "tasks": {"sentinel"},
             "collect": {"num_workers", "episodes_in_flight", "write_batch", "stage_timeout_s"},
             "train": {
                 "threads",

@@ -1,7 +1,7 @@
-"""evaluate: held-out tasks, candidate and champion -> evaluation traces and a paired report.
+"""evaluate: held-out tasks, candidate and champion -> evaluation traces, a paired report and what the gate says to it.
 
 Reads: the gate's tasks; the versions just trained; the champion. Writes: evaluation episodes (their purpose keeps them
-apart from training), the report into the journal. Candidate and champion play the same tasks with the same seeds on the
+apart from training), report and verdict into the journal; `promote` acts on it. Candidate and champion play the same tasks with the same seeds on the
 same engines, swapped in place and swapped back, both with proof.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.credit.rule import SCORED_STATUSES
+from pipelines.gate import Evidence, decide
 from pipelines.run import Run, plain
 from pipelines.sampling import Progress, Sampled, sample_episodes
 from pipelines.score import assign, per_agent
@@ -25,18 +26,21 @@ Models = Mapping[str, ModelVersionRef]
 def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
     """Compares the iteration's versions with the champion on the gate's tasks.
 
-    Returns {"skipped": reason} where `evaluate.every` says so, or a report: candidate, champion, gain, per agent.
+    Returns a report (candidate, champion, gain, per agent) with the gate's `verdict` and the `condition` that decided,
+    or {"skipped": reason} with the verdict `skipped` where `evaluate.every` says so.
     """
     settings = run.config.evaluate
     if iteration % settings.every and iteration != run.config.iterations:
-        return {"skipped": f"evaluate.every = {settings.every}"}
+        reason = f"evaluate.every = {settings.every}"
+        return {"skipped": reason, **_decision("skipped", reason)}
     candidate, champion = run.trained(iteration), run.champion()
     tasks = decision_tasks(
         run.tasks("gate"), iteration=iteration, count=settings.tasks_per_decision, seed=run.config.seed
     )
     new = play(run, candidate, tasks, iteration=iteration, purpose=Purpose.GATE, progress=progress)
     if _versions(candidate) == _versions(champion):
-        return {**new.report(run), "champion": None, "gain": None, "reason": "candidate and champion are the same"}
+        same = _decision("skipped", "candidate and champion are the same")
+        return {**new.report(run), "champion": None, "gain": None, **same}
     old = play(run, champion, tasks, iteration=iteration, purpose=Purpose.GATE, progress=progress)
     serve(run, candidate)
     both = new.outcomes.keys() & old.outcomes.keys()
@@ -47,14 +51,22 @@ def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> d
         num_samples=settings.bootstrap_samples,
         confidence=settings.confidence,
     )
+    report = new.report(run)
+    shares = {agent: figures["format_share"] for agent, figures in report["agents"].items()}
+    evidence = Evidence(gain=gain, ok_share=report["ok_share"], format_shares=shares)
     return {
-        **new.report(run),
+        **report,
+        **plain(decide(run.config.promote, evidence)),
         "champion": old.report(run),
         "gain": plain(gain),
         "num_unpaired": len(tasks) - len(both),
         "sampling_seconds": new.sampled.sampling_seconds + old.sampled.sampling_seconds,
         "num_tokens": new.sampled.num_tokens + old.sampled.num_tokens,
     }
+
+
+def _decision(verdict: str, condition: str) -> dict[str, str]:
+    return {"verdict": verdict, "condition": condition}
 
 
 def measure(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> dict[str, Any]:

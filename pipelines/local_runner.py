@@ -15,14 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipelines.begin import make_version_zero, measure_team, register_first_team
+from pipelines.begin import make_version_zero, measure_last, measure_team, register_first_team
 from pipelines.config import RunConfig
 from pipelines.progress import Screen
 from pipelines.record import finish_parent, open_parent, record
 from pipelines.run import Run
 from pipelines.stages import run_stage
 from pipelines.summary import iteration_summary
-from stores.types import ModelVersionRef
 
 
 def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
@@ -56,9 +55,7 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
             if iteration in todo:
                 screen.iteration(summary)
             records.iteration(iteration)
-        with screen.stage("after: test tasks") as progress:
-            after = measure_team(run, _final_team(run), iteration=config.iterations, progress=progress)
-        screen.measured("after", after)
+        measure_last(run, address=address, screen=screen)
         _add_wall(run, "wall", time.perf_counter() - began)
         report = records.finish()
     screen.result(report, [Path(run.folder) / name for name in ("report.json", "report.html")])
@@ -98,11 +95,6 @@ def _add_wall(run: Run, name: str, seconds: float) -> None:
     """Wall time, summed over the sittings that a run took."""
     before = run.journal.value(run.run_id, name)
     run.journal.put_value(run.run_id, name, {"seconds": seconds + (before["seconds"] if before else 0.0)})
-
-
-def _final_team(run: Run) -> dict[str, ModelVersionRef]:
-    """What the run hands over: its champion, which is the last team where that was promoted."""
-    return run.champion()
 
 
 class _Records:

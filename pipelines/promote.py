@@ -1,4 +1,4 @@
-"""promote: the evaluation report + the gate -> a team version in the registry, and which alias it gets.
+"""promote: the evaluation report and its verdict -> a team version in the registry, and which alias it gets.
 
 Reads: the report of `evaluate`. Writes: a team version (alias `candidate`; `champion` where the gate says promote).
 """
@@ -9,37 +9,26 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from pipelines.gate import Evidence, Verdict, decide
 from pipelines.run import Run, plain
-from pipelines.statistics import Interval
 from stores.registry import CANDIDATE, CHAMPION, Team
 from stores.types import ModelVersionRef
 
 
 def promote(run: Run, iteration: int) -> dict[str, Any]:
-    """Registers the iteration's team and moves the aliases; returns {"verdict", "condition", "team_version"}."""
+    """Registers the iteration's team and acts on the gate's verdict; returns {"verdict", "condition", "team_version"}."""
     report = run.journal.ref(run.key(iteration, "evaluate"))
     if report is None:
         raise ValueError(f"promote of iteration {iteration} needs evaluate, which is not done")
-    if "skipped" in report:
-        return {"verdict": "skipped", "condition": report["skipped"], "team_version": None}
-    if report["gain"] is None:
-        return {"verdict": "skipped", "condition": report["reason"], "team_version": champion_version(run)}
-    evidence = Evidence(
-        gain=Interval(**report["gain"]),
-        ok_share=report["ok_share"],
-        format_shares={agent: figures["format_share"] for agent, figures in report["agents"].items()},
-    )
-    verdict = decide(run.config.promote, evidence)
-    version = register(run, run.trained(iteration), iteration=iteration, report=report, verdict=verdict)
-    if verdict.verdict == "promote":
+    decision = {"verdict": report["verdict"], "condition": report["condition"]}
+    if decision["verdict"] == "skipped":
+        return {**decision, "team_version": None if "skipped" in report else champion_version(run)}
+    version = register(run, run.trained(iteration), iteration=iteration, report=report)
+    if decision["verdict"] == "promote":
         crown(run, run.trained(iteration), version)
-    return {**plain(verdict), "team_version": version}
+    return {**decision, "team_version": version}
 
 
-def register(
-    run: Run, models: dict[str, ModelVersionRef], *, iteration: int, report: dict[str, Any], verdict: Verdict | None
-) -> int:
+def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, report: dict[str, Any]) -> int:
     """A team version with everything needed to serve it again or to explain it; it becomes the candidate."""
     team = Team(
         workflow=run.config.workflow.path,
@@ -49,7 +38,7 @@ def register(
         git_commit=git_commit(),
         run_id=run.run_id,
         iteration=iteration,
-        evaluation={**report, **(plain(verdict) if verdict else {})},
+        evaluation=report,
     )
     version = run.registry.register(run.team_name, team)
     run.registry.set_alias(run.team_name, CANDIDATE, version)

@@ -47,7 +47,7 @@ def _near(name: str, known: set[str]) -> str:
 
 def _check_tasks(config: RunConfig) -> None:
     sections: dict[str, list[Task]] = {}
-    for section in ("train", "gate", "test"):
+    for section in ("train", "gate", "test", "sentinel"):
         source = getattr(config.tasks, section)
         if source is not None:
             sections[section] = list(load_tasks(source, section=section, seed=config.seed))

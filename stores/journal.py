@@ -248,6 +248,13 @@ class Journal:
             with self._connect() as connection:
                 connection.execute(VALUES.update().where(place).values(value=row["value"]))
 
+    def pin_value(self, run_id: str, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Keeps a small fact of a run unless there is one of this name; returns the one that is kept. First writer wins."""
+        self._insert(VALUES, {"run_id": run_id, "name": name, "value": json.dumps(dict(value))})
+        kept = self.value(run_id, name)
+        assert kept is not None, f"{name} of {run_id} was just pinned"
+        return kept
+
     def value(self, run_id: str, name: str) -> dict[str, Any] | None:
         """A fact kept by `put_value`, else None."""
         place = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)

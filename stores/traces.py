@@ -207,6 +207,10 @@ class TraceStore:
             return sum(1 for _ in self.read_rewards(ref))
         return self._open("episodes", ref).count_rows(_where_of(ref))
 
+    def count_others(self, run_id: str) -> int:
+        """How many episodes the store holds that this run did not make."""
+        return self._open("episodes").count_rows(f"run_id != {_quote(run_id)}")
+
     def compact(self, *, older_than_days: float = 7) -> None:
         """Merges small files and drops versions of this age, but none that is tagged or younger than a tagged one."""
         for name in KEYS:

@@ -1,0 +1,138 @@
+"""cli_options: what the commands of `troupe` share: options, the run they name, how they say what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+if TYPE_CHECKING:
+    from pipelines.config import RunConfig
+    from pipelines.run import Run
+
+RunName = Annotated[
+    str, typer.Option("--run", metavar="RUN", help="Run config (RUN.yaml), or the name of a run below --root.")
+]
+Root = Annotated[Path, typer.Option(help="Folder that holds the runs, for runs given by name.")]
+ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run config.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.optimizer.lr=1e-4.")
+]
+Address = Annotated[str, typer.Option(help="Ray cluster; default RAY_ADDRESS, else a local head for this command.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def open_run(config: Path, changes: list[str] | None) -> Run:
+    """The run of a config file."""
+    from pipelines.run import Run
+
+    return Run(load(config, changes))
+
+
+def find_run(name: str, root: Path, changes: list[str] | None = None) -> Run:
+    """A run by its config file, by its name from the config that came with the job, or from the one its journal keeps."""
+    from pipelines.config import parse_config
+    from pipelines.run import Run
+
+    if given := config_of_job(name):
+        return Run(given)
+    if Path(name).is_file() or name.endswith((".yaml", ".yml")):
+        return open_run(Path(name), changes)
+    path = root / name / "journal.db"
+    if not path.is_file():
+        known = sorted(p.parent.name for p in root.glob("*/journal.db"))
+        raise ValueError(
+            f"no run {name!r} below {root}; there are: {', '.join(known) or 'none'} (or give its RUN.yaml)"
+        )
+    from stores.journal import Journal
+
+    row = next(row for row in Journal(f"sqlite:///{path.resolve()}").runs() if row.run_id == name)
+    _add_user_code()
+    data = json.loads(row.config_json)
+    for key, value in _overrides(changes or []).items():
+        raise ValueError(f"--set {key}={value}: a run given by name keeps its config; give the RUN.yaml to change it")
+    data["storage"]["root"] = str(root)
+    return Run(parse_config(data, str(path)))
+
+
+def existing_run(name: str, root: Path) -> Run:
+    """A run that has been started; ValueError where it has not, rather than making one."""
+    run = find_run(name, root)
+    if not run.config.storage.journal and not (Path(run.folder) / "journal.db").is_file():
+        raise ValueError(f"run {run.run_id!r} has not been started: there is no {run.folder}/journal.db")
+    return run
+
+
+def config_of_job(name: str) -> RunConfig | None:
+    """The run config that a Ray job carries by value, if this is one and the run has this name."""
+    from pipelines.config import parse_config
+    from pipelines.jobs import RUN_CONFIG_VARIABLE
+
+    text = os.environ.get(RUN_CONFIG_VARIABLE, "")
+    if not text:
+        return None
+    data = json.loads(text)
+    if data.get("run") != name:
+        return None
+    _add_user_code()
+    return parse_config(data, RUN_CONFIG_VARIABLE)
+
+
+def _add_user_code() -> None:
+    """Modules of the folder that the command is started in can be named in configs, here and in Ray's workers."""
+    sys.path.insert(0, os.getcwd())
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH", "")) if p)
+
+
+def load(config: Path, changes: list[str] | None) -> RunConfig:
+    """The run config of a file, or of the job where it bears that name."""
+    from pipelines.config import load_config
+
+    if given := config_of_job(str(config)):
+        return given
+    _add_user_code()
+    return load_config(config, _overrides(changes or []))
+
+
+def _overrides(changes: list[str]) -> dict[str, Any]:
+    found = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"--set {change!r} is not of the form KEY=VALUE")
+        found[key] = yaml.safe_load(value)
+    return found
+
+
+@contextmanager
+def errors(debug: bool) -> Iterator[None]:
+    """Bad input ends in one message and exit code 2, a failed stage in 1, Ctrl-C in 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail("interrupted: what is finished is kept, the same command goes on", 130)
+    except Exception as error:
+        if debug:
+            raise
+        _fail(_message(error), 2 if isinstance(error, ValueError) else 1)
+
+
+def _message(error: BaseException) -> str:
+    if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
+        place = getattr(error, "filename", None) or "a store"
+        return f"disk full while writing {place}: free some space, what is finished is kept; the same command goes on"
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"troupe: {message}", file=sys.stderr)
+    raise SystemExit(code)

@@ -1,0 +1,140 @@
+"""schedule: settings of a run that something else drives: when it runs, what makes it skip, where its jobs are sent.
+
+Pydantic only: Airflow parses run configs with it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from typing import Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
+CRON_FIELDS = (
+    ("minute", 0, 59, ""),
+    ("hour", 0, 23, ""),
+    ("day of month", 1, 31, ""),
+    ("month", 1, 12, "jan feb mar apr may jun jul aug sep oct nov dec"),
+    ("day of week", 0, 7, "sun mon tue wed thu fri sat"),
+)
+
+
+class Settings(BaseModel):
+    """Frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ScheduleConfig(Settings):
+    """When the next iteration runs; a run config with this section becomes the DAG `train_team__<run>`."""
+
+    cron: str = ""
+    """Five fields (`0 2 * * *`) or a preset (`@daily`); empty: only by hand or `on_assets`."""
+    start: date = date(2026, 1, 1)
+    """No iteration is scheduled for a time before; none is made up for later."""
+    timezone: str = "UTC"
+    on_assets: tuple[str, ...] = ()
+    """URIs of Airflow assets: an update of all of them triggers an iteration. With `cron`, either does."""
+    on_new_tasks: bool = False
+    """Train only where the train task file has changed since the last scheduled iteration (or `min_fresh_traces` holds)."""
+    min_fresh_traces: int | None = Field(None, ge=1)
+    """Train only where the trace store has gained this many episodes of others (or `on_new_tasks` holds)."""
+    target_accuracy: float | None = Field(None, gt=0, le=1)
+    """Skip once the champion's accuracy on held-out tasks has reached it."""
+    max_rejections: int = Field(2, ge=1)
+    """Skip after the gate has rejected this many candidates in a row."""
+    retries: int = Field(2, ge=0)
+    """Of a stage that failed for a reason that may pass; bad input and out of memory are never repeated."""
+    retry_delay_s: float = Field(30, ge=0)
+    stage_timeout_s: float = Field(7200, gt=0)
+    """For the Ray job of one stage, from its submission to its end."""
+    evaluate: str = ""
+    """Cron or preset of `evaluate_team__<run>`: the champion on the test and sentinel tasks; empty: only by hand."""
+
+    @field_validator("cron", "evaluate")
+    @classmethod
+    def _is_cron(cls, value: str) -> str:
+        if value and value not in PRESETS:
+            check_cron(value)
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError(f"{value!r} is not a time zone: give a name like UTC or Europe/Berlin") from None
+        return value
+
+    @field_validator("on_assets")
+    @classmethod
+    def _are_uris(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if "://" not in value:
+                raise ValueError(f"{value!r} is not a URI: an asset is named like troupe://team/nightly")
+        return values
+
+
+class ClusterConfig(Settings):
+    """The Ray cluster that stages are sent to as jobs (`troupe submit`, Airflow)."""
+
+    address: str = ""
+    """Ray's job API: http(s)://HOST:8265, the port of the dashboard; default RAY_API_SERVER_ADDRESS, else this machine."""
+    folder: str = ""
+    """Folder on the cluster in which jobs start, so that relative paths mean the same; default: the current one."""
+    working_dir: str = ""
+    """Folder that is uploaded with every job instead, for a cluster that does not share this file system."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """Ray's: `pip`, `env_vars`, `image_uri` ..."""
+    num_cpus: float | None = Field(None, ge=0)
+    """What a job's own process reserves, beside the actors that it starts; null: nothing."""
+    num_gpus: float | None = Field(None, ge=0)
+    memory_gib: float | None = Field(None, gt=0)
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom resources, to place the job's process."""
+
+    @field_validator("address")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        return check_address(value) if value else value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.folder and self.working_dir:
+            raise ValueError(
+                "give `folder` (the cluster sees it) or `working_dir` (uploaded), not both: a job starts in one folder"
+            )
+        if "working_dir" in self.runtime_env:
+            raise ValueError("runtime_env.working_dir: set cluster.working_dir instead")
+        return self
+
+
+def check_address(address: str) -> str:
+    """An address of Ray's job API without a slash at its end; ValueError for any other kind, with the right one."""
+    scheme, _, rest = address.partition("://")
+    host = (rest or scheme).split("/")[0].rsplit(":", 1)[0] or "HOST"
+    if scheme in ("http", "https") and rest:
+        return address.rstrip("/")
+    kind = {"ray": "a Ray client address"}.get(scheme, "an address of the cluster itself" if not rest else "no address")
+    raise ValueError(f"{address!r} is {kind}: jobs go to the dashboard, e.g. http://{host}:8265")
+
+
+def check_cron(text: str) -> None:
+    """ValueError that names the field at fault."""
+    fields = text.split()
+    if len(fields) != 5:
+        presets = ", ".join(PRESETS)
+        raise ValueError(
+            f"{text!r} has {len(fields)} fields, cron has 5 (minute hour day month weekday), or: {presets}"
+        )
+    for field, (name, low, high, words) in zip(fields, CRON_FIELDS, strict=True):
+        known = {word: str(low + n) for n, word in enumerate(words.split())}
+        for part in field.lower().split(","):
+            shape = re.fullmatch(r"(?:\*|(\w+)(?:-(\w+))?)(?:/(\d+))?", part)
+            ends = [known.get(end, end) for end in shape.groups()[:2] if end] if shape else [""]
+            if not all(end.isdigit() and low <= int(end) <= high for end in ends) or (shape and shape[3] == "0"):
+                raise ValueError(f"{text!r}: {part!r} is no {name} ({low} to {high}, *, ranges a-b, steps */n)")
