@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -114,23 +113,16 @@ def _overrides(changes: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def errors(debug: bool) -> Iterator[None]:
-    """Bad input ends in one message and exit code 2, a failed stage in 1, Ctrl-C in 130."""
+    """A failure ends in one message and the exit code of its kind, see pipelines/faults.py."""
     try:
         yield
-    except KeyboardInterrupt:
-        _fail("interrupted: what is finished is kept, the same command goes on", 130)
-    except Exception as error:
-        if debug:
+    except (KeyboardInterrupt, Exception) as error:
+        if debug and isinstance(error, Exception):
             raise
-        _fail(_message(error), 2 if isinstance(error, ValueError) else 1)
+        from pipelines.faults import diagnose
 
-
-def _message(error: BaseException) -> str:
-    if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
-        place = getattr(error, "filename", None) or "a store"
-        return f"disk full while writing {place}: free some space, what is finished is kept; the same command goes on"
-    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{kind}{error}"
+        fault = diagnose(error)
+        _fail(fault.message, fault.exit_code)
 
 
 def _fail(message: str, code: int) -> None:

@@ -1,0 +1,222 @@
+"""faults: an exception that ended a command -> what kind of failure it is, its exit code, and a message that helps.
+
+    0 done   1 failed, may be repeated   2 bad input, never repeat   3 out of memory, not as it is
+    75 infrastructure lost (node, actor, cluster, lease), repeat     130 interrupted
+
+Exit codes are what a scheduler decides on without reading messages. Exceptions are told apart by the names of their
+classes, so that neither Ray nor SQLAlchemy is imported by a command that never used it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FaultKind(StrEnum):
+    """Why a command ended."""
+
+    FAILED = "failed"
+    BAD_INPUT = "bad_input"
+    OUT_OF_MEMORY = "out_of_memory"
+    LOST = "lost"
+    INTERRUPTED = "interrupted"
+
+
+EXIT_CODES = {
+    FaultKind.FAILED: 1,
+    FaultKind.BAD_INPUT: 2,
+    FaultKind.OUT_OF_MEMORY: 3,
+    FaultKind.LOST: 75,  # EX_TEMPFAIL of sysexits.h
+    FaultKind.INTERRUPTED: 130,
+}
+
+
+class InfrastructureLost(RuntimeError):
+    """Raised where Troupe itself finds that a machine, a service or the cluster is to blame: repeat."""
+
+
+class OutOfMemory(RuntimeError):
+    """Raised where Troupe itself finds that a process was ended for want of memory: its message is Ray's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A failure as a person and a scheduler need it."""
+
+    kind: FaultKind
+    message: str
+
+    @property
+    def exit_code(self) -> int:
+        """What the process ends with."""
+        return EXIT_CODES[self.kind]
+
+
+LOST = {
+    "InfrastructureLost",
+    "LeaseLost",
+    "ConnectionError",  # Python's, requests', Ray's job and Serve clients'
+    # ray.exceptions
+    "RayActorError",
+    "NodeDiedError",
+    "WorkerCrashedError",
+    "LocalRayletDiedError",
+    "RaySystemError",
+    "RpcError",
+    "ObjectLostError",
+    "TaskUnschedulableError",
+    "ActorUnschedulableError",
+    "ActorHandleNotFoundError",
+    # ray.serve and ray.train
+    "DeploymentUnavailableError",
+    "ReplicaUnavailableError",
+    "WorkerHealthCheckFailedError",
+    "WorkerHealthCheckTimeoutError",
+    "WorkerGroupStartupTimeoutError",
+    "WorkerGroupStartupFailedError",
+}
+"""Classes, with all that inherit from them, after which the same command may succeed. An `OrderError` is judged by the
+class that it names."""
+
+REFUSED = {"AuthenticationError"}
+"""Classes that are bad input though no ValueError."""
+
+NO_SPACE = re.compile(rf"{re.escape(os.strerror(errno.ENOSPC))}|database or disk is full|OutOfDiskError")
+NO_MEMORY = re.compile(
+    r"running low on memory|OutOfMemoryError|CUDA out of memory|can't allocate memory|Cannot allocate memory|"
+    r"No available memory for the cache blocks|larger than the available KV cache",
+)
+DATABASE_LOST = re.compile(
+    r"database is locked|connection (refused|failed|timed out)|could not connect|server closed the connection|"
+    r"connection to server .* failed|terminating connection|Connection reset",
+    re.IGNORECASE,
+)
+DATABASE_REFUSED = re.compile(r"password authentication failed|role .* does not exist|database .* does not exist")
+VICTIM = re.compile(
+    r"Selected to kill: \(.*?task name=(?P<name>[^,]+),.*?pid=(?P<pid>\d+), actual memory used=(?P<used>\S+?),"
+)
+NODE = re.compile(r"Memory on the node \(IP: (?P<ip>[^,]+),[^)]*\) was (?P<used>\S+) used / (?P<limit>\S+) limit")
+LARGEST = re.compile(r"^(\d+)\t([\d.]+)\t(.+)$", re.MULTILINE)
+
+PARTS = (
+    (
+        re.compile(r"Collector|_hand_over|MapBatches"),
+        "a collector",
+        "collect.episodes_in_flight, collect.write_batch or collect.num_workers",
+    ),
+    (
+        re.compile(r"RayTrainWorker|OrderError|train_loops"),
+        "a trainer",
+        "train.microbatch_tokens, or set train.deepspeed.gradient_checkpointing: true or a higher "
+        "train.deepspeed.zero_stage",
+    ),
+    (
+        re.compile(r"trainer:|Holder|TrainController"),
+        "a trainer's holder",
+        "the number of warm trainers: train.keep_warm: false for some model groups",
+    ),
+    (
+        re.compile(r"ServeReplica|SERVE_REPLICA|EngineCore|Policy|KV cache|cache blocks|did not start"),
+        "a policy app's engine",
+        "serve.kv_cache_gib (on a GPU serve.engine.gpu_memory_utilization), serve.max_num_seqs or serve.max_model_len",
+    ),
+)
+"""What a process is called in messages, and the keys that its memory depends on."""
+OWN = ("this command itself", "collect.tasks_per_iteration x collect.episodes_per_task, or evaluate fewer tasks")
+
+
+def diagnose(error: BaseException) -> Fault:
+    """The fault behind an exception; of an unknown one, what it says itself, as one that may be repeated."""
+    if isinstance(error, KeyboardInterrupt):
+        return Fault(
+            kind=FaultKind.INTERRUPTED, message="interrupted: what is finished is kept, the same command goes on"
+        )
+    chain = list(_chain(error))
+    for link in chain:
+        if getattr(link, "errno", None) == errno.ENOSPC or NO_SPACE.search(str(link)):
+            return Fault(kind=FaultKind.FAILED, message=_disk_full(link))
+    for link in chain:
+        if _is_memory(link):
+            return Fault(kind=FaultKind.OUT_OF_MEMORY, message=_memory_message(link))
+    names = {name for link in chain for name in _names(link)}
+    said = _said(error)
+    if names & REFUSED or any(_is_database(link, DATABASE_REFUSED) for link in chain):
+        return Fault(kind=FaultKind.BAD_INPUT, message=said)
+    if names & LOST and not any(getattr(link, "actor_init_failed", False) for link in chain):
+        return Fault(kind=FaultKind.LOST, message=f"{said}\ninfrastructure was lost: repeat, what is finished is kept")
+    if any(_is_database(link, DATABASE_LOST) for link in chain):
+        return Fault(kind=FaultKind.LOST, message=f"{said}\nthe database does not answer: repeat once it does")
+    if isinstance(error, ValueError) or getattr(error, "kind", "") == "ValueError":
+        return Fault(kind=FaultKind.BAD_INPUT, message=said)
+    return Fault(kind=FaultKind.FAILED, message=said)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, through Ray's wrapping too."""
+    seen: set[int] = set()
+    todo: list[object] = [error]
+    while todo:
+        link = todo.pop(0)
+        if isinstance(link, BaseException) and id(link) not in seen:
+            seen.add(id(link))
+            yield link
+            todo += [link.__cause__, getattr(link, "cause", None)]
+
+
+def _names(error: BaseException) -> set[str]:
+    """Names of the classes of an error; for an order that failed in a trainer, the one that was raised there too."""
+    return {cls.__name__ for cls in type(error).__mro__} | {str(getattr(error, "kind", ""))}
+
+
+def _is_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, OutOfMemory)) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return "OutOfMemoryError" in _names(error) or bool(NO_MEMORY.search(str(error)))
+
+
+def _is_database(error: BaseException, pattern: re.Pattern[str]) -> bool:
+    return bool(
+        {"OperationalError", "InterfaceError", "MlflowException"} & _names(error) and pattern.search(str(error))
+    )
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, without the traceback of another process."""
+    cause = getattr(error, "cause", None)
+    if "RayTaskError" in _names(error) and isinstance(cause, BaseException):
+        error = cause
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"
+
+
+def _disk_full(error: BaseException) -> str:
+    place = getattr(error, "filename", None) or "a store"
+    return f"disk full while writing {place}: free some space, what is finished is kept; the same command goes on"
+
+
+def _memory_message(error: BaseException) -> str:
+    """Which process was ended, what it is for, what to lower, and who used most of the memory."""
+    text = str(error)
+    victim, node = VICTIM.search(text), NODE.search(text)
+    said = next((line.strip() for line in text.splitlines() if NO_MEMORY.search(line)), "") or type(error).__name__
+    part, keys = _part(victim["name"] if victim else f"{type(error).__name__} {text}")
+    if victim and node:
+        head = (
+            f"out of memory: {part} ({victim['name']}, pid {victim['pid']}, {victim['used']}) was ended by Ray on node "
+            f"{node['ip']}, which used {node['used']} of {node['limit']}"
+        )
+    else:
+        head = f"out of memory in {part}: {said}"
+    users = [f"{command.strip()} {used} GB" for _, used, command in LARGEST.findall(text)[:3]]
+    largest = f"; the largest there: {', '.join(users)}" if users else ""
+    return f"{head}{largest}\nlower {keys}; repeated as it is, it would end the same way"
+
+
+def _part(name: str) -> tuple[str, str]:
+    """Which part of Troupe a process of this name is, and what its memory depends on."""
+    return next(((part, keys) for pattern, part, keys in PARTS if pattern.search(name)), OWN)
