@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from stores.logs import configure
+
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
     from pipelines.run import Run
@@ -115,6 +117,7 @@ def _overrides(changes: list[str]) -> dict[str, Any]:
 def errors(debug: bool) -> Iterator[None]:
     """A failure ends in one message and the exit code of its kind, see pipelines/faults.py."""
     try:
+        configure()
         yield
     except (KeyboardInterrupt, Exception) as error:
         if debug and isinstance(error, Exception):

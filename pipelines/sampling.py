@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 
 from pipelines.config import CollectConfig
+from pipelines.observe import episode_points, log_failed
 from pipelines.run import Cast
 from serve_apps.client import PolicyClient
 from serve_apps.config import CallConfig
 from serve_apps.runner import ActingTeam, EpisodeSpec, run_episode, via
+from stores.logs import carried, carry
+from stores.metrics import send
 from stores.traces import TraceStore
 from stores.types import EpisodeStatus, Purpose, Task, Trace, TracesRef
 
@@ -151,7 +154,7 @@ def _run(
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # hand on every batch at once: it is news for the person who waits
     work = {"cast": cast, "apps": dict(apps), "store": store, "call": config.call}
-    work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch}
+    work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch, "log": carry()}
     collectors = _collectors(config.num_workers)
     shares = [{"place": i, "specs": pickle.dumps(list(specs[i :: len(collectors)]))} for i in range(len(collectors))]
     data = ray.data.from_items(shares, override_num_blocks=len(shares))
@@ -193,7 +196,8 @@ def _hand_over(
     import ray
 
     for place, specs in zip(batch["place"], batch["specs"], strict=True):
-        for ref in collectors[int(place)].run.options(num_returns="streaming").remote(pickle.loads(specs), **work):
+        run = collectors[int(place)].run.options(num_returns="streaming")
+        for ref in run.remote(pickle.loads(specs), place=str(place), **work):
             yield ray.get(ref)
 
 
@@ -216,6 +220,8 @@ class Collector:
         call: CallConfig,
         in_flight: int,
         write_batch: int,
+        place: str,
+        log: Mapping[str, Any],
     ) -> AsyncIterator[dict[str, np.ndarray]]:
         """Yields the summary of every batch of episodes once it is stored.
 
@@ -236,6 +242,9 @@ class Collector:
             finished += [task.result() for task in done]
             if finished and (len(finished) >= write_batch or not left or not done):
                 await asyncio.to_thread(store.write_episodes, finished)
+                with carried(log):
+                    log_failed(finished)
+                send(episode_points(finished, num_in_flight=min(len(left), in_flight), collector=place))
                 yield _summary(finished)
                 finished = []
 

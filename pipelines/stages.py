@@ -5,12 +5,18 @@ The local runner, `troupe stage`, a Ray job and an Airflow task all come through
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from pipelines.links import stage_owner
+from pipelines.observe import tell_stages
 from pipelines.run import Run
 from pipelines.sampling import Progress
+from stores.logs import bound
+
+logger = logging.getLogger(__name__)
 
 STAGES = ("collect", "score", "train", "sync", "evaluate", "promote")
 """The loop, in order."""
@@ -24,7 +30,26 @@ def run_stage(
     Raises ValueError for an unknown stage or model group, or a stage whose predecessors are not done.
     """
     work = _work(run, stage, iteration, model_group, progress)
-    return run.journal.once(run.key(iteration, stage, model_group), work, owner=stage_owner())
+    with bound(run=run.run_id, iteration=iteration, stage=stage, model_group=model_group):
+        try:
+            return run.journal.once(run.key(iteration, stage, model_group), _logged(work), owner=stage_owner())
+        finally:
+            tell_stages(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
+
+
+def _logged(work: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    def logged(lease: Any) -> dict[str, Any]:
+        began = time.monotonic()
+        logger.info("begins, attempt %d", lease.token)
+        try:
+            ref = work(lease)
+        except BaseException as error:  # its message may quote a prompt; it is in the journal
+            logger.error("failed after %.1f s: %s", time.monotonic() - began, type(error).__name__)
+            raise
+        logger.info("done in %.1f s", time.monotonic() - began)
+        return ref
+
+    return logged
 
 
 def _work(

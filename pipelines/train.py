@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.run import Run, plain
+from stores.logs import carry
 from train_loops.holder import TrainerHandle, attach
 
 
@@ -40,6 +41,7 @@ def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> 
                 "train": settings.model_dump(mode="json"),
                 "traces_uri": run.traces_uri,
                 "weights_uri": run.weights_uri,
+                "log": carry(),
             },
             timeout_s=settings.order_timeout_s,
         )

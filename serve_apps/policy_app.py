@@ -8,9 +8,11 @@ kept out: the replica goes on with the old ones and says so in `status()`. Impor
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,11 @@ from typing import Any
 from ray import serve
 
 from serve_apps.config import ServeConfig
+from stores.logs import bound, configure
 from stores.types import FinishReason, ModelVersionRef
 from stores.weights import fetch, read_manifest, verify_folder
+
+logger = logging.getLogger(__name__)
 
 DEPLOYMENT = "Policy"
 FLUSH_S = 0.01
@@ -143,6 +148,7 @@ class Policy:
 
     def __init__(self, args: dict[str, Any]) -> None:
         """Starts the engine on the version in `args`; Serve then calls `reconfigure` with the wanted one."""
+        configure()
         self._args = PolicyArgs.from_dict(args)
         self._live = self._args.model
         self._wanted = self._args.model
@@ -152,6 +158,8 @@ class Policy:
         started = time.perf_counter()
         self._start_engine(fetch(self._live))
         self._start_s = time.perf_counter() - started
+        with self._named():
+            logger.info("engine is up with version %d after %.1f s", self._live.version, self._start_s)
         self._watch: asyncio.Task[None] | None = None
 
     def _start_engine(self, folder: Path) -> None:
@@ -283,8 +291,12 @@ class Policy:
                 await self._stage(folder)
             except (ValueError, OSError) as error:
                 self._error = str(error)
+                with self._named():
+                    logger.warning("refused version %d and keeps %d: %s", wanted.version, self._live.version, error)
                 return
             await self._swap(wanted)
+            with self._named():
+                logger.info("serves version %d", wanted.version)
 
     async def _stage(self, folder: Path) -> None:
         """Every worker loads and checks the weights; ValueError with the worker's message if one refuses them."""
@@ -322,7 +334,13 @@ class Policy:
         """
         while not self._engine.errored:
             await asyncio.sleep(WATCH_S)
+        with self._named():
+            logger.error("the engine is dead: this replica ends, Serve starts another")
         os._exit(1)
+
+    def _named(self) -> AbstractContextManager[None]:
+        """Log lines inside say which app and model group this is."""
+        return bound(app=serve.get_replica_context().app_name, model_group=self._args.model_group)
 
     # -- state --------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, fields
 from functools import cache
 from hashlib import sha256
@@ -206,7 +207,12 @@ class Journal:
         if isinstance(lease, dict):
             return lease
         started, stopped = time.perf_counter(), threading.Event()
-        heart = threading.Thread(target=self._beat, args=(lease, lease_s, stopped), daemon=True, name=f"lease {key}")
+        heart = threading.Thread(
+            target=copy_context().run,  # so that its warnings carry the stage's log fields
+            args=(self._beat, lease, lease_s, stopped),
+            daemon=True,
+            name=f"lease {key}",
+        )
         heart.start()
         try:
             ref = work(lease)

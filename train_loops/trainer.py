@@ -14,6 +14,7 @@ is trained again from the parent, optimizer included.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from stores.logs import bound, carried
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
 from stores.weights import Probe, WeightStore
@@ -32,6 +34,8 @@ from train_loops.config import TrainConfig
 if TYPE_CHECKING:
     from train_loops.engine import Engine
     from train_loops.learner import Learned, Models
+
+logger = logging.getLogger(__name__)
 
 NAMESPACE = "troupe"
 RESULT_FILE = "train_result.json"
@@ -106,7 +110,8 @@ def run_worker(settings: dict[str, Any]) -> None:
             continue
         last = order["attempt"]
         try:
-            result = worker.execute(order)
+            with carried(order.get("log", {})), bound(worker=rank):
+                result = worker.execute(order)
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
             ray.get(holder.failed.remote(epoch, last, failure))
@@ -143,6 +148,7 @@ class Worker:
         store = WeightStore(order.weights_uri)
         stored = self._agree(_stored_result(store, order))
         if stored is not None:
+            logger.info("version %d is committed already", order.version)
             return stored
         started = time.perf_counter()
         parent_folder = store.fetch(order.parent)
@@ -169,6 +175,7 @@ class Worker:
         learned.metrics["train/load_s"] = loaded - started
         learned.metrics["train/read_s"] = read - loaded
         if learned.reason:
+            logger.info("keeps version %d: %s", order.parent.version, learned.reason)
             self._held = held
             return _result(None, learned)
         self._num_critic_orders += self._models.critic is not None
@@ -178,6 +185,12 @@ class Worker:
         note = "" if trains_policy else "critic warm-up: the policy is its parent's"
         self._held = self._commit(order, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
+        logger.info(
+            "committed version %d after %d rows in %.1f s",
+            order.version,
+            int(learned.metrics["train/rows"]),
+            time.perf_counter() - started,
+        )
         return _result(self._held, learned)
 
     def _hold(self, order: Order, store: WeightStore, folder: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,12 @@ import pytest
 from pipelines.config import RunConfig, load_config
 from pipelines.record import record
 from pipelines.run import Run
-from stores.journal import STAGES, StageRow
+from pipelines.stages import STAGES
+from stores import journal
+from stores.journal import StageRow
 from stores.types import ModelVersionRef, Purpose, TracesRef
+from tests.e2e.scraper import Scraper
+from tests.test_observability import drawn, exported
 
 CONFIG = Path(__file__).parent / "small.yaml"
 COMMAND = [str(Path(sys.executable).parent / "troupe"), "train", str(CONFIG)]
@@ -33,10 +37,14 @@ def config_in(root: Path) -> RunConfig:
     return load_config(CONFIG, {"storage.root": str(root)})
 
 
-def start(root: Path, log: Path) -> subprocess.Popen[bytes]:
+def start(root: Path, log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     with log.open("ab") as out:
         return subprocess.Popen(
-            [*COMMAND, "--set", f"storage.root={root}"], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            [*COMMAND, "--set", f"storage.root={root}"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
 
 
@@ -83,11 +91,19 @@ def is_running(run: Run, iteration: int, stage: str, group: str = "") -> bool:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def scraper() -> Iterator[Scraper]:
+    """Sees what the undisturbed run shows to Prometheus."""
+    scraper = Scraper()
+    yield scraper
+    scraper.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, scraper: Scraper) -> Iterator[Run]:
     """The run as it goes when nothing happens."""
     root = tmp_path_factory.mktemp("undisturbed")
     log = root / "log.txt"
-    finish(start(root, log), log)
+    finish(start(root, log, scraper.environment | {"TROUPE_LOG": "json"}), log)
     yield Run(config_in(root))
 
 
@@ -163,13 +179,36 @@ def test_every_iteration_has_an_mlflow_run_that_a_repeated_record_leaves_as_it_i
     done = troupe(undisturbed, "record", "--run", "small", "--iteration", "2")
     assert json.loads(done.stdout.splitlines()[-1].removeprefix("troupe-ref: ")) == kept[2]
     with undisturbed.journal._connect() as connection:  # as if the record had been lost after MLflow had taken it
-        connection.execute(STAGES.delete().where(STAGES.c.stage == "record"))
+        connection.execute(journal.STAGES.delete().where(journal.STAGES.c.stage == "record"))
     assert record(undisturbed, 2)["mlflow_run_id"] == kept[2]["mlflow_run_id"]
     assert record(undisturbed, 1)["mlflow_run_id"] == kept[1]["mlflow_run_id"]
     assert [m.step for m in client.get_metric_history(parent, "reward")] == [1, 2]
     unfinished = troupe(undisturbed, "record", "--run", "small", "--iteration", "3")
     assert unfinished.returncode == 2
     assert "collect, score, sync, evaluate, promote missing" in unfinished.stderr
+
+
+def test_prometheus_sees_the_loop_the_engines_and_what_the_dashboard_draws(undisturbed: Run, scraper: Scraper) -> None:
+    late = {"ray_troupe_accuracy"}  # known seconds before the run ends: maybe after the last scrape
+    assert sorted((drawn() | exported()) - late - scraper.names) == []
+    collected = undisturbed.journal.ref(undisturbed.key(1, "collect"))
+    assert collected is not None
+    (ok,) = scraper.of("ray_troupe_episodes_total", run="small", purpose="train", status="ok")
+    assert 256 * 0.5 < ok <= 512
+    assert scraper.of("ray_troupe_stages_total", run="small", stage="collect", outcome="done") == [2]
+    assert scraper.of("ray_troupe_champion_version", run="small")[0] >= 1
+    assert scraper.of("ray_troupe_policy_version", run="small", of="trained") == [2]
+    assert scraper.of("ray_troupe_episodes_in_flight", run="small") == [0]
+
+
+def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> None:
+    text = (Path(undisturbed.config.storage.root) / "log.txt").read_text()
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"at"')]
+    ours = [line for line in lines if line["logger"] == "pipelines.stages"]
+    assert {(line["run"], line["iteration"], line["stage"]) for line in ours} == {
+        ("small", k, stage) for k in (1, 2) for stage in STAGES
+    }
+    assert {line["model_group"] for line in ours if line["stage"] == "train"} == {"team"}
 
 
 def test_a_run_killed_in_collect_and_in_train_ends_as_the_undisturbed_one(undisturbed: Run, tmp_path: Path) -> None:

@@ -1,0 +1,196 @@
+"""metrics: what Prometheus shows of a run, kept where it outlives stages.
+
+    stage, collector ──points──> Meter (detached actor, one per cluster) ──> metrics endpoint of its Ray node ──> Prometheus
+
+A stage that is a job lives for seconds, and a counter that dies with its process is lost between two scrapes: hence one
+owner. Points are sent and forgotten, a batch of episodes at a time; nothing waits for them and a lost one changes no
+result. In Prometheus each name has Ray's prefix `ray_`, counters also the suffix `_total`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+NAMESPACE = "troupe"
+ACTOR_NAME = "meter"
+MAX_KEYS = 10_000
+REFRESH_S = 1.0
+
+Point = tuple[str, float | Sequence[float], Mapping[str, str]]
+"""(metric, value or for a histogram values, tags)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric; counters are added to, gauges set, histograms observed."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    tags: tuple[str, ...]
+    bounds: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets."""
+    is_passing: bool = False
+    """Of a stage that goes on: back to zero when a stage of the run ends, its reporter may have died."""
+
+    @property
+    def exported(self) -> str:
+        """Its name in Prometheus."""
+        return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            name="troupe_stages",
+            kind="counter",
+            help="Stages that ended, by outcome (done, failed).",
+            tags=("run", "stage", "model_group", "outcome"),
+        ),
+        Metric(
+            name="troupe_stage_seconds",
+            kind="gauge",
+            help="Seconds of the last attempt of a stage.",
+            tags=("run", "stage", "model_group"),
+        ),
+        Metric(name="troupe_iteration", kind="gauge", help="Latest iteration with an ended stage.", tags=("run",)),
+        Metric(
+            name="troupe_episodes",
+            kind="counter",
+            help="Episodes stored, by how they ended.",
+            tags=("run", "purpose", "status"),
+        ),
+        Metric(
+            name="troupe_episodes_in_flight",
+            kind="gauge",
+            help="Episodes that a collector runs at once.",
+            tags=("run", "collector"),
+            is_passing=True,
+        ),
+        Metric(
+            name="troupe_tokens",
+            kind="counter",
+            help="Tokens of stored episodes, of prompts and of completions.",
+            tags=("run", "purpose", "model_group", "kind"),
+        ),
+        Metric(
+            name="troupe_turn_seconds",
+            kind="histogram",
+            help="Seconds of a model call as the workflow sees it, waiting included.",
+            tags=("run", "purpose", "model_group"),
+            bounds=(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 180.0),
+        ),
+        Metric(name="troupe_trained_rows", kind="counter", help="Rows trained on.", tags=("run", "model_group")),
+        Metric(
+            name="troupe_logprob_gap_mean",
+            kind="gauge",
+            help="Mean |difference| between the trainer's and the engine's logprobs of the last trained rows, nats.",
+            tags=("run", "model_group"),
+        ),
+        Metric(
+            name="troupe_logprob_gap_max",
+            kind="gauge",
+            help="Largest |difference| of the same.",
+            tags=("run", "model_group"),
+        ),
+        Metric(
+            name="troupe_sync_seconds", kind="gauge", help="Seconds of the last sync, proof included.", tags=("run",)
+        ),
+        Metric(
+            name="troupe_policy_version",
+            kind="gauge",
+            help="Version of a model group: last trained, last proven in service.",
+            tags=("run", "model_group", "of"),
+        ),
+        Metric(
+            name="troupe_accuracy",
+            kind="gauge",
+            help="Accuracy on the gate's tasks at the last evaluation.",
+            tags=("run", "team"),
+        ),
+        Metric(name="troupe_champion_version", kind="gauge", help="Team version of the champion.", tags=("run",)),
+    )
+}
+
+
+class Meter:
+    """The actor. A point under a name that it does not know comes from newer code than its own and is left out."""
+
+    def __init__(self) -> None:
+        from ray.util import metrics
+
+        self._metrics: dict[str, Any] = {}
+        for metric in METRICS.values():
+            if metric.kind == "histogram":
+                made: Any = metrics.Histogram(metric.name, metric.help, list(metric.bounds), metric.tags)
+            else:
+                make = metrics.Counter if metric.kind == "counter" else metrics.Gauge
+                made = make(metric.name, metric.help, metric.tags)
+            self._metrics[metric.name] = made
+        self._seen: dict[str, None] = {}
+        self._gauges: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        threading.Thread(target=self._refresh, daemon=True).start()
+
+    def observe(self, points: Sequence[Point], key: str = "") -> None:
+        """Takes points; those of a `key` that was seen before are left out."""
+        if key:
+            if key in self._seen:
+                return
+            self._seen[key] = None
+            if len(self._seen) > MAX_KEYS:
+                self._seen.pop(next(iter(self._seen)))
+        for name, value, tags in points:
+            if name in METRICS:
+                self._take(METRICS[name], value, dict(tags))
+
+    def _take(self, metric: Metric, value: Any, tags: dict[str, str]) -> None:
+        if metric.kind == "gauge":
+            self._set(metric.name, frozenset(tags.items()), value)
+        elif metric.kind == "histogram":
+            for one in value:
+                self._metrics[metric.name].observe(one, tags)
+        elif value:
+            self._metrics[metric.name].inc(value, tags)
+        if metric.name == "troupe_stages":
+            for name, where in list(self._gauges):
+                if METRICS[name].is_passing and ("run", tags["run"]) in where:
+                    self._set(name, where, 0.0)
+
+    def _set(self, name: str, tags: frozenset[tuple[str, str]], value: float) -> None:
+        self._gauges[name, tags] = value
+        self._metrics[name].set(value, dict(tags))
+
+    def _refresh(self) -> None:
+        """Ray forgets a gauge that is not set again between two of its reports (10 s)."""
+        while True:
+            time.sleep(REFRESH_S)
+            for (name, tags), value in list(self._gauges.items()):
+                self._metrics[name].set(value, dict(tags))
+
+
+_meters: dict[str, Any] = {}
+"""Handle by cluster."""
+
+
+def send(points: Sequence[Point], key: str = "") -> None:
+    """Sends points to the cluster's Meter, started if there is none, and waits for nothing.
+
+    Where this process is not connected to Ray they go nowhere: nobody scrapes it.
+
+    Args:
+        key: what happened, where it may be told twice; counted once.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
+    cluster = ray.get_runtime_context().gcs_address
+    if cluster not in _meters:
+        options = {"name": ACTOR_NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+        _meters[cluster] = ray.remote(Meter).options(**options, num_cpus=0, max_restarts=-1).remote()
+    _meters[cluster].observe.remote(list(points), key)

@@ -1,0 +1,1 @@
+"""What can die, and how it is made to."""
