@@ -25,6 +25,7 @@ from pipelines.cli_options import (
     errors,
     existing_run,
     find_run,
+    journals,
     load,
     open_run,
 )
@@ -70,7 +71,7 @@ def stage(
     config: RunName,
     iteration: Annotated[int, typer.Option("--iteration", min=1, help="Which iteration, from 1.")],
     model_group: Annotated[str, typer.Option("--model-group", help="For train: which model group.")] = "",
-    root: Root = Path("runs"),
+    root: Root = "runs",
     changes: Changes = None,
     address: Address = "",
     debug: Debug = False,
@@ -100,7 +101,7 @@ def stage(
 def record_iteration(
     config: RunName,
     iteration: Annotated[int, typer.Option("--iteration", min=1, help="Which iteration, from 1.")],
-    root: Root = Path("runs"),
+    root: Root = "runs",
     address: Address = "",
     debug: Debug = False,
 ) -> None:
@@ -151,7 +152,7 @@ def evaluate(
         str, typer.Argument(metavar="TEAM@ALIAS", help="Run (name or RUN.yaml) and alias or team version.")
     ],
     tasks: Annotated[Path, typer.Option(help="JSON, JSONL or Parquet file of tasks.")],
-    root: Root = Path("runs"),
+    root: Root = "runs",
     address: Address = "",
     debug: Debug = False,
 ) -> None:
@@ -167,7 +168,8 @@ def evaluate(
 
 @app.command()
 def runs(
-    root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"), debug: Debug = False
+    root: Annotated[str, typer.Option(help="Folder that holds the runs, or a journal's URL.")] = "runs",
+    debug: Debug = False,
 ) -> None:
     """List runs: how far they are and what they reached."""
     with errors(debug):
@@ -175,14 +177,14 @@ def runs(
 
         from pipelines.inspect import runs_table
 
-        Console().print(runs_table(root))
+        Console().print(runs_table(journals(root)))
 
 
 @app.command()
 def show(
     episode: Annotated[str, typer.Argument(help="Episode id or a unique beginning of it.")],
     config: RunName,
-    root: Root = Path("runs"),
+    root: Root = "runs",
     debug: Debug = False,
 ) -> None:
     """Show an episode: every turn with prompt, completion, format verdict and credit."""
@@ -200,7 +202,7 @@ def diff(
     first: Annotated[int, typer.Argument(help="Iteration of the first version (0: before training).")],
     second: Annotated[int, typer.Argument(help="Iteration of the second version.")],
     config: RunName,
-    root: Root = Path("runs"),
+    root: Root = "runs",
     debug: Debug = False,
 ) -> None:
     """Show how two versions of the team played the same task, side by side."""
@@ -218,7 +220,7 @@ def export(
     version: Annotated[int, typer.Argument(help="Version of its model.")],
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
     config: RunName,
-    root: Root = Path("runs"),
+    root: Root = "runs",
     debug: Debug = False,
 ) -> None:
     """Write a model version as a Hugging Face folder, hashes checked."""
@@ -231,16 +233,16 @@ def export(
 @app.command()
 def report(
     config: Annotated[str, typer.Argument(metavar="RUN", help="Run config, or the name of a run below --root.")],
-    root: Root = Path("runs"),
+    root: Root = "runs",
     debug: Debug = False,
 ) -> None:
     """Write report.json and report.html again from what is stored."""
     with errors(debug):
         from pipelines.record import write_reports
 
-        _, paths = write_reports(existing_run(config, root))
-        for path in paths.values():
-            print(path)
+        _, places = write_reports(existing_run(config, root))
+        for place in places.values():
+            print(place)
 
 
 cli_jobs.add_to(app)

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +39,7 @@ def begin(
     config: RunName,
     claim: Annotated[str, typer.Option(help="Who asks, e.g. a DAG run's id: the same claim gets the same iteration.")],
     force: Annotated[bool, typer.Option("--force", help="Train even where the schedule would skip.")] = False,
-    root: Root = Path("runs"),
+    root: Root = "runs",
     changes: Changes = None,
     address: Address = "",
     debug: Debug = False,

@@ -18,11 +18,14 @@ from stores.logs import configure
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
     from pipelines.run import Run
+    from stores.journal import Journal
 
 RunName = Annotated[
     str, typer.Option("--run", metavar="RUN", help="Run config (RUN.yaml), or the name of a run below --root.")
 ]
-Root = Annotated[Path, typer.Option(help="Folder that holds the runs, for runs given by name.")]
+Root = Annotated[
+    str, typer.Option(help="Where runs given by name are found: the folder that holds them, or a journal's URL.")
+]
 ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run config.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.optimizer.lr=1e-4.")
@@ -38,7 +41,7 @@ def open_run(config: Path, changes: list[str] | None) -> Run:
     return Run(load(config, changes))
 
 
-def find_run(name: str, root: Path, changes: list[str] | None = None) -> Run:
+def find_run(name: str, root: str, changes: list[str] | None = None) -> Run:
     """A run by its config file, by its name from the config that came with the job, or from the one its journal keeps."""
     from pipelines.config import parse_config
     from pipelines.run import Run
@@ -47,28 +50,38 @@ def find_run(name: str, root: Path, changes: list[str] | None = None) -> Run:
         return Run(given)
     if Path(name).is_file() or name.endswith((".yaml", ".yml")):
         return open_run(Path(name), changes)
-    path = root / name / "journal.db"
-    if not path.is_file():
-        known = sorted(p.parent.name for p in root.glob("*/journal.db"))
+    rows = {row.run_id: (journal, row) for journal in journals(root) for row in journal.runs()}
+    if name not in rows:
         raise ValueError(
-            f"no run {name!r} below {root}; there are: {', '.join(known) or 'none'} (or give its RUN.yaml)"
+            f"no run {name!r} below {root}; there are: {', '.join(sorted(rows)) or 'none'} (or give its RUN.yaml)"
         )
-    from stores.journal import Journal
-
-    row = next(row for row in Journal(f"sqlite:///{path.resolve()}").runs() if row.run_id == name)
+    journal, row = rows[name]
     _add_user_code()
     data = json.loads(row.config_json)
     for key, value in _overrides(changes or []).items():
         raise ValueError(f"--set {key}={value}: a run given by name keeps its config; give the RUN.yaml to change it")
-    data["storage"]["root"] = str(root)
-    return Run(parse_config(data, str(path)))
+    if "://" not in root:
+        data["storage"]["root"] = root
+    return Run(parse_config(data, f"the config of run {name!r} in {journal.shown_url}"))
 
 
-def existing_run(name: str, root: Path) -> Run:
+def journals(root: str) -> list[Journal]:
+    """The journals of the runs in a folder, or the one at a URL."""
+    from stores.journal import Journal
+
+    if "://" in root:
+        return [Journal(root)]
+    return [Journal(f"sqlite:///{path.resolve()}") for path in sorted(Path(root).glob("*/journal.db"))]
+
+
+def existing_run(name: str, root: str) -> Run:
     """A run that has been started; ValueError where it has not, rather than making one."""
     run = find_run(name, root)
-    if not run.config.storage.journal and not (Path(run.folder) / "journal.db").is_file():
+    is_file = not run.config.storage.journal
+    if is_file and not Path(run.folder, "journal.db").is_file():
         raise ValueError(f"run {run.run_id!r} has not been started: there is no {run.folder}/journal.db")
+    if not is_file and run.run_id not in {row.run_id for row in run.journal.runs()}:
+        raise ValueError(f"run {run.run_id!r} has not been started: it is not in {run.journal.shown_url}")
     return run
 
 

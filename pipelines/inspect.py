@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -17,16 +18,16 @@ from pipelines.run import Run
 from pipelines.tasks import load_tasks
 from stores.types import EpisodeRewards, Purpose, Trace
 
+if TYPE_CHECKING:
+    from stores.journal import Journal
+
 VERSIONS_BY_PURPOSE = (Purpose.TEST, Purpose.GATE, Purpose.TRAIN)
 
 
-def runs_table(root: Path) -> Table:
-    """One row per run below `root`: finished iterations, running or failed stage, champion."""
-    from stores.journal import Journal
-
+def runs_table(journals: Sequence[Journal]) -> Table:
+    """One row per run: finished iterations, running or failed stage, champion."""
     table = Table("run", "iterations done", "last stage", "status", "error", "champion")
-    for path in sorted(root.glob("*/journal.db")):
-        journal = Journal(f"sqlite:///{path.resolve()}")
+    for journal in journals:
         for row in journal.runs():
             stages = journal.stages(row.run_id)
             done = sum(s.stage == "promote" and s.status == "done" and s.iteration > 0 for s in stages)

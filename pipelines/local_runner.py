@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from pipelines.begin import make_version_zero, measure_last, measure_team, register_first_team
@@ -58,7 +57,7 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
         measure_last(run, address=address, screen=screen)
         _add_wall(run, "wall", time.perf_counter() - began)
         report = records.finish()
-    screen.result(report, [Path(run.folder) / name for name in ("report.json", "report.html")])
+    screen.result(report, [f"{run.folder}/{name}" for name in ("report.json", "report.html")])
     return report
 
 

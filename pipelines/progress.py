@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -51,7 +50,7 @@ class Screen:
                 "test tasks that neither training nor the gate sees"
             )
 
-    def result(self, report: Mapping[str, Any], paths: Sequence[Path]) -> None:
+    def result(self, report: Mapping[str, Any], places: Sequence[str]) -> None:
         """Before, after, difference, and where to read more."""
         if report["before"] and report["after"]:
             low, high = report["delta_ci95"]
@@ -60,8 +59,8 @@ class Screen:
                 f"{report['delta']:+.3f} \\[{low:+.3f}, {high:+.3f}] in {report['seconds']['total']:.0f} s, "
                 f"team version {report['team_version']}"
             )
-        for path in paths:
-            self.console.print(f"{path}", soft_wrap=True)
+        for place in places:
+            self.console.print(place, soft_wrap=True)
 
 
 class _Line:

@@ -13,12 +13,12 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pipelines.links import as_markdown, links, stage_owner
 from pipelines.run import Run, plain
 from pipelines.summary import iteration_summary, run_report, summaries
+from stores.files import write_file
 from stores.types import EpisodeRewards, Trace
 
 STAGE = "record"
@@ -59,19 +59,19 @@ def open_parent(run: Run) -> None:
 
 def finish_parent(run: Run) -> dict[str, Any]:
     """The end of a run: reports with `after`, the result in MLflow; returns report.json's content."""
-    report, paths = write_reports(run)
+    report, places = write_reports(run)
     numbers = {k: report[k] for k in ("delta", "sync_seconds") if report[k] is not None}
     numbers |= {f"{name}/accuracy": report[name]["accuracy"] for name in ("before", "after") if report[name]}
     rows = run.journal.stages(run.run_id, run.config.iterations)
     run.tracker.log_metrics(numbers, run.config.iterations, at=max(row.ended_at or row.started_at for row in rows))
-    _attach(run, paths)
+    _attach(run, places)
     run.tracker.finish("FINISHED")
     return report
 
 
-def _attach(run: Run, paths: Mapping[str, Path]) -> None:
-    for path in paths.values():
-        run.tracker.log_artifact(path)
+def _attach(run: Run, places: Mapping[str, str]) -> None:
+    for place in places.values():
+        run.tracker.log_file(place)
 
 
 def _record(run: Run, iteration: int, more_links: Mapping[str, str]) -> dict[str, Any]:
@@ -94,9 +94,9 @@ def _record(run: Run, iteration: int, more_links: Mapping[str, str]) -> dict[str
         started_at=min(row.started_at for row in rows),
         ended_at=max(row.ended_at or row.started_at for row in rows),
     )
-    _, paths = write_reports(run)
-    _attach(run, paths)
-    return {**plain(shown), "report": str(paths["html"]), "links": where}
+    _, places = write_reports(run)
+    _attach(run, places)
+    return {**plain(shown), "report": places["html"], "links": where}
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -132,18 +132,12 @@ def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
     return next((r for r in found if r.credit_version == run.credit_version), None)
 
 
-def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Writes report.json and report.html from what is stored so far; returns the former's content and both paths."""
-    from pipelines.report import Example, ExampleEpisode, ReportData, write_report
+def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
+    """Writes report.json and report.html from what is stored so far; returns the former's content and both places."""
+    from pipelines.report import Example, ExampleEpisode, ReportData, render
 
     rows = summaries(run)
     report = run_report(run, rows)
-    folder = Path(run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    json_path = folder / "report.json"
-    partial = folder / f".report.json.{os.getpid()}"
-    partial.write_text(json.dumps(report, indent=2))
-    partial.replace(json_path)
     before, after = (_measured(run, k) for k in (0, run.config.iterations))
 
     def shown(found: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
@@ -159,7 +153,11 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, Path]]:
         notes=_notes(run),
         facts=_facts(run, report),
     )
-    return report, {"json": json_path, "html": Path(write_report(data, folder / "report.html"))}
+    contents = {"json": json.dumps(report, indent=2), "html": render(data)}
+    places = {kind: f"{run.folder}/report.{kind}" for kind in contents}
+    for kind, place in places.items():
+        write_file(place, contents[kind].encode())
+    return report, places
 
 
 def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,9 @@ Everything that comes from models, tasks or configs is escaped.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines import report_figures as figures
@@ -62,16 +60,6 @@ class ReportData:
     """Sentences below the headline: what a reader must know to judge the numbers."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Name -> value, shown at the end: workflow, seed, versions, commit."""
-
-
-def write_report(data: ReportData, path: str | Path) -> Path:
-    """Writes the page to `path` (whole or not at all) and returns it."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    partial.write_text(render(data), encoding="utf-8")
-    os.replace(partial, target)
-    return target
 
 
 def render(data: ReportData) -> str:

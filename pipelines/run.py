@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config import RunConfig
@@ -15,6 +14,7 @@ from serve_apps.agent import Agent
 from serve_apps.config import EpisodeConfig
 from serve_apps.tokenizer import load_tokenizer
 from serve_apps.workflow import Workflow, load_workflow
+from stores.files import is_uri, local_path
 from stores.types import ModelVersionRef, Sampling, Task, team_key
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Run:
             workflow=self.config.workflow.path,
             settings=dict(self.config.workflow.settings),
             group_of=self.config.group_of,
-            folders={group: str(self.weights.fetch(ref)) for group, ref in models.items()},
+            tokenizers=dict(models),
             max_model_len={group: self.config.serve_config(group).max_model_len for group in models},
             sampling={name: self.sampling(name, agent, temperature) for name, agent in self.workflow.agents.items()},
             policy_versions=versions,
@@ -203,8 +203,8 @@ class Cast:
     workflow: str
     settings: dict[str, Any]
     group_of: dict[str, str]
-    folders: dict[str, str]
-    """By model group: local folder with the tokenizer."""
+    tokenizers: dict[str, str | ModelVersionRef]
+    """By model group: the version that the tokenizer lies beside, fetched where the team acts; or a local folder."""
     max_model_len: dict[str, int]
     sampling: dict[str, Sampling]
     policy_versions: dict[str, int]
@@ -214,12 +214,17 @@ class Cast:
     def build(self) -> ActingTeam:
         """Loads workflow and tokenizers."""
         from serve_apps.runner import ActingTeam
+        from stores.weights import fetch
 
+        folders = {
+            group: place if isinstance(place, str) else str(fetch(place, with_tensors=False))
+            for group, place in self.tokenizers.items()
+        }
         return ActingTeam(
             workflow=load_workflow(self.workflow, self.settings),
             workflow_path=self.workflow,
             group_of=self.group_of,
-            tokenizers={group: load_tokenizer(folder) for group, folder in self.folders.items()},
+            tokenizers={group: load_tokenizer(folder) for group, folder in folders.items()},
             max_model_len=self.max_model_len,
             sampling=self.sampling,
             policy_versions=self.policy_versions,
@@ -234,7 +239,7 @@ def plain(ref: Any) -> dict[str, Any]:
 
 def _absolute(place: str) -> str:
     """URIs and empty strings as they are, paths made absolute: Ray workers run in other folders."""
-    return place if not place or "://" in place else str(Path(place).resolve())
+    return place if not place or is_uri(place) else str(local_path(place).resolve())
 
 
 def _join(root: str, name: str) -> str:

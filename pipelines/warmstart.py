@@ -10,12 +10,14 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.run import Cast, Run, plain
 from serve_apps.runner import ActingTeam
 from serve_apps.workflow import load_object
+from stores.files import is_uri, local_path, open_filesystem
 from stores.types import Trace, team_key
 
 if TYPE_CHECKING:
@@ -157,7 +159,7 @@ def _team(run: Run, folders: Mapping[str, Path], spy: _TextSpy | None) -> Acting
         workflow=run.config.workflow.path,
         settings=dict(run.config.workflow.settings),
         group_of=run.config.group_of,
-        folders={group: str(folder) for group, folder in folders.items()},
+        tokenizers={group: str(folder) for group, folder in folders.items()},
         max_model_len={group: run.config.serve_config(group).max_model_len for group in versions},
         sampling={name: run.sampling(name, agent) for name, agent in run.workflow.agents.items()},
         policy_versions=versions,
@@ -201,13 +203,14 @@ def _pairs(traces: Sequence[Trace], model_group: str = "") -> list[tuple[Sequenc
 
 def _local(model: str, scratch: Path) -> Path:
     """A local folder for a path or URI; ValueError where there is nothing."""
-    if "://" not in model:
-        if not Path(model).is_dir():
+    if not is_uri(model):
+        if not local_path(model).is_dir():
             raise ValueError(f"model folder {model} does not exist: give a folder in Hugging Face layout")
-        return Path(model)
+        return local_path(model)
     from pyarrow import fs
 
-    out = scratch / f"download-{abs(hash(model))}"
+    out = scratch / f"download-{sha256(model.encode()).hexdigest()[:12]}"
     out.mkdir(exist_ok=True)
-    fs.copy_files(model, str(out))
+    filesystem, path = open_filesystem(model)
+    fs.copy_files(path, str(out), source_filesystem=filesystem)
     return out

@@ -8,12 +8,13 @@ accepted change itself, one after another, and writes it to a file so that it su
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
+
+from stores.files import is_uri, local_path, read_file, write_file
 
 NAMESPACE = "troupe"
 ACTOR_NAME = "app_list"
@@ -25,12 +26,11 @@ Apps = dict[str, dict[str, Any]]
 class AppList:
     """The list and its revision number; the methods run one at a time."""
 
-    def __init__(self, path: str) -> None:
-        """Starts from what `path` holds, if it exists; nothing is deployed before the first change."""
-        self._path = Path(path)
-        state: dict[str, Any] = {"revision": 0, "apps": {}}
-        if self._path.is_file():
-            state = json.loads(self._path.read_text())
+    def __init__(self, place: str) -> None:
+        """Starts from what the file or URI holds, if it exists; nothing is deployed before the first change."""
+        self._place = place
+        kept = read_file(place)
+        state: dict[str, Any] = {"revision": 0, "apps": {}} if kept is None else json.loads(kept)
         self._revision: int = state["revision"]
         self._apps: Apps = state["apps"]
 
@@ -57,10 +57,7 @@ class AppList:
         ServeSubmissionClient(dashboard_url()).deploy_applications(config)
 
     def _persist(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"revision": self._revision, "apps": self._apps}, indent=1))
-        temporary.replace(self._path)
+        write_file(self._place, json.dumps({"revision": self._revision, "apps": self._apps}, indent=1).encode())
 
 
 def dashboard_url() -> str:
@@ -76,7 +73,7 @@ def dashboard_url() -> str:
 
 
 def open_list(path: str | Path | None = None) -> Any:
-    """A handle to the cluster's list; `path` creates it where there is none yet. ValueError without both."""
+    """A handle to the cluster's list; `path`, a file or URI, creates it where there is none yet. ValueError without both."""
     if path is None:
         try:
             return ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)
@@ -93,7 +90,7 @@ def open_list(path: str | Path | None = None) -> Any:
             max_restarts=-1,
             max_task_retries=2,
         )
-        .remote(str(Path(path).absolute()))
+        .remote(str(path) if is_uri(str(path)) else str(local_path(str(path))))
     )
 
 

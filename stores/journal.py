@@ -153,14 +153,29 @@ class Journal:
     """The journal at a SQLAlchemy URL. Cheap to make and to pickle: every process connects for itself."""
 
     def __init__(self, url: str) -> None:
-        """Args: url: SQLAlchemy URL; for SQLite the file and its folder are made, a relative path made absolute."""
-        parsed = sa.make_url(url)
+        """Args: url: SQLAlchemy URL; for SQLite the file and its folder are made, a relative path made absolute.
+
+        ValueError for a URL that names no database, or one whose driver is not installed.
+        """
+        try:
+            parsed = sa.make_url(url)
+            parsed.get_dialect().import_dbapi()
+        except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
+            raise ValueError(
+                f"journal {url!r}: {error}; give a SQLAlchemy URL whose driver is installed, e.g. "
+                "postgresql+psycopg://troupe@host/troupe (pip install troupe-rl[postgres]) or sqlite:///PATH"
+            ) from None
         if parsed.get_backend_name() == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
                 raise ValueError(f"journal {url!r} has no file: other processes must see it, use sqlite:///PATH")
             parsed = parsed.set(database=str(Path(parsed.database).absolute()))
         self.url = parsed.render_as_string(hide_password=False)
         self._engine: tuple[int, sa.Engine] | None = None
+
+    @property
+    def shown_url(self) -> str:
+        """The URL for messages, without a password."""
+        return sa.make_url(self.url).render_as_string(hide_password=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "_engine": None}

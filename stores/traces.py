@@ -6,14 +6,15 @@
 Exactly once rests on four things, all needed: a deterministic key, the primary key declared with the table, insert-only
 merges that use no index on the key (`use_index(False)`), and no duplicates inside one batch. The first writer wins: a
 retried episode never replaces one that another policy version sampled. Rows are never changed or deleted, so the rows
-of a key at a tagged version stay what they are.
+of a key at a tagged version stay what they are. On object storage a commit is a PUT that must fail where the object exists
+(`If-None-Match: *`): a server that ignores the condition loses commits of concurrent writers.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stores import rows
+from stores.files import lancedb_options
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 KEYS = {"episodes": "episode_id", "rewards": "reward_id"}
 SCHEMAS = {"episodes": rows.EPISODES, "rewards": rows.REWARDS}
+FOR_EVER = timedelta(days=36_500)
 
 
 class TraceStore:
@@ -211,16 +214,67 @@ class TraceStore:
         """How many episodes the store holds that this run did not make."""
         return self._open("episodes").count_rows(f"run_id != {_quote(run_id)}")
 
-    def compact(self, *, older_than_days: float = 7) -> None:
-        """Merges small files and drops versions of this age, but none that is tagged or younger than a tagged one."""
+    def compact(self, *, drop_before: Mapping[str, int]) -> None:
+        """Merges small files and drops the versions before these (by table), but none that is tagged or younger.
+
+        Safe beside writers, and beside readers of `drop_before` and what came after it.
+        """
+        for name, first_kept in drop_before.items():
+            table = self._open(name)
+            kept = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
+            ages = [_age(v["timestamp"]) for v in table.list_versions() if v["version"] in kept]
+            # Without one of them nothing may go: Lance always drops what is older than an age.
+            table.optimize(cleanup_older_than=max(ages, default=FOR_EVER) + timedelta(seconds=1))
+
+    def newest_versions(self) -> dict[str, int]:
+        """The newest version of each table."""
+        return {name: self._open(name).version for name in KEYS}
+
+    def num_versions(self) -> int:
+        """How many versions both tables keep."""
+        return sum(len(self._open(name).list_versions()) for name in KEYS)
+
+    def move_pins(self, refs: Iterable[TracesRef | RewardsRef], *, is_dry_run: bool = False) -> int:
+        """Moves the tags of refs to the newest version, so that those they were at can go; returns how many moved.
+
+        A ref stays readable: its rows are never changed, and its tag stays where it is if rows of its key were added.
+        """
+        num_moved = 0
+        tables = {name: self._open(name) for name in KEYS}
+        tags = {name: table.tags.list() for name, table in tables.items()}
+        newest = {name: table.version for name, table in tables.items()}
+        for ref in refs:
+            name = _table_of(ref)
+            pinned = tags[name].get(ref.tag)
+            if pinned is None or pinned["version"] >= newest[name]:
+                continue
+            if self._open(name, ref).count_rows(_where_of(ref)) == tables[name].count_rows(_where_of(ref)):
+                num_moved += 1
+                if not is_dry_run:
+                    tables[name].tags.update(ref.tag, newest[name])
+        return num_moved
+
+    def stray_pins(self, run_id: str, known: Collection[str], *, older_than_s: float) -> dict[str, str]:
+        """Table by tag: tags of this run that no ref in `known` names and that are older than this.
+
+        They were made by stages that died before their ref was recorded, or by hand.
+        """
+        purposes = "|".join(p.value for p in Purpose)
+        pattern = re.compile(rf"{re.escape(_plain(run_id))}-it\d+-({purposes})-")
+        strays = {}
         for name in KEYS:
             table = self._open(name)
-            age = timedelta(days=older_than_days)
-            tagged = {tag["version"] for tag in table.tags.list().values()}
-            for version in table.list_versions():
-                if version["version"] in tagged:
-                    age = max(age, _age(version["timestamp"]) + timedelta(minutes=1))
-            table.optimize(cleanup_older_than=age)
+            ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
+            for tag, at in table.tags.list().items():
+                is_old = ages.get(at["version"], FOR_EVER) > timedelta(seconds=older_than_s)
+                if pattern.match(tag) and tag not in known and is_old:
+                    strays[tag] = name
+        return strays
+
+    def drop_pins(self, tables: Mapping[str, str]) -> None:
+        """Removes tags, given with their tables."""
+        for tag, name in tables.items():
+            self._open(name).tags.delete(tag)
 
     def _find(self, where: str, *, limit: int) -> list[Trace]:
         query = self._open("episodes").search().select(rows.EPISODES.names).limit(limit)
@@ -235,7 +289,7 @@ class TraceStore:
         if self._connection is None or self._connection[0] != os.getpid():
             import lancedb
 
-            self._connection = (os.getpid(), lancedb.connect(self.uri))
+            self._connection = (os.getpid(), lancedb.connect(self.uri, storage_options=lancedb_options(self.uri)))
         return self._connection[1]
 
     def _open(self, name: str, ref: TracesRef | RewardsRef | None = None) -> Table:
@@ -244,26 +298,35 @@ class TraceStore:
         if ref is None:
             return table
         tagged = table.tags.list().get(ref.tag)
-        if tagged is None or tagged["version"] != ref.version:
+        if tagged is None or tagged["version"] < ref.version:  # a later one: maintenance moved it (`move_pins`)
             is_at = f"is at version {tagged['version']}" if tagged else "does not exist"
             raise ValueError(
                 f"{ref.tag} at version {ref.version} was pinned in {ref.uri}, but the tag {is_at} in {self.uri}: "
                 "open the store that the ref names, or run the stage that pinned it again"
             )
-        table.checkout(ref.version)
+        table.checkout(tagged["version"])
         return table
 
 
 def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:
     """Tag and version: whoever is first tags, all others take that tag."""
     digest = sha256("\x1f".join(parts).encode()).hexdigest()[:8]
-    tag = re.sub(r"[^A-Za-z0-9._-]", "_", "-".join((*parts, f"n{count}", digest)))
+    tag = _plain("-".join((*parts, f"n{count}", digest)))
     try:
         table.tags.create(tag, table.version)
     except RuntimeError as error:
         if "already exists" not in str(error):
             raise
     return tag, table.tags.get_version(tag)
+
+
+def _plain(text: str) -> str:
+    """Without the characters that Lance refuses in tags."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)
+
+
+def _table_of(ref: TracesRef | RewardsRef) -> str:
+    return "episodes" if isinstance(ref, TracesRef) else "rewards"
 
 
 def _count_unique(table: Table, key: str, where: str) -> int:

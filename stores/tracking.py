@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stores.experiment import (
@@ -27,6 +26,7 @@ from stores.experiment import (
     open_run,
     run_url,
 )
+from stores.files import read_file
 from stores.types import EpisodeRewards, EpisodeStatus, ToolCall, Trace, Turn
 
 if TYPE_CHECKING:
@@ -123,11 +123,12 @@ class RunTracker:
         self._client.set_terminated(child, "FINISHED", int(ended_at * 1000))
         return MlflowRef(mlflow_run_id=child, mlflow_url=run_url(self.tracking_uri, experiment, child))
 
-    def log_artifact(self, path: str | Path, folder: str = "") -> None:
-        """A file, or a folder with what is in it."""
-        is_folder = Path(path).is_dir()
-        log = self._client.log_artifacts if is_folder else self._client.log_artifact
-        log(self.mlflow_run_id, str(path), folder or None)
+    def log_file(self, place: str) -> None:
+        """A text file, given as a path or URI."""
+        data = read_file(place)
+        if data is None:
+            raise ValueError(f"{place} does not exist: write it before it is shown")
+        self._client.log_text(self.mlflow_run_id, data.decode(), place.rpartition("/")[2])
 
     def log_traces(
         self, episodes: Iterable[tuple[Trace, EpisodeRewards | None]], *, limit: int = 20, mlflow_run: str = ""

@@ -3,9 +3,12 @@
     <uri>/<model group>/v<version>/   config.json  model.safetensors  tokenizer.json ...  manifest.json (last)
 
 A version is committed by whoever finishes first; everybody else gets that one. On a local disk a whole folder appears
-at once (rename); on object storage the manifest is written last, and what has no manifest does not exist. Nothing waits
-for the disk (fsync makes a commit of 400 MB several times slower): any process may die, and what a power cut damages is
-found by `verify`.
+at once (rename). On object storage every try has a folder of its own, named by the manifest, which is written last:
+what no manifest names does not exist, and a late try never mixes its files into another's. Nothing waits for the disk
+(fsync makes a commit of 400 MB several times slower): any process may die, and what a power cut damages is found by
+`verify`.
+
+Who needs files of a remote version gets a copy in a cache on its machine, which keeps the last few per model group.
 """
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ import shutil
 import struct
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stores.files import is_uri, local_path, open_filesystem
 from stores.types import ModelVersionRef
 
 if TYPE_CHECKING:
@@ -30,9 +36,17 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
+REMOTE_CHUNK_BYTES = 16 << 20
+"""Each read of object storage is a request of its own."""
+NUM_TRANSFERS = 8
+"""Files copied from object storage at once."""
 MAX_HEADER_BYTES = 100 << 20
 STALE_S = 86_400
 """Age from which on the unfinished commit of a killed process is swept away."""
+NUM_CACHED = 4
+"""Copies of remote versions that a machine keeps per model group: live, parent, champion, reference."""
+CACHED_S = 1800
+"""A copy used this recently is kept in any case: somebody may be reading it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +86,8 @@ class Manifest:
     note: str
     created_at: float
     """Unix seconds."""
+    folder: str = ""
+    """Where below the version the files lie; empty: beside the manifest."""
 
     def to_json(self) -> str:
         """The text of `manifest.json`; floats keep every digit."""
@@ -81,7 +97,7 @@ class Manifest:
     def from_json(cls, text: str) -> Manifest:
         """The inverse of `to_json`; ValueError if it is no manifest."""
         try:
-            data = json.loads(text)
+            data = {"folder": "", **json.loads(text)}
             data = {f.name: data[f.name] for f in fields(cls)}
             probe = data["probe"]
             data["probe"] = Probe(
@@ -97,8 +113,8 @@ class WeightStore:
     """The model versions under one folder or pyarrow filesystem URI. Cheap to make and to pickle."""
 
     def __init__(self, uri: str) -> None:
-        """Args: uri: a folder, or a URI that `pyarrow.fs.FileSystem.from_uri` knows (file, s3, gs, hdfs)."""
-        self.uri = str(uri).rstrip("/") if "://" in str(uri) else str(Path(uri).absolute())
+        """Args: uri: a folder, or a URI that `pyarrow.fs.FileSystem.from_uri` knows (file, s3, gs, abfss, hdfs)."""
+        self.uri = str(uri).rstrip("/") if is_uri(str(uri)) else str(local_path(str(uri)))
 
     def uri_of(self, model_group: str, version: int) -> str:
         """The folder of a version, whether it exists or not."""
@@ -147,6 +163,7 @@ class WeightStore:
                 checkpoint=checkpoint,
                 note=note,
                 created_at=time.time(),
+                folder=store.folder,
             )
             store.finish(manifest.to_json().encode())
         ref = self.ref(model_group, version)
@@ -174,12 +191,7 @@ class WeightStore:
         return [n for n in numbers if self.ref(model_group, n) is not None]
 
     def fetch(self, ref: ModelVersionRef, cache_dir: str | Path | None = None) -> Path:
-        """A local folder with the files of a version; without a copy if the store is on this machine.
-
-        Args:
-            ref: which version.
-            cache_dir: where copies of remote versions are kept; default is a folder for temporary files.
-        """
+        """A local folder with the files of a version; without a copy if the store is on this machine."""
         return fetch(ref, cache_dir)
 
     def verify(self, ref: ModelVersionRef) -> None:
@@ -201,39 +213,89 @@ def read_manifest(ref: ModelVersionRef) -> Manifest:
     return Manifest.from_json(data.decode())
 
 
-def fetch(ref: ModelVersionRef, cache_dir: str | Path | None = None) -> Path:
-    """A local folder with the files of a version, see `WeightStore.fetch`."""
+def fetch(ref: ModelVersionRef, cache_dir: str | Path | None = None, *, with_tensors: bool = True) -> Path:
+    """A local folder with the files of a version; without a copy if the store is on this machine.
+
+    Args:
+        ref: which version.
+        cache_dir: where copies of remote versions are kept; default TROUPE_CACHE, else a folder for temporary files.
+        with_tensors: False where config and tokenizer are enough; the folder may hold the tensors all the same.
+    """
     folder = _Folder.at(ref.uri)
     manifest = read_manifest(ref)
     if folder.is_local:
         return Path(folder.path)
-    cache = Path(cache_dir) if cache_dir is not None else Path(tempfile.gettempdir()) / "troupe-weights"
-    target = cache / f"{ref.model_group}-v{ref.version}-{ref.manifest_sha256[:16]}"
-    if target.exists():
-        return target
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
-        copy = Path(scratch) / "copy"
-        for name in [*manifest.files, MANIFEST]:
-            folder.get(name, copy / name)
-        verify_folder(copy, manifest)
-        _rename(copy, target)
+    cache = cache_folder(cache_dir) / sha256(ref.uri.rpartition("/")[0].encode()).hexdigest()[:16]
+    whole = cache / f"v{ref.version}-{ref.manifest_sha256[:16]}"
+    target = whole if with_tensors or whole.exists() else whole.with_name(f"{whole.name}-small")
+    if not target.exists():
+        names = [n for n in manifest.files if with_tensors or not n.endswith(".safetensors")]
+        cache.mkdir(parents=True, exist_ok=True)
+        _sweep(cache)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
+            copy = Path(scratch) / "copy"
+            with ThreadPoolExecutor(max_workers=NUM_TRANSFERS) as pool:
+                list(pool.map(lambda name: folder.get(f"{manifest.folder}/{name}".lstrip("/"), copy / name), names))
+            folder.get(MANIFEST, copy / MANIFEST)
+            _verify_files(copy, {name: manifest.files[name] for name in names})
+            _rename(copy, target)
+    os.utime(target)
+    evict(cache)
     return target
+
+
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """Where this machine keeps copies of remote versions."""
+    return Path(cache_dir or os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "weights"
+
+
+def evict(cache: Path, *, num_kept: int = NUM_CACHED, used_s: float = CACHED_S) -> int:
+    """Removes the copies of one model group that were used longest ago; returns the bytes that this freed.
+
+    Kept are the `num_kept` used last, and what was used in the last `used_s` seconds.
+    """
+    copies: dict[bool, list[tuple[float, Path]]] = {True: [], False: []}
+    for path in cache.glob("v*"):
+        try:
+            copies[path.name.endswith("-small")].append((path.stat().st_mtime, path))
+        except FileNotFoundError:  # another process has just removed it
+            continue
+    freed = 0
+    for used_at, path in (copy for found in copies.values() for copy in sorted(found, reverse=True)[num_kept:]):
+        if used_at < time.time() - used_s:
+            freed += size_of(path)
+            shutil.rmtree(path, ignore_errors=True)
+    return freed
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    sizes = []
+    for path in folder.rglob("*"):
+        try:
+            sizes.append(path.stat().st_size if path.is_file() else 0)
+        except FileNotFoundError:
+            continue
+    return sum(sizes)
 
 
 def verify_folder(folder: Path, manifest: Manifest) -> None:
     """Compares every file's sha256 and all tensor names, dtypes and shapes; ValueError names the first that differs."""
-    for name, digest in manifest.files.items():
+    _verify_files(folder, manifest.files)
+    tensors = _tensors(folder, list(manifest.files))
+    if tensors != manifest.tensors:
+        names = sorted(n for n in {*tensors, *manifest.tensors} if tensors.get(n) != manifest.tensors.get(n))
+        raise ValueError(f"{folder}: tensors {', '.join(names[:3])} are not those of the manifest")
+
+
+def _verify_files(folder: Path, files: Mapping[str, str]) -> None:
+    for name, digest in files.items():
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path} is missing, the manifest lists it")
         found = _sha256(path)
         if found != digest:
             raise ValueError(f"{path} has sha256 {found[:12]}, the manifest says {digest[:12]}: it was changed or cut")
-    tensors = _tensors(folder, list(manifest.files))
-    if tensors != manifest.tensors:
-        names = sorted(n for n in {*tensors, *manifest.tensors} if tensors.get(n) != manifest.tensors.get(n))
-        raise ValueError(f"{folder}: tensors {', '.join(names[:3])} are not those of the manifest")
 
 
 def read_safetensors_header(path: str | Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -266,12 +328,7 @@ class _Folder:
 
     @classmethod
     def at(cls, uri: str) -> _Folder:
-        if "://" not in uri:
-            return cls(None, uri)
-        from pyarrow.fs import FileSystem, LocalFileSystem
-
-        filesystem, path = FileSystem.from_uri(uri)
-        return cls(None if isinstance(filesystem, LocalFileSystem) else filesystem, path)
+        return cls(*open_filesystem(uri))
 
     @property
     def is_local(self) -> bool:
@@ -295,7 +352,7 @@ class _Folder:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.filesystem.open_input_stream(f"{self.path}/{name}") as source, target.open("wb") as file:
-                _copy(source, file)
+                _copy(source, file, REMOTE_CHUNK_BYTES)
         except FileNotFoundError:
             raise ValueError(f"{self.path}/{name} is missing, the manifest lists it") from None
 
@@ -324,6 +381,8 @@ class _Folder:
 class _LocalWriter:
     """Files into a folder beside the target, which takes its place at the end."""
 
+    folder = ""
+
     def __init__(self, scratch: Path, target: Path) -> None:
         self.scratch, self.target = scratch, target
 
@@ -341,18 +400,25 @@ class _LocalWriter:
 
 
 class _RemoteWriter:
-    """Files to object storage, the manifest last. One writer per version at a time: the stage's lease sees to that."""
+    """Files into a folder of this try, then the manifest, unless another try has written one by now.
+
+    Between that look and the write another try could still get in. The stage's lease keeps two from being at it, and
+    if they are, both manifests are whole and the replaced one is noticed by whoever holds its ref.
+    """
 
     def __init__(self, filesystem: FileSystem, path: str) -> None:
         self.filesystem, self.path = filesystem, path
+        self.folder = f"try-{uuid.uuid4().hex[:12]}"
 
     def put(self, source: Path, name: str) -> str:
-        target = f"{self.path}/{name}"
+        target = f"{self.path}/{self.folder}/{name}"
         self.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
         with source.open("rb") as reader, self.filesystem.open_output_stream(target) as writer:
             return _copy(reader, writer)
 
     def finish(self, manifest: bytes) -> None:
+        if _Folder(self.filesystem, self.path).read(MANIFEST) is not None:
+            return
         with self.filesystem.open_output_stream(f"{self.path}/{MANIFEST}") as writer:
             writer.write(manifest)
 
@@ -369,10 +435,10 @@ def _sha256(path: Path) -> str:
         return _copy(file, None)
 
 
-def _copy(source: Any, target: Any | None) -> str:
+def _copy(source: Any, target: Any | None, chunk_bytes: int = CHUNK_BYTES) -> str:
     """Streams everything and returns its sha256; never more than one chunk in memory."""
     digest = sha256()
-    while chunk := source.read(CHUNK_BYTES):
+    while chunk := source.read(chunk_bytes):
         digest.update(chunk)
         if target is not None:
             target.write(chunk)
@@ -380,7 +446,7 @@ def _copy(source: Any, target: Any | None) -> str:
 
 
 def _sweep(parent: Path) -> None:
-    for left in parent.glob(".commit-*"):
+    for left in (*parent.glob(".commit-*"), *parent.glob(".fetch-*")):
         try:
             is_stale = left.stat().st_mtime < time.time() - STALE_S
         except FileNotFoundError:  # another writer has just finished

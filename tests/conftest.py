@@ -6,8 +6,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+import servers
 
 TEXTS = [
     "Solve the problem. Compute 12 + 3 * 45 - 6 / 7 = 890",
@@ -49,3 +51,33 @@ def ray_local() -> Iterator[None]:
     ray.init(address="local", num_cpus=8, include_dashboard=True, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[servers.Postgres]:
+    """One PostgreSQL for the session; its password is in the environment. Mark the test needs_program("psql")."""
+    with servers.postgres() as server, pytest.MonkeyPatch.context() as environment:
+        for name, value in server.environment.items():
+            environment.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: servers.Postgres) -> str:
+    """SQLAlchemy URL of an empty database."""
+    return postgres_server.create(f"test-{uuid4().hex[:12]}")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[servers.S3]:
+    """One S3 server for the session, found by the variables that it puts into the environment."""
+    with servers.s3() as server, pytest.MonkeyPatch.context() as environment:
+        for name, value in server.environment.items():
+            environment.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def s3_uri(s3_server: servers.S3) -> str:
+    """An empty folder on it."""
+    return f"{s3_server.uri}/{uuid4().hex[:12]}"

@@ -88,7 +88,7 @@ def main() -> None:
         workflow=config.workflow.path,
         settings=dict(config.workflow.settings),
         group_of=group_of,
-        folders={"team": folder},
+        tokenizers={"team": folder},
         max_model_len={"team": 512},
         sampling={name: run.sampling(name, agent) for name, agent in run.workflow.agents.items()},
         policy_versions={"team": 0},

@@ -17,12 +17,14 @@ from typing import Any
 
 import psutil
 import pytest
+from servers import Postgres
 
 from pipelines.config import RunConfig, load_config
 from pipelines.record import record
 from pipelines.run import Run
 from pipelines.stages import STAGES
 from stores import journal
+from stores.files import open_filesystem, read_file
 from stores.journal import StageRow
 from stores.types import ModelVersionRef, Purpose, TracesRef
 from tests.e2e.scraper import Scraper
@@ -312,3 +314,51 @@ def test_what_is_stored_can_be_looked_at_and_taken_away(undisturbed: Run, tmp_pa
     missing = troupe(undisturbed, "export", "team", "9", str(tmp_path / "other"), "--run", "small")
     assert missing.returncode == 2
     assert "no version 9" in missing.stderr
+
+
+@pytest.mark.needs_program("psql")
+def test_a_run_on_postgresql_and_s3_ends_as_the_one_on_this_disk(
+    undisturbed: Run, postgres_server: Postgres, s3_uri: str, tmp_path: Path
+) -> None:
+    journal, mlflow = (postgres_server.create(f"small-{name}") for name in ("journal", "mlflow"))
+    changes = {"storage.root": s3_uri, "storage.journal": journal, "storage.mlflow": mlflow}
+    run, log = Run(load_config(CONFIG, changes)), tmp_path / "log.txt"
+    with log.open("wb") as out:
+        sets = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+        process = subprocess.Popen(
+            [*COMMAND, *sets], cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    finish(process, log)
+
+    for iteration in (1, 2):
+        assert keys(run, iteration) == keys(undisturbed, iteration)
+    assert distance(run, undisturbed) < 1e-3
+    report = json.loads(read_file(f"{run.folder}/report.json") or b"")
+    assert report["versions"] == report_of(undisturbed)["versions"]
+    low, high = report_of(undisturbed)["after"]["ci95"]
+    assert low <= report["after"]["accuracy"] <= high
+    assert run.registry.load("small", "candidate")[1].models["team"].uri.startswith(f"{s3_uri}/small/weights/")
+
+    assert [p.name for p in tmp_path.iterdir()] == ["log.txt"], "something was written to the current folder"
+    kept = objects(s3_uri)
+    checkpoint = run.weights.manifest(run.champion()["team"]).checkpoint
+    assert any(place.startswith(checkpoint.removeprefix("s3://")) for place in kept)
+    for part in ("small/traces/episodes.lance/", "small/weights/team/v2/manifest.json", "small/serve_apps.json"):
+        assert any(part in place for place in kept), part
+    assert any("mlflow-artifacts/" in place and place.endswith("report.html") for place in kept)
+    assert any("mlflow-artifacts/" in place and place.endswith("team.json") for place in kept)
+
+    root = ["--run", "small", "--root", journal]
+    exported = subprocess.run(
+        [COMMAND[0], "export", "team", "2", str(tmp_path / "model"), *root], capture_output=True, text=True, timeout=120
+    )
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def objects(uri: str) -> list[str]:
+    from pyarrow.fs import FileSelector
+
+    filesystem, path = open_filesystem(uri)
+    assert filesystem is not None
+    return [info.path for info in filesystem.get_file_info(FileSelector(path, recursive=True)) if info.is_file]

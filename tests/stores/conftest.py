@@ -131,8 +131,12 @@ def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
     )
 
 
-@pytest.fixture(scope="session")
-def mlflow_place(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Tracking URI and artifact root of one MLflow for the session: making its tables takes seconds."""
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_program("psql"))])
+def mlflow_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Tracking URI and artifact root of one MLflow for the session (making its tables takes seconds), on SQLite and a
+    folder, and on PostgreSQL and S3."""
+    if request.param == "postgres":
+        place = request.getfixturevalue("postgres_server").create("mlflow")
+        return place, f"{request.getfixturevalue('s3_server').uri}/mlflow"
     folder = tmp_path_factory.mktemp("mlflow")
     return f"sqlite:///{folder}/not/there/yet/mlflow.db", str(folder / "artifacts")

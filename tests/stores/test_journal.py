@@ -1,4 +1,4 @@
-"""stores.journal on a real SQLite file, with real processes where processes are the point."""
+"""stores.journal on a real SQLite file and a real PostgreSQL, with real processes where processes are the point."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ print(Journal(url).once(StageKey("run", 2, "train", "solver"), work, lease_s=flo
 """
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_program("psql"))])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
+    if request.param == "postgres":
+        return Journal(request.getfixturevalue("postgres_url"))
     return Journal(f"sqlite:///{tmp_path}/made/on/the/way/journal.db")
 
 

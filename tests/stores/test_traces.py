@@ -1,4 +1,4 @@
-"""stores.traces on a real LanceDB in a temporary folder."""
+"""stores.traces on a real LanceDB in a temporary folder and on S3."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TracesRe
 KEY = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team"}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> TraceStore:
-    store = TraceStore(str(tmp_path / "traces"))
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TraceStore:
+    uri = str(tmp_path / "traces") if request.param == "local" else request.getfixturevalue("s3_uri")
+    store = TraceStore(uri)
     store.create()
     return store
 
@@ -51,16 +52,14 @@ def _write_all(uri: str, traces: list[Trace], start: object) -> None:
 
 
 def test_processes_that_write_the_same_episodes_store_each_once(
-    tmp_path: Path, make_trace: Callable[..., Trace]
+    store: TraceStore, make_trace: Callable[..., Trace]
 ) -> None:
-    uri, traces = str(tmp_path / "traces"), [make_trace(i) for i in range(40)]
+    uri, traces = store.uri, [make_trace(i) for i in range(40)]
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(4)
     workers = [context.Process(target=_write_all, args=(uri, traces[::step], start)) for step in (1, -1, 1)]
     for worker in workers:
         worker.start()
-    store = TraceStore(uri)
-    store.create()
     start.wait()
     for worker in workers:
         worker.join()
@@ -69,14 +68,13 @@ def test_processes_that_write_the_same_episodes_store_each_once(
     assert store.pin_episodes(**KEY).num_episodes == 40
 
 
-@pytest.mark.filterwarnings("ignore:optimize.cleanup_older_than=0")
 def test_a_pinned_set_stays_while_others_write_and_compact(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
     store.write_episodes([make_trace(i) for i in range(6)])
     ref = store.pin_episodes(**KEY)
     store.write_episodes([make_trace(i) for i in range(6, 9)])
     store.write_episodes([make_trace(0, iteration=4), make_trace(0, team_key="other")])
     assert store.pin_episodes(**KEY).num_episodes == 9
-    store.compact(older_than_days=0)
+    store.compact(drop_before=store.newest_versions())
     assert len({t.episode_id for t in store.read_traces(ref)}) == store.count_rows(ref) == ref.num_episodes == 6
 
 

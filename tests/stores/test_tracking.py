@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stores.files import read_file, write_file
 from stores.tracking import RunTracker
 from stores.types import EpisodeRewards, EpisodeStatus, Trace
 
@@ -68,13 +69,14 @@ def test_an_iteration_is_a_run_under_its_parent_and_is_shown_once(
 
 
 def test_files_of_a_run_lie_under_the_artifact_root(mlflow_place: tuple[str, str], tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text("{}")
     tracker = RunTracker(*mlflow_place, "files")
-    tracker.log_artifact(tmp_path / "report.json")
-    tracker.log_artifact(tmp_path, "all")
-    found = {p.relative_to(mlflow_place[1]).as_posix() for p in Path(mlflow_place[1]).rglob("report.json")}
-    mine = f"{tracker.mlflow_run_id}/artifacts"
-    assert found >= {f"{mine}/report.json", f"{mine}/all/report.json"}
+    write_file(f"{tmp_path}/report.json", b'{"mean": "\xc3\xb8"}')
+    tracker.log_file(f"{tmp_path}/report.json")
+    shown = f"{mlflow_place[1]}/{tracker.mlflow_run_id}/artifacts/report.json"
+    assert read_file(shown) == b'{"mean": "\xc3\xb8"}'
+    tracker.log_file(shown)
+    with pytest.raises(ValueError, match=r"absent.json does not exist"):
+        tracker.log_file(f"{tmp_path}/absent.json")
 
 
 def test_an_episode_shows_its_turns_tools_times_and_credit(
