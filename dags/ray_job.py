@@ -1,0 +1,159 @@
+"""ray_job: a troupe command as an Airflow task. Submits it as a Ray job, waits in the triggerer without a worker slot.
+
+    execute ──attach──> job ──defer──> RayJobTrigger (log into the task's log) ──event──> resume ──> ref | skip | error
+
+What is submitted is named for (run, iteration, stage, model group, attempt): a restarted Airflow attaches to the job that
+runs, and a cleared or killed task stops it. Bad input and out of memory fail at once, all else may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow.configuration import conf
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from pipelines.config import parse_config
+from pipelines.jobs import (
+    ClusterUnreachable,
+    Follower,
+    JobApi,
+    Outcome,
+    Work,
+    address_of,
+    attach,
+    begin_work,
+    stage_work,
+)
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+DEFAULT_TIMEOUT_S = 7200.0
+EAGER_S = 60.0
+"""For how long a job is asked after every second; later every five."""
+
+
+class RayJobOperator(BaseOperator):
+    """Runs one troupe command on the run's cluster and returns the small ref that it hands back."""
+
+    template_fields: Sequence[str] = ("arguments", "iteration", "model_group")
+
+    def __init__(
+        self,
+        *,
+        run_config: str,
+        command: str,
+        folder: str = "",
+        iteration: Any = None,
+        model_group: Any = "",
+        arguments: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        """Args:
+        run_config: the run config by value, JSON.
+        command: `begin`, `stage collect`, `record`, ...
+        folder: where the job starts on the cluster.
+        iteration: of the stage; without one the work is that of this DAG run and no other.
+        arguments: what follows `--run RUN` on the command line.
+        kwargs: Airflow's own; assets among `outlets` get the ref as extra of their event.
+        """
+        super().__init__(**kwargs)
+        self.run_config, self.command, self.folder = run_config, command, folder
+        self.iteration, self.model_group, self.arguments = iteration, model_group, list(arguments)
+        self._attached: tuple[str, str] | None = None
+
+    def execute(self, context: Context) -> Any:
+        """Attaches to the job or starts it, and hands over to the triggerer."""
+        config = parse_config(json.loads(self.run_config), "the DAG's run config")
+        try:
+            api = JobApi(address_of(config.cluster))
+            job = attach(api, config, self._work(config.run, context), folder=self.folder, links=_links(api, context))
+        except ValueError as error:
+            raise AirflowFailException(str(error)) from None
+        except ClusterUnreachable as error:
+            raise AirflowException(str(error)) from None
+        self._attached = (api.address, job)
+        self.log.info("Ray job %s at %s/#/jobs/%s", job, api.address, job)
+        timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
+        self.defer(trigger=RayJobTrigger(api.address, job, time.time() + timeout_s), method_name="resume")
+
+    def resume(self, context: Context, event: dict[str, Any]) -> Any:
+        """The ref of a job that succeeded; what its log says at the end if it did not."""
+        outcome = Outcome(**event)
+        if outcome.status != "SUCCEEDED" or outcome.ref is None:
+            message = f"Ray job {outcome.submission_id} {outcome.status}: {outcome.error}"
+            raise (AirflowException if outcome.may_repeat else AirflowFailException)(message)
+        if "skip" in outcome.ref:
+            context["ti"].xcom_push("skip", outcome.ref["skip"])
+            raise AirflowSkipException(outcome.ref["skip"])
+        for asset in self.outlets:
+            context["outlet_events"][asset].extra = outcome.ref
+        return outcome.ref
+
+    def on_kill(self) -> None:
+        """Stops the job of a task that is killed before the triggerer has it."""
+        if self._attached:
+            address, job = self._attached
+            JobApi(address).stop(job)
+
+    def _work(self, run: str, context: Context) -> Work:
+        claim = f"{context['dag_run'].dag_id}/{context['dag_run'].run_id}"
+        command, *more = self.command.split()
+        if command == "begin":
+            return begin_work(run, claim, is_forced=bool(context["params"].get("force")))
+        if command == "stage":
+            return stage_work(run, more[0], int(self.iteration), str(self.model_group or ""))
+        if self.iteration is not None:
+            arguments = ("--run", run, "--iteration", str(self.iteration), *self.arguments)
+            return Work(run=run, command=command, arguments=arguments, label=f"it{self.iteration}-{command}")
+        label = f"{command}-{sha256(claim.encode()).hexdigest()[:8]}"
+        return Work(run=run, command=command, arguments=("--run", run, *self.arguments), label=label)
+
+
+class RayJobTrigger(BaseTrigger):
+    """Waits for a Ray job in the triggerer; its log goes into the task's."""
+
+    def __init__(self, address: str, submission_id: str, deadline: float) -> None:
+        super().__init__()
+        self.address, self.submission_id, self.deadline = address, submission_id, deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """How a triggerer makes it again."""
+        kwargs = {"address": self.address, "submission_id": self.submission_id, "deadline": self.deadline}
+        return "dags.ray_job.RayJobTrigger", kwargs
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yields the outcome, in plain data, once."""
+        follower = Follower(JobApi(self.address), self.submission_id, deadline=self.deadline)
+        began = time.monotonic()
+        while True:
+            new, outcome = await asyncio.to_thread(follower.poll)
+            for line in new.splitlines():
+                self.log.info("%s", line)
+            if outcome:
+                yield TriggerEvent(outcome.to_dict())
+                return
+            await asyncio.sleep(1.0 if time.monotonic() - began < EAGER_S else 5.0)
+
+    async def on_kill(self) -> None:
+        """Stops the job when a user clears the task or marks it; a restart of the triggerer does not."""
+        await asyncio.to_thread(JobApi(self.address, timeout_s=10).stop, self.submission_id)
+
+
+def _links(api: JobApi, context: Context) -> dict[str, str]:
+    """Where people look at what starts the job: see pipelines/links.py."""
+    dag_run = context["dag_run"]
+    base = conf.get("api", "base_url", fallback="") or "http://localhost:8080"
+    return {
+        "TROUPE_DAG_RUN_URL": f"{base.rstrip('/')}/dags/{quote(dag_run.dag_id)}/runs/{quote(dag_run.run_id)}",
+        "TROUPE_RAY_DASHBOARD_URL": api.address,
+    }

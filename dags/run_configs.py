@@ -1,0 +1,71 @@
+"""run_configs: the environment -> the run configs that Airflow sees, the valid ones and what is wrong with the others.
+
+TROUPE_RUN_CONFIGS   files and globs, separated by `:`; default infra/runs/*.yaml of this checkout
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.config import RunConfig, load_config
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+VARIABLE = "TROUPE_RUN_CONFIGS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRun:
+    """A run config with a `schedule` section."""
+
+    path: str
+    config: RunConfig
+    folder: str
+    """Where its jobs start on the cluster; empty where the config uploads a working directory."""
+
+    @property
+    def json(self) -> str:
+        """The run config by value."""
+        return self.config.model_dump_json()
+
+
+def find_runs() -> tuple[list[ScheduledRun], list[str]]:
+    """The runs to be made into DAGs, and one message per config that cannot be: file, key and fix."""
+    runs: dict[str, ScheduledRun] = {}
+    errors: list[str] = []
+    for path in _paths():
+        try:
+            config = load_config(path)
+            if config.schedule is None:
+                continue
+            if config.run in runs:
+                raise ValueError(f"{path}: run {config.run!r} is that of {runs[config.run].path}, too: rename one")
+            runs[config.run] = ScheduledRun(path=path, config=config, folder=_folder(config, path))
+        except ValueError as error:
+            errors.append(str(error))
+        except OSError as error:
+            errors.append(f"{path}: cannot be read ({error.strerror}): check who may read it, as the user of Airflow")
+    return list(runs.values()), errors
+
+
+def _paths() -> list[str]:
+    """Files in order; one that is named without a wildcard is listed whether it exists or not."""
+    default = str(CHECKOUT / "infra" / "runs" / "*.yaml")
+    found: list[str] = []
+    for pattern in os.environ.get(VARIABLE, default).split(os.pathsep):
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+        found += [path for path in matches if path and path not in found]
+    return found
+
+
+def _folder(config: RunConfig, path: str) -> str:
+    if config.cluster.working_dir or config.cluster.folder:
+        return config.cluster.folder
+    if (CHECKOUT / "pyproject.toml").is_file():
+        return str(CHECKOUT)
+    raise ValueError(
+        f"{path}: cluster.folder is missing: Troupe is installed here without its checkout, so say in which folder of "
+        "the cluster its jobs start, or give cluster.working_dir"
+    )
