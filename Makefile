@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help demo test check bench up down clean system lock
+.PHONY: help demo test check bench up airflow down clean system lock
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -38,7 +38,11 @@ bench: .venv/.dev  ## Ratios against peers and limits, side by side; runs/bench/
 up: .venv/.cpu  ## Start a Ray head that outlives commands (this machine only)
 	@infra/ray_head.sh up
 
-down:  ## Stop the Ray head that `make up` started, and no other
+airflow: .venv/.dev  ## Start Airflow with the DAGs of infra/runs, a Ray head and MLflow (this machine only)
+	@infra/airflow.sh up
+
+down:  ## Stop what `make up` and `make airflow` started, and nothing else
+	@infra/airflow.sh down
 	@infra/ray_head.sh down
 
 clean:  ## Remove the demo's run and caches; keeps the environment (rm -rf .venv .tools removes that)

@@ -16,8 +16,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow.configuration import conf
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -135,11 +134,15 @@ class RayJobTrigger(BaseTrigger):
         """Yields the outcome, in plain data, once."""
         follower = Follower(JobApi(self.address), self.submission_id, deadline=self.deadline)
         began = time.monotonic()
+        # Airflow may need a heartbeat to see that the deferred task's process has ended; an event that comes before
+        # makes the scheduler take the task for failed ("finished with state success, but ... queued").
+        settled = began + conf.getint("workers", "min_heartbeat_interval")
         while True:
             new, outcome = await asyncio.to_thread(follower.poll)
             for line in new.splitlines():
                 self.log.info("%s", line)
             if outcome:
+                await asyncio.sleep(max(0.0, settled - time.monotonic()))
                 yield TriggerEvent(outcome.to_dict())
                 return
             await asyncio.sleep(1.0 if time.monotonic() - began < EAGER_S else 5.0)

@@ -13,9 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from airflow.sdk import DAG, Asset, AssetAll, Param, task
-from airflow.timetables.assets import AssetOrTimeSchedule
-from airflow.timetables.trigger import CronTriggerTimetable
+from airflow.sdk import DAG, Asset, AssetAll, AssetOrTimeSchedule, CronTriggerTimetable, Param, task
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
@@ -50,7 +48,7 @@ def train_team(run: ScheduledRun) -> DAG:
 
     with dag:
         begin = job("begin", "begin", multiple_outputs=True)
-        iteration = begin.output["iteration"]
+        iteration = _result(begin, "iteration")
         collect = job("collect", "stage collect", iteration=iteration)
         score = job("score", "stage score", iteration=iteration)
         train = RayJobOperator.partial(
@@ -73,18 +71,25 @@ def train_team(run: ScheduledRun) -> DAG:
             print(f"gate: {verdict}: {condition}")
             return "promote" if verdict == "promote" else "report"
 
-        decided = gate(evaluate.output["verdict"], evaluate.output["condition"])
+        decided = gate(_result(evaluate, "verdict"), _result(evaluate, "condition"))
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
     return dag
+
+
+def _result(job: RayJobOperator, key: str) -> Any:
+    """One value of the ref that a task hands on."""
+    return job.output[key]  # type: ignore[index]
 
 
 def _schedule(run: ScheduledRun) -> Any:
     settings = run.config.schedule
     assert settings is not None
+    is_preset = settings.cron.startswith("@")
+    cron = None if is_preset or not settings.cron else CronTriggerTimetable(settings.cron, timezone=settings.timezone)
     assets = AssetAll(*(Asset(uri) for uri in settings.on_assets)) if settings.on_assets else None
-    if not assets or not settings.cron:
-        return settings.cron or assets
-    return AssetOrTimeSchedule(timetable=CronTriggerTimetable(settings.cron, timezone=settings.timezone), assets=assets)
+    if cron and assets:
+        return AssetOrTimeSchedule(timetable=cron, assets=assets)
+    return cron or assets or settings.cron or None
 
 
 def _start(run: ScheduledRun) -> datetime:

@@ -9,6 +9,9 @@ port=${TROUPE_RAY_PORT:-6399}
 dashboard_port=${TROUPE_RAY_DASHBOARD_PORT:-8299}
 state=.cache/ray
 
+# What Ray starts finds `troupe` and `python` of this environment, also where nobody has activated it.
+PATH=$(cd "$(dirname "$(command -v "$ray")")" && pwd):$PATH
+
 # Two facts name a process for good: its id and when it started (ids are used again).
 started_at() { cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true; }
 
@@ -23,6 +26,7 @@ is_taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 usage() {
   echo "Ray head at 127.0.0.1:$(cat $state/port) (process $pid, log $state/head.log). Use it with"
   echo "  export RAY_ADDRESS=127.0.0.1:$(cat $state/port)    or    troupe train RUN.yaml --address 127.0.0.1:$(cat $state/port)"
+  echo "and for jobs  export RAY_API_SERVER_ADDRESS=http://127.0.0.1:$(cat $state/dashboard_port)"
   echo "Stop it with: make down"
 }
 
@@ -41,6 +45,7 @@ up() {
     >$state/head.log 2>&1 </dev/null &
   pid=$!
   echo "$port" >$state/port
+  echo "$dashboard_port" >$state/dashboard_port
   echo "$pid $(started_at "$pid")" >$state/head
   for _ in $(seq 240); do
     if grep -q "Ray runtime started" $state/head.log; then usage; return; fi

@@ -61,6 +61,12 @@ class ScheduleConfig(Settings):
             check_cron(value)
         return value
 
+    @model_validator(mode="after")
+    def _presets_stand_alone(self) -> Self:
+        if self.cron.startswith("@") and self.on_assets:
+            raise ValueError(f"cron {self.cron!r} cannot be joined with on_assets: write it as five fields")
+        return self
+
     @field_validator("timezone")
     @classmethod
     def _is_known(cls, value: str) -> str:

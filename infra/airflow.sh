@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# airflow: a local Airflow (standalone, SQLite) with the DAGs, a Ray head and MLflow's pages, all on the loopback
+# interface. `infra/airflow.sh up|down`.
+#
+# State lies in .cache/airflow. Process ids are kept there; `down` ends those processes and what they started, no other.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bin=${BIN:-.venv/bin}
+port=${TROUPE_AIRFLOW_PORT:-8080}
+mlflow_port=${TROUPE_MLFLOW_PORT:-5000}
+mlflow_db=${TROUPE_MLFLOW_URI:-sqlite:///$PWD/runs/mlflow.db}
+state=$PWD/.cache/airflow
+
+# Two facts name a process for good: its id and when it started (ids are used again).
+started_at() { cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true; }
+
+is_up() { # NAME: sets pid
+  [ -f "$state/$1.pid" ] || return 1
+  read -r pid since <"$state/$1.pid"
+  [ -n "$since" ] && [ "$(started_at "$pid")" = "$since" ]
+}
+
+is_taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+start() { # NAME COMMAND...
+  local name=$1
+  shift
+  setsid nohup "$@" >"$state/$name.log" 2>&1 </dev/null &
+  echo "$! $(started_at "$!")" >"$state/$name.pid"
+}
+
+stop() { # NAME: TERM to its process group, KILL after 20 s
+  if ! is_up "$1"; then
+    rm -f "$state/$1.pid"
+    return
+  fi
+  kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid"
+  for _ in $(seq 40); do
+    is_up "$1" || break
+    sleep 0.5
+  done
+  kill -KILL -- "-$pid" 2>/dev/null || true
+  rm -f "$state/$1.pid"
+  echo "$1 (process $pid) stopped"
+}
+
+wait_for() { # NAME URL SECONDS
+  for _ in $(seq "$3"); do
+    if curl --silent --fail --noproxy '*' --max-time 5 --output /dev/null "$2"; then return; fi
+    if ! is_up "$1"; then break; fi
+    sleep 1
+  done
+  tail -n 20 "$state/$1.log" >&2
+  echo "airflow: $1 did not answer at $2 within $3 s, its last lines are above ($state/$1.log)" >&2
+  exit 1
+}
+
+addresses() {
+  echo "Airflow  http://127.0.0.1:$(cat "$state/port")   (log $state/airflow.log)"
+  echo "Ray      http://127.0.0.1:$(cat .cache/ray/dashboard_port)"
+  echo "MLflow   http://127.0.0.1:$(cat "$state/mlflow_port")"
+  echo "DAGs come from the run configs with a \`schedule\`: ${TROUPE_RUN_CONFIGS:-infra/runs/*.yaml}. Stop all with: make down"
+}
+
+up() {
+  if is_up airflow; then addresses; return; fi
+  for wanted in "$port" "$mlflow_port"; do
+    if is_taken "$wanted"; then
+      echo "airflow: port $wanted is taken: choose others with TROUPE_AIRFLOW_PORT and TROUPE_MLFLOW_PORT" >&2
+      exit 2
+    fi
+  done
+  mkdir -p "$state" runs
+  infra/ray_head.sh up >/dev/null
+  echo "$port" >"$state/port"
+  echo "$mlflow_port" >"$state/mlflow_port"
+  [ -f "$state/secret" ] || (umask 077 && head -c 48 /dev/urandom | base64 -w0 >"$state/secret")
+  PATH=$(cd "$bin" && pwd):$PATH # Airflow's commands find each other there
+  export PATH
+  export RAY_API_SERVER_ADDRESS=http://127.0.0.1:$(cat .cache/ray/dashboard_port)
+  unset RAY_ADDRESS
+  export AIRFLOW_HOME=$state
+  export AIRFLOW__CORE__DAGS_FOLDER=$PWD/dags
+  export AIRFLOW__CORE__LOAD_EXAMPLES=False
+  export AIRFLOW__CORE__PARALLELISM=${AIRFLOW__CORE__PARALLELISM:-8}
+  export AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION=${AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION:-False}
+  export AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS=True # no login: hence the loopback interface
+  export AIRFLOW__API__HOST=127.0.0.1 AIRFLOW__API__PORT=$port AIRFLOW__API__BASE_URL=http://127.0.0.1:$port
+  export AIRFLOW__API__WORKERS=1
+  export AIRFLOW__API_AUTH__JWT_SECRET
+  AIRFLOW__API_AUTH__JWT_SECRET=$(cat "$state/secret")
+  export AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL=10
+  export AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL=1 # how long a short task may linger, see dags/ray_job.py
+  start airflow airflow standalone
+  start mlflow mlflow server --backend-store-uri "$mlflow_db" --host 127.0.0.1 --port "$mlflow_port" --workers 1
+  wait_for airflow "http://127.0.0.1:$port/api/v2/monitor/health" 180
+  wait_for mlflow "http://127.0.0.1:$mlflow_port/health" 120
+  addresses
+}
+
+down() {
+  stop airflow
+  stop mlflow
+}
+
+case ${1:-} in
+  up) up ;;
+  down) down ;;
+  *) echo "usage: infra/airflow.sh up|down" >&2; exit 2 ;;
+esac
