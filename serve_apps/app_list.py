@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from stores.files import is_uri, local_path, read_file, write_file
+from stores.placement import ON_HEAD
 
 NAMESPACE = "troupe"
 ACTOR_NAME = "app_list"
@@ -87,6 +88,7 @@ def open_list(path: str | Path | None = None) -> Any:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
+            resources=ON_HEAD,
             max_restarts=-1,
             max_task_retries=2,
         )

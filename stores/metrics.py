@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stores.placement import ON_HEAD
+
 NAMESPACE = "troupe"
 ACTOR_NAME = "meter"
 MAX_KEYS = 10_000
@@ -191,6 +193,7 @@ def send(points: Sequence[Point], key: str = "") -> None:
         return
     cluster = ray.get_runtime_context().gcs_address
     if cluster not in _meters:
-        options = {"name": ACTOR_NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-        _meters[cluster] = ray.remote(Meter).options(**options, num_cpus=0, max_restarts=-1).remote()
+        options: dict[str, Any] = {"name": ACTOR_NAME, "namespace": NAMESPACE, "get_if_exists": True}
+        options |= {"lifetime": "detached", "max_restarts": -1, "num_cpus": 0, "resources": ON_HEAD}
+        _meters[cluster] = ray.remote(Meter).options(**options).remote()
     _meters[cluster].observe.remote(list(points), key)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stores.placement import ON_HEAD
 from train_loops.config import TrainConfig
 from train_loops.trainer import NAMESPACE, run_worker
 
@@ -357,6 +358,7 @@ class TrainerHandle:
                 lifetime="detached",
                 get_if_exists=True,
                 num_cpus=0,
+                resources=ON_HEAD,
                 max_restarts=-1,
                 max_concurrency=100,
             )
