@@ -247,6 +247,22 @@ def report(
             print(place)
 
 
+@app.command()
+def maintain(
+    config: RunName,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, change nothing.")] = False,
+    root: Root = "runs",
+    debug: Debug = False,
+) -> None:
+    """Merge small files and remove old versions, weights and checkpoints that nothing needs (section `maintain`)."""
+    with errors(debug):
+        from pipelines.maintain import maintain as tidy
+
+        ref = tidy(existing_run(config, root), is_dry_run=dry_run)
+        print(json.dumps(ref, indent=2))
+        cli_jobs.hand_back(ref)
+
+
 cli_jobs.add_to(app)
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pipelines.schedule import ClusterConfig, ScheduleConfig
 from serve_apps.config import CallConfig, EpisodeConfig, ServeConfig
-from stores.config import StorageConfig
+from stores.config import MaintainConfig, StorageConfig
 from train_loops.config import TrainConfig, WarmstartConfig
 
 T = TypeVar("T", bound=BaseModel)
@@ -178,6 +178,7 @@ class RunConfig(Settings):
     promote: PromoteConfig = PromoteConfig()
     schedule: ScheduleConfig | None = None
     cluster: ClusterConfig = ClusterConfig()
+    maintain: MaintainConfig = MaintainConfig()
 
     @model_validator(mode="after")
     def _agents_have_one_group(self) -> Self:
@@ -276,6 +277,7 @@ class RunConfig(Settings):
             "storage": True,
             "schedule": True,
             "cluster": True,
+            "maintain": True,
             "serve": {"num_replicas", "threads", "cpus", "gpus", "start_timeout_s", "drain_timeout_s"},
             "tasks": {"sentinel"},
             "collect": {"num_workers", "episodes_in_flight", "write_batch", "stage_timeout_s"},

@@ -1,4 +1,4 @@
-"""Where things are kept. Pydantic only.
+"""Where things are kept, and for how long. Pydantic only.
 
 Credentials are never part of it: a run config is stored, shown and sent to clusters. Object storage is found by the usual
 AWS_* variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION), PostgreSQL by libpq's (PGPASSWORD
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class StorageConfig(BaseModel):
@@ -59,3 +59,18 @@ class StorageConfig(BaseModel):
                         f"root = {self.root} is no folder, and SQLite needs one: give {name} as a URL of its own"
                     )
         return self
+
+
+class MaintainConfig(BaseModel):
+    """What `troupe maintain` keeps. Episodes and rewards are never removed, only what repeats them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keep_iterations: int = Field(5, ge=1)
+    """The newest finished iterations whose table versions, weights and checkpoints stay as they are."""
+    keep_champions: int = Field(3, ge=1)
+    """Teams promoted last whose weights stay, to go back to; the champion's and every alias's always do."""
+    leftover_hours: float = Field(24, gt=0)
+    """Age from which on what no manifest and no stage names was left by a killed process."""
+    readers_s: float = Field(600, ge=0)
+    """How long somebody may go on reading what a maintenance replaced: only one that begins later removes it."""

@@ -214,17 +214,24 @@ class TraceStore:
         """How many episodes the store holds that this run did not make."""
         return self._open("episodes").count_rows(f"run_id != {_quote(run_id)}")
 
-    def compact(self, *, drop_before: Mapping[str, int]) -> None:
+    def compact(self, *, drop_before: Mapping[str, int], margin_s: float = 60.0) -> None:
         """Merges small files and drops the versions before these (by table), but none that is tagged or younger.
 
-        Safe beside writers, and beside readers of `drop_before` and what came after it.
+        Safe beside writers, and beside readers of those versions and all that came after them. A table that is not
+        named keeps every version.
+
+        Args:
+            margin_s: versions this much older than the oldest kept one stay, too. Lance takes an age, not a version,
+                and counts it from a moment that is a little later than the one at which the age is looked up.
         """
-        for name, first_kept in drop_before.items():
+        for name in KEYS:
             table = self._open(name)
+            table.optimize(cleanup_older_than=FOR_EVER)  # merging takes long, so it is not done between the two moments
+            ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
+            first_kept = min((v for v in ages if v >= drop_before.get(name, 0)), default=table.version)
             kept = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
-            ages = [_age(v["timestamp"]) for v in table.list_versions() if v["version"] in kept]
-            # Without one of them nothing may go: Lance always drops what is older than an age.
-            table.optimize(cleanup_older_than=max(ages, default=FOR_EVER) + timedelta(seconds=1))
+            oldest = max(ages.get(version, FOR_EVER) for version in kept)
+            table.optimize(cleanup_older_than=oldest + timedelta(seconds=margin_s))
 
     def newest_versions(self) -> dict[str, int]:
         """The newest version of each table."""

@@ -28,7 +28,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.files import is_uri, local_path, open_filesystem
+from stores.files import FileEntry, is_uri, list_files, local_path, open_filesystem, remove_file, remove_folder
 from stores.types import ModelVersionRef
 
 if TYPE_CHECKING:
@@ -189,6 +189,32 @@ class WeightStore:
         folder = _Folder.at(self.uri_of(model_group, 0).rpartition("/")[0])
         numbers = sorted(int(n[1:]) for n in folder.subfolders() if n[:1] == "v" and n[1:].isdigit())
         return [n for n in numbers if self.ref(model_group, n) is not None]
+
+    def remove(self, model_group: str, version: int) -> int:
+        """Removes a version, first its manifest; returns the bytes. What a killed removal leaves is left over."""
+        uri = self.uri_of(model_group, version)
+        size_bytes = sum(file.size_bytes for file in list_files(uri))
+        remove_file(f"{uri}/{MANIFEST}")
+        remove_folder(uri)
+        return size_bytes
+
+    def leftovers(self, model_group: str, *, older_than_s: float) -> dict[str, int]:
+        """Bytes by folder, a path or URI: what no manifest names and nobody has changed for so long."""
+        place = self.uri_of(model_group, 0).rpartition("/")[0]
+        files: dict[str, list[FileEntry]] = {}
+        for file in list_files(place):
+            version, _, rest = file.name.partition("/")
+            is_try = rest.startswith("try-")
+            files.setdefault(f"{version}/{rest.partition('/')[0]}" if is_try else version, []).append(file)
+        found = {}
+        for folder, entries in files.items():
+            version, _, last = folder.partition("/")
+            number = int(version[1:]) if version[:1] == "v" and version[1:].isdigit() else None
+            ref = None if number is None else self.ref(model_group, number)
+            is_named = ref is not None and (not last or read_manifest(ref).folder == last)
+            if not is_named and max(e.changed_at for e in entries) < time.time() - older_than_s:
+                found[f"{place}/{folder}"] = sum(e.size_bytes for e in entries)
+        return found
 
     def fetch(self, ref: ModelVersionRef, cache_dir: str | Path | None = None) -> Path:
         """A local folder with the files of a version; without a copy if the store is on this machine."""

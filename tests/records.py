@@ -1,0 +1,151 @@
+"""records: small complete records, and an MLflow for the session. Fixtures of the folders that import them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import servers
+
+from stores.types import (
+    EpisodeRewards,
+    EpisodeStatus,
+    FinishReason,
+    Purpose,
+    Sampling,
+    Task,
+    ToolCall,
+    Trace,
+    Turn,
+    TurnReward,
+    episode_id,
+)
+
+MakeTrace = Callable[..., Trace]
+
+
+@pytest.fixture
+def make_trace() -> MakeTrace:
+    """`make_trace(index, **changes)`: an episode of two agents of two model groups and one tool call."""
+
+    def make(index: int = 0, **changes: Any) -> Trace:
+        key = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team"}
+        key |= {name: changes.pop(name) for name in list(changes) if name in key}
+        name = episode_id(**key, task_id=f"t{index // 2}", episode_index=index % 2)
+        trace = Trace(
+            **key,
+            episode_id=name,
+            workflow="package.module:Flow",
+            task=Task(
+                task_id=f"t{index // 2}",
+                prompt="2 + 3 = ?",
+                answers=("5", "five"),
+                source="sums",
+                metadata={"level": 2, "tags": ["a"], "nested": {"x": None}},
+            ),
+            group_id=f"g{index // 2}",
+            episode_index=index % 2,
+            variant="",
+            seed=2**31 - 1,
+            status=EpisodeStatus.OK,
+            stop_reason="answered",
+            error="",
+            answer="5",
+            outcome_metadata={"votes": {"5": 2}},
+            policy_versions={"small": 4, "large": 2},
+            is_version_mixed=False,
+            turns=(_turn(0, "solver", "small", index), _turn(2, "verifier", "large", index)),
+            tool_calls=(
+                ToolCall(
+                    call_index=1,
+                    tool="search",
+                    caller="solver",
+                    parents=(0,),
+                    request={"query": "it's 2 + 3", "top": 3},
+                    response=[{"text": "five"}],
+                    error="",
+                    start_s=0.15,
+                    duration_s=0.05,
+                ),
+            ),
+            started_at=1_700_000_000.125,
+            duration_s=1.5,
+        )
+        return replace(trace, **changes)
+
+    return make
+
+
+@pytest.fixture
+def make_rewards() -> Callable[..., EpisodeRewards]:
+    """`make_rewards(trace, credit_version=..., outcome=...)`: the outcome to every turn."""
+
+    def make(trace: Trace, *, credit_version: str = "c1", outcome: float = 1.0) -> EpisodeRewards:
+        return EpisodeRewards(
+            episode_id=trace.episode_id,
+            run_id=trace.run_id,
+            iteration=trace.iteration,
+            purpose=trace.purpose,
+            credit_version=credit_version,
+            outcome=outcome,
+            rewards=tuple(
+                TurnReward(
+                    turn_index=t.turn_index,
+                    agent=t.agent,
+                    model_group=t.model_group,
+                    reward=outcome - 0.1,
+                    breakdown={"correct": outcome, "format": -0.1},
+                )
+                for t in trace.turns
+            ),
+        )
+
+    return make
+
+
+def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
+    generator = np.random.default_rng(seed * 100 + turn_index)
+    length = int(generator.integers(1, 9))
+    return Turn(
+        turn_index=turn_index,
+        agent=agent,
+        model_group=model_group,
+        policy_version=4,
+        round_index=0,
+        parents=() if turn_index == 0 else (0, 1),
+        prompt_text="2 + 3 = ?\n",
+        completion_text="<answer>5</answer> ✓",
+        prompt_token_ids=tuple(generator.integers(0, 2**31 - 1, length + 3).tolist()),
+        completion_token_ids=tuple(generator.integers(0, 50_000, length).tolist()),
+        rollout_logprobs=tuple((-generator.exponential(size=length)).astype(np.float32).tolist()),
+        sampling=Sampling(max_tokens=32, temperature=0.7, top_p=0.9 if turn_index else 1.0),
+        seed=seed,
+        finish_reason=FinishReason.STOP,
+        is_format_ok=True,
+        format_fault="",
+        fields={"answer": "5"},
+        start_s=0.1 * turn_index,
+        duration_s=0.123456789,
+    )
+
+
+@pytest.fixture(scope="session")
+def mlflow_sqlite(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Tracking URI and artifact root of one MLflow for the session: making its tables takes seconds."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    return f"sqlite:///{folder}/not/there/yet/mlflow.db", str(folder / "artifacts")
+
+
+@pytest.fixture(scope="session")
+def mlflow_postgres(postgres_server: servers.Postgres, s3_server: servers.S3) -> tuple[str, str]:
+    """The same on PostgreSQL and S3."""
+    return postgres_server.create("mlflow"), f"{s3_server.uri}/mlflow"
+
+
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_program("psql"))])
+def mlflow_place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Each of the two."""
+    return request.getfixturevalue(f"mlflow_{request.param}")
