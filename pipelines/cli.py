@@ -162,10 +162,24 @@ def evaluate(
     with errors(debug):
         from pipelines.inspect import evaluate_team
 
-        name, _, alias = team.rpartition("@")
-        if not name:
-            raise ValueError(f"{team!r} is not of the form TEAM@ALIAS, e.g. demo@champion or my_run.yaml@3")
+        name, alias = _team(team)
         print(json.dumps(evaluate_team(existing_run(name, root), alias, tasks, address=address), indent=2))
+
+
+@app.command("serve-config")
+def print_serve_config(
+    team: Annotated[
+        str, typer.Argument(metavar="TEAM@ALIAS", help="Run (name or RUN.yaml) and alias or team version.")
+    ],
+    root: Root = "runs",
+    debug: Debug = False,
+) -> None:
+    """Print the Serve config of a registered team's policy apps, for `serve deploy` or a RayService."""
+    with errors(debug):
+        from pipelines.inspect import serve_config
+
+        name, alias = _team(team)
+        print(yaml.safe_dump(serve_config(existing_run(name, root), alias), sort_keys=False), end="")
 
 
 @app.command()
@@ -270,6 +284,13 @@ def _check(config: RunConfig) -> None:
     from pipelines.validate import check
 
     check(config)
+
+
+def _team(text: str) -> tuple[str, str]:
+    name, _, alias = text.rpartition("@")
+    if not name:
+        raise ValueError(f"{text!r} is not of the form TEAM@ALIAS, e.g. demo@champion or my_run.yaml@3")
+    return name, alias
 
 
 def _print_plan(config: RunConfig) -> None:

@@ -110,6 +110,20 @@ def export_version(run: Run, model_group: str, version: int, out: Path) -> Path:
     return out
 
 
+def serve_config(run: Run, alias: str) -> dict[str, Any]:
+    """A Serve config (`serve deploy`, RayService) of the policy apps of a registered team (alias or version number)."""
+    from serve_apps.deployment import PolicyAppSpec, app_entry
+
+    _, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
+    specs = [
+        PolicyAppSpec(
+            name=f"{run.run_id}-production-{group}", model_group=group, model=ref, serve=run.config.serve_config(group)
+        )
+        for group, ref in team.models.items()
+    ]
+    return {"proxy_location": "EveryNode", "applications": [app_entry(spec) for spec in specs]}
+
+
 def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") -> dict[str, Any]:
     """A registered team (alias or version number) on a file of tasks."""
     from pipelines.cluster import connect

@@ -52,7 +52,7 @@ def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeo
     deadline = time.monotonic() + timeout_s
 
     def edit(apps: Apps) -> Apps:
-        return apps | {s.name: _entry(s) for s in specs if not _is_same(apps.get(s.name), s)}
+        return apps | {s.name: app_entry(s) for s in specs if not _is_same(apps.get(s.name), s)}
 
     live = serve.status().applications
     change(open_list(state_file), edit, is_forced=any(s.name not in live for s in specs))
@@ -148,7 +148,8 @@ def user_config(ref: ModelVersionRef) -> dict[str, Any]:
     return {"version": ref.version, "uri": ref.uri, "manifest_sha256": ref.manifest_sha256}
 
 
-def _entry(spec: PolicyAppSpec) -> dict[str, Any]:
+def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
+    """One application of a Serve config (`ServeApplicationSchema`), JSON values only."""
     args = PolicyArgs(model_group=spec.model_group, model=spec.model, serve=spec.serve).to_dict()
     return {
         "name": spec.name,

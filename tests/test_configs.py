@@ -10,7 +10,7 @@ from pipelines.config import load_config
 from pipelines.validate import check
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = sorted((ROOT / "infra" / "runs").glob("*.yaml"))
+SHIPPED = sorted(path for folder in ("runs", "cluster") for path in (ROOT / "infra" / folder).glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -1,0 +1,31 @@
+# gpu: a node with NVIDIA GPUs. From the repository's root:
+#   docker build -f infra/containers/gpu.Dockerfile -t troupe-gpu:0.1.0 .
+# CUDA's libraries come with the packages of the lock; the node needs NVIDIA's driver and container toolkit. The image
+# is not the slim one: Triton compiles its kernels with a C compiler when an engine starts.
+FROM python:3.11-bookworm
+
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends bubblewrap libnuma1 wget \
+ && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /opt/troupe
+COPY infra/locks/gpu.txt infra/locks/gpu.txt
+RUN pip install --no-cache-dir --no-deps -r infra/locks/gpu.txt
+
+COPY pyproject.toml README.md LICENSE ./
+COPY dags dags
+COPY pipelines pipelines
+COPY serve_apps serve_apps
+COPY train_loops train_loops
+COPY stores stores
+COPY infra/runs infra/runs
+COPY infra/cluster infra/cluster
+RUN pip install --no-cache-dir --no-deps -e . \
+ && useradd --uid 1000 --create-home troupe \
+ && mkdir /cache \
+ && chown -R troupe /opt/troupe /cache
+
+USER troupe
+ENV TROUPE_CACHE=/cache \
+    PYTHONUNBUFFERED=1
+CMD ["troupe", "--help"]
