@@ -178,9 +178,11 @@ def test_a_completion_that_spans_a_change_is_marked(served: Served) -> None:
 
     async def main() -> list[Any]:
         client = ServeClient({"g": APP}, CallConfig())
-        tasks = [asyncio.ensure_future(client.generate(r)) for r in requests(max_tokens=350)]
-        await asyncio.sleep(0.4)
-        await asyncio.to_thread(served.sync, 1)
+        change = asyncio.ensure_future(asyncio.to_thread(served.sync, 1))
+        tasks = []
+        while not change.done():  # however fast the engine is, requests are under way when the weights change
+            tasks += [asyncio.ensure_future(client.generate(r)) for r in requests(max_tokens=350)]
+            await asyncio.wait({change, *tasks[-4:]}, return_when=asyncio.FIRST_COMPLETED)
         return await asyncio.gather(*tasks)
 
     answers = asyncio.run(main())
