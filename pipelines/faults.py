@@ -97,6 +97,16 @@ DATABASE_LOST = re.compile(
     re.IGNORECASE,
 )
 DATABASE_REFUSED = re.compile(r"password authentication failed|role .* does not exist|database .* does not exist")
+STORAGE = re.compile(r"AWS Error (\w+(?: \(HTTP status \d+\))?)|<Code>(\w+)</Code>|kind: (Connect|Timeout)\b")
+"""What pyarrow and LanceDB quote of object storage; LanceDB calls all of it invalid input."""
+STORAGE_REFUSED = re.compile(
+    r"access.?denied|invalid.?access.?key|signature.?does.?not|no.?such.?bucket|expired.?token", re.IGNORECASE
+)
+STORAGE_LOST = re.compile(
+    r"network.?connection|slow.?down|service.?unavailable|internal.?(error|failure)|request.?timeout|throttling|"
+    r"status 5\d\d|connect|timeout",
+    re.IGNORECASE,
+)
 VICTIM = re.compile(
     r"Selected to kill: \(.*?task name=(?P<name>[^,]+),.*?pid=(?P<pid>\d+), actual memory used=(?P<used>\S+?),"
 )
@@ -143,6 +153,10 @@ def diagnose(error: BaseException) -> Fault:
     for link in chain:
         if _is_memory(link):
             return Fault(kind=FaultKind.OUT_OF_MEMORY, message=_memory_message(link))
+    for link in chain:
+        fault = _storage_fault(str(link)) if isinstance(link, (OSError, ValueError, RuntimeError)) else None
+        if fault is not None:
+            return fault
     names = {name for link in chain for name in _names(link)}
     said = _said(error)
     if names & REFUSED or any(_is_database(link, DATABASE_REFUSED) for link in chain):
@@ -183,6 +197,23 @@ def _is_database(error: BaseException, pattern: re.Pattern[str]) -> bool:
     return bool(
         {"OperationalError", "InterfaceError", "MlflowException"} & _names(error) and pattern.search(str(error))
     )
+
+
+def _storage_fault(text: str) -> Fault | None:
+    """What object storage said, if that is what an error is about and it was no missing file."""
+    quoted = STORAGE.search(text)
+    reason = next((part for part in quoted.groups() if part), "") if quoted else ""
+    place = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+    if STORAGE_REFUSED.search(reason):
+        message = (
+            f"object storage at {place} refused ({reason}): see that the bucket of `storage` exists and that "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY may use it"
+        )
+        return Fault(kind=FaultKind.BAD_INPUT, message=message)
+    if STORAGE_LOST.search(reason):
+        message = f"object storage at {place} does not answer ({reason}): repeat once it does, what is finished is kept"
+        return Fault(kind=FaultKind.LOST, message=message)
+    return None
 
 
 def _said(error: BaseException) -> str:
