@@ -61,8 +61,8 @@ class RayJobOperator(BaseOperator):
         run_config: the run config by value, JSON.
         command: `begin`, `stage collect`, `record`, ...
         folder: where the job starts on the cluster.
-        iteration: of the stage; without one the work is that of this DAG run and no other.
-        arguments: what follows `--run RUN` on the command line.
+        iteration: that the work belongs to; without one the work is that of this DAG run and no other.
+        arguments: what follows the command, for all but `begin` and `stage`; empty ones are left out.
         kwargs: Airflow's own; assets among `outlets` get the ref as extra of their event.
         """
         super().__init__(**kwargs)
@@ -111,11 +111,9 @@ class RayJobOperator(BaseOperator):
             return begin_work(run, claim, is_forced=bool(context["params"].get("force")))
         if command == "stage":
             return stage_work(run, more[0], int(self.iteration), str(self.model_group or ""))
-        if self.iteration is not None:
-            arguments = ("--run", run, "--iteration", str(self.iteration), *self.arguments)
-            return Work(run=run, command=command, arguments=arguments, label=f"it{self.iteration}-{command}")
-        label = f"{command}-{sha256(claim.encode()).hexdigest()[:8]}"
-        return Work(run=run, command=command, arguments=("--run", run, *self.arguments), label=label)
+        arguments = tuple(str(argument) for argument in self.arguments if argument != "")
+        whose = f"it{self.iteration}" if self.iteration is not None else sha256(claim.encode()).hexdigest()[:8]
+        return Work(run=run, command=command, arguments=arguments, label=f"{whose}-{command}")
 
 
 class RayJobTrigger(BaseTrigger):

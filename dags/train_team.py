@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
-from airflow.sdk import DAG, Asset, AssetAll, AssetOrTimeSchedule, CronTriggerTimetable, Param, task
+from airflow.sdk import DAG, Asset, Param, task
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
+from dags.timing import default_args, start_of, timetable
 
 
 def train_team(run: ScheduledRun) -> DAG:
@@ -27,8 +26,8 @@ def train_team(run: ScheduledRun) -> DAG:
         dag_id=f"train_team__{run.config.run}",
         description=f"One iteration of {run.config.run}: collect, score, train, sync, evaluate, promote",
         doc_md=f"Run config: `{run.path}`.\n\n{__doc__}",
-        schedule=_schedule(run),
-        start_date=_start(run),
+        schedule=timetable(settings.cron, settings, settings.on_assets),
+        start_date=start_of(settings),
         catchup=False,
         max_active_runs=1,  # a DAG run that is late waits for the one before
         tags=["troupe", run.config.run],
@@ -40,7 +39,7 @@ def train_team(run: ScheduledRun) -> DAG:
                 description="Train even where the schedule would skip: target reached, nothing new, gate rejected.",
             )
         },
-        default_args={"retries": settings.retries, "retry_delay": timedelta(seconds=settings.retry_delay_s)},
+        default_args=default_args(settings),
     )
 
     def job(task_id: str, command: str, **kwargs: Any) -> RayJobOperator:
@@ -64,7 +63,13 @@ def train_team(run: ScheduledRun) -> DAG:
         team = Asset(name=f"team/{run.config.run}", uri=f"troupe://team/{run.config.run}")
         promote = job("promote", "stage promote", iteration=iteration, outlets=[team])
         report = job("report", "stage promote", iteration=iteration)
-        record = job("record", "record", iteration=iteration, trigger_rule="none_failed_min_one_success")
+        record = job(
+            "record",
+            "record",
+            iteration=iteration,
+            arguments=["--run", run.config.run, "--iteration", iteration],
+            trigger_rule="none_failed_min_one_success",
+        )
 
         @task.branch(task_id="gate")
         def gate(verdict: str, condition: str) -> str:
@@ -79,23 +84,6 @@ def train_team(run: ScheduledRun) -> DAG:
 def _result(job: RayJobOperator, key: str) -> Any:
     """One value of the ref that a task hands on."""
     return job.output[key]  # type: ignore[index]
-
-
-def _schedule(run: ScheduledRun) -> Any:
-    settings = run.config.schedule
-    assert settings is not None
-    is_preset = settings.cron.startswith("@")
-    cron = None if is_preset or not settings.cron else CronTriggerTimetable(settings.cron, timezone=settings.timezone)
-    assets = AssetAll(*(Asset(uri) for uri in settings.on_assets)) if settings.on_assets else None
-    if cron and assets:
-        return AssetOrTimeSchedule(timetable=cron, assets=assets)
-    return cron or assets or settings.cron or None
-
-
-def _start(run: ScheduledRun) -> datetime:
-    settings = run.config.schedule
-    assert settings is not None
-    return datetime.combine(settings.start, datetime.min.time(), ZoneInfo(settings.timezone))
 
 
 for _run in find_runs()[0]:

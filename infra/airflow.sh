@@ -2,14 +2,16 @@
 # airflow: a local Airflow (standalone, SQLite) with the DAGs, a Ray head and MLflow's pages, all on the loopback
 # interface. `infra/airflow.sh up|down`.
 #
-# State lies in .cache/airflow. Process ids are kept there; `down` ends those processes and what they started, no other.
+# State lies in .cache/airflow (TROUPE_CACHE: elsewhere). Process ids are kept there; `down` ends those processes and what they started, no other.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=${BIN:-.venv/bin}
 port=${TROUPE_AIRFLOW_PORT:-8080}
 mlflow_port=${TROUPE_MLFLOW_PORT:-5000}
 mlflow_db=${TROUPE_MLFLOW_URI:-sqlite:///$PWD/runs/mlflow.db}
-state=$PWD/.cache/airflow
+ray_state=${TROUPE_CACHE:-.cache}/ray
+mkdir -p "${TROUPE_CACHE:-.cache}/airflow"
+state=$(cd "${TROUPE_CACHE:-.cache}/airflow" && pwd)
 
 # Two facts name a process for good: its id and when it started (ids are used again).
 started_at() { cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true; }
@@ -57,7 +59,7 @@ wait_for() { # NAME URL SECONDS
 
 addresses() {
   echo "Airflow  http://127.0.0.1:$(cat "$state/port")   (log $state/airflow.log)"
-  echo "Ray      http://127.0.0.1:$(cat .cache/ray/dashboard_port)"
+  echo "Ray      http://127.0.0.1:$(cat $ray_state/dashboard_port)"
   echo "MLflow   http://127.0.0.1:$(cat "$state/mlflow_port")"
   echo "DAGs come from the run configs with a \`schedule\`: ${TROUPE_RUN_CONFIGS:-infra/runs/*.yaml}. Stop all with: make down"
 }
@@ -77,7 +79,7 @@ up() {
   [ -f "$state/secret" ] || (umask 077 && head -c 48 /dev/urandom | base64 -w0 >"$state/secret")
   PATH=$(cd "$bin" && pwd):$PATH # Airflow's commands find each other there
   export PATH
-  export RAY_API_SERVER_ADDRESS=http://127.0.0.1:$(cat .cache/ray/dashboard_port)
+  export RAY_API_SERVER_ADDRESS=http://127.0.0.1:$(cat $ray_state/dashboard_port)
   unset RAY_ADDRESS
   export AIRFLOW_HOME=$state
   export AIRFLOW__CORE__DAGS_FOLDER=$PWD/dags

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # ray_head: a Ray head on the loopback interface that outlives commands. `infra/ray_head.sh up|down`.
 #
-# Its process id is kept under .cache/ray; `down` ends that process and what it started, never another Ray.
+# Its process id is kept under .cache/ray (TROUPE_CACHE: elsewhere); `down` ends that process and what it started, never another Ray.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ray=${RAY:-.venv/bin/ray}
 port=${TROUPE_RAY_PORT:-6399}
 dashboard_port=${TROUPE_RAY_DASHBOARD_PORT:-8299}
-state=.cache/ray
+state=${TROUPE_CACHE:-.cache}/ray
 
 # What Ray starts finds `troupe` and `python` of this environment, also where nobody has activated it.
 PATH=$(cd "$(dirname "$(command -v "$ray")")" && pwd):$PATH

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.claim import claimed, next_iteration, pin, reason_to_skip
+from pipelines.links import stage_owner
 from pipelines.progress import Screen
 from pipelines.promote import champion_version, crown, register
 from pipelines.run import Run
@@ -72,9 +73,12 @@ def measure_team(
 
     if run.config.tasks.test is None:
         return None
-    return run.journal.once(
-        run.key(iteration, "measure"), lambda lease: measure(run, models, iteration=iteration, progress=progress)
-    )
+
+    def work(lease: Any) -> dict[str, Any]:
+        with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
+            return measure(run, models, iteration=iteration, progress=progress)
+
+    return run.journal.once(run.key(iteration, "measure"), work)
 
 
 def register_first_team(run: Run) -> int:
@@ -86,7 +90,7 @@ def register_first_team(run: Run) -> int:
     def work(lease: Any) -> dict[str, Any]:
         models = run.trained(0)
         version = register(run, models, iteration=0, report={})
-        crown(run, models, version)
+        crown(run, models, version, reason="the first team")
         return {"verdict": "promote", "condition": "the first team", "team_version": version}
 
     return int(run.journal.once(run.key(0, "promote"), work)["team_version"])

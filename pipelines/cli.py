@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from pipelines import cli_jobs
+from pipelines import cli_jobs, cli_service
 from pipelines.cli_options import (
     Address,
     Changes,
@@ -278,6 +278,7 @@ def maintain(
 
 
 cli_jobs.add_to(app)
+cli_service.add_to(app)
 
 
 def _check(config: RunConfig) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.config import TaskSourceConfig
+from pipelines.links import stage_owner
 from pipelines.run import Run
 from pipelines.tasks import load_tasks
 from stores.types import EpisodeRewards, Purpose, Trace
@@ -132,5 +133,6 @@ def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") 
     tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))
     version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
     connect(address)
-    played = play(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC)
+    with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
+        played = play(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC)
     return {"team": run.team_name, "team_version": version, **played.report(run)}

@@ -44,7 +44,7 @@ PATIENCE_S = 120.0
 MAX_UPLOAD_BYTES = 256 * 1024**2
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-Status = Literal["SUCCEEDED", "FAILED", "STOPPED", "LOST", "UNREACHABLE", "TIMEOUT"]
+Status = Literal["SUCCEEDED", "FAILED", "STOPPED", "LOST", "UNREACHABLE", "REFUSED", "TIMEOUT"]
 
 
 class ClusterUnreachable(ConnectionError):
@@ -128,7 +128,7 @@ class Outcome:
     @property
     def may_repeat(self) -> bool:
         """False where the same command must end the same way, and where somebody stopped it."""
-        return self.status != "STOPPED" and self.exit_code not in NEVER_REPEAT
+        return self.status not in ("STOPPED", "REFUSED") and self.exit_code not in NEVER_REPEAT
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -222,12 +222,14 @@ class JobApi:
                 return answer.status, answer.read().decode(errors="replace")
         except HTTPError as error:
             return error.code, error.read().decode(errors="replace")
-        except http.client.HTTPException as error:
+        except http.client.BadStatusLine as error:
+            if isinstance(error, http.client.RemoteDisconnected):  # it is just going down, or coming up
+                raise ClusterUnreachable(f"{self.address} hung up without an answer") from None
             raise ValueError(
                 f"{self.address} answers, but not in HTTP ({error!r}): is it the port of the cluster itself? "
                 f"Jobs go to the dashboard, e.g. http://{self._host}:8265"
             ) from None
-        except (URLError, OSError) as error:
+        except (URLError, OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise ClusterUnreachable(
                 f"no Ray cluster answers at {self.address} ({reason}): is it up, and is that its dashboard's address "
@@ -303,6 +305,8 @@ class Follower:
             if now - self._silent_since < PATIENCE_S:
                 return "", None
             return "", self._outcome("UNREACHABLE", f"{error}; waited {PATIENCE_S:g} s")
+        except ValueError as error:
+            return "", self._outcome("REFUSED", str(error))
         self._silent_since = None
         if job is None:
             return "", self._outcome("LOST", f"{self._api.address} no longer knows this job: the cluster was restarted")

@@ -6,6 +6,7 @@ Reads: the report of `evaluate`. Writes: a team version (alias `candidate`; `cha
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def promote(run: Run, iteration: int) -> dict[str, Any]:
         return {**decision, "team_version": None if "skipped" in report else champion_version(run)}
     version = register(run, run.trained(iteration), iteration=iteration, report=report)
     if decision["verdict"] == "promote":
-        crown(run, run.trained(iteration), version)
+        crown(run, run.trained(iteration), version, reason=decision["condition"])
     return {**decision, "team_version": version}
 
 
@@ -45,12 +46,22 @@ def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, re
     return version
 
 
-def crown(run: Run, models: dict[str, ModelVersionRef], version: int) -> None:
-    """Makes a team version the champion."""
+def crown(run: Run, models: dict[str, ModelVersionRef], version: int, *, reason: str) -> None:
+    """Makes a team version the champion, and writes down when and why."""
     run.registry.set_alias(run.team_name, CHAMPION, version)
     run.journal.put_value(
         run.run_id, "champion", {"team_version": version, "models": {g: plain(ref) for g, ref in models.items()}}
     )
+    past = history(run)
+    if not past or past[-1]["team_version"] != version:
+        entry = {"team_version": version, "at": time.time(), "reason": reason}
+        run.journal.put_value(run.run_id, "champions", {"history": [*past, entry]})
+
+
+def history(run: Run) -> list[dict[str, Any]]:
+    """Every champion in order: {"team_version", "at", "reason"}."""
+    value = run.journal.value(run.run_id, "champions")
+    return [] if value is None else list(value["history"])
 
 
 def champion_version(run: Run) -> int | None:

@@ -54,7 +54,10 @@ class ScheduleConfig(Settings):
     evaluate: str = ""
     """Cron or preset of `evaluate_team__<run>`: the champion on the test and sentinel tasks; empty: only by hand."""
 
-    @field_validator("cron", "evaluate")
+    maintain: str = "@weekly"
+    """Cron or preset of `maintain_stores__<run>`; empty: only by hand."""
+
+    @field_validator("cron", "evaluate", "maintain")
     @classmethod
     def _is_cron(cls, value: str) -> str:
         if value and value not in PRESETS:

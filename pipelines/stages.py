@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 STAGES = ("collect", "score", "train", "sync", "evaluate", "promote")
 """The loop, in order."""
+ON_ENGINES = ("collect", "sync", "evaluate")
+"""Stages that say which versions the engines serve: nobody else may change them meanwhile."""
 
 
 def run_stage(
@@ -32,9 +34,18 @@ def run_stage(
     work = _work(run, stage, iteration, model_group, progress)
     with bound(run=run.run_id, iteration=iteration, stage=stage, model_group=model_group):
         try:
+            work = _alone(run, work) if stage in ON_ENGINES else work
             return run.journal.once(run.key(iteration, stage, model_group), _logged(work), owner=stage_owner())
         finally:
             tell_stages(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
+
+
+def _alone(run: Run, work: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    def alone(lease: Any) -> dict[str, Any]:
+        with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
+            return work(lease)
+
+    return alone
 
 
 def _logged(work: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:

@@ -17,7 +17,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, fields
 from functools import cache
@@ -31,7 +32,9 @@ from sqlalchemy.schema import CreateTable
 
 logger = logging.getLogger(__name__)
 
-RUNNING, DONE, FAILED = "running", "done", "failed"
+RUNNING, DONE, FAILED, FREE = "running", "done", "failed", "free"
+LOCK = "lock"
+"""The stage name of what is held rather than done; `model_group` is the lock's name."""
 
 METADATA = sa.MetaData()
 RUNS = sa.Table(
@@ -83,6 +86,8 @@ class StageKey:
     model_group: str = ""
 
     def __str__(self) -> str:
+        if self.stage == LOCK:
+            return f"the {self.model_group} of run {self.run_id}"
         group = f" of {self.model_group}" if self.model_group else ""
         return f"{self.stage}{group}, iteration {self.iteration} of run {self.run_id}"
 
@@ -123,7 +128,7 @@ class StageRow:
     @property
     def is_free(self) -> bool:
         """True if anybody may take the lease: nobody has it, or its owner is gone."""
-        return self.status == FAILED or self.expires_at < time.time() or _is_dead(self.process)
+        return self.status in (FAILED, FREE) or self.expires_at < time.time() or _is_dead(self.process)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,26 +226,51 @@ class Journal:
         lease = self._acquire(key, owner, lease_s, wait_s)
         if isinstance(lease, dict):
             return lease
-        started, stopped = time.perf_counter(), threading.Event()
-        heart = threading.Thread(
-            target=copy_context().run,  # so that its warnings carry the stage's log fields
-            args=(self._beat, lease, lease_s, stopped),
-            daemon=True,
-            name=f"lease {key}",
-        )
-        heart.start()
+        started = time.perf_counter()
         try:
-            ref = work(lease)
-            text = json.dumps(ref)
+            with self._alive(lease, lease_s):
+                ref = work(lease)
+                text = json.dumps(ref)
         except BaseException as error:
             self._finish(lease, started, status=FAILED, error=f"{type(error).__name__}: {error}")
             raise
-        finally:
-            stopped.set()
         if not self._finish(lease, started, status=DONE, ref=text, error=""):
             lease._is_lost.set()
             lease.check()
         return json.loads(text)
+
+    @contextmanager
+    def hold(
+        self, run_id: str, name: str, *, owner: str = "", lease_s: float = 30.0, wait_s: float = 3600.0
+    ) -> Iterator[Lease]:
+        """Keeps others out of something that only one may use at a time; waits while somebody else has it.
+
+        Raises TimeoutError if somebody else still had it after `wait_s`.
+        """
+        lease = self._acquire(StageKey(run_id, 0, LOCK, name), owner, lease_s, wait_s)
+        assert isinstance(lease, Lease), "a lock is never done"
+        started = time.perf_counter()
+        try:
+            with self._alive(lease, lease_s):
+                yield lease
+        finally:
+            self._finish(lease, started, status=FREE)
+
+    @contextmanager
+    def _alive(self, lease: Lease, lease_s: float) -> Iterator[None]:
+        """Heartbeats from a thread."""
+        stopped = threading.Event()
+        heart = threading.Thread(
+            target=copy_context().run,  # so that its warnings carry the stage's log fields
+            args=(self._beat, lease, lease_s, stopped),
+            daemon=True,
+            name=f"lease {lease.key}",
+        )
+        heart.start()
+        try:
+            yield
+        finally:
+            stopped.set()
 
     def ref(self, key: StageKey) -> dict[str, Any] | None:
         """The ref of a finished stage, else None."""
@@ -249,7 +279,8 @@ class Journal:
 
     def stages(self, run_id: str, iteration: int | None = None) -> list[StageRow]:
         """Every stage of a run, or of one iteration of it, that was ever started, by iteration and time."""
-        query = sa.select(STAGES).where(STAGES.c.run_id == run_id).order_by(STAGES.c.iteration, STAGES.c.started_at)
+        mine = (STAGES.c.run_id == run_id) & (STAGES.c.stage != LOCK)
+        query = sa.select(STAGES).where(mine).order_by(STAGES.c.iteration, STAGES.c.started_at)
         if iteration is not None:
             query = query.where(STAGES.c.iteration == iteration)
         with self._connect() as connection:

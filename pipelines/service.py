@@ -1,0 +1,78 @@
+"""service: which team is in service, moved by hand: promote a registered version, roll back, watch the champion.
+
+Moving the champion proves first that the engines serve the version's weights, so that an alias never names what cannot
+be served. It waits while a stage uses the engines, and the next stage puts back what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.evaluate import play
+from pipelines.links import stage_owner
+from pipelines.promote import champion_version, crown, history
+from pipelines.run import Run, plain
+from pipelines.serving import serve
+from stores.registry import CHAMPION, Team
+from stores.types import Purpose
+
+
+def promote_version(run: Run, version: int, *, reason: str) -> dict[str, Any]:
+    """Makes a registered team version the champion; returns {"team_version", "before", "proofs"}.
+
+    Raises ValueError for a version that is not registered or belongs to other model groups, SyncError where the engines
+    do not serve its weights; the champion stays then.
+    """
+    _, team = run.registry.load(run.team_name, version)
+    _check(run, team, version)
+    before = champion_version(run)
+    with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
+        proofs, _ = serve(run, dict(team.models), always_prove=True)
+        crown(run, dict(team.models), version, reason=reason)
+    return {"team_version": version, "before": before, "proofs": [plain(proof) for proof in proofs]}
+
+
+def rollback(run: Run, *, to: int | None, reason: str) -> dict[str, Any]:
+    """Makes an earlier champion the champion again: `to`, or the one before the present one."""
+    champions = [entry["team_version"] for entry in history(run)]
+    present = champion_version(run)
+    if to is None:
+        earlier = [version for version in champions if version != present]
+        if not earlier:
+            raise ValueError(f"team {run.team_name!r} had no other champion than {present}: nothing to roll back to")
+        to = earlier[-1]
+    elif to not in champions:
+        known = ", ".join(map(str, sorted(set(champions)))) or "none"
+        raise ValueError(f"team version {to} of {run.team_name!r} never was champion (these were: {known}): promote it")
+    return promote_version(run, to, reason=reason)
+
+
+def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
+    """A registered team on the run's own sets of tasks, e.g. test and sentinel; the champion's result is kept.
+
+    Returns {"team_version", "accuracy", "sections"}; `accuracy` is that on the test tasks.
+    """
+    version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
+    _check(run, team, version)
+    given = [section for section in sections if getattr(run.config.tasks, section, None) is not None]
+    if not given:
+        raise ValueError(f"none of tasks.{', tasks.'.join(sections)} is in the run config: give a set of tasks to play")
+    found: dict[str, Any] = {}
+    with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
+        for section in given:
+            played = play(run, dict(team.models), run.tasks(section), iteration=0, purpose=Purpose.AD_HOC)
+            report = played.report(run)
+            found[section] = {key: report[key] for key in ("accuracy", "ci95", "num_tasks", "ok_share")}
+    ref = {"team_version": version, "accuracy": found.get("test", {}).get("accuracy"), "sections": found}
+    if alias == CHAMPION:
+        run.journal.put_value(run.run_id, "watched", ref)
+    return ref
+
+
+def _check(run: Run, team: Team, version: int) -> None:
+    if set(team.models) != set(run.config.model_groups):
+        raise ValueError(
+            f"team version {version} has the model groups {sorted(team.models)}, the run config has "
+            f"{sorted(run.config.model_groups)}: use the run config that it was trained with"
+        )
