@@ -35,6 +35,7 @@ BENCHES = {
     "rollout": "tests.bench.rollout",
     "train": "tests.bench.training",
     "trl": "tests.bench.against_trl",
+    "airflow": "tests.bench.airflow_stages",
 }
 """Each module has `measure(folder) -> list[Figure]`; `folder` is empty and removed afterwards."""
 TIMEOUT_S = 900

@@ -1,0 +1,177 @@
+"""The operator and its trigger against a stand-in for Ray's dashboard: what is submitted, logged, returned and raised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from job_server import JobServer, job_server
+
+from pipelines.config import load_config
+from pipelines.schedule import ScheduleConfig
+
+SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("home")))
+        environment.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
+        yield
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobServer]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with job_server() as found:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", found.url)
+        yield found
+
+
+class Pushed(SimpleNamespace):
+    """A task instance that keeps what is pushed."""
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        setattr(self, key, value)
+
+
+def context(run_id: str = "scheduled__1", **params: Any) -> dict[str, Any]:
+    dag_run = SimpleNamespace(dag_id="train_team__small", run_id=run_id)
+    return {"dag_run": dag_run, "params": params, "ti": Pushed(), "outlet_events": {}}
+
+
+def operator(command: str, **more: Any) -> Any:
+    from dags.ray_job import RayJobOperator
+
+    config = load_config(SMALL).model_copy(update={"schedule": ScheduleConfig(stage_timeout_s=5000)})
+    return RayJobOperator(task_id="it", command=command, run_config=config.model_dump_json(), folder="/work", **more)
+
+
+def deferred(task: Any, given: dict[str, Any]) -> Any:
+    from airflow.sdk.exceptions import TaskDeferred
+
+    with pytest.raises(TaskDeferred) as raised:
+        task.execute(given)
+    assert raised.value.method_name == "resume"
+    return raised.value.trigger
+
+
+def event_of(trigger: Any) -> dict[str, Any]:
+    async def first() -> Any:
+        async for event in trigger.run():
+            return event.payload
+
+    return asyncio.run(asyncio.wait_for(first(), 30))
+
+
+def test_a_stage_is_submitted_followed_and_handed_on(server: JobServer, capsys: pytest.CaptureFixture[str]) -> None:
+    given = context()
+    trigger = deferred(operator("stage train", iteration=2, model_group="team"), given)
+    (job,) = server.requests
+    assert job == "troupe-small-it2-train-team-a0"
+    links = server.requests[job]["runtime_env"]["env_vars"]
+    assert links["TROUPE_DAG_RUN_URL"].endswith("/dags/train_team__small/runs/scheduled__1")
+    assert links["TROUPE_RAY_DASHBOARD_URL"] == server.url
+
+    server.put(job, "SUCCEEDED", 'epoch 1\ntroupe-ref: {"model": {"version": 2}}\n', driver_exit_code=0)
+    event = event_of(trigger)
+    assert "epoch 1" in capsys.readouterr().out
+    assert operator("stage train").resume(given, event) == {"model": {"version": 2}}
+
+
+def test_a_restarted_trigger_is_made_from_what_it_serializes(server: JobServer) -> None:
+    from dags.ray_job import RayJobTrigger
+
+    trigger = deferred(operator("stage score", iteration=1), context())
+    path, kwargs = trigger.serialize()
+    assert path == f"{RayJobTrigger.__module__}.{RayJobTrigger.__name__}"
+    server.put(kwargs["submission_id"], "SUCCEEDED", "troupe-ref: {}\n")
+    assert event_of(RayJobTrigger(**kwargs))["status"] == "SUCCEEDED"
+
+
+def test_a_restarted_task_attaches_to_the_job_that_runs(server: JobServer) -> None:
+    first = deferred(operator("stage collect", iteration=1), context())
+    server.put(first.submission_id, "RUNNING")
+    second = deferred(operator("stage collect", iteration=1), context())
+    assert second.submission_id == first.submission_id
+    assert len(server.requests) == 1
+
+
+def test_begin_is_claimed_by_its_dag_run_and_skips_with_the_reason(server: JobServer) -> None:
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    one, again, two = (deferred(operator("begin"), context(run)).submission_id for run in ("a", "a", "b"))
+    assert one == again != two
+    assert "--claim train_team__small/a" in server.requests[one]["entrypoint"]
+    assert "--force" not in server.requests[one]["entrypoint"]
+    forced = deferred(operator("begin"), context("c", force=True)).submission_id
+    assert server.requests[forced]["entrypoint"].endswith("--force")
+
+    given = context()
+    event = {"submission_id": one, "status": "SUCCEEDED", "exit_code": 0, "ref": {"skip": "nothing new"}, "error": ""}
+    with pytest.raises(AirflowSkipException, match="nothing new"):
+        operator("begin").resume(given, event)
+    assert given["ti"].skip == "nothing new"
+
+
+def test_work_by_hand_belongs_to_its_dag_run_and_quotes_what_people_type(server: JobServer) -> None:
+    task = operator("promote", arguments=["--run", "small", "--reason", "a; rm -rf /", ""])
+    one, two = (deferred(task, context(run)).submission_id for run in ("a", "b"))
+    assert one != two
+    assert server.requests[one]["entrypoint"].endswith("troupe promote --run small --reason 'a; rm -rf /'")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "is_repeated"),
+    [
+        ("FAILED", 1, True),
+        ("FAILED", 75, True),
+        ("FAILED", None, True),
+        ("FAILED", 2, False),
+        ("FAILED", 3, False),
+        ("STOPPED", None, False),
+    ],
+)
+def test_how_a_job_fails_decides_whether_airflow_repeats_it(
+    server: JobServer, status: str, code: int | None, is_repeated: bool
+) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    trigger = deferred(operator("stage collect", iteration=1), context())
+    log = "troupe: out of memory in EngineCore: lower serve.kv_cache_gib\n"
+    server.put(trigger.submission_id, status, log, driver_exit_code=code)
+    with pytest.raises(
+        AirflowException, match="lower serve.kv_cache_gib" if status == "FAILED" else "by hand"
+    ) as raised:
+        operator("stage collect").resume(context(), event_of(trigger))
+    assert isinstance(raised.value, AirflowFailException) is not is_repeated
+
+
+def test_a_cluster_that_is_down_is_tried_again_and_a_wrong_token_is_not(
+    server: JobServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    server.token = "secret"
+    with pytest.raises(AirflowFailException, match="wants a token"):
+        operator("stage collect", iteration=1).execute(context())
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:1")
+    with pytest.raises(AirflowException, match="no Ray cluster answers") as raised:
+        operator("stage collect", iteration=1).execute(context())
+    assert not isinstance(raised.value, AirflowFailException)
+
+
+def test_clearing_or_killing_a_task_stops_its_job(server: JobServer) -> None:
+    task = operator("stage collect", iteration=1)
+    trigger = deferred(task, context())
+    asyncio.run(trigger.on_kill())
+    task.on_kill()
+    assert server.stopped == [trigger.submission_id] * 2
+    operator("stage collect").on_kill()

@@ -1,0 +1,115 @@
+"""Airflow parses the DAGs fast and without anything heavy, shows what is wrong with a config, and hides no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SMALL = ROOT / "tests" / "e2e" / "small.yaml"
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "lancedb", "mlflow", "pyarrow", "numpy", "sqlalchemy.orm")
+FILES = ("train_team", "evaluate_team", "promote_team", "rollback_team", "maintain_stores", "invalid_runs")
+
+PROBE = """
+import json, sys, time
+began = time.perf_counter()
+import airflow.sdk, airflow.triggers.base
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.providers.standard.operators.branch import BaseBranchOperator
+from airflow.sdk import task; task.branch
+base = set(sys.modules)
+airflow_s = time.perf_counter() - began
+from airflow.dag_processing.dagbag import DagBag
+base |= set(sys.modules)
+began = time.perf_counter()
+bag = DagBag(sys.argv[1])
+seconds = time.perf_counter() - began
+heavy = sorted({name.split(".")[0] for name in set(sys.modules) - base} & set(sys.argv[2:]))
+dags = {name: {"schedule": getattr(dag.timetable, "expression", type(dag.timetable).__name__), "tasks": sorted(dag.task_ids), "params": sorted(dag.params),
+               "max_active_runs": dag.max_active_runs, "catchup": dag.catchup} for name, dag in bag.dags.items()}
+print(json.dumps({"airflow_s": airflow_s, "seconds": seconds, "heavy": heavy, "dags": dags,
+                  "errors": {k.rsplit("/", 1)[1]: v for k, v in bag.import_errors.items()}}))
+"""
+
+
+def parse(home: Path, configs: str, python: str = sys.executable) -> dict[str, Any]:
+    """What Airflow finds in the DAG folder, in a process of its own."""
+    environment = {
+        **os.environ,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "TROUPE_RUN_CONFIGS": configs,
+    }
+    done = subprocess.run(
+        [python, "-c", PROBE, str(ROOT / "dags"), *HEAVY],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def write(path: Path, **changes: Any) -> Path:
+    path.write_text(yaml.safe_dump(yaml.safe_load(SMALL.read_text()) | changes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two valid scheduled configs, one without a schedule, and one of every way to be wrong."""
+    home = tmp_path_factory.mktemp("home")
+    berlin = {"cron": "0 2 * * 1-5", "timezone": "Europe/Berlin", "evaluate": "@daily", "maintain": ""}
+    write(home / "small.yaml", schedule=berlin)
+    write(home / "watcher.yaml", run="watcher", schedule={"on_assets": ["troupe://team/small"]})
+    write(home / "by_hand.yaml", run="by_hand")
+    write(home / "misspelt.yaml", run="misspelt", schedul={"cron": "@daily"})
+    write(home / "cron.yaml", run="cron", schedule={"cron": "99 * * * *"})
+    write(home / "twice.yaml", schedule={"cron": "@daily"})
+    (home / "no_yaml.yaml").write_text("run: [")
+    return parse(home, f"{home}/*.yaml:{home}/missing.yml")
+
+
+def test_parsing_imports_nothing_heavy_and_is_fast(parsed: dict[str, Any]) -> None:
+    print(f"Airflow's own import {parsed['airflow_s']:.2f} s, all DAG files {parsed['seconds']:.2f} s")
+    assert parsed["heavy"] == []
+    assert parsed["seconds"] < 1.0
+
+
+def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str, Any]) -> None:
+    families = [name for name in FILES if name != "invalid_runs"]
+    assert set(parsed["dags"]) == {f"{family}__{run}" for family in families for run in ("small", "watcher")}
+    train = parsed["dags"]["train_team__small"]
+    assert train["tasks"] == sorted(
+        ["begin", "collect", "score", "train", "sync", "evaluate", "gate", "promote", "report", "record"]
+    )
+    assert (train["max_active_runs"], train["catchup"], train["schedule"]) == (1, False, "0 2 * * 1-5")
+    assert parsed["dags"]["train_team__watcher"]["schedule"] == "AssetTriggeredTimetable"
+    assert parsed["dags"]["promote_team__small"]["params"] == ["reason", "team_version"]
+    assert parsed["dags"]["promote_team__small"]["tasks"] == ["approve", "promote"]
+
+
+def test_every_invalid_config_is_named_with_key_and_fix_and_nothing_else_fails(parsed: dict[str, Any]) -> None:
+    assert list(parsed["errors"]) == ["invalid_runs.py"]
+    said = parsed["errors"]["invalid_runs.py"]
+    assert "misspelt.yaml: unknown key 'schedul': did you mean 'schedule'?" in said
+    assert "cron.yaml: schedule.cron: '99 * * * *': '99' is no minute (0 to 59" in said
+    assert "twice.yaml: run 'small' is that of" in said
+    assert "no_yaml.yaml is not YAML" in said
+    assert "missing.yml does not exist" in said
+
+
+def test_the_shipped_configs_give_no_import_error(tmp_path: Path) -> None:
+    found = parse(tmp_path, f"{ROOT}/infra/runs/*.yaml")
+    assert found["errors"] == {}

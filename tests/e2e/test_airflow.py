@@ -1,0 +1,168 @@
+"""A real Airflow (scheduler, triggerer, API) and a Ray head train the small run; beside it the local runner.
+
+reference:  troupe train, iterations 1 to 3, a cluster of its own
+phase 1:    Airflow alone, on schedule: 1, 2, 3, then it skips and says why
+phase 2:    the local runner and Airflow at once on 4; in 5 the local one is killed, Airflow finishes it
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.config import load_config
+from pipelines.run import Run
+from stores.types import TracesRef
+from tests.e2e.airflow_client import LocalAirflow
+from tests.e2e.test_loop import distance, finish, keys, kill_tree, report_of, rows_of
+
+SMALL = Path(__file__).parent / "small.yaml"
+TROUPE = str(Path(sys.executable).parent / "troupe")
+DAG = "train_team__small"
+STAGES = ("collect", "score", "train", "sync", "evaluate")
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def write_config(path: Path, *, iterations: int, root: Path) -> Path:
+    data = yaml.safe_load(SMALL.read_text())
+    data |= {"iterations": iterations, "storage": {"root": str(root)}, "schedule": {"cron": "@continuous"}}
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def train(config: Path, log: Path, address: str = "") -> subprocess.Popen[bytes]:
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [TROUPE, "train", str(config), *(["--address", address] if address else [])],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+
+
+@dataclass
+class Scene:
+    """What the tests of this file share."""
+
+    airflow: LocalAirflow
+    config: Path
+    root: Path
+    reference: Run
+
+    @property
+    def run(self) -> Run:
+        return Run(load_config(self.config))
+
+    def wait_for_iteration(self, iteration: int, timeout_s: float) -> None:
+        """Until the last task of the iteration's DAG run has ended."""
+        run = self.run
+        self.airflow.wait(
+            f"iteration {iteration}",
+            lambda: Path(run.folder).is_dir() and run.journal.ref(run.key(iteration, "record")),
+            timeout_s,
+        )
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("airflow")
+    (folder / "alone").mkdir()
+    alone = write_config(folder / "alone" / "small.yaml", iterations=3, root=folder / "alone")
+    finish(train(alone, folder / "alone.log"), folder / "alone.log")
+    config = write_config(folder / "small.yaml", iterations=3, root=folder / "runs")
+    (folder / "broken.yaml").write_text("run: broken\nschedul: {}\n")
+    with LocalAirflow(folder / "cache", f"{config}{os.pathsep}{folder / 'broken.yaml'}") as airflow:
+        yield Scene(airflow, config, folder / "runs", Run(load_config(alone)))
+
+
+def test_a_broken_run_config_is_an_import_error_and_hides_no_dag(scene: Scene) -> None:
+    errors = scene.airflow.wait("import error", lambda: scene.airflow.ask("/importErrors")["import_errors"], 90)
+    assert [Path(e["filename"]).name for e in errors] == ["invalid_runs.py"]
+    assert "broken.yaml: unknown key 'schedul': did you mean 'schedule'?" in errors[0]["stack_trace"]
+    assert DAG in {d["dag_id"] for d in scene.airflow.ask("/dags")["dags"]}
+
+
+def test_three_scheduled_iterations_are_those_of_the_local_runner(scene: Scene) -> None:
+    airflow, run = scene.airflow, scene.run
+    airflow.pause(DAG, is_paused=False)
+    scene.wait_for_iteration(3, 420)
+    first, second, third, *_ = [r["dag_run_id"] for r in airflow.dag_runs(DAG)]
+    airflow.wait("the third DAG run", lambda: airflow.state(DAG, third) == "success", 60)
+    assert [airflow.xcom(DAG, dag_run, "begin", "iteration") for dag_run in (first, second, third)] == [1, 2, 3]
+    for dag_run in (first, second, third):
+        tasks = {t["task_id"]: t["state"] for t in airflow.tasks(DAG, dag_run)}
+        assert {tasks[stage] for stage in ("begin", *STAGES, "gate", "record")} == {"success"}
+        assert sorted((tasks["promote"], tasks["report"])) == ["skipped", "success"]
+    for iteration in (1, 2, 3):
+        assert keys(run, iteration) == keys(scene.reference, iteration)
+    rows, others = rows_of(run), rows_of(scene.reference)
+    assert {name for name, row in rows.items() if row.attempts != 1} == set()
+    assert rows.keys() >= {name for name in others if "record" not in name}
+
+    mine, theirs = report_of(run), report_of(scene.reference)
+    print("before", mine["before"]["accuracy"], theirs["before"]["accuracy"])
+    print("after", mine["after"]["accuracy"], theirs["after"]["accuracy"])
+    print("largest difference of the weights after iteration 2:", distance(run, scene.reference))
+    assert mine["before"] == theirs["before"], "the same version 0 plays the same test tasks: equal to the bit"
+    low, high = theirs["after"]["ci95"]
+    assert low <= mine["after"]["accuracy"] <= high
+    log = airflow.log(DAG, first, "collect")
+    assert "troupe stage collect --run small --iteration 1" in log
+    assert '"num_episodes": 256' in log
+
+
+def test_a_schedule_with_nothing_left_to_do_skips_and_says_why(scene: Scene) -> None:
+    airflow = scene.airflow
+    skipped = airflow.wait("a fourth DAG run", lambda: airflow.dag_runs(DAG)[3:], 60)[0]["dag_run_id"]
+    airflow.wait("its end", lambda: airflow.state(DAG, skipped) == "success", 90)
+    airflow.pause(DAG, is_paused=True)
+    assert {t["state"] for t in airflow.tasks(DAG, skipped)} == {"skipped"}
+    assert "all 3 iterations are done" in airflow.xcom(DAG, skipped, "begin", "skip")
+
+
+def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_killed_one_began(scene: Scene) -> None:
+    airflow, log = scene.airflow, scene.root / "local.log"
+    write_config(scene.config, iterations=5, root=scene.root)
+    run = scene.run
+    before = rows_of(run)
+
+    local = train(scene.config, log, airflow.ray_address)
+    airflow.pause(DAG, is_paused=False)
+    deadline = time.monotonic() + 240
+    while not begun_here(run, 5):
+        assert local.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+        time.sleep(0.05)
+    kill_tree(local.pid)
+    scene.wait_for_iteration(4, 120)
+    scene.wait_for_iteration(5, 240)
+    airflow.pause(DAG, is_paused=True)
+
+    rows = rows_of(run)
+    assert {name: row for name, row in rows.items() if name in before} == before, "finished stages are left alone"
+    interrupted = {name for name, row in rows.items() if row.attempts != 1}
+    assert len(interrupted) <= 1, "only what the killed one was at was begun a second time"
+    assert all(rows[name].iteration == 5 for name in interrupted)
+    workers = {row.owner.split()[0] for row in rows.values() if row.iteration in (4, 5)}
+    assert "Ray" in workers and len(workers) > 1, "both did some of it"
+    for iteration in (4, 5):
+        ref = TracesRef(**run.journal.ref(run.key(iteration, "collect"))["traces"])
+        ids = [trace.episode_id for trace in run.traces.read_traces(ref)]
+        assert len(ids) == len(set(ids)) == 256
+        assert run.trained(iteration)["team"].version == iteration
+
+
+def begun_here(run: Run, iteration: int) -> bool:
+    """True while a process that is no Ray job is at a stage of the iteration."""
+    rows = run.journal.stages(run.run_id, iteration)
+    return any(row.status == "running" and not row.owner.startswith("Ray job") for row in rows)
