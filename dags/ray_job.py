@@ -44,7 +44,7 @@ EAGER_S = 60.0
 class RayJobOperator(BaseOperator):
     """Runs one troupe command on the run's cluster and returns the small ref that it hands back."""
 
-    template_fields: Sequence[str] = ("arguments", "iteration", "model_group")
+    template_fields: Sequence[str] = ("arguments", "iteration", "model_group", "since")
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class RayJobOperator(BaseOperator):
         folder: str = "",
         iteration: Any = None,
         model_group: Any = "",
+        since: Any = 0.0,
         arguments: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
@@ -62,12 +63,14 @@ class RayJobOperator(BaseOperator):
         command: `begin`, `stage collect`, `record`, ...
         folder: where the job starts on the cluster.
         iteration: that the work belongs to; without one the work is that of this DAG run and no other.
+        since: when the run was begun, unix seconds, as `begin` hands it on.
         arguments: what follows the command, for all but `begin` and `stage`; empty ones are left out.
         kwargs: Airflow's own; assets among `outlets` get the ref as extra of their event.
         """
         super().__init__(**kwargs)
         self.run_config, self.command, self.folder = run_config, command, folder
         self.iteration, self.model_group, self.arguments = iteration, model_group, list(arguments)
+        self.since = since
         self._attached: tuple[str, str] | None = None
 
     def execute(self, context: Context) -> Any:
@@ -75,7 +78,8 @@ class RayJobOperator(BaseOperator):
         config = parse_config(json.loads(self.run_config), "the DAG's run config")
         try:
             api = JobApi(address_of(config.cluster))
-            job = attach(api, config, self._work(config.run, context), folder=self.folder, links=_links(api, context))
+            work, links = self._work(config.run, context), _links(api, context)
+            job = attach(api, config, work, folder=self.folder, links=links, since=float(self.since))
         except ValueError as error:
             raise AirflowFailException(str(error)) from None
         except ClusterUnreachable as error:

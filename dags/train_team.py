@@ -47,26 +47,28 @@ def train_team(run: ScheduledRun) -> DAG:
 
     with dag:
         begin = job("begin", "begin", multiple_outputs=True)
-        iteration = _result(begin, "iteration")
-        collect = job("collect", "stage collect", iteration=iteration)
-        score = job("score", "stage score", iteration=iteration)
+        iteration, since = _result(begin, "iteration"), _result(begin, "since")
+        collect = job("collect", "stage collect", iteration=iteration, since=since)
+        score = job("score", "stage score", iteration=iteration, since=since)
         train = RayJobOperator.partial(
             task_id="train",
             command="stage train",
             run_config=run.json,
             folder=run.folder,
             iteration=iteration,
+            since=since,
             map_index_template="{{ task.model_group }}",
         ).expand(model_group=list(run.config.model_groups))
-        sync = job("sync", "stage sync", iteration=iteration)
-        evaluate = job("evaluate", "stage evaluate", iteration=iteration, multiple_outputs=True)
+        sync = job("sync", "stage sync", iteration=iteration, since=since)
+        evaluate = job("evaluate", "stage evaluate", iteration=iteration, since=since, multiple_outputs=True)
         team = Asset(name=f"team/{run.config.run}", uri=f"troupe://team/{run.config.run}")
-        promote = job("promote", "stage promote", iteration=iteration, outlets=[team])
-        report = job("report", "stage promote", iteration=iteration)
+        promote = job("promote", "stage promote", iteration=iteration, since=since, outlets=[team])
+        report = job("report", "stage promote", iteration=iteration, since=since)
         record = job(
             "record",
             "record",
             iteration=iteration,
+            since=since,
             arguments=["--run", run.config.run, "--iteration", iteration],
             trigger_rule="none_failed_min_one_success",
         )

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # setup: a lock -> .venv with exactly those versions and this project, editable. `infra/setup.sh cpu|dev|lock`.
+# `infra/setup.sh airflow FOLDER`: an environment for Airflow alone, with the light part of this project installed.
 #
 # Needs Python 3.11 only. uv comes with pip into .tools, or from the PATH where Python has no pip; pip's own settings
 # are handed on to uv, which reads none of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-what=${1:?usage: infra/setup.sh cpu|dev|lock}
+what=${1:?usage: infra/setup.sh cpu|dev|lock|airflow}
 unset PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 
 say() { echo "setup: $*" >&2; }
@@ -82,6 +83,15 @@ install() {
   say "done in $((SECONDS - began)) s"
 }
 
+light() {
+  "$uv" venv --quiet --python "$python" "$1"
+  export VIRTUAL_ENV=$1
+  "$uv" pip install --quiet --no-deps "${flags[@]}" -r infra/locks/airflow.txt
+  rm -rf build # of an earlier build: what was removed since would be installed again
+  "$uv" pip install --quiet --no-deps "${flags[@]}" .
+  say "Airflow with the light part of Troupe in $1"
+}
+
 lock() {
   local options=(--override infra/locks/overrides.txt --python-version 3.11 --no-header --no-annotate --quiet)
   # cpu.txt is cut from dev.txt, so that one environment serves both.
@@ -110,5 +120,6 @@ eval "$settings"
 case $what in
   cpu | dev) install "$what" ;;
   lock) lock ;;
-  *) die "unknown set-up $what: cpu, dev or lock" ;;
+  airflow) light "$(realpath -m "${2:?usage: infra/setup.sh airflow FOLDER}")" ;;
+  *) die "unknown set-up $what: cpu, dev, lock or airflow" ;;
 esac

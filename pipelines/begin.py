@@ -17,7 +17,7 @@ from stores.types import ModelVersionRef
 def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, screen: Screen) -> dict[str, Any]:
     """What a schedule starts an iteration with: the run at iteration 0 at least, and the iteration of this claim.
 
-    Returns {"iteration", "model_groups"}, or {"skip": reason} where nothing is to be trained now.
+    Returns {"iteration", "model_groups", "since"} (when the run was begun, unix seconds), or {"skip": reason} where nothing is to be trained now.
     """
     from pipelines.cluster import connect
 
@@ -40,7 +40,8 @@ def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, scre
     if iteration is None:
         assert wanted is not None, "skipped above"
         iteration = pin(run, claim, wanted)
-    return {"iteration": iteration, "model_groups": list(run.config.model_groups)}
+    since = next(row.created_at for row in run.journal.runs() if row.run_id == run.run_id)
+    return {"iteration": iteration, "model_groups": list(run.config.model_groups), "since": since}
 
 
 def measure_last(run: Run, *, address: str, screen: Screen) -> None:

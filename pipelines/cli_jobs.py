@@ -91,15 +91,15 @@ def jobs(
     """List the jobs that were submitted to a cluster, newest first."""
     with errors(debug):
         from rich.console import Console
-        from rich.table import Table
+        from rich.table import Column, Table
 
-        table = Table("job", "status", "exit code", "started", "seconds", "command")
+        table = Table(Column("job", no_wrap=True), "status", "started", "seconds")
         for job in _api(cluster).jobs():
             if job.submission_id.startswith(f"troupe-{run}"):
                 started = datetime.fromtimestamp(job.started_at).strftime("%F %T") if job.started_at else ""
                 seconds = (job.ended_at or time.time()) - job.started_at if job.started_at else 0.0
-                code = "" if job.exit_code is None else str(job.exit_code)
-                table.add_row(job.submission_id, job.status, code, started, f"{seconds:.0f}", job.entrypoint)
+                code = f" ({job.exit_code})" if job.exit_code else ""
+                table.add_row(job.submission_id, f"{job.status}{code}", started, f"{seconds:.0f}")
         Console().print(table)
 
 

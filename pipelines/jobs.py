@@ -264,12 +264,15 @@ def address_of(cluster: ClusterConfig) -> str:
     return cluster.address or check_address(os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS)
 
 
-def attach(api: JobApi, config: RunConfig, work: Work, *, folder: str, links: Mapping[str, str]) -> str:
+def attach(
+    api: JobApi, config: RunConfig, work: Work, *, folder: str, links: Mapping[str, str], since: float = 0.0
+) -> str:
     """Submission id of the job that does the work: one that is pending, running or done, else a new attempt.
 
     Args:
         folder: where the job starts on the cluster, if the run config says neither a folder nor a working directory.
         links: environment variables that say where the job was started from, for MLflow and logs.
+        since: unix seconds when the run was begun; what was done before was for a removed run of the same name.
     """
     attempt = 0
     while True:
@@ -280,7 +283,8 @@ def attach(api: JobApi, config: RunConfig, work: Work, *, folder: str, links: Ma
             if api.submit(request):
                 return submission_id
             job = api.job(submission_id)  # somebody else was first
-        if job is None or job.status not in ("FAILED", "STOPPED"):
+        is_older = job is not None and job.has_ended and (job.ended_at or since) < since
+        if job is None or (job.status not in ("FAILED", "STOPPED") and not is_older):
             return submission_id
         attempt += 1
 

@@ -186,7 +186,10 @@ class Journal:
         return {"url": self.url, "_engine": None}
 
     def begin_run(self, run_id: str, config_sha256: str, config_json: str) -> None:
-        """Creates the run, or finds it with the same config; ValueError if its config is another one."""
+        """Creates the run, or finds it; ValueError if its config is another one.
+
+        What does not count in the config's hash (how many iterations, where things are kept) is kept as last given.
+        """
         row = {"run_id": run_id, "config_sha256": config_sha256, "config_json": config_json, "created_at": time.time()}
         if self._insert(RUNS, row):
             return
@@ -198,6 +201,9 @@ class Journal:
             raise ValueError(
                 f"run {run_id!r} exists with another config ({where}): use another run name or the old config"
             )
+        if old.config_json != config_json:
+            with self._connect() as connection:
+                connection.execute(RUNS.update().where(RUNS.c.run_id == run_id).values(config_json=config_json))
 
     def once(
         self,

@@ -67,6 +67,15 @@ def test_the_attempt_advances_only_after_failed_or_stopped(server: JobServer, ap
     assert sorted(server.requests) == [f"{NAME}-a0", f"{NAME}-a1", f"{NAME}-a2"]
 
 
+def test_what_was_done_for_a_removed_run_of_the_same_name_does_not_count(
+    server: JobServer, api: JobApi, config: RunConfig
+) -> None:
+    server.put(f"{NAME}-a0", "SUCCEEDED", end_time=100_000)
+    server.put(f"{NAME}-a1", "RUNNING")
+    assert attach(api, config, WORK, folder="", links={}, since=99.0) == f"{NAME}-a0"
+    assert attach(api, config, WORK, folder="", links={}, since=101.0) == f"{NAME}-a1"
+
+
 def test_who_loses_the_race_to_submit_attaches(server: JobServer, api: JobApi, config: RunConfig) -> None:
     server.loses_race_to = {"status": "RUNNING"}
     assert attach(api, config, WORK, folder="/work", links={}) == f"{NAME}-a0"
