@@ -5,6 +5,7 @@ Reads: the train tasks; the versions that the iteration before left. Writes: epi
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -17,14 +18,17 @@ from stores.types import Purpose, Task
 def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
     """Samples the iteration's episodes with the versions it trains from.
 
-    Returns {"traces": TracesRef, "policy_versions", "statuses", "num_tokens", "sampling_seconds"}.
+    Returns {"traces": TracesRef, "policy_versions", "statuses", "num_tokens", "sampling_seconds", "groups", "stopped_by",
+    "carried"}; `stopped_by` says whether tokens, seconds or enough complete groups ended it early, `carried` which tasks
+    come first in the next iteration for it.
     """
     settings = run.config.collect
     models = run.parents(iteration)
     serve(run, models)
     cast = run.cast(models)
+    tasks = iteration_tasks(run, iteration)
     sampled = sample_episodes(
-        task_slice(run.tasks("train"), iteration=iteration, count=settings.tasks_per_iteration, seed=run.config.seed),
+        tasks,
         run_id=run.run_id,
         iteration=iteration,
         purpose=Purpose.TRAIN,
@@ -34,6 +38,7 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
         config=settings,
         episodes_per_task=settings.episodes_per_task,
         seed=run.config.seed,
+        num_enough=settings.tasks_per_iteration if settings.may_stop_early else None,
         progress=progress,
     )
     return {
@@ -43,7 +48,27 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
         "num_new": sampled.num_new,
         "num_tokens": sampled.num_tokens,
         "sampling_seconds": sampled.sampling_seconds,
+        "groups": {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": sampled.num_groups},
+        "stopped_by": sampled.stopped_by,
+        "carried": list(sampled.tasks_left) if settings.tail == "carry" else [],
     }
+
+
+def iteration_tasks(run: Run, iteration: int) -> list[Task]:
+    """What is begun in an iteration: the tasks carried over from the one before, then fresh ones, `oversample` in all."""
+    settings = run.config.collect
+    tasks = run.tasks("train")
+    count = math.ceil(settings.tasks_per_iteration * settings.oversample)
+    fresh = task_slice(tasks, iteration=iteration, count=count, seed=run.config.seed)
+    before = run.journal.ref(run.key(iteration - 1, "collect")) if settings.tail == "carry" else None
+    names = (before or {}).get("carried", [])
+    known = {task.task_id: task for task in tasks}
+    if gone := [name for name in names if name not in known]:
+        raise ValueError(
+            f"tasks {gone[:3]} were carried over from iteration {iteration - 1}, but tasks.train lost them"
+        )
+    carried = [known[name] for name in names]
+    return [*carried, *(task for task in fresh if task.task_id not in names)][:count]
 
 
 def task_slice(tasks: list[Task], *, iteration: int, count: int, seed: int) -> list[Task]:
@@ -52,7 +77,9 @@ def task_slice(tasks: list[Task], *, iteration: int, count: int, seed: int) -> l
     Raises ValueError where the set is smaller than a slice.
     """
     if count > len(tasks):
-        raise ValueError(f"collect.tasks_per_iteration = {count} but tasks.train holds {len(tasks)}: lower it")
+        raise ValueError(
+            f"collect.tasks_per_iteration = {count} (times oversample) but tasks.train holds {len(tasks)}: lower it"
+        )
     per_pass = len(tasks) // count
     number, place = divmod(iteration - 1, per_pass)
     order = list(tasks)

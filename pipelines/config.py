@@ -99,12 +99,27 @@ class ModelGroupConfig(Settings):
     """Overrides of the `serve` section for this model group."""
 
 
+class BudgetConfig(Settings):
+    """What collect may spend in one iteration. Groups under way when it is spent are completed, no others begun."""
+
+    tokens: int | None = Field(None, ge=1)
+    """Completion tokens, of stored episodes."""
+    seconds: float | None = Field(None, gt=0)
+    """In which episodes are under way; pauses of an interrupted collect do not count."""
+
+
 class CollectConfig(Settings):
     """How episodes are sampled."""
 
     tasks_per_iteration: int = Field(64, ge=1)
     episodes_per_task: int = Field(8, ge=1)
     """Size of a group (GRPO sense)."""
+    budget: BudgetConfig = BudgetConfig()
+    oversample: float = Field(1.0, ge=1, le=4)
+    """Above 1: so many times the tasks are begun, and collect ends once `tasks_per_iteration` groups are complete."""
+    tail: Literal["carry", "cut"] = "carry"
+    """Groups that budget or over-sampling left incomplete: their tasks come first in the next iteration, or are dropped
+    until their turn comes again. What that does to the choice of tasks: pipelines/groups.py."""
     num_workers: int = Field(1, ge=1)
     """Collector actors; each runs many episodes at once."""
     episodes_in_flight: int = Field(512, ge=1)
@@ -112,16 +127,30 @@ class CollectConfig(Settings):
     write_batch: int = Field(128, ge=1)
     """Finished episodes written per commit, at most."""
     stage_timeout_s: float = Field(3600, gt=0)
+    """Every stage has one: its deadline, at which the watchdog writes stacks and ends it."""
     max_failed_share: float = Field(0.1, ge=0, le=1)
     """Share of agent_error, tool_error, timeout and infra_error beyond which the stage fails."""
     episode: EpisodeConfig = EpisodeConfig()
     call: CallConfig = CallConfig()
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether a collect may end before every group that it planned is complete."""
+        return self.oversample > 1 or self.budget != BudgetConfig()
+
+
+class ScoreConfig(Settings):
+    """Scoring; the rule itself is in `credit`."""
+
+    stage_timeout_s: float = Field(900, gt=0)
 
 
 class SyncConfig(Settings):
     """How new weights reach the engines, and what proves that they did."""
 
     timeout_s: float = Field(120, gt=0)
+    stage_timeout_s: float = Field(900, gt=0)
+    """With the start of engines that are not running."""
     proof_tolerance: float = Field(1e-3, gt=0)
     """Largest |logprob difference| on the probe; about 1e-5 is seen in float32, bfloat16 needs 5e-2."""
 
@@ -139,6 +168,8 @@ class EvaluateConfig(Settings):
     """null: as in training."""
     bootstrap_samples: int = Field(10_000, ge=100)
     confidence: float = Field(0.95, gt=0, lt=1)
+    stage_timeout_s: float = Field(3600, gt=0)
+    """Of every measurement: of the gate's tasks, the test tasks before and after, a file of tasks."""
 
 
 class PromoteConfig(Settings):
@@ -154,6 +185,16 @@ class PromoteConfig(Settings):
     """Floor on the share of well-formed turns, per agent."""
     on_reject: Literal["continue", "champion"] = "continue"
     """What the next iteration trains from after a rejection."""
+    stage_timeout_s: float = Field(300, gt=0)
+
+
+class WatchdogConfig(Settings):
+    """Who watches a stage: says what it waits for, and ends it at its deadline (`stage_timeout_s` of its section)."""
+
+    every_s: float = Field(30, gt=0)
+    """Between two lines on what is waited for."""
+    grace_s: float = Field(30, gt=0)
+    """How long an interrupted stage may take to end by itself before its process is ended."""
 
 
 class RunConfig(Settings):
@@ -172,10 +213,12 @@ class RunConfig(Settings):
     serve: ServeConfig = ServeConfig()
     warmstart: WarmstartConfig | None = None
     collect: CollectConfig = CollectConfig()
+    score: ScoreConfig = ScoreConfig()
     train: TrainConfig = TrainConfig()
     sync: SyncConfig = SyncConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     promote: PromoteConfig = PromoteConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
     schedule: ScheduleConfig | None = None
     cluster: ClusterConfig = ClusterConfig()
     maintain: MaintainConfig = MaintainConfig()
@@ -222,35 +265,36 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> Self:
+        """Every wait inside a stage ends before the stage's deadline, and that before the one of whoever submitted it."""
+        call, episode = self.collect.call, self.collect.episode
         chain = [
-            ("collect.call.call_timeout_s", self.collect.call.call_timeout_s),
-            ("collect.episode.turn_timeout_s", self.collect.episode.turn_timeout_s),
-            ("collect.episode.episode_timeout_s", self.collect.episode.episode_timeout_s),
+            ("collect.call.call_timeout_s", call.call_timeout_s),
+            ("collect.episode.turn_timeout_s", episode.turn_timeout_s),
+            ("collect.episode.episode_timeout_s", episode.episode_timeout_s),
             ("collect.stage_timeout_s", self.collect.stage_timeout_s),
         ]
-        if self.schedule:
-            chain.append(("schedule.stage_timeout_s", self.schedule.stage_timeout_s))
-        for (inner, a), (outer, b) in pairwise(chain):
+        evaluate = ("evaluate.stage_timeout_s", self.evaluate.stage_timeout_s)
+        sync = ("sync.stage_timeout_s", self.sync.stage_timeout_s)
+        pairs = [*pairwise(chain), (chain[2], evaluate)]
+        if self.collect.budget.seconds is not None:
+            pairs.append((("collect.budget.seconds", self.collect.budget.seconds), chain[3]))
+        for stage in (chain[3], sync, evaluate):
+            pairs.append((("sync.timeout_s", self.sync.timeout_s), stage))
+            starts = {self.serve_config(group).start_timeout_s for group in self.model_groups}
+            pairs += [(("serve.start_timeout_s", start), stage) for start in starts]
+        trains = {self.train_config(group) for group in self.model_groups}
+        for train in trains:
+            stage = ("train.stage_timeout_s", train.stage_timeout_s)
+            pairs.append((("train.order_timeout_s", train.order_timeout_s), stage))
+        if self.schedule is not None:
+            stages = [chain[3], sync, evaluate, *(("train.stage_timeout_s", t.stage_timeout_s) for t in trains)]
+            stages += [
+                (f"{name}.stage_timeout_s", getattr(self, name).stage_timeout_s) for name in ("score", "promote")
+            ]
+            pairs += [(stage, ("schedule.stage_timeout_s", self.schedule.stage_timeout_s)) for stage in stages]
+        for (inner, a), (outer, b) in pairs:
             if a >= b:
                 raise ValueError(f"deadlines must nest: {inner} = {a:g} s is not below {outer} = {b:g} s")
-        return self
-
-    @model_validator(mode="after")
-    def _new_tasks_can_be_seen(self) -> Self:
-        if self.schedule and self.schedule.on_new_tasks and not self.tasks.train.path:
-            raise ValueError(
-                "schedule.on_new_tasks needs tasks.train.path: what a generator gives never changes; drop it or name a file"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _uploaded_runs_keep_elsewhere(self) -> Self:
-        root = self.storage.root
-        if self.cluster.working_dir and "://" not in root and not Path(root).is_absolute():
-            raise ValueError(
-                f"storage.root = {root!r} is relative, and cluster.working_dir is a copy that ends with the job: "
-                "give storage.root as an absolute path or URI that every machine of the cluster sees"
-            )
         return self
 
     @property
@@ -270,8 +314,11 @@ class RunConfig(Settings):
     def sha256(self) -> str:
         """Identity of everything that changes results: two configs with the same hash are the same run.
 
-        Where things are kept, how many iterations there are and pure capacity do not count.
+        Where things are kept, how many iterations there are, deadlines and pure capacity do not count. Nor does what is
+        at a default under which it does nothing: runs that began before it existed go on.
         """
+        sampling = ("budget", "oversample", "tail")
+        unused = {name for name in sampling if getattr(self.collect, name) == getattr(CollectConfig(), name)}
         capacity: dict[str, Any] = {
             "iterations": True,
             "storage": True,
@@ -280,7 +327,13 @@ class RunConfig(Settings):
             "maintain": True,
             "serve": {"num_replicas", "threads", "cpus", "gpus", "start_timeout_s", "drain_timeout_s"},
             "tasks": {"sentinel"},
-            "collect": {"num_workers", "episodes_in_flight", "write_batch", "stage_timeout_s"},
+            "watchdog": True,
+            "score": True,
+            "warmstart": {"stage_timeout_s"},
+            "collect": {"num_workers", "episodes_in_flight", "write_batch", "stage_timeout_s"} | unused,
+            "sync": {"stage_timeout_s"},
+            "evaluate": {"stage_timeout_s"},
+            "promote": {"stage_timeout_s"},
             "train": {
                 "threads",
                 "cpus_per_worker",
@@ -288,6 +341,7 @@ class RunConfig(Settings):
                 "keep_warm",
                 "order_timeout_s",
                 "start_timeout_s",
+                "stage_timeout_s",
             },
         }
         data = self.model_dump(mode="json", exclude=capacity)

@@ -14,15 +14,21 @@ import asyncio
 import json
 import logging
 import pickle
+import re
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.config import CollectConfig
+from pipelines.faults import InfrastructureLost
+from pipelines.groups import Groups, StoppedBy
 from pipelines.observe import episode_points, log_failed
 from pipelines.run import Cast
 from serve_apps.client import PolicyClient
@@ -32,8 +38,11 @@ from stores.logs import carried, carry
 from stores.metrics import send
 from stores.traces import TraceStore
 from stores.types import EpisodeStatus, Purpose, Task, Trace, TracesRef
+from stores.waiting import waiting
 
 FAILED = (EpisodeStatus.AGENT_ERROR, EpisodeStatus.TOOL_ERROR, EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
+INFRASTRUCTURE = (EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
+"""Failures that neither the policy nor the workflow's code is to blame for."""
 WRITE_EVERY_S = 0.5
 """A finished episode waits at most this long for company before it is stored, if nothing else finishes."""
 
@@ -55,10 +64,20 @@ class Sampled:
     sampling_seconds: float
     """From the first episode's start to the last one's end, on the workers' clock."""
     seconds: float
+    num_groups: int
+    """Complete ones: those that are pinned."""
+    stopped_by: StoppedBy | None
+    """Why the pass ended before all its groups were complete; None where they are."""
+    tasks_left: Sequence[str]
+    """Tasks of the groups that are not pinned, in order."""
 
 
 class TooManyFailures(RuntimeError):
-    """The share of failed episodes is above the limit; what was collected is kept."""
+    """The share of failed episodes is above the limit. They are kept, and played again when the stage is repeated."""
+
+
+class InfrastructureFailures(TooManyFailures, InfrastructureLost):
+    """Too many failures, most of them not of the run's own making."""
 
 
 def sample_episodes(
@@ -73,31 +92,47 @@ def sample_episodes(
     config: CollectConfig,
     episodes_per_task: int,
     seed: int,
+    num_enough: int | None = None,
     progress: Progress | None = None,
 ) -> Sampled:
-    """Runs the episodes that are not stored yet and pins them all.
+    """Runs the episodes that are not stored yet and pins the complete groups, which is all of them by default.
+
+    A repetition goes on with what is stored. Where more of it failed than the limit allows, the failed episodes are
+    played again under their ids and seeds and replaced: what the policy did comes out as before, what the world did to
+    it need not. Nothing was pinned then, so nobody ever sees both.
 
     Args:
         tasks: each gives `episodes_per_task` episodes, one GRPO group.
         apps: Serve application of every model group.
+        num_enough: the pass may end with so many complete groups, or when `config.budget` is spent; None: neither.
 
     Raises:
         TooManyFailures: more than `config.max_failed_share` of the episodes failed.
-        TimeoutError: `config.stage_timeout_s` passed; finished episodes are kept.
+        InfrastructureLost: collectors ended and groups are incomplete all the same.
     """
     began = time.perf_counter()
     where: dict[str, Any] = {"run_id": run_id, "iteration": iteration, "purpose": purpose, "team_key": cast.team_key}
-    stored = store.stored_ids(**where)
     specs = [
         EpisodeSpec(**where, task=task, episode_index=index, run_seed=seed)
         for task in tasks
         for index in range(episodes_per_task)
     ]
-    todo = [spec for spec in specs if spec.episode_id not in stored]
+    counts_tokens = num_enough is not None and config.budget.tokens is not None
+    stored = store.stored_episodes(**where, with_tokens=counts_tokens)
+    groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
+    again = _to_repeat(stored, groups, limit=config.max_failed_share)
+    if again:
+        stored = stored.filter(pc.invert(pc.is_in(stored["episode_id"], pa.array(again))))
+        groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
+    kept = set(stored["episode_id"].to_pylist())
+    todo = [spec for spec in specs if spec.episode_id not in kept]
+    if reason := groups.stopped_by(0.0):
+        todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
     statuses: dict[str, int] = {}
     num_new, num_tokens, first, last = 0, 0, np.inf, 0.0
     if todo:
-        for row in _run(todo, cast=cast, apps=apps, store=store, config=config):
+        replaced = FAILED if again else ()
+        for row in _run(todo, groups, replaced=replaced, cast=cast, apps=apps, store=store, config=config):
             num_new += int(row["num"])
             num_tokens += int(row["num_tokens"])
             first, last = min(first, row["started_at"]), max(last, row["ended_at"])
@@ -105,49 +140,76 @@ def sample_episodes(
                 statuses[status] = statuses.get(status, 0) + count
             if progress:
                 progress(len(specs) - len(todo) + num_new, len(specs), "")
-            if time.perf_counter() - began > config.stage_timeout_s:
-                raise TimeoutError(
-                    f"collect: {num_new} of {len(todo)} episodes after {config.stage_timeout_s:g} s; they are kept, "
-                    "run the same command again to go on"
-                )
-    ref = store.pin_episodes(**where)
-    _check_failures(ref, store=store, config=config)
+        stored = store.stored_episodes(**where, with_tokens=counts_tokens)
+        groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
+    stopped_by = groups.stopped_by(time.perf_counter() - began)
+    if groups.left_out and stopped_by is None:
+        raise InfrastructureLost(
+            f"{len(groups.left_out)} of {len(groups.task_of)} groups are not complete though their collectors ended; "
+            "what is stored is kept, a repetition plays the rest"
+        )
+    complete = groups.complete
+    _check_failures(stored, complete, config=config)
+    excluded = set(stored["group_id"].to_pylist()) - complete
     return Sampled(
-        traces=ref,
+        traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
         num_new=num_new,
-        num_kept=len(specs) - len(todo),
+        num_kept=len(kept),
         statuses=statuses,
         num_tokens=num_tokens,
         sampling_seconds=max(0.0, last - first) if num_new else 0.0,
         seconds=time.perf_counter() - began,
+        num_groups=len(complete),
+        stopped_by=stopped_by,
+        tasks_left=[groups.task_of[group] for group in groups.left_out],
     )
 
 
-def _check_failures(ref: TracesRef, *, store: TraceStore, config: CollectConfig) -> None:
-    counts: dict[str, int] = {}
-    errors: list[str] = []
-    for batch in store.read_batches(ref, columns=["status", "error"]):
-        for status, error in zip(batch["status"].to_pylist(), batch["error"].to_pylist(), strict=True):
-            counts[status] = counts.get(status, 0) + 1
-            if status in FAILED and len(errors) < 3 and error not in errors:
-                errors.append(error)
-    failed = sum(counts.get(status, 0) for status in FAILED)
-    if ref.num_episodes and failed / ref.num_episodes > config.max_failed_share:
-        raise TooManyFailures(
-            f"{failed} of {ref.num_episodes} episodes failed ({counts}), more than collect.max_failed_share = "
-            f"{config.max_failed_share:g}; first errors: {' | '.join(errors)}"
-        )
+def _to_repeat(stored: pa.Table, groups: Groups, *, limit: float) -> list[str]:
+    """Ids of the stored episodes to play again: those that failed, where they are too many whatever the rest brings."""
+    rows = stored.select(["episode_id", "group_id", "status"]).to_pylist()
+    is_over = groups.stopped_by(0.0) is not None or not groups.left_out
+    if is_over:
+        rows = [row for row in rows if row["group_id"] in groups.complete]
+    failed = [row["episode_id"] for row in rows if row["status"] in FAILED]
+    return failed if len(failed) > limit * (len(rows) if is_over else groups.num_episodes_enough) else []
+
+
+def _check_failures(stored: pa.Table, complete: set[str], *, config: CollectConfig) -> None:
+    """Raises TooManyFailures, with how often which error came, over the episodes of complete groups."""
+    rows = [row for row in stored.select(["group_id", "status", "error"]).to_pylist() if row["group_id"] in complete]
+    failed = [row for row in rows if row["status"] in FAILED]
+    if len(failed) <= config.max_failed_share * len(rows):
+        return
+    kinds = Counter((row["status"], _without_ids(row["error"])) for row in failed)
+    counts = Counter(row["status"] for row in rows)
+    told = "; ".join(f"{number} x {status}: {error}" for (status, error), number in kinds.most_common(3))
+    is_infrastructure = sum(row["status"] in INFRASTRUCTURE for row in failed) > len(failed) / 2
+    raise (InfrastructureFailures if is_infrastructure else TooManyFailures)(
+        f"{len(failed)} of {len(rows)} episodes failed ({dict(counts)}), more than collect.max_failed_share = "
+        f"{config.max_failed_share:g}: {told}; a repetition of the stage plays the failed ones again"
+    )
+
+
+def _without_ids(error: str) -> str:
+    """An error with its ids and numbers blotted out, so that the same fault of many episodes counts as one."""
+    return re.sub(r"[0-9a-f]{16,}(-\d+)?|\b\d+(\.\d+)?\b", "#", error)[:500]
 
 
 def _run(
     specs: Sequence[EpisodeSpec],
+    groups: Groups,
     *,
+    replaced: Sequence[EpisodeStatus],
     cast: Cast,
     apps: Mapping[str, str],
     store: TraceStore,
     config: CollectConfig,
 ) -> Iterator[dict[str, Any]]:
-    """Rows {num, statuses, num_tokens, started_at, ended_at}, one per batch of episodes, as they are written."""
+    """Rows {num, statuses, groups, num_tokens, started_at, ended_at}, one per batch of episodes, as they are written.
+
+    Counts them in `groups`, and has the collectors stop as soon as these say so.
+    """
     import ray
     import ray.data
 
@@ -156,10 +218,11 @@ def _run(
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # hand on every batch at once: it is news for the person who waits
-    work = {"cast": cast, "apps": dict(apps), "store": store, "call": config.call}
+    gate = Gate(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
+    work = {"cast": cast, "apps": dict(apps), "store": store, "call": config.call, "replaced": replaced, "gate": gate}
     work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch, "log": carry()}
     collectors = _collectors(config.num_workers)
-    shares = [{"place": i, "specs": pickle.dumps(list(specs[i :: len(collectors)]))} for i in range(len(collectors))]
+    shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(collectors)))]
     data = ray.data.from_items(shares, override_num_blocks=len(shares))
     rows = data.map_batches(
         _hand_over,  # type: ignore[arg-type]
@@ -167,7 +230,61 @@ def _run(
         batch_size=None,
         num_cpus=0.01,
     )
-    return iter(rows.iter_rows())
+    began = told_at = time.monotonic()
+    told: StoppedBy | None = None
+    with waiting(groups.describe):
+        for row in rows.iter_rows():
+            groups.add(json.loads(row["groups"]), int(row["num_tokens"]))
+            now = time.monotonic()
+            reason = groups.stopped_by(now - began)
+            if gate and reason and (reason != told or now > told_at + 1):  # repeated: a collector may be a new one
+                for collector in collectors:
+                    collector.stop.remote(gate.pass_id, is_cut=reason == "enough")
+                told, told_at = reason, now
+            if row["num"]:
+                yield row
+
+
+def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[list[EpisodeSpec]]:
+    """Whole groups in turn, in order: who starts the first episode of a group also starts the others."""
+    place: dict[str, int] = {}
+    shares: list[list[EpisodeSpec]] = [[] for _ in range(num_shares)]
+    for spec in specs:
+        shares[place.setdefault(spec.group_id, len(place) % num_shares)].append(spec)
+    return shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What lets groups begin in a pass that may end early."""
+
+    pass_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    begun: frozenset[str]
+    """Groups of which something is stored: they are completed in any case."""
+    open_s: float
+    """Seconds after which no other group is begun."""
+
+
+class _Door:
+    """A gate at work in one collector."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._begun = set(gate.begun)
+        self._closes_at = time.monotonic() + gate.open_s
+        self.tasks: set[asyncio.Task[Trace | None]] = set()
+
+    def lets_in(self, group_id: str) -> bool:
+        """Whether an episode of this group may start."""
+        if group_id not in self._begun and time.monotonic() >= self._closes_at:
+            return False
+        self._begun.add(group_id)
+        return True
+
+    def close(self, *, is_cut: bool) -> None:
+        """No group begins any more; `is_cut`: those under way end here, too."""
+        self._closes_at = 0.0
+        for task in self.tasks if is_cut else ():
+            task.cancel()
 
 
 _warm: list[Any] = []
@@ -192,6 +309,14 @@ def warm_up(count: int) -> None:
     _collectors(count)
 
 
+def end_collectors() -> None:
+    """Ends the collectors of this process, whatever they are doing; the next pass starts others."""
+    import ray
+
+    while _warm:
+        ray.kill(_warm.pop()[1], no_restart=True)
+
+
 def _hand_over(
     batch: dict[str, np.ndarray], collectors: Sequence[Any], work: Mapping[str, Any]
 ) -> Iterator[dict[str, np.ndarray]]:
@@ -204,6 +329,14 @@ def _hand_over(
             yield ray.get(ref)
 
 
+PULSE = {"groups": np.array(["{}"]), "statuses": np.array(["{}"])} | {
+    name: np.zeros(1, kind)
+    for name, kind in (("num", int), ("num_tokens", int), ("started_at", float), ("ended_at", float))
+}
+"""A row of no episode. Ray Data holds each row back until the next one comes: without it nobody would learn in time that
+the group which the pass was waiting for is complete."""
+
+
 class Collector:
     """An actor that runs many episodes at once and stores them in batches as they finish."""
 
@@ -212,6 +345,8 @@ class Collector:
         import pyarrow  # noqa: F401 - while nobody waits
         from ray import serve  # noqa: F401
         from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+        self._doors: dict[str, _Door] = {}
 
     async def run(
         self,
@@ -225,6 +360,8 @@ class Collector:
         write_batch: int,
         place: str,
         log: Mapping[str, Any],
+        replaced: Sequence[EpisodeStatus] = (),
+        gate: Gate | None = None,
     ) -> AsyncIterator[dict[str, np.ndarray]]:
         """Yields the summary of every batch of episodes once it is stored.
 
@@ -234,22 +371,38 @@ class Collector:
         complete = via(self.client(apps, call))
         room = asyncio.Semaphore(in_flight)
 
-        async def one(spec: EpisodeSpec) -> Trace:
+        door = _Door(gate) if gate else None
+        if gate and door:
+            self._doors = {gate.pass_id: door}
+
+        async def one(spec: EpisodeSpec) -> Trace | None:
             async with room:
+                if door and not door.lets_in(spec.group_id):
+                    return None
                 return await run_episode(spec, team=team, complete=complete, limits=cast.limits)
 
-        left = {asyncio.create_task(one(spec)) for spec in await asyncio.to_thread(_missing, specs, store)}
+        missing = await asyncio.to_thread(_missing, specs, store, replaced)
+        left = {asyncio.create_task(one(spec)) for spec in missing}
+        if door:
+            door.tasks = set(left)
         finished: list[Trace] = []
         while left:
             done, left = await asyncio.wait(left, timeout=WRITE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-            finished += [task.result() for task in done]
+            finished += [trace for task in done if not task.cancelled() and (trace := task.result()) is not None]
             if finished and (len(finished) >= write_batch or not left or not done):
-                await asyncio.to_thread(store.write_episodes, finished)
+                await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
                 with carried(log):
                     log_failed(finished)
                 send(episode_points(finished, num_in_flight=min(len(left), in_flight), collector=place))
                 yield _summary(finished)
                 finished = []
+            elif door and not done:
+                yield PULSE
+
+    async def stop(self, pass_id: str, *, is_cut: bool) -> None:
+        """Begins no group of a pass any more; `is_cut`: also drops those under way, but for what has finished."""
+        if pass_id in self._doors:
+            self._doors[pass_id].close(is_cut=is_cut)
 
     def client(self, apps: Mapping[str, str], call: CallConfig) -> PolicyClient:
         """What answers the model calls."""
@@ -258,12 +411,16 @@ class Collector:
         return ServeClient(dict(apps), call)
 
 
-def _missing(specs: Sequence[EpisodeSpec], store: TraceStore) -> list[EpisodeSpec]:
+def _missing(specs: Sequence[EpisodeSpec], store: TraceStore, replaced: Sequence[EpisodeStatus]) -> list[EpisodeSpec]:
     if not len(specs):
         return []
     first = specs[0]
     stored = store.stored_ids(
-        run_id=first.run_id, iteration=first.iteration, purpose=first.purpose, team_key=first.team_key
+        run_id=first.run_id,
+        iteration=first.iteration,
+        purpose=first.purpose,
+        team_key=first.team_key,
+        but_not=replaced,
     )
     return [spec for spec in specs if spec.episode_id not in stored]
 
@@ -274,6 +431,7 @@ def _summary(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
     return {
         "num": np.array([len(traces)]),
         "statuses": np.array([json.dumps(statuses)]),
+        "groups": np.array([json.dumps(Counter(t.group_id for t in traces))]),
         "num_tokens": np.array([sum(len(u.completion_token_ids) for t in traces for u in t.turns)]),
         "started_at": np.array([min(t.started_at for t in traces)]),
         "ended_at": np.array([max(t.started_at + t.duration_s for t in traces)]),

@@ -30,6 +30,7 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
         purpose=ref.purpose,
         credit_version=run.credit_version,
         traces=ref,
+        statuses=SCORED_STATUSES,
     )
     return {
         "rewards": plain(pinned),

@@ -5,9 +5,11 @@
 
 Exactly once rests on four things, all needed: a deterministic key, the primary key declared with the table, insert-only
 merges that use no index on the key (`use_index(False)`), and no duplicates inside one batch. The first writer wins: a
-retried episode never replaces one that another policy version sampled. Rows are never changed or deleted, so the rows
-of a key at a tagged version stay what they are. On object storage a commit is a PUT that must fail where the object exists
-(`If-None-Match: *`): a server that ignores the condition loses commits of concurrent writers.
+retried episode never replaces one that another policy version sampled. The one exception is `replaced`: a stage that
+failed because too many episodes did may be repeated, and then an episode that failed gives way to its repetition under
+the same id. Rows are never changed otherwise, and what a tagged version holds stays what it is. On object storage a
+commit is a PUT that must fail where the object exists (`If-None-Match: *`): a server that ignores the condition loses
+commits of concurrent writers.
 """
 
 from __future__ import annotations
@@ -58,30 +60,62 @@ class TraceStore:
                 if "already exists" not in str(error):
                     raise
 
-    def write_episodes(self, traces: Sequence[Trace]) -> int:
-        """Stores what is not there yet and returns how many episodes were new; the first writer of a key wins."""
+    def write_episodes(self, traces: Sequence[Trace], *, replaced: Sequence[EpisodeStatus] = ()) -> int:
+        """Stores what is not there yet and returns how many episodes were new; the first writer of a key wins.
+
+        A stored episode with a status in `replaced` is overwritten instead.
+        """
         unique = list({t.episode_id: t for t in reversed(traces)}.values())
-        return self._insert("episodes", rows.episode_table(unique)) if unique else 0
+        return self._insert("episodes", rows.episode_table(unique), replaced=replaced) if unique else 0
 
     def write_rewards(self, rewards: Sequence[EpisodeRewards]) -> int:
         """Stores rewards keyed by episode and credit version and returns how many were new; the first writer wins."""
         unique = list({rows.reward_id(r): r for r in reversed(rewards)}.values())
         return self._insert("rewards", rows.reward_table(unique)) if unique else 0
 
-    def stored_ids(self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str) -> set[str]:
-        """Ids of the episodes of this key that are stored by now."""
+    def stored_ids(
+        self,
+        *,
+        run_id: str,
+        iteration: int,
+        purpose: Purpose,
+        team_key: str,
+        but_not: Sequence[EpisodeStatus] = (),
+    ) -> set[str]:
+        """Ids of the episodes of this key that are stored by now, but for those with a status in `but_not`."""
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
+        where += f" AND status NOT IN ({_list(but_not)})" if but_not else ""
         return set(_column(self._open("episodes"), "episode_id", where).to_pylist())
 
-    def pin_episodes(self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str) -> TracesRef:
+    def stored_episodes(
+        self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str, with_tokens: bool = False
+    ) -> pa.Table:
+        """One row {episode_id, group_id, task_id, status, error, started_at, duration_s} per stored episode of this key.
+
+        `with_tokens` adds num_tokens, the length of all its completions; it reads the turns, so it costs more.
+        """
+        where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
+        names = ["episode_id", "group_id", "task_id", "status", "error", "started_at", "duration_s"]
+        table = self._open("episodes").search().where(where).select([*names, *(["turns"] * with_tokens)]).to_arrow()
+        if not with_tokens:
+            return table
+        counts = [
+            sum(len(turn["completion_token_ids"]) for turn in turns) for turns in table.column("turns").to_pylist()
+        ]
+        return table.drop_columns("turns").append_column("num_tokens", pa.array(counts, pa.int64()))
+
+    def pin_episodes(
+        self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str, excluded_groups: Sequence[str] = ()
+    ) -> TracesRef:
         """Tags the present version, so that the rows of this key can be read unchanged for ever.
 
-        The same rows give the same tag, whoever asks and how often.
+        The same rows give the same tag, whoever asks and how often. `excluded_groups` stay stored, unseen by the ref.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         table = self._open("episodes")
         count = _count_unique(table, "episode_id", where)
         tag, version = _pin(table, count, run_id, f"it{iteration}", purpose, team_key)
+        excluded = tuple(sorted(excluded_groups))
         return TracesRef(
             uri=self.uri,
             version=version,
@@ -90,17 +124,29 @@ class TraceStore:
             iteration=iteration,
             purpose=purpose,
             team_key=team_key,
-            num_episodes=count,
+            num_episodes=table.count_rows(where + _without(excluded)) if excluded else count,
+            excluded_groups=excluded,
         )
 
     def pin_rewards(
-        self, *, run_id: str, iteration: int, purpose: Purpose, credit_version: str, traces: TracesRef
+        self,
+        *,
+        run_id: str,
+        iteration: int,
+        purpose: Purpose,
+        credit_version: str,
+        traces: TracesRef,
+        statuses: Sequence[EpisodeStatus] | None = None,
     ) -> RewardsRef:
-        """Tags the rewards of the episodes in `traces`; ValueError if some of them have none."""
+        """Tags the rewards of the episodes in `traces`; ValueError if some of those with `statuses` have none.
+
+        Args: statuses: which episodes count at all; default all.
+        """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, credit_version=credit_version)
         table = self._open("rewards")
         _count_unique(table, "reward_id", where)
-        episodes = _column(self._open("episodes", traces), "episode_id", _where_of(traces))
+        counted = _where_of(traces) + _with_status(statuses)
+        episodes = _column(self._open("episodes", traces), "episode_id", counted)
         scored = set(_column(table, "episode_id", where).to_pylist())
         missing = [e for e in episodes.to_pylist() if e not in scored]
         if missing:
@@ -144,10 +190,8 @@ class TraceStore:
         where = [_where_of(ref)]
         where += [f"contains(agents, {_quote(f'|{agent}|')})"] if agent is not None else []
         where += [f"contains(model_groups, {_quote(f'|{model_group}|')})"] if model_group is not None else []
-        if statuses is not None:
-            where += [f"status IN ({', '.join(_quote(s) for s in statuses)})" if statuses else "false"]
         names = list(columns) if columns is not None else rows.EPISODES.names
-        query = self._open("episodes", ref).search().where(" AND ".join(where)).select(names)
+        query = self._open("episodes", ref).search().where(" AND ".join(where) + _with_status(statuses)).select(names)
         yield from query.to_batches(batch_size)
 
     def read_traces(
@@ -288,8 +332,10 @@ class TraceStore:
         batches = (query.where(where) if where else query).to_batches(256)
         return [trace for batch in batches for trace in rows.traces_of(batch)]
 
-    def _insert(self, name: str, table: pa.Table) -> int:
+    def _insert(self, name: str, table: pa.Table, *, replaced: Sequence[EpisodeStatus] = ()) -> int:
         merge = self._open(name).merge_insert(KEYS[name]).use_index(False).when_not_matched_insert_all()
+        if replaced:
+            merge = merge.when_matched_update_all(where=f"target.status IN ({_list(replaced)})")
         return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
 
     def _connect(self) -> DBConnection:
@@ -350,8 +396,20 @@ def _column(table: Table, name: str, where: str) -> pa.ChunkedArray:
 
 
 def _where_of(ref: TracesRef | RewardsRef) -> str:
-    last = {"team_key": ref.team_key} if isinstance(ref, TracesRef) else {"credit_version": ref.credit_version}
-    return _where(run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, **last)
+    key: dict[str, Any] = {"run_id": ref.run_id, "iteration": ref.iteration, "purpose": ref.purpose}
+    if isinstance(ref, RewardsRef):
+        return _where(**key, credit_version=ref.credit_version)
+    return _where(**key, team_key=ref.team_key) + _without(ref.excluded_groups)
+
+
+def _without(groups: Sequence[str]) -> str:
+    return f" AND group_id NOT IN ({_list(groups)})" if groups else ""
+
+
+def _with_status(statuses: Sequence[EpisodeStatus] | None) -> str:
+    if statuses is None:
+        return ""
+    return f" AND status IN ({_list(statuses)})" if statuses else " AND false"
 
 
 def _where(**equals: str | int | None) -> str:
@@ -361,6 +419,10 @@ def _where(**equals: str | int | None) -> str:
 
 def _quote(value: str | int) -> str:
     return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+
+
+def _list(values: Sequence[str]) -> str:
+    return ", ".join(_quote(value) for value in values)
 
 
 def _age(timestamp: datetime) -> timedelta:

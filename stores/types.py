@@ -221,6 +221,12 @@ class TracesRef:
     purpose: Purpose
     team_key: str
     num_episodes: int
+    """Without the excluded groups."""
+    excluded_groups: tuple[str, ...] = ()
+    """Groups (`Trace.group_id`) of which only some episodes are stored: no reader of the ref sees any of them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "excluded_groups", tuple(self.excluded_groups))  # a list after a trip through JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,7 @@ class TrainConfig(Settings):
     keep_warm: bool = True
     order_timeout_s: float = Field(1800, gt=0)
     start_timeout_s: float = Field(300, gt=0)
+    stage_timeout_s: float = Field(3600, gt=0)
 
     @model_validator(mode="after")
     def _ppo_only_settings(self) -> Self:
@@ -159,6 +160,7 @@ class WarmstartConfig(Settings):
     batch_turns: int = Field(64, ge=1)
     optimizer: OptimizerConfig = OptimizerConfig(lr=3e-3, warmup_steps=20)
     threads: int = Field(2, ge=1)
+    stage_timeout_s: float = Field(3600, gt=0)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -32,7 +32,7 @@ def test_no_task_comes_twice_in_a_slice_where_the_count_does_not_divide_the_task
 
 
 def test_a_slice_larger_than_the_set_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"tasks_per_iteration = 11 but tasks\.train holds 10"):
+    with pytest.raises(ValueError, match=r"tasks_per_iteration = 11 \(times oversample\) but tasks\.train holds 10"):
         task_slice(TASKS, iteration=1, count=11, seed=0)
 
 

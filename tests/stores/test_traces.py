@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stores.traces import TraceStore
-from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TracesRef
+from stores.types import EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
 KEY = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team"}
 
@@ -166,8 +168,50 @@ def test_rewards_of_one_team_leave_the_other_team_out(
     assert list(store.read_rewards(_pin_rewards(store, ref))) == [make_rewards(candidate)]
 
 
-def _pin_rewards(store: TraceStore, traces: TracesRef) -> object:
-    return store.pin_rewards(run_id="run", iteration=3, purpose=Purpose.TRAIN, credit_version="c1", traces=traces)
+def test_an_excluded_group_is_stored_but_no_reader_of_the_ref_sees_it(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    store.write_episodes([make_trace(i) for i in range(6)])
+    ref = store.pin_episodes(**KEY, excluded_groups=["g1"])
+    assert ref == TracesRef(**json.loads(json.dumps(asdict(ref))))
+    assert ref.num_episodes == store.count_rows(ref) == 4
+    assert {t.group_id for t in store.read_traces(ref)} == {"g0", "g2"}
+    assert {t.group_id for t in store.read_traces(ref, agent="solver", statuses=[EpisodeStatus.OK])} == {"g0", "g2"}
+    store.write_rewards([make_rewards(make_trace(i)) for i in (0, 1, 4, 5)])
+    assert _pin_rewards(store, ref).num_episodes == 4
+    assert store.pin_episodes(**KEY).num_episodes == 6
+    assert store.stored_episodes(**KEY, with_tokens=True).num_rows == 6
+
+
+def test_only_what_failed_is_replaced_and_what_was_pinned_stays(
+    store: TraceStore, make_trace: Callable[..., Trace]
+) -> None:
+    store.write_episodes([make_trace(0, answer="first"), make_trace(1, status=EpisodeStatus.INFRA_ERROR, answer="")])
+    before = store.pin_episodes(**KEY)
+    again = [make_trace(0, answer="second"), make_trace(1, answer="second"), make_trace(2, answer="second")]
+    store.write_episodes(again, replaced=[EpisodeStatus.INFRA_ERROR])
+    assert {t.episode_id: t.answer for t in store.find_traces()} == {
+        make_trace(0).episode_id: "first",
+        make_trace(1).episode_id: "second",
+        make_trace(2).episode_id: "second",
+    }
+    assert sorted(t.answer for t in store.read_traces(before)) == ["", "first"]
+
+
+def test_rewards_are_asked_only_of_the_statuses_that_count(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    store.write_episodes([make_trace(0), make_trace(1, status=EpisodeStatus.TIMEOUT)])
+    store.write_rewards([make_rewards(make_trace(0))])
+    traces = store.pin_episodes(**KEY)
+    assert _pin_rewards(store, traces, statuses=[EpisodeStatus.OK]).num_episodes == 1
+    with pytest.raises(ValueError, match="1 of 2 episodes"):
+        _pin_rewards(store, traces)
+
+
+def _pin_rewards(store: TraceStore, traces: TracesRef, **changes: Any) -> RewardsRef:
+    key: dict[str, Any] = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "credit_version": "c1"}
+    return store.pin_rewards(**key, traces=traces, **changes)
 
 
 def _by_id(rewards: object) -> dict[str, EpisodeRewards]:

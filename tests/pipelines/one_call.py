@@ -1,0 +1,54 @@
+"""A workflow of one call, and a policy app without an engine: what tests of sampling and of the watchdog run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+
+from serve_apps.agent import Agent
+from serve_apps.contracts import Tags
+from serve_apps.policy_app import WireRequest, WireResult
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Task
+
+NUM_TOKENS = 5
+"""Of every completion."""
+SLOW_FROM = 60
+"""Prompt tokens from which on a call takes `slow_s`."""
+
+
+class OneCall(Workflow):
+    """One agent, asked once."""
+
+    solver = Agent(prompt="{question}", contract=Tags("ANSWER"))
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Whatever the agent says."""
+        reply = await agents.solver(question=task.prompt)
+        return Outcome(answer=reply.text)
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=1000)
+class FakePolicy:
+    """Answers each request after a while, all at once."""
+
+    def __init__(self, fast_s: float, slow_s: float) -> None:
+        self._fast_s, self._slow_s = fast_s, slow_s
+
+    async def generate_batch(self, requests: list[WireRequest]) -> AsyncIterator[list[WireResult]]:
+        """Streams results as `Policy.generate_batch` does."""
+        tasks = [asyncio.create_task(self._answer(request)) for request in requests]
+        for finished in asyncio.as_completed(tasks):
+            yield [await finished]
+
+    async def _answer(self, request: WireRequest) -> WireResult:
+        await asyncio.sleep(self._slow_s if len(request[1]) >= SLOW_FROM else self._fast_s)
+        return request[0], [1] * NUM_TOKENS, [-0.5] * NUM_TOKENS, "stop", 0, False, ""
+
+
+def deploy(name: str, *, fast_s: float, slow_s: float) -> None:
+    """Runs the fake as the Serve application `name`."""
+    serve.run(FakePolicy.bind(fast_s, slow_s), name=name, route_prefix=None)
