@@ -9,8 +9,9 @@ from pipelines.links import stage_owner
 from pipelines.progress import Screen
 from pipelines.promote import champion_version, crown, register
 from pipelines.run import Run
-from pipelines.sampling import Progress
+from pipelines.sampling import Progress, end_collectors
 from pipelines.warmstart import StepProgress, warmstart
+from pipelines.watchdog import Watchdog
 from stores.types import ModelVersionRef
 
 
@@ -63,7 +64,9 @@ def _needs_cluster(run: Run) -> bool:
 
 def make_version_zero(run: Run, *, progress: StepProgress | None = None) -> dict[str, Any]:
     """Warm start, or adoption of the models the config names; done once."""
-    return run.journal.once(run.key(0, "warmstart"), lambda lease: warmstart(run, progress=progress))
+    timeout_s = (run.config.warmstart or run.config.train).stage_timeout_s
+    watchdog = Watchdog(run, run.key(0, "warmstart"), timeout_s=timeout_s)
+    return watchdog.once(lambda lease: warmstart(run, progress=watchdog.reporting(progress)))
 
 
 def measure_team(
@@ -74,12 +77,20 @@ def measure_team(
 
     if run.config.tasks.test is None:
         return None
+    watchdog = Watchdog(
+        run,
+        run.key(iteration, "measure"),
+        timeout_s=run.config.evaluate.stage_timeout_s,
+        recover=end_collectors,
+    )
 
     def work(lease: Any) -> dict[str, Any]:
         with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
-            return measure(run, models, iteration=iteration, progress=progress)
+            return watchdog.from_now(
+                lambda _: measure(run, models, iteration=iteration, progress=watchdog.reporting(progress))
+            )(lease)
 
-    return run.journal.once(run.key(iteration, "measure"), work)
+    return watchdog.once(work)
 
 
 def register_first_team(run: Run) -> int:

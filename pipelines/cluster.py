@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
 
@@ -28,6 +29,26 @@ def connect(address: str = "") -> None:
         ray.init(address=address, **quiet)
     except ConnectionError as error:
         raise ValueError(f"no Ray cluster answers at {address!r} ({error}): start one or drop --address") from None
+
+
+def memory_deaths(within_s: float) -> list[str]:
+    """Ray's words on each process that it ended for want of memory in the last `within_s` seconds, latest last."""
+    from ray.util.state import list_workers
+    from ray.util.state.exception import RayStateApiException
+
+    try:
+        rows: list[Any] = list_workers(
+            filters=[("exit_type", "=", "NODE_OUT_OF_MEMORY")],
+            detail=True,
+            limit=1000,
+            timeout=5,
+            raise_on_missing_output=False,
+        )
+    except (RayStateApiException, OSError, ValueError):  # no dashboard, or it is down: no answer is no reason to fail
+        return []
+    since = (time.time() - within_s) * 1000
+    recent = sorted((row.end_time_ms, row.exit_detail) for row in rows if row.end_time_ms >= since)
+    return [detail for _, detail in recent]
 
 
 def disconnect() -> None:

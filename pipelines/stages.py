@@ -14,6 +14,7 @@ from pipelines.links import stage_owner
 from pipelines.observe import tell_stages
 from pipelines.run import Run
 from pipelines.sampling import Progress
+from pipelines.watchdog import Watchdog
 from stores.logs import bound
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,15 @@ def run_stage(
 
     Raises ValueError for an unknown stage or model group, or a stage whose predecessors are not done.
     """
-    work = _work(run, stage, iteration, model_group, progress)
+    key = run.key(iteration, stage, model_group)
+    watchdog = Watchdog(
+        run, key, timeout_s=_timeout_s(run, stage, model_group), recover=_recover(run, stage, model_group)
+    )
+    work = _work(run, stage, iteration, model_group, watchdog.reporting(progress))
     with bound(run=run.run_id, iteration=iteration, stage=stage, model_group=model_group):
         try:
-            work = _alone(run, work) if stage in ON_ENGINES else work
-            return run.journal.once(run.key(iteration, stage, model_group), _logged(work), owner=stage_owner())
+            work = _alone(run, watchdog.from_now(work)) if stage in ON_ENGINES else work
+            return watchdog.once(_logged(work), owner=stage_owner())
         finally:
             tell_stages(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
 
@@ -63,8 +68,33 @@ def _logged(work: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, 
     return logged
 
 
+def _timeout_s(run: Run, stage: str, model_group: str) -> float:
+    if stage == "train" and model_group in run.config.model_groups:
+        return run.config.train_config(model_group).stage_timeout_s
+    return float(getattr(run.config, stage).stage_timeout_s) if stage in STAGES else 0.0
+
+
+def _recover(run: Run, stage: str, model_group: str) -> Callable[[], None]:
+    """What ends a part that hangs and outlives its stage, so that a repetition starts with a new one.
+
+    A hung replica needs nobody: Serve's health checks replace it. Trainers are found by name.
+    """
+
+    def end_trainer() -> None:
+        from pipelines.train import trainer_of
+
+        trainer_of(run, model_group).stop()
+
+    def end_collectors() -> None:
+        from pipelines.sampling import end_collectors
+
+        end_collectors()
+
+    return {"train": end_trainer, "collect": end_collectors, "evaluate": end_collectors}.get(stage, lambda: None)
+
+
 def _work(
-    run: Run, stage: str, iteration: int, model_group: str, progress: Progress | None
+    run: Run, stage: str, iteration: int, model_group: str, progress: Progress
 ) -> Callable[[Any], dict[str, Any]]:
     if stage == "train":
         if model_group not in run.config.model_groups:

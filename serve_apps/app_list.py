@@ -16,9 +16,12 @@ import ray
 
 from stores.files import is_uri, local_path, read_file, write_file
 from stores.placement import ON_HEAD
+from stores.waiting import waiting
 
 NAMESPACE = "troupe"
 ACTOR_NAME = "app_list"
+ANSWER_TIMEOUT_S = 100.0
+"""It may have to start Serve first."""
 
 Apps = dict[str, dict[str, Any]]
 """Application name -> its entry in Serve's config (`ServeApplicationSchema`), JSON values only."""
@@ -99,12 +102,14 @@ def open_list(path: str | Path | None = None) -> Any:
 def change(app_list: Any, edit: Callable[[Apps], Apps], *, is_forced: bool = False) -> Apps:
     """Applies `edit` to the list until nobody interferes; deploys only if it changed something, or `is_forced`."""
     while True:
-        revision, apps = ray.get(app_list.read.remote())
+        with waiting(f"the actor {ACTOR_NAME} and Serve's controller behind it"):
+            revision, apps = ray.get(app_list.read.remote(), timeout=ANSWER_TIMEOUT_S)
         edited = edit(dict(apps))
         if edited == apps and not is_forced:
             return edited
-        if ray.get(app_list.replace.remote(revision, edited)):
-            return edited
+        with waiting(f"the actor {ACTOR_NAME} and Serve's controller behind it"):
+            if ray.get(app_list.replace.remote(revision, edited), timeout=ANSWER_TIMEOUT_S):
+                return edited
 
 
 def with_user_config(entry: Mapping[str, Any], user_config: Mapping[str, Any]) -> dict[str, Any]:

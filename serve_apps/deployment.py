@@ -15,8 +15,9 @@ from ray.serve.exceptions import RayServeException
 from serve_apps.app_list import Apps, change, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
-from serve_apps.proof import Proof, SyncError, judge
+from serve_apps.proof import Proof, SyncError, SyncTimeoutError, judge
 from stores.types import ModelVersionRef
+from stores.waiting import waiting
 from stores.weights import Manifest, WeightStore
 
 IMPORT_PATH = "serve_apps.policy_app:build_app"
@@ -104,7 +105,9 @@ def prove_apps(
         pending.append((app, new, manifests, num_new, _handle(app).broadcast("probe", sequences)))
     proofs = []
     for app, new, (new_manifest, old_manifest), num_new, broadcast in pending:
-        for status, logprobs in broadcast.results(timeout_s=REPLICA_TIMEOUT_S):
+        with waiting(f"replicas of {app} to prove version {new.version}"):
+            answers = broadcast.results(timeout_s=REPLICA_TIMEOUT_S)
+        for status, logprobs in answers:
             on_old = logprobs[num_new:] or logprobs if old_manifest else None
             verdict, to_new, to_old = judge(
                 logprobs[:num_new],
@@ -180,7 +183,8 @@ def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float)
         if time.monotonic() > deadline:
             faults = "; ".join(f"{n} is {s}: {_message(live.get(n))}" for n, s in states.items() if s != "RUNNING")
             raise TimeoutError(f"after {timeout_s:g} s (serve.start_timeout_s) {faults}")
-        time.sleep(0.1)
+        with waiting(f"apps to start: {', '.join(name for name in names if states[name] != 'RUNNING')}"):
+            time.sleep(0.1)
 
 
 def _message(app: Any) -> str:
@@ -206,11 +210,11 @@ def _retargeted(apps: Apps, targets: Mapping[str, Target]) -> Apps:
 
 def _wait_until_served(targets: Mapping[str, Target], apps: Apps, deadline: float, timeout_s: float) -> None:
     """Returns when every replica of every app reports its target; raises SyncError for a refusal or the deadline."""
-    waiting = dict(targets)
+    waiting_for = dict(targets)
     while True:
-        report = {app: _statuses_if_up(app) for app in waiting}
+        report = {app: _statuses_if_up(app) for app in waiting_for}
         for app, statuses in report.items():
-            ref, _ = waiting[app]
+            ref, _ = waiting_for[app]
             for s in statuses:
                 if s["state"] == "bad" and s["wanted_sha256"] == ref.manifest_sha256:
                     raise SyncError(
@@ -219,14 +223,15 @@ def _wait_until_served(targets: Mapping[str, Target], apps: Apps, deadline: floa
                     )
             num_right = sum(_serves(s, ref) for s in statuses)
             if num_right == len(statuses) == apps[app]["args"]["serve"]["num_replicas"]:
-                del waiting[app]
-        if not waiting:
+                del waiting_for[app]
+        if not waiting_for:
             return
         if time.monotonic() > deadline:
-            seen = {app: {s["replica_id"]: s["version"] for s in report[app]} for app in waiting}
-            wanted = {app: ref.version for app, (ref, _) in waiting.items()}
-            raise SyncError(f"after {timeout_s:g} s (sync.timeout_s) versions {wanted} are not served: {seen}")
-        time.sleep(POLL_S)
+            seen = {app: {s["replica_id"]: s["version"] for s in report[app]} for app in waiting_for}
+            wanted = {app: ref.version for app, (ref, _) in waiting_for.items()}
+            raise SyncTimeoutError(f"after {timeout_s:g} s (sync.timeout_s) versions {wanted} are not served: {seen}")
+        with waiting(f"replicas of {', '.join(waiting_for)} to take their versions"):
+            time.sleep(POLL_S)
 
 
 def _statuses_if_up(app: str) -> list[dict[str, Any]]:

@@ -40,6 +40,10 @@ class SyncError(RuntimeError):
         self.proofs = tuple(proofs)
 
 
+class SyncTimeoutError(SyncError, TimeoutError):
+    """Replicas did not take their version in time."""
+
+
 def judge(served_on_new: Logprobs, new: Logprobs, served_on_old: Logprobs | None, old: Logprobs | None, *,
           tolerance: float) -> tuple[Verdict, float, float | None]:  # fmt: skip
     """Verdict, difference to the new version's logprobs, difference to the old one's.

@@ -30,6 +30,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateTable
 
+from stores.waiting import waiting
+
 logger = logging.getLogger(__name__)
 
 RUNNING, DONE, FAILED, FREE = "running", "done", "failed", "free"
@@ -278,6 +280,10 @@ class Journal:
         finally:
             stopped.set()
 
+    def fail(self, lease: Lease, error: str) -> bool:
+        """Gives a lease back with the reason, for whoever ends the process that has it; False if it was lost before."""
+        return self._finish(lease, time.perf_counter(), status=FAILED, error=error)
+
     def ref(self, key: StageKey) -> dict[str, Any] | None:
         """The ref of a finished stage, else None."""
         row = self._row(key)
@@ -322,7 +328,7 @@ class Journal:
 
     def _acquire(self, key: StageKey, owner: str, lease_s: float, wait_s: float) -> Lease | dict[str, Any]:
         """A lease, or the ref if the stage is done."""
-        deadline, pause, said = time.monotonic() + wait_s, 0.02, 0.0
+        deadline, pause = time.monotonic() + wait_s, 0.02
         while True:
             row = self._row(key)
             if row is not None and row.status == DONE:
@@ -335,10 +341,8 @@ class Journal:
             waits = f"{key}: {row.owner or 'another process'} ({row.process}) is at it since {_clock(row.started_at)}"
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{waits}; gave up after {wait_s:g} s: wait for it, or end that process")
-            if time.monotonic() > said + 60:
-                logger.info("waiting for %s", waits)
-                said = time.monotonic()
-            time.sleep(pause)
+            with waiting(f"{waits}, for its end"):
+                time.sleep(pause)
             pause = min(pause * 1.5, 1.0)
 
     def _take(self, key: StageKey, token: int, owner: str, lease_s: float) -> bool:

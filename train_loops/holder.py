@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from stores.placement import ON_HEAD
+from stores.waiting import waiting
 from train_loops.config import TrainConfig
-from train_loops.trainer import NAMESPACE, run_worker
+from train_loops.trainer import ANSWER_TIMEOUT_S, NAMESPACE, run_worker
 
 MAX_TRIES = 2
 """Of an order whose training raises something that is not its own fault."""
@@ -217,7 +218,7 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
             error = getattr(worker_exceptions[rank], "_base_exc", worker_exceptions[rank])
             failure = {"kind": type(error).__name__, "message": str(error)}
             holder = ray.get_actor(name, namespace=NAMESPACE)
-            ray.get(holder.group_failed.remote(epoch, failure, is_death[rank]))
+            ray.get(holder.group_failed.remote(epoch, failure, is_death[rank]), timeout=ANSWER_TIMEOUT_S)
 
     train = settings["train"]
     resources = {"CPU": train["cpus_per_worker"]} | ({"GPU": train["gpus_per_worker"]} if _uses_gpu(train) else {})
@@ -277,7 +278,8 @@ class TrainerHandle:
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             try:
-                status = ray.get(self._actor.ready.remote(min(left, 5.0)), timeout=left + 1)
+                with waiting(f"trainer {self._name} to start"):
+                    status = ray.get(self._actor.ready.remote(min(left, 5.0)), timeout=left + 1)
             except ray.exceptions.GetTimeoutError:
                 break
             except ray.exceptions.RayActorError:
@@ -316,9 +318,11 @@ class TrainerHandle:
         while result is None and (left := deadline - time.monotonic()) > 0:
             try:
                 if not is_submitted:
-                    ray.get(self._actor.submit.remote(order | {"attempt": attempt}), timeout=left)
+                    with waiting(f"trainer {self._name} to take its order"):
+                        ray.get(self._actor.submit.remote(order | {"attempt": attempt}), timeout=left)
                     is_submitted = True
-                result = ray.get(self._actor.result.remote(attempt, min(left, 10.0)), timeout=left + 1)
+                with waiting(f"trainer {self._name} to do order {order['order_id']}"):
+                    result = ray.get(self._actor.result.remote(attempt, min(left, 10.0)), timeout=left + 1)
             except ray.exceptions.GetTimeoutError:
                 break
             except ray.exceptions.RayActorError:

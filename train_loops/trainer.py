@@ -41,6 +41,8 @@ NAMESPACE = "troupe"
 RESULT_FILE = "train_result.json"
 """Beside the weights: what the order that made them answered."""
 POLL_S = 20.0
+ANSWER_TIMEOUT_S = 120.0
+"""A holder that answers later hangs: the worker that asked fails, and Ray Train starts the group again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +104,10 @@ def run_worker(settings: dict[str, Any]) -> None:
     holder = ray.get_actor(settings["holder"], namespace=NAMESPACE)
     epoch = settings["epoch"]
     worker = Worker(TrainConfig.model_validate(settings["train"]), run_folder=settings["run_folder"])
-    ray.get(holder.hello.remote(epoch, rank, os.getpid()))
+    ray.get(holder.hello.remote(epoch, rank, os.getpid()), timeout=ANSWER_TIMEOUT_S)
     last = ""
     while True:
-        order = ray.get(holder.next_order.remote(epoch, last, POLL_S))
+        order = ray.get(holder.next_order.remote(epoch, last, POLL_S), timeout=POLL_S + ANSWER_TIMEOUT_S)
         if order is None:
             continue
         last = order["attempt"]
@@ -114,12 +116,12 @@ def run_worker(settings: dict[str, Any]) -> None:
                 result = worker.execute(order)
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
-            ray.get(holder.failed.remote(epoch, last, failure))
+            ray.get(holder.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
             if num_workers > 1:  # the others may wait for this one in a collective
                 raise
             continue
         if rank == 0:
-            ray.get(holder.finished.remote(epoch, last, result))
+            ray.get(holder.finished.remote(epoch, last, result), timeout=ANSWER_TIMEOUT_S)
 
 
 class Worker:

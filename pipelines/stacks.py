@@ -1,0 +1,162 @@
+"""stacks: every process that works for a run, on every node -> one text file of what each of them is doing.
+
+    this process ── faulthandler ──┐
+    this machine ── py-spy ────────┼──> <run folder>/stacks/<stage>-<iteration>-<time>.txt
+    other nodes  ── a Ray task each┘
+
+Which ones: this process, and below the raylets of its Ray session every worker that has a task or an actor, with what
+they started: collectors, replicas and their engines, trainers with controller and holder. On a cluster that several
+runs share, theirs too. py-spy reads from outside, so that a process that hangs in C or was stopped is shown as well.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MAX_PROCESSES = 64
+"""Per machine."""
+DUMP_TIMEOUT_S = 10.0
+NODES_TIMEOUT_S = 20.0
+WITHOUT_TASK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
+def write_stacks(folder: str, name: str, *, title: str) -> Path:
+    """Writes `<folder>/stacks/<name>-<time>.txt` and returns its path; where `folder` is a URI, below the temporary folder.
+
+    Takes NODES_TIMEOUT_S and some more at most; a node that does not answer by then is named in the file.
+    """
+    root = Path(tempfile.gettempdir()) / "troupe" if "://" in folder else Path(folder)
+    path = root / "stacks" / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        file.write(f"{title}\n\n== this process, {socket.gethostname()}\n")
+        file.write(f"{_headline(psutil.Process())}\n")
+        file.flush()
+        faulthandler.dump_traceback(file=file, all_threads=True)
+    with path.open("a") as file:  # appended part by part: a later part that fails leaves the earlier ones
+        session = _session()
+        if session:
+            file.write(f"\n== processes of {session} on this machine\n{stacks_here(session)}\n")
+            file.flush()
+            for node, text in _stacks_elsewhere(session):
+                file.write(f"\n== processes of {session} on node {node}\n{text}\n")
+    return path
+
+
+def stacks_here(session: str) -> str:
+    """The stacks of the session's processes on this machine."""
+    chosen = list(processes_of(session))
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        parts = list(pool.map(_dump, chosen[:MAX_PROCESSES]))
+    if len(chosen) > MAX_PROCESSES:
+        parts.append(f"and {len(chosen) - MAX_PROCESSES} more processes")
+    return "\n\n".join(parts) or "none"
+
+
+def processes_of(session: str) -> Iterable[psutil.Process]:
+    """What the raylets of a Ray session on this machine have started, but for Ray's own helpers and idle workers."""
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "raylet" and any(session in part for part in process.info["cmdline"] or ()):
+            yield from (child for child in _children(process) if not _title(child).startswith(WITHOUT_TASK))
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).strip()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return "ended"
+
+
+def _headline(process: psutil.Process) -> str:
+    try:
+        with process.oneshot():
+            memory, cpu = process.memory_info().rss / 2**20, process.cpu_times()
+            return (
+                f"-- pid {process.pid} ({process.status()}), {memory:.0f} MiB, {cpu.user + cpu.system:.1f} s of CPU: "
+                f"{' '.join(process.cmdline()).strip()[:200]}"
+            )
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return f"-- pid {process.pid} has ended"
+
+
+def _dump(process: psutil.Process) -> str:
+    """Head line and Python stacks of one process; without pausing it where it is stopped already."""
+    head = _headline(process)
+    tool = _py_spy()
+    if tool is None:
+        return f"{head}\npy-spy is not installed"
+    is_stopped = "(stopped)" in head
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--pid", str(process.pid), *(["--nonblocking"] if is_stopped else [])],
+            capture_output=True,
+            text=True,
+            timeout=DUMP_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{head}\npy-spy had no stack after {DUMP_TIMEOUT_S:g} s"
+    if done.returncode != 0:
+        return f"{head}\npy-spy cannot read it: {done.stderr.strip().splitlines()[:1]}"
+    return f"{head}\n{done.stdout.strip()}"
+
+
+def _py_spy() -> str | None:
+    """Ray's dashboard brings it along, beside this interpreter."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def _session() -> str:
+    """Name of the Ray session that this process is connected to, empty if none."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return ""
+    from ray._private.worker import global_worker
+
+    return str(global_worker.node.session_name) if global_worker.node is not None else ""
+
+
+def _stacks_elsewhere(session: str) -> list[tuple[str, str]]:
+    """(address, stacks) of every other machine of the cluster."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.util.get_node_ip_address()
+    others = {
+        n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] != here
+    }
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(stacks_here)
+    pending = {
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(session): address
+        for address, node in others.items()
+    }
+    if not pending:
+        return []
+    ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=NODES_TIMEOUT_S)
+    found = []
+    for ref in ready:
+        try:
+            found.append((pending[ref], ray.get(ref, timeout=5)))
+        except ray.exceptions.RayError as error:
+            found.append((pending[ref], f"not read: {type(error).__name__}: {error}"))
+    return found + [(pending[ref], f"no answer after {NODES_TIMEOUT_S:g} s") for ref in late]

@@ -1,0 +1,120 @@
+"""A stage that hangs ends by its deadline, says what it waited for, and leaves the stacks of its processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.config import WatchdogConfig
+from pipelines.watchdog import StageHung, Watchdog
+from stores.journal import Journal, StageKey
+from stores.waiting import waiting
+
+KEY = StageKey("run", 3, "collect")
+
+
+def fake_run(folder: Path, **settings: float) -> Any:
+    """What the watchdog needs of a run, with a real journal."""
+    config = SimpleNamespace(watchdog=WatchdogConfig(**settings))
+    return SimpleNamespace(config=config, folder=str(folder), journal=Journal(f"sqlite:///{folder}/journal.db"))
+
+
+def hang_here(lease: Any) -> dict[str, Any]:
+    with waiting("the end of time"):
+        time.sleep(60)
+    return {}
+
+
+def stacks_of(error: StageHung) -> str:
+    return Path(str(error).rpartition(": ")[2]).read_text()
+
+
+def test_a_stage_that_hangs_ends_at_its_deadline_and_names_what_it_waited_for(tmp_path: Path) -> None:
+    run = fake_run(tmp_path)
+    with pytest.raises(StageHung, match=r"not done after 0.3 s .*; waits for the end of time; stacks") as caught:
+        Watchdog(run, KEY, timeout_s=0.3).once(hang_here)
+    assert "hang_here" in stacks_of(caught.value)
+    (row,) = run.journal.stages("run")
+    assert row.status == "failed"
+    assert "the end of time" in row.error
+    assert Watchdog(run, KEY, timeout_s=9).once(lambda lease: {"ok": 1}) == {"ok": 1}
+
+
+def test_a_stage_in_another_thread_is_ended_too_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    def spin(lease: Any) -> dict[str, Any]:
+        while True:
+            time.sleep(0.01)
+
+    watchdog_in = lambda key, work: Watchdog(fake_run(tmp_path), key, timeout_s=0.3).once(work)  # noqa: E731
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        with pytest.raises(StageHung, match="train of team, iteration 1"):
+            pool.submit(watchdog_in, StageKey("run", 1, "train", "team"), spin).result()
+        assert pool.submit(sum, range(5)).result() == 10
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("watchdog")]
+
+
+def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    def work(lease: Any) -> dict[str, Any]:
+        raise TimeoutError("no order after 5 s")
+
+    with pytest.raises(StageHung, match="no order after 5 s") as caught:
+        Watchdog(fake_run(tmp_path), KEY, timeout_s=9, recover=lambda: ended.append("trainer")).once(work)
+    assert "collect, iteration 3 of run run" in stacks_of(caught.value)
+    assert ended == ["trainer"]
+
+
+def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watchdog = Watchdog(fake_run(tmp_path, every_s=0.1), KEY, timeout_s=9)
+    progress = watchdog.reporting(None)
+
+    def work(lease: Any) -> dict[str, Any]:
+        progress(3, 8, "")
+        with waiting("collectors"), waiting(lambda: "2 groups"):
+            time.sleep(0.35)
+        return {}
+
+    watchdog.once(work)
+    assert "collect, iteration 3 of run run: 0 s, 3/8 done, waits for collectors > 2 groups" in caplog.text
+
+
+STUCK = """
+import sqlite3, sys
+sys.path.insert(0, {tests!r})
+from test_watchdog import KEY, Path, Watchdog, fake_run
+
+def stuck_in_c(lease):
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    return sqlite3.connect(":memory:").execute(endless).fetchone()
+
+Watchdog(fake_run(Path({folder!r}), grace_s=0.3), KEY, timeout_s=0.3).once(stuck_in_c)
+"""
+
+
+def test_a_stage_that_no_interrupt_reaches_is_ended_with_its_process(tmp_path: Path) -> None:
+    code = STUCK.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "it did not react to an interrupt for 0.3 s: this process ends" in done.stderr
+    (row,) = Journal(f"sqlite:///{tmp_path}/journal.db").stages("run")
+    assert (row.status, "did not react" in row.error) == ("failed", True)
+    (file,) = (tmp_path / "stacks").iterdir()
+    assert "stuck_in_c" in file.read_text()
+
+
+def test_an_interrupt_by_the_user_stays_one(tmp_path: Path) -> None:
+    def work(lease: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Watchdog(fake_run(tmp_path), KEY, timeout_s=9).once(work)
+    assert not (tmp_path / "stacks").exists()
