@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from typing import Any
+
+from pipelines.faults import InfrastructureLost
+
+ANSWER_TIMEOUT_S = 10.0
 
 
 def connect(address: str = "") -> None:
     """Connects to `address` (or RAY_ADDRESS); without either, starts a local head. Once connected, does nothing.
 
-    Raises ValueError where the address does not answer.
+    Raises ValueError for an address that cannot be one, InfrastructureLost where it does not answer.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
     import ray
@@ -25,14 +30,44 @@ def connect(address: str = "") -> None:
     if not address:
         ray.init(address="local", include_dashboard=True, **quiet)
         return
+    check_answers(address)
     try:
         ray.init(address=address, **quiet)
     except ConnectionError as error:
-        raise ValueError(f"no Ray cluster answers at {address!r} ({error}): start one or drop --address") from None
+        raise InfrastructureLost(_no_answer(address, error)) from None
 
 
-def memory_deaths(within_s: float) -> list[str]:
-    """Ray's words on each process that it ended for want of memory in the last `within_s` seconds, latest last."""
+def check_answers(address: str) -> None:
+    """Raises as `connect` does where host:port takes no connection: Ray would try for minutes, and fill the screen."""
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        return
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_TIMEOUT_S).close()
+            return
+        except socket.gaierror as error:
+            raise ValueError(f"address {address!r}: no machine is called {host!r} ({error.strerror})") from None
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise InfrastructureLost(_no_answer(address, error)) from None
+        time.sleep(1.0)
+
+
+def _no_answer(address: str, error: Exception) -> str:
+    return (
+        f"no Ray cluster answers at {address!r} ({error}): start one (make up), give the address of one "
+        "(--address or RAY_ADDRESS, host:port of its head), or neither for a local head"
+    )
+
+
+def memory_deaths(run_id: str, within_s: float) -> list[str]:
+    """Ray's words on each process of a run that it ended for want of memory in the last `within_s` seconds, latest last.
+
+    The run's are those of this job and those named for it; a trainer's workers bear no name, so that all count.
+    """
+    import ray
     from ray.util.state import list_workers
     from ray.util.state.exception import RayStateApiException
 
@@ -48,7 +83,9 @@ def memory_deaths(within_s: float) -> list[str]:
         return []
     since = (time.time() - within_s) * 1000
     recent = sorted((row.end_time_ms, row.exit_detail) for row in rows if row.end_time_ms >= since)
-    return [detail for _, detail in recent]
+    own = (f"job ID={ray.get_runtime_context().get_job_id()}", f"{run_id}-", "RayTrainWorker")
+    victims = ((detail, detail.partition("Selected to kill:")[2].partition("\n")[0]) for _, detail in recent)
+    return [detail for detail, victim in victims if any(mark in victim for mark in own)]
 
 
 def disconnect() -> None:

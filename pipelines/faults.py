@@ -113,6 +113,8 @@ VICTIM = re.compile(
 NODE = re.compile(r"Memory on the node \(IP: (?P<ip>[^,]+),[^)]*\) was (?P<used>\S+) used / (?P<limit>\S+) limit")
 LARGEST = re.compile(r"^(\d+)\t([\d.]+)\t(.+)$", re.MULTILINE)
 
+OWN_PACKAGES = ("pipelines", "serve_apps", "train_loops", "stores")
+"""Errors of which the message alone says what happened."""
 PARTS = (
     (
         re.compile(r"Collector|_hand_over|MapBatches"),
@@ -162,9 +164,12 @@ def diagnose(error: BaseException) -> Fault:
     if names & REFUSED or any(_is_database(link, DATABASE_REFUSED) for link in chain):
         return Fault(kind=FaultKind.BAD_INPUT, message=said)
     if names & LOST and not any(getattr(link, "actor_init_failed", False) for link in chain):
-        return Fault(kind=FaultKind.LOST, message=f"{said}\ninfrastructure was lost: repeat, what is finished is kept")
+        return Fault(kind=FaultKind.LOST, message=f"{said}\ninfrastructure lost, repeat: what is finished is kept")
     if any(_is_database(link, DATABASE_LOST) for link in chain):
-        return Fault(kind=FaultKind.LOST, message=f"{said}\nthe database does not answer: repeat once it does")
+        return Fault(
+            kind=FaultKind.LOST,
+            message=f"{said}\nthe database (storage.journal or storage.mlflow) does not answer: repeat once it does",
+        )
     if isinstance(error, ValueError) or getattr(error, "kind", "") == "ValueError":
         return Fault(kind=FaultKind.BAD_INPUT, message=said)
     return Fault(kind=FaultKind.FAILED, message=said)
@@ -221,8 +226,8 @@ def _said(error: BaseException) -> str:
     cause = getattr(error, "cause", None)
     if "RayTaskError" in _names(error) and isinstance(cause, BaseException):
         error = cause
-    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{kind}{error}"
+    is_told = isinstance(error, ValueError) or type(error).__module__.partition(".")[0] in OWN_PACKAGES
+    return str(error) if is_told else f"{type(error).__name__}: {error}"
 
 
 def _disk_full(error: BaseException) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -179,13 +181,16 @@ class Run:
         return StageKey(self.run_id, iteration, stage, model_group)
 
     def begin(self) -> None:
-        """Begins or continues the run; ValueError if its name is taken by another config."""
-        self.journal.begin_run(self.run_id, self.config.sha256, self.config.model_dump_json())
+        """Begins or continues the run; ValueError if its name is taken by another config, or nothing can be stored."""
+        own = self.config.storage.journal
+        with _named("storage.journal" if own else "storage.root", own or self.folder):
+            self.journal.begin_run(self.run_id, self.config.sha256, self.config.model_dump_json())
 
     def open(self) -> None:
         """`begin`, and the tables of the trace store."""
         self.begin()
-        self.traces.create()
+        with _named("storage.traces" if self.config.storage.traces else "storage.root", self.traces_uri):
+            self.traces.create()
 
     def _model(self, group: str, version: int) -> ModelVersionRef:
         ref = self.weights.ref(group, version)
@@ -244,3 +249,19 @@ def _absolute(place: str) -> str:
 
 def _join(root: str, name: str) -> str:
     return f"{root.rstrip('/')}/{name}"
+
+
+@contextmanager
+def _named(key: str, place: str) -> Iterator[None]:
+    """Errors of a store that is opened name its key and place: a wrong address is the usual reason."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise ValueError(f"{key}: nothing can be stored at {place}: {error.strerror or error}") from None
+    except RuntimeError as error:
+        if not str(error).startswith("lance error"):
+            raise
+        said = str(error).partition(", /")[0].removeprefix("lance error: ")
+        raise RuntimeError(f"{key}: {place} cannot be opened ({said}): check address, credentials, endpoint") from error

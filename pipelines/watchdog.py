@@ -151,7 +151,7 @@ class Watchdog:
                 continue
             told = time.monotonic()
             logger.warning("%s: %.0f s, %s", self._key, self._elapsed(), self.describe())
-            died = _memory_deaths(self._elapsed())
+            died = _memory_deaths(self._key.run_id, self._elapsed())
             if len(died) > self._num_memory_deaths:
                 self._num_memory_deaths = len(died)
                 said = died[-1].splitlines()[0]
@@ -189,7 +189,7 @@ class Watchdog:
             self._end_what_hangs()
             return hung
         if isinstance(error, Exception) and not isinstance(error, ValueError):
-            died = _memory_deaths(self._elapsed())
+            died = _memory_deaths(self._key.run_id, self._elapsed())
             return OutOfMemory(died[-1]) if died else error
         return error
 
@@ -239,11 +239,11 @@ def _interrupt_thread(thread: threading.Thread, error: type[BaseException] | Non
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), raised)
 
 
-def _memory_deaths(within_s: float) -> list[str]:
-    """Ray's words on each of its processes that was ended for want of memory in the last `within_s` seconds."""
+def _memory_deaths(run_id: str, within_s: float) -> list[str]:
+    """`cluster.memory_deaths`, none where this process is connected to no cluster."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return []
     from pipelines.cluster import memory_deaths
 
-    return memory_deaths(within_s)
+    return memory_deaths(run_id, within_s)

@@ -115,7 +115,7 @@ def test_out_of_memory_names_the_process_and_what_to_lower(name: str, says: str)
         ),
         (OrderError("RuntimeError", "DefaultCPUAllocator: can't allocate memory"), "train.microbatch_tokens"),
         (MemoryError(), "this command itself"),
-        (raised_in_a_task(ActorDiedError()), "infrastructure was lost: repeat, what is finished is kept"),
+        (raised_in_a_task(ActorDiedError()), "infrastructure lost, repeat: what is finished is kept"),
         (raised_in_a_task(KeyError("x")), "KeyError: 'x'"),
         (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "disk full while writing /data/x: free some"),
         (OperationalError("INSERT", {}, Exception("database or disk is full")), "disk full while writing a store"),
