@@ -9,6 +9,7 @@ Every stage goes through the journal, so the same command goes on where a killed
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from pipelines.record import finish_parent, open_parent, record
 from pipelines.run import Run
 from pipelines.stages import run_stage
 from pipelines.summary import iteration_summary
+from pipelines.watchdog import interrupt_thread
 
 
 def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
@@ -78,16 +80,35 @@ def _bring_up(run: Run, todo: list[int], screen: Screen) -> None:
 
 def _iterate(run: Run, iteration: int, screen: Screen) -> None:
     began = time.perf_counter()
-    groups = list(run.config.model_groups)
     for stage in ("collect", "score"):
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
-    with screen.stage("train", iteration), ThreadPoolExecutor(max_workers=len(groups)) as pool:
-        list(pool.map(lambda group: run_stage(run, "train", iteration, model_group=group), groups))
+    with screen.stage("train", iteration):
+        _train_all(run, iteration)
     for stage in ("sync", "evaluate", "promote"):
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     _add_wall(run, f"wall/{iteration}", time.perf_counter() - began)
+
+
+def _train_all(run: Run, iteration: int) -> None:
+    """Every model group in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
+    groups = list(run.config.model_groups)
+    threads: list[threading.Thread] = []
+
+    def train(group: str) -> None:
+        threads.append(threading.current_thread())
+        run_stage(run, "train", iteration, model_group=group)
+
+    with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+        jobs = [pool.submit(train, group) for group in groups]
+        try:
+            for job in jobs:
+                job.result()
+        except KeyboardInterrupt:
+            for thread in threads:
+                interrupt_thread(thread, KeyboardInterrupt)
+            raise
 
 
 def _add_wall(run: Run, name: str, seconds: float) -> None:

@@ -136,7 +136,7 @@ class Watchdog:
             with self._lock:
                 self._is_over.set()
                 if not is_main:
-                    _interrupt_thread(self._thread, None)
+                    interrupt_thread(self._thread, None)
             if is_main:
                 signal.signal(SIGNAL, before)
 
@@ -204,7 +204,7 @@ class Watchdog:
             if self._thread is threading.main_thread():
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             else:
-                _interrupt_thread(self._thread, GivenUp)
+                interrupt_thread(self._thread, GivenUp)
         if self._is_over.wait(self._config.grace_s):
             return
         message = f"{fault}; it did not react to an interrupt for {self._config.grace_s:g} s: this process ends"
@@ -233,7 +233,7 @@ def end_process(code: int) -> None:
     os._exit(code)
 
 
-def _interrupt_thread(thread: threading.Thread, error: type[BaseException] | None) -> None:
+def interrupt_thread(thread: threading.Thread, error: type[BaseException] | None) -> None:
     """Has `thread` raise `error` when it next runs Python; None takes back what it has not raised yet."""
     raised = ctypes.py_object(error) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), raised)

@@ -31,6 +31,8 @@ MAX_TRIES = 2
 MAX_DEATHS = 6
 """Of workers (killed, machine lost) before an order is given up."""
 MAX_FAILED_STARTS = 3
+POLL_S = 2.0
+"""A handle asks so often: a thread that waits for Ray can be interrupted only between two questions."""
 GLOO_TIMEOUT_S = 300
 
 ENVIRONMENT = {
@@ -322,7 +324,7 @@ class TrainerHandle:
                         ray.get(self._actor.submit.remote(order | {"attempt": attempt}), timeout=left)
                     is_submitted = True
                 with waiting(f"trainer {self._name} to do order {order['order_id']}"):
-                    result = ray.get(self._actor.result.remote(attempt, min(left, 10.0)), timeout=left + 1)
+                    result = ray.get(self._actor.result.remote(attempt, min(left, POLL_S)), timeout=left + 1)
             except ray.exceptions.GetTimeoutError:
                 break
             except ray.exceptions.RayActorError:
