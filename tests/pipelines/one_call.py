@@ -31,7 +31,7 @@ class OneCall(Workflow):
         return Outcome(answer=reply.text)
 
 
-@serve.deployment(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=1000)
+@serve.deployment(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=1000, graceful_shutdown_timeout_s=1)
 class FakePolicy:
     """Answers each request after a while, all at once."""
 
