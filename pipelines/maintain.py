@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.links import stage_owner
+from pipelines.promote import history
 from pipelines.run import Run
 from stores.files import list_files, remove_folder
 from stores.journal import DONE, RUNNING, StageKey, StageRow
-from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
+from stores.types import Purpose, RewardsRef, TracesRef
 from stores.weights import cache_folder, evict
 
 
@@ -91,24 +92,19 @@ def kept_versions(run: Run, rows: list[StageRow], last_old: int) -> dict[str, se
     """By model group: versions that recent iterations trained or started from, champions, aliases, parents, and 0."""
     kept: dict[str, set[int]] = {group: {0} for group in run.config.model_groups}
 
-    def keep(models: Mapping[str, ModelVersionRef | int]) -> None:
-        for group, model in models.items():
-            if group in kept:
-                kept[group].add(model if isinstance(model, int) else model.version)
+    def keep(versions: Mapping[str, int]) -> None:
+        for group in kept.keys() & versions.keys():
+            kept[group].add(versions[group])
 
-    promoted = []
     for row in rows:
         if row.stage == "train" and row.ref is not None and row.iteration > last_old:
-            keep({row.model_group: ModelVersionRef(**row.ref["model"])})
-        if row.stage == "promote" and row.ref is not None and row.ref["verdict"] == "promote":
-            promoted.append(row.iteration)
-    for iteration in sorted(promoted)[-run.config.maintain.keep_champions :]:
-        keep(run.trained(iteration))
-    if run.journal.value(run.run_id, "champion") is not None:
-        keep(run.champion())
+            keep({row.model_group: row.ref["model"]["version"]})
+    champions = {entry["team_version"] for entry in history(run)[-run.config.maintain.keep_champions :]}
     for team in run.registry.versions(run.team_name):
-        if team.aliases:
+        if team.aliases or team.version in champions:
             keep(team.policy_versions)
+    if run.journal.value(run.run_id, "champion") is not None:
+        keep({group: ref.version for group, ref in run.champion().items()})
     for group, versions in kept.items():
         refs = [run.weights.ref(group, version) for version in versions]
         versions |= {p for ref in refs if ref is not None and (p := run.weights.manifest(ref).parent) is not None}

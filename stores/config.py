@@ -69,7 +69,7 @@ class MaintainConfig(BaseModel):
     keep_iterations: int = Field(5, ge=1)
     """The newest finished iterations whose table versions, weights and checkpoints stay as they are."""
     keep_champions: int = Field(3, ge=1)
-    """Teams promoted last whose weights stay, to go back to; the champion's and every alias's always do."""
+    """Champions whose weights stay, to roll back to, the present one included; those of every alias stay in any case."""
     leftover_hours: float = Field(24, gt=0)
     """Age from which on what no manifest and no stage names was left by a killed process."""
     readers_s: float = Field(600, ge=0)

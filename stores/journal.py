@@ -37,6 +37,14 @@ logger = logging.getLogger(__name__)
 RUNNING, DONE, FAILED, FREE = "running", "done", "failed", "free"
 LOCK = "lock"
 """The stage name of what is held rather than done; `model_group` is the lock's name."""
+LIBPQ_DEADLINES = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""A server that vanished without a word is noticed within 30 s; seconds, but for the last one."""
 
 METADATA = sa.MetaData()
 RUNS = sa.Table(
@@ -413,7 +421,8 @@ class Journal:
 def _open_engine(url: str) -> sa.Engine:
     parsed = sa.make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        engine = sa.create_engine(url, pool_pre_ping=True)
+        is_libpq = parsed.get_dialect().driver in ("psycopg", "psycopg2")
+        engine = sa.create_engine(url, pool_pre_ping=True, connect_args=LIBPQ_DEADLINES if is_libpq else {})
     else:
         Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
         engine = sa.create_engine(url, connect_args={"timeout": 30})

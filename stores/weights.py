@@ -13,6 +13,7 @@ Who needs files of a remote version gets a copy in a cache on its machine, which
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -45,6 +46,8 @@ STALE_S = 86_400
 """Age from which on the unfinished commit of a killed process is swept away."""
 NUM_CACHED = 4
 """Copies of remote versions that a machine keeps per model group: live, parent, champion, reference."""
+FETCH_TIMEOUT_S = 3600.0
+"""How long one process waits for another's copy of a version."""
 CACHED_S = 1800
 """A copy used this recently is kept in any case: somebody may be reading it."""
 
@@ -229,7 +232,10 @@ def read_manifest(ref: ModelVersionRef) -> Manifest:
     """The manifest that `ref` names; ValueError if it is missing or another one."""
     data = _Folder.at(ref.uri).read(MANIFEST)
     if data is None:
-        raise ValueError(f"{ref.uri} has no {MANIFEST}: version {ref.version} of {ref.model_group} was never committed")
+        raise ValueError(
+            f"{ref.uri} has no {MANIFEST}: version {ref.version} of {ref.model_group} was never committed, or "
+            "maintenance removed it"
+        )
     digest = sha256(data).hexdigest()
     if digest != ref.manifest_sha256:
         raise ValueError(
@@ -254,20 +260,54 @@ def fetch(ref: ModelVersionRef, cache_dir: str | Path | None = None, *, with_ten
     cache = cache_folder(cache_dir) / sha256(ref.uri.rpartition("/")[0].encode()).hexdigest()[:16]
     whole = cache / f"v{ref.version}-{ref.manifest_sha256[:16]}"
     target = whole if with_tensors or whole.exists() else whole.with_name(f"{whole.name}-small")
-    if not target.exists():
-        names = [n for n in manifest.files if with_tensors or not n.endswith(".safetensors")]
-        cache.mkdir(parents=True, exist_ok=True)
-        _sweep(cache)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
-            copy = Path(scratch) / "copy"
-            with ThreadPoolExecutor(max_workers=NUM_TRANSFERS) as pool:
-                list(pool.map(lambda name: folder.get(f"{manifest.folder}/{name}".lstrip("/"), copy / name), names))
-            folder.get(MANIFEST, copy / MANIFEST)
-            _verify_files(copy, {name: manifest.files[name] for name in names})
-            _rename(copy, target)
-    os.utime(target)
-    evict(cache)
+    with _alone(target) as is_missing:
+        if is_missing:
+            _download(folder, manifest, target, with_tensors=with_tensors)
+            evict(cache)
     return target
+
+
+def _download(folder: _Folder, manifest: Manifest, target: Path, *, with_tensors: bool) -> None:
+    names = [n for n in manifest.files if with_tensors or not n.endswith(".safetensors")]
+    _sweep(target.parent)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
+        copy = Path(scratch) / "copy"
+        with ThreadPoolExecutor(max_workers=NUM_TRANSFERS) as pool:
+            list(pool.map(lambda name: folder.get(f"{manifest.folder}/{name}".lstrip("/"), copy / name), names))
+        folder.get(MANIFEST, copy / MANIFEST)
+        _verify_files(copy, {name: manifest.files[name] for name in names})
+        _rename(copy, target)
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[bool]:
+    """One process of this machine at a time makes `target`; gives whether it is to be made, and marks it as used."""
+    if _is_used(target):
+        yield False
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + FETCH_TIMEOUT_S
+    with (target.parent / f".lock-{target.name}").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{target} is being fetched by another process since {FETCH_TIMEOUT_S:g} s"
+                    ) from None
+                time.sleep(0.1)
+        yield not _is_used(target)
+
+
+def _is_used(target: Path) -> bool:
+    """Marks a copy as used just now; False if there is none."""
+    try:
+        os.utime(target)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
@@ -290,7 +330,12 @@ def evict(cache: Path, *, num_kept: int = NUM_CACHED, used_s: float = CACHED_S) 
     for used_at, path in (copy for found in copies.values() for copy in sorted(found, reverse=True)[num_kept:]):
         if used_at < time.time() - used_s:
             freed += size_of(path)
-            shutil.rmtree(path, ignore_errors=True)
+            gone = path.with_name(f".evict-{uuid.uuid4().hex[:12]}")
+            try:
+                path.rename(gone)  # at once: nobody sees half of a copy
+            except FileNotFoundError:
+                continue
+            shutil.rmtree(gone, ignore_errors=True)
     return freed
 
 
@@ -472,7 +517,7 @@ def _copy(source: Any, target: Any | None, chunk_bytes: int = CHUNK_BYTES) -> st
 
 
 def _sweep(parent: Path) -> None:
-    for left in (*parent.glob(".commit-*"), *parent.glob(".fetch-*")):
+    for left in (*parent.glob(".commit-*"), *parent.glob(".fetch-*"), *parent.glob(".evict-*")):
         try:
             is_stale = left.stat().st_mtime < time.time() - STALE_S
         except FileNotFoundError:  # another writer has just finished

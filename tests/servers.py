@@ -61,7 +61,7 @@ def postgres() -> Iterator[Postgres]:
     programs = _postgres_programs()
     user = "nobody" if os.geteuid() == 0 else None
     server = Postgres(free_port(), secrets.token_hex(8))
-    folder = Path(tempfile.mkdtemp(prefix="troupe-postgres-"))
+    folder = Path(tempfile.mkdtemp(prefix="postgres-for-tests-"))
     try:
         (folder / "password").write_text(server.password)
         if user is not None:
@@ -126,7 +126,7 @@ def s3(port: int = 0) -> Iterator[S3]:
     """An S3 server in a process of its own; what it keeps is gone at the end."""
     server = S3(port or free_port())
     command = [sys.executable, __file__, "--serve", str(server.port)]
-    with tempfile.TemporaryDirectory(prefix="troupe-s3-") as folder:
+    with tempfile.TemporaryDirectory(prefix="s3-for-tests-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out)

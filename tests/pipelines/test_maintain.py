@@ -89,7 +89,7 @@ def play(make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRe
         def promote(lease: Any) -> dict[str, Any]:
             version = register(run, run.trained(k), iteration=k, report={"accuracy": k / 10})
             if verdict == "promote":
-                crown(run, run.trained(k), version)
+                crown(run, run.trained(k), version, reason="")
             return {"verdict": verdict, "condition": "", "team_version": version}
 
         run.journal.once(run.key(k, "promote"), promote)

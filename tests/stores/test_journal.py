@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from stores.journal import Journal, Lease, LeaseLost, StageKey
 
@@ -160,6 +161,31 @@ def test_values_of_a_run_are_kept_and_replaced(journal: Journal) -> None:
     journal.put_value("a", "champion", {"version": 2})
     journal.put_value("b", "champion", {"version": 9})
     assert journal.value("a", "champion") == {"version": 2}
+
+
+@pytest.mark.needs_program("psql")
+def test_connections_that_the_server_ends_are_made_again(postgres_url: str) -> None:
+    journal, admin = Journal(postgres_url), sa.create_engine(postgres_url)
+    others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
+
+    def work(lease: Lease) -> dict[str, object]:
+        time.sleep(0.3)
+        with admin.begin() as connection:
+            assert connection.execute(sa.text(f"{others} AND pid <> pg_backend_pid()")).scalar_one() > 0
+        time.sleep(0.3)
+        lease.check()
+        return {"token": lease.token}
+
+    assert journal.once(KEY, work, lease_s=0.4) == {"token": 1}
+    journal.put_value("run", "champion", {"version": 1})
+    assert journal.value("run", "champion") == {"version": 1}
+
+
+def test_a_journal_whose_url_cannot_work_says_what_would() -> None:
+    with pytest.raises(ValueError, match=r"pymysql.*postgresql\+psycopg://"):
+        Journal("mysql+pymysql://host/troupe")
+    with pytest.raises(ValueError, match=r"Could not parse.*postgresql\+psycopg://"):
+        Journal("here")
 
 
 def test_a_journal_that_only_one_process_could_see_is_refused() -> None:

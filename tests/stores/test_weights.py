@@ -5,16 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stores.types import ModelVersionRef
-from stores.weights import CACHED_S, Manifest, Probe, WeightStore, _Folder, fetch, read_safetensors_header
+from stores.weights import (
+    CACHED_S,
+    Manifest,
+    Probe,
+    WeightStore,
+    _Folder,
+    evict,
+    fetch,
+    read_safetensors_header,
+    verify_folder,
+)
 
 PROBE = Probe(sequences=((1, 2, 3), (4, 5)), logprobs=((-0.1, -1 / 3), (-2.5e-7,)))
 
@@ -122,6 +134,20 @@ def test_a_late_try_leaves_a_committed_version_on_s3_as_it_is(s3_uri: str, tiny_
     store.verify(ref)
 
 
+def test_processes_that_fetch_the_same_version_copy_it_once(
+    s3_uri: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = _commit(WeightStore(s3_uri), tiny_model)
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path))
+    code = "import sys; from stores.weights import fetch; from stores.types import ModelVersionRef as R; import json\n"
+    code += "folder = fetch(R(**json.loads(sys.argv[1]))); print(folder, folder.stat().st_ino)"
+    asked = [sys.executable, "-c", code, json.dumps(asdict(ref))]
+    racers = [subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert len({racer.communicate(timeout=60)[0] for racer in racers}) == 1
+    (copy,) = tmp_path.glob("weights/*/v1-*")
+    verify_folder(copy, WeightStore(s3_uri).manifest(ref))
+
+
 def test_a_machine_keeps_the_copies_that_were_used_last(s3_uri: str, tiny_model: Path, tmp_path: Path) -> None:
     store = WeightStore(s3_uri)
     refs = [_commit(store, tiny_model, version=k) for k in range(1, 8)]
@@ -129,7 +155,7 @@ def test_a_machine_keeps_the_copies_that_were_used_last(s3_uri: str, tiny_model:
     assert all(copy.exists() for copy in copies), "all were used just now"
     for age, copy in enumerate([copies[0], *reversed(copies[1:])]):
         os.utime(copy, (time.time() - CACHED_S - age,) * 2)
-    store.fetch(refs[6], tmp_path)
+    assert evict(copies[0].parent) > 0
     assert [copy.exists() for copy in copies] == [True] + [False] * 3 + [True] * 3
     small = fetch(refs[1], tmp_path, with_tensors=False)
     assert (small / "tokenizer.json").is_file() and not list(small.glob("*.safetensors"))
