@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from pipelines.config import load_config
+from pipelines.jobs import JobApi
 from pipelines.run import Run
 from stores.types import TracesRef
 from tests.e2e.airflow_client import LocalAirflow
@@ -160,6 +161,38 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
         ids = [trace.episode_id for trace in run.traces.read_traces(ref)]
         assert len(ids) == len(set(ids)) == 256
         assert run.trained(iteration)["team"].version == iteration
+
+
+def test_a_team_is_moved_by_hand_after_approval_and_updates_its_asset(scene: Scene) -> None:
+    airflow, run, dag = scene.airflow, scene.run, "promote_team__small"
+    airflow.pause(dag, is_paused=False)
+    with pytest.raises(AssertionError, match=r"400 .*team_version"):
+        airflow.trigger(dag, "wrong", team_version=0, reason="to see it refused")
+    airflow.trigger(dag, "by-hand", team_version=2, reason="to see it move")
+    approval = f"/dags/{dag}/dagRuns/by-hand/taskInstances/approve/-1/hitlDetails"
+    asked = airflow.wait("the question", lambda: airflow.asked(approval), 60)
+    assert asked["subject"] == "Put team version 2 of small into service?"
+    assert asked["body"] == "Reason: to see it move"
+    airflow.ask(approval, "PATCH", chosen_options=["Approve"], params_input={})
+    airflow.wait("the move", lambda: airflow.state(dag, "by-hand") == "success", 90)
+    assert run.journal.value("small", "champion")["team_version"] == 2
+    assert run.registry.alias("small", "champion") == 2
+    (event, *_) = airflow.ask("/assets/events?order_by=-timestamp")["asset_events"]
+    assert (event["uri"], event["extra"]["team_version"]) == ("troupe://team/small", 2)
+
+
+def test_a_task_that_is_marked_failed_stops_its_job_and_waits_for_the_engines_are_said(scene: Scene) -> None:
+    airflow, run, dag = scene.airflow, scene.run, "evaluate_team__small"
+    api = JobApi(airflow.jobs_url)
+    airflow.pause(dag, is_paused=False)
+    with run.journal.hold("small", "engines", owner="a test"):
+        airflow.trigger(dag, "killed")
+        (job,) = airflow.wait("the job", lambda: [j for j in api.jobs() if j.status == "RUNNING"], 60)
+        airflow.ask(f"/dags/{dag}/dagRuns/killed/taskInstances/watch", "PATCH", new_state="failed")
+        airflow.wait("its stop", lambda: api.job(job.submission_id).status == "STOPPED", 30)
+    airflow.trigger(dag, "again")
+    airflow.wait("the evaluation", lambda: airflow.state(dag, "again") == "success", 90)
+    assert run.journal.value("small", "watched")["team_version"] == 2
 
 
 def begun_here(run: Run, iteration: int) -> bool:
