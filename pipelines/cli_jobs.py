@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli_options import Address, Changes, ConfigPath, Debug, Root, RunName, errors, find_run, load
+from pipelines.faults import EXIT_CODES, FaultKind
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
@@ -152,4 +153,10 @@ def _finish(outcome: Outcome) -> None:
     if outcome.status == "SUCCEEDED":
         return
     print(f"troupe: job {outcome.submission_id} {outcome.status}: {outcome.error}", file=sys.stderr)
-    raise SystemExit(outcome.exit_code if outcome.exit_code and outcome.exit_code > 0 else 1)
+    kind = {
+        "LOST": FaultKind.LOST,
+        "UNREACHABLE": FaultKind.LOST,
+        "REFUSED": FaultKind.BAD_INPUT,
+        "STOPPED": FaultKind.INTERRUPTED,
+    }.get(outcome.status, FaultKind.FAILED)
+    raise SystemExit(outcome.exit_code if outcome.exit_code and outcome.exit_code > 0 else EXIT_CODES[kind])

@@ -98,19 +98,19 @@ def test_jobs_are_listed_and_stopped_by_name(server: JobServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "exit_code", "said"),
     [
-        (("--stage", "score"), "--stage score needs --iteration"),
-        (("--iteration", "2"), "--iteration and --model-group need --stage"),
-        (("--cluster", "ray://h:10001"), "is a Ray client address: jobs go to the dashboard"),
-        (("--cluster", "http://127.0.0.1:1"), "no Ray cluster answers at http://127.0.0.1:1"),
+        (("--stage", "score"), 2, "--stage score needs --iteration"),
+        (("--iteration", "2"), 2, "--iteration and --model-group need --stage"),
+        (("--cluster", "ray://h:10001"), 2, "is a Ray client address: jobs go to the dashboard"),
+        (("--cluster", "http://127.0.0.1:1"), 75, "no Ray cluster answers at http://127.0.0.1:1"),
     ],
 )
 def test_what_cannot_be_submitted_is_said_in_one_line(
-    server: JobServer, tmp_path: Path, arguments: tuple[str, ...], said: str
+    server: JobServer, tmp_path: Path, arguments: tuple[str, ...], exit_code: int, said: str
 ) -> None:
     code, _, err = end(start(server, tmp_path, "submit", str(SMALL), *arguments))
-    assert code != 0
+    assert code == exit_code
     assert said in err
     assert "Traceback" not in err
     assert server.requests == {}
