@@ -9,6 +9,7 @@ looks and writes in two steps, between which its other threads run.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import pwd
 import secrets
@@ -87,7 +88,12 @@ def postgres() -> Iterator[Postgres]:
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [programs / "postgres", "-D", data, *options], user=user, cwd=folder, stdout=out, stderr=out
+                [programs / "postgres", "-D", data, *options],
+                user=user,
+                cwd=folder,
+                stdout=out,
+                stderr=out,
+                preexec_fn=lambda: _end_with_parent(signal.SIGINT),
             )
         try:
             _wait(process, lambda: _answers(server.port), log)
@@ -129,7 +135,9 @@ def s3(port: int = 0) -> Iterator[S3]:
     with tempfile.TemporaryDirectory(prefix="s3-for-tests-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out)
+            process = subprocess.Popen(
+                command, stdout=out, stderr=out, preexec_fn=lambda: _end_with_parent(signal.SIGKILL)
+            )
         try:
             _wait(process, lambda: _answers(server.port), log)
             _make_bucket(server.environment)
@@ -190,6 +198,11 @@ def _end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _end_with_parent(how: signal.Signals) -> None:
+    """Runs in the child: a test run that is killed leaves no server behind (PR_SET_PDEATHSIG, Linux)."""
+    ctypes.CDLL(None).prctl(1, how)
 
 
 def _serve(port: int) -> None:

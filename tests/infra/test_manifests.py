@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -171,6 +172,20 @@ def test_an_image_holds_every_package_that_is_installed_and_nothing_that_is_igno
         for source in copied:
             assert (ROOT / source).exists(), f"{path.name}: COPY {source}"
             assert any(source == name or source.startswith(f"{name}/") for name in allowed), f"{source} is ignored"
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_the_project_installs_from_what_an_image_copies(path: Path, tmp_path: Path) -> None:
+    for source, target in re.findall(r"^COPY (.*) (\S+)$", path.read_text(), re.MULTILINE):
+        for name in source.split():
+            place = tmp_path / (Path(name).name if target == "./" else target)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, place)
+    build = "import setuptools.build_meta as backend; print(backend.build_editable('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.glob("troupe_rl-*.whl"))
 
 
 def test_no_secret_is_written_down() -> None:
