@@ -27,16 +27,13 @@ NUM_TRACES = 8
 """Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
 
 
-def record(run: Run, iteration: int, more_links: Mapping[str, str] | None = None) -> dict[str, Any]:
+def record(run: Run, iteration: int) -> dict[str, Any]:
     """Shows a finished iteration to people; returns and keeps {"mlflow_run_id", "mlflow_url", "report", "links"}.
 
-    Args:
-        more_links: name -> URL beside those that the environment and the journal know (see `links`).
-
-    Raises ValueError where a stage of the iteration is not done.
+    Links to the DAG run and the Ray jobs come from the environment and the journal, see `links`. Raises ValueError where
+    a stage of the iteration is not done.
     """
-    key = run.key(iteration, STAGE)
-    return run.journal.once(key, lambda lease: _record(run, iteration, more_links or {}), owner=stage_owner())
+    return run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
 
 
 def open_parent(run: Run) -> None:
@@ -74,7 +71,7 @@ def _attach(run: Run, places: Mapping[str, str]) -> None:
         run.tracker.log_file(place)
 
 
-def _record(run: Run, iteration: int, more_links: Mapping[str, str]) -> dict[str, Any]:
+def _record(run: Run, iteration: int) -> dict[str, Any]:
     summary = iteration_summary(run, iteration)
     if summary is None:
         left = [
@@ -84,7 +81,7 @@ def _record(run: Run, iteration: int, more_links: Mapping[str, str]) -> dict[str
             f"iteration {iteration} of run {run.run_id!r} is not done, {', '.join(left)} missing: run that first"
         )
     rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage not in (STAGE, "measure")]
-    where = {**links(rows), **more_links}
+    where = links(rows)
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,

@@ -46,7 +46,7 @@ def test_panels_ask_for_tags_that_their_metric_has() -> None:
 def test_prometheus_and_grafana_files_are_whole() -> None:
     prometheus = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     (job,) = prometheus["scrape_configs"]
-    assert job["file_sd_configs"][0]["files"] == ["/tmp/ray/prom_metrics_service_discovery.json"]
+    assert job["file_sd_configs"][0]["files"] == ["/tmp/ray/session_latest/prom_metrics_service_discovery.json"]
     sources = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     uids = {source["uid"] for source in sources}
     panels = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if "datasource" in panel]

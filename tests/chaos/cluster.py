@@ -52,7 +52,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.address = ""
 
-    def add(self, name: str, *, num_cpus: float) -> Node:
+    def add(self, name: str, *, num_cpus: int) -> Node:
         """Starts a node, the head if it is the first; returns when it is up."""
         ip = f"127.0.0.{11 + len(list(self._folder.glob('*.log')))}"  # Ray takes 127.0.0.1 for "find out yourself"
         arguments = [
@@ -110,7 +110,7 @@ class Cluster:
 
 
 @contextmanager
-def started(cpus: Mapping[str, float], environment: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+def started(cpus: Mapping[str, int], environment: Mapping[str, str] | None = None) -> Iterator[Cluster]:
     """A cluster of nodes by name with their virtual CPUs, the head first; it ends with the block."""
     folder = Path(tempfile.mkdtemp(prefix="troupe-", dir="/tmp"))
     cluster = Cluster(folder, environment or {})

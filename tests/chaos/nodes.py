@@ -25,7 +25,7 @@ from stores.types import Purpose, TracesRef
 from tests.chaos.cluster import NOTICED_SOON, Cluster, started
 
 CONFIG = Path(__file__).parents[1] / "e2e" / "nodes.yaml"
-CPUS = 2.0
+CPUS = 2
 """Virtual CPUs of a node: room for one large trainer worker and much that is small."""
 NODES = {"head": CPUS, "one": CPUS, "two": CPUS}
 DEADLINE_S = 240.0
@@ -50,6 +50,8 @@ class Loss:
     node: str
     lost: Mapping[str, int]
     """How many collectors, replicas and trainer workers died with it."""
+    spread: Mapping[str, int]
+    """On how many nodes there were some before."""
     seconds: float
     """From the loss to the end of the stage."""
     num_restarts: int
@@ -109,6 +111,7 @@ def lose_in(stage: str, iteration: int, command: Command) -> Loss:
     cluster = command.cluster
     node = max(list(cluster.nodes)[1:], key=lambda name: (sum(_workers(cluster, name, WORKS_IN[stage]).values()), name))
     lost = _workers(cluster, node, (COLLECTOR, REPLICA, TRAINER))
+    spread = {title.removeprefix("ray::"): len(cluster.where(title)) for title in (COLLECTOR, REPLICA, TRAINER)}
     began, num_before = time.monotonic(), len(command.codes)
     cluster.lose(node)
     _wait(command, lambda: _row(command.run, stage, iteration, is_done=True), f"{stage} after the loss of {node}")
@@ -117,6 +120,7 @@ def lose_in(stage: str, iteration: int, command: Command) -> Loss:
         iteration=iteration,
         node=node,
         lost=lost,
+        spread=spread,
         seconds=time.monotonic() - began,
         num_restarts=len(command.codes) - num_before,
     )

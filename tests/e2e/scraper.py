@@ -54,7 +54,7 @@ class Scraper:
 
     def _targets(self) -> list[str]:
         """As Prometheus finds them: in the file that Ray writes for its service discovery."""
-        for path in self.folder.glob("ray/session_2*/prom_metrics_service_discovery.json"):
+        for path in self.folder.glob("ray/session_latest/prom_metrics_service_discovery.json"):
             try:
                 return [target for entry in json.loads(path.read_text()) for target in entry["targets"]]
             except (OSError, json.JSONDecodeError):  # being written
