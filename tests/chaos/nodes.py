@@ -8,6 +8,7 @@ The command that runs is started again where it ends with anything but success, 
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -215,6 +216,7 @@ def _workers(cluster: Cluster, node: str, titles: Iterable[str]) -> dict[str, in
 
 def main(stages: list[str]) -> None:
     """A run of as many iterations as stages; each loses a node in its stage."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster ends with this process
     with TemporaryDirectory() as root, started(NODES, NOTICED_SOON) as cluster:
         changes = [f"storage.root={root}", f"iterations={len(stages)}", "evaluate.every=1"]
         run = Run(load_config(CONFIG, {"storage.root": root, "iterations": len(stages), "evaluate.every": 1}))
