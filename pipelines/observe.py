@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stores.journal import StageRow
+from stores.journal import DONE, FAILED, LOCK, StageRow
 from stores.logs import Sparingly, bound
 from stores.metrics import Point, send
 from stores.types import EpisodeStatus, Trace
@@ -27,8 +27,8 @@ _told: set[str] = set()
 def tell_stages(rows: Iterable[StageRow]) -> None:
     """Sends the points of every attempt that ended; those sent before, by whatever process, count once."""
     for row in rows:
-        key = f"{row.run_id}/{row.iteration}/{row.stage}/{row.model_group}/{row.token}"
-        if row.status != "running" and key not in _told:
+        key = f"{row.run_id}/{row.iteration}/{row.stage}/{row.model_group}/{row.token}/{row.started_at}"
+        if row.stage != LOCK and row.status in (DONE, FAILED) and key not in _told:
             send(stage_points(row), key=key)
             _told.add(key)
 
@@ -42,7 +42,7 @@ def stage_points(row: StageRow) -> list[Point]:
         ("troupe_stage_seconds", row.seconds or 0.0, stage),
         ("troupe_iteration", row.iteration, run),
     ]
-    if row.status == "done":
+    if row.status == DONE:
         points += _RESULTS.get(row.stage, lambda row, ref, run: [])(row, ref, run)
     return points
 
