@@ -1,0 +1,258 @@
+"""chaos: kill -9 of every kind of process in every stage it works in; afterwards nothing may be lost, doubled or changed.
+
+    python -m tests.chaos                                   all cells that are not done yet, about an hour on 2 cores
+    python -m tests.chaos --victims driver node --stages train
+    MOMENTS=3 python -m tests.chaos                         each cell at three moments
+    python -m tests.chaos --show                            the table so far
+
+    undisturbed run (twin) ── then rounds: one iteration each, in every stage of it one victim
+    round:  collect ╳driver   score ╳node   train ╳worker   sync ╳engine   evaluate ╳replica   promote ╳cluster ── checks
+
+Cells are kept in runs/chaos/report.json; what failed is played again by the next call. The exit code is 1 if a cell failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import psutil
+from rich.console import Console
+
+from pipelines.run import Run
+from pipelines.stages import STAGES
+from tests.chaos import checks, victims
+from tests.chaos.report import REPORT, Cell, Report
+from tests.chaos.scene import Door, Jobs, Local, Lost, Scene, durations, undisturbed, wait
+from tests.chaos.victims import BY_NAME, Victim
+
+FOLDER = REPORT.parent
+SEED = 11
+TWIN_ITERATIONS = 8
+TWIN_TIMEOUT_S = 600.0
+STAGE_TIMEOUT_S = 240.0
+ROUND_TIMEOUT_S = 240.0
+GONE_S = 15.0
+"""How long what hangs on a killed process may outlive it."""
+DOORS: dict[str, type[Door]] = {"local": Local, "jobs": Jobs}
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
+    parser.add_argument("--victims", nargs="+", choices=list(BY_NAME), default=list(BY_NAME), metavar="VICTIM")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
+    parser.add_argument("--again", action="store_true", help="Play cells that are done, too.")
+    parser.add_argument("--show", action="store_true", help="Print the table and end.")
+    args = parser.parse_args()
+    console = Console()
+    console = console if console.is_terminal else Console(width=150)
+    report = Report()
+    if not args.show:
+        signal.signal(signal.SIGTERM, _end)
+        moments = int(os.environ.get("MOMENTS", "1"))
+        wanted = [
+            cell
+            for cell in victims.cells(args.victims, args.stages, moments)
+            if args.again or not report.has(*_key(cell))
+        ]
+        play(wanted, report, console)
+    console.print(report.table())
+    failed = [cell for cell in report.cells.values() if cell.verdict != "ok"]
+    for cell in failed:
+        console.print(f"[bold red]{cell.name}[/]: {cell.error} { {k: v for k, v in cell.checks.items() if v} }")
+    console.print(f"{len(report.cells)} cells, {len(failed)} failed; {REPORT.relative_to(REPORT.parents[2])}")
+    return int(bool(failed))
+
+
+Plan = tuple[Victim, str, int]
+
+
+def play(wanted: Sequence[Plan], report: Report, console: Console) -> None:
+    """Plays the cells in rounds, one scene per door; a scene in which a run did not come through is left for a new one."""
+    if not wanted:
+        return
+    began = time.monotonic()
+    twin = undisturbed(FOLDER / "twin", TWIN_ITERATIONS, timeout_s=TWIN_TIMEOUT_S)
+    report.keep([], usual_seconds=durations(twin))
+    console.print(f"{time.monotonic() - began:6.1f} s  undisturbed: {durations(twin)}")
+    for name, door in DOORS.items():
+        todo = [cell for cell in wanted if cell[0].door == name]
+        tries = dict.fromkeys(map(_name, todo), 0)
+        while todo:
+            scene = Scene(_new_root())
+            scene.world.up()
+            try:
+                while todo:
+                    now = _next_round(todo)
+                    for cell in now.values():
+                        tries[_name(cell)] += 1
+                    done = play_round(scene, door, now, twin, report)
+                    for cell in done:
+                        console.print(f"{time.monotonic() - began:6.1f} s  {_line(cell)}")
+                    settled = {(c.victim, c.stage, c.number) for c in done}
+                    todo = [c for c in todo if _key(c) not in settled and tries[_name(c)] < 3]
+                    if any(cell.error for cell in done):
+                        break
+                else:
+                    _replay(scene, report, console)
+            finally:
+                scene.world.down()
+
+
+def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run, report: Report) -> list[Cell]:
+    """One iteration with a kill in each of these stages, then the checks; cells whose stage was over too soon are left out."""
+    scene.begin(scene.iteration + 1)
+    iteration, cells, looks = scene.iteration + 1, [], {}
+    driven = door(scene, iteration)
+    try:
+        for stage in STAGES:
+            if stage not in kills:
+                continue
+            victim, _, number = kills[stage]
+            share = victims.moment(SEED, victim.name, stage, number)
+            cell = Cell(victim=victim.name, stage=stage, number=number, share=share, iteration=iteration)
+            try:
+                before = strike(scene, driven, victim, cell, report.data["usual_seconds"][stage])
+            except Lost as error:
+                cell.error = str(error)
+                cells.append(cell)
+                break
+            if before is not None:
+                cells.append(cell)
+                looks[cell.name] = before
+        else:
+            wait("the end of the iteration", driven.look, door=driven, timeout_s=ROUND_TIMEOUT_S)
+            scene.world.complete()
+            scene.iteration = iteration
+            served = scene.served()
+            keys = checks.collected(twin, iteration) if iteration <= twin.config.iterations else None
+            for cell in cells:
+                cell.checks |= checks.faults(scene.run, iteration, looks[cell.name], served=served, keys=keys)
+    except Lost as error:
+        for cell in cells:
+            cell.error = cell.error or str(error)
+    finally:
+        driven.end()
+    report.keep(cells)
+    return cells
+
+
+def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float) -> checks.Look | None:
+    """Kills the victim in its stage and waits for the stage's end; None if the stage was over before."""
+    run, stage, iteration = scene.run, cell.stage, cell.iteration
+    row = wait(
+        f"{stage} to begin",
+        lambda: checks.running(run, stage, iteration) or (checks.is_done(run, stage, iteration) and "over"),
+        door=door,
+        timeout_s=STAGE_TIMEOUT_S,
+        pause_s=0.005,
+    )
+    if row == "over":
+        return None
+    due = row.started_at + cell.share * usual_s
+    node = scene.world.busiest() if victim.name == "node" else ""
+    targets: list[psutil.Process] = []
+    while not targets or time.time() < due:
+        targets = targets or _targets(scene, door, victim, node)
+        if not door.look() and not checks.is_done(run, stage, iteration):
+            time.sleep(0.005)
+            continue
+        return None
+    dependants = {p for target in targets for p in victims.tree(target.pid)} if len(targets) < 20 else set()
+    restarts, door.num_kills = door.num_restarts, door.num_kills + 1
+    cell.killed = [f"{len(targets)} processes"] if len(targets) > 5 else [victims.title(p)[:80] for p in targets]
+    killed_at = time.time()
+    if victim.name == "node":
+        scene.world.cluster.lose(node)
+    elif victim.name == "cluster":
+        scene.world.down()
+    else:
+        victims.kill(targets)
+    cell.after_s = killed_at - row.started_at
+    before = checks.look(run, iteration)
+    if victim.name == "cluster":
+        scene.world.up()
+    wait(f"the end of {stage}", lambda: checks.is_done(run, stage, iteration), door=door, timeout_s=STAGE_TIMEOUT_S)
+    rows = [r for r in run.journal.stages(run.run_id, iteration) if r.stage == stage]
+    cell.seconds = max(0.0, max(r.ended_at or 0.0 for r in rows) - killed_at)
+    cell.num_restarts, cell.num_kept = door.num_restarts - restarts, len(before.episodes)
+    cell.recovered_by = "same command" if cell.num_restarts else "itself"
+    left = victims.survivors(dependants, GONE_S) if victim.name != "cluster" else []
+    cell.checks["nothing left behind"] = (
+        f"still there after {GONE_S:g} s: {[victims.title(p) for p in left]}" if left else ""
+    )
+    victims.kill(left)
+    return before
+
+
+def _targets(scene: Scene, door: Door, victim: Victim, node: str) -> list[psutil.Process]:
+    if victim.name == "node":
+        return victims.tree(scene.world.cluster.nodes[node].process.pid)
+    if victim.name == "cluster":
+        return [p for pid in scene.world.pids() for p in victims.tree(pid)]
+    found = door.targets(victim)
+    return found[:1] if victim.name == "collector" else found
+
+
+def _next_round(todo: Sequence[Plan]) -> dict[str, Plan]:
+    """The first cell of each stage that waits."""
+    now: dict[str, Plan] = {}
+    for cell in todo:
+        now.setdefault(cell[1], cell)
+    return now
+
+
+def _replay(scene: Scene, report: Report, console: Console) -> None:
+    """Trains the scene's own episodes again, undisturbed; a difference is a fault of the cells in train."""
+    scene.world.complete()
+    differences = {int(k): v for k, v in json.loads(scene.ask("replay")).items()}
+    console.print(f"weights against an undisturbed trainer of the same episodes: {differences}")
+    for cell in report.cells.values():
+        if cell.stage == "train" and cell.iteration in differences and not cell.error:
+            gap = differences[cell.iteration]
+            cell.checks["trained as undisturbed"] = f"weights differ by {gap:g}" if gap > 1e-6 else ""
+    report.keep([], replay=differences)
+
+
+def _new_root() -> Path:
+    """A fresh folder; of earlier runs only the last is kept."""
+    older = sorted(FOLDER.glob("run-*"), key=lambda path: path.stat().st_mtime)
+    for path in older[:-1]:
+        shutil.rmtree(path, ignore_errors=True)
+    root = FOLDER / f"run-{time.strftime('%H%M%S')}"
+    root.mkdir(parents=True)
+    return root
+
+
+def _key(cell: Plan) -> tuple[str, str, int]:
+    return cell[0].name, cell[1], cell[2]
+
+
+def _name(cell: Plan) -> str:
+    return "/".join(map(str, _key(cell)))
+
+
+def _line(cell: Cell) -> str:
+    bad = {k: v for k, v in cell.checks.items() if v}
+    seconds = "-" if cell.seconds is None else f"{cell.seconds:.1f} s"
+    return (
+        f"{cell.verdict:6} it{cell.iteration} {cell.name}: after {cell.after_s:.2f} s, recovered in {seconds} by "
+        f"{cell.recovered_by} {bad or ''}{cell.error[-600:]}"
+    )
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

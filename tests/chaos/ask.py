@@ -1,0 +1,87 @@
+"""ask: what only a process on the cluster can say. `python -m tests.chaos.ask served|replay ROOT ITERATIONS`; JSON.
+
+served   versions that every replica says it serves, by model group
+replay   the chaos run's own episodes, trained once more by a trainer that nothing disturbs: largest difference of every
+         version's weights, by iteration. It holds its optimizer in memory from the first order to the last.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from pipelines.cluster import connect, disconnect
+from pipelines.config import load_config
+from pipelines.run import Run, plain
+from pipelines.serving import app_names
+from stores.types import ModelVersionRef
+from tests.chaos.scene import CONFIG
+
+
+def served(run: Run) -> dict[str, list[int]]:
+    """By model group."""
+    from serve_apps.deployment import served_versions
+
+    apps = app_names(run)
+    found = served_versions(apps.values())
+    return {group: sorted(found[app].values()) for group, app in apps.items()}
+
+
+def replay(run: Run) -> dict[int, float]:
+    """By iteration, for the model group `team`."""
+    from train_loops.holder import attach
+
+    folder = Path(run.config.storage.root) / "replay"
+    shutil.rmtree(folder, ignore_errors=True)
+    settings = run.config.train_config("team")
+    trainer = attach(name="replay", run_name="replay", storage_path=folder / "checkpoints", train=settings)
+    parent, differences = plain(run.trained(0)["team"]), {}
+    for iteration in range(1, run.config.iterations + 1):
+        collected, scored = (run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score"))
+        if collected is None or scored is None or run.journal.ref(run.key(iteration, "train", "team")) is None:
+            break
+        result = trainer.order(
+            {
+                "order_id": f"replay/{iteration}",
+                "run_id": run.run_id,
+                "iteration": iteration,
+                "model_group": "team",
+                "seed": run.config.seed + iteration,
+                "parent": parent,
+                "version": iteration,
+                "traces": collected["traces"],
+                "rewards": scored["rewards"],
+                "credit_kind": run.credit.kind,
+                "train": settings.model_dump(mode="json"),
+                "traces_uri": run.traces_uri,
+                "weights_uri": str(folder / "weights"),
+            },
+            timeout_s=120,
+        )
+        parent = result["model"] or parent
+        differences[iteration] = distance(run, run.trained(iteration)["team"], ModelVersionRef(**parent))
+    trainer.stop()
+    return differences
+
+
+def distance(run: Run, one: ModelVersionRef, other: ModelVersionRef) -> float:
+    """Largest difference of two versions' weights; 0 where they are equal to the bit."""
+    from safetensors.numpy import load_file
+
+    mine, theirs = (load_file(run.weights.fetch(ref) / "model.safetensors") for ref in (one, other))
+    return max(float(abs(mine[name] - theirs[name]).max()) for name in theirs)
+
+
+def main(question: str, root: str, iterations: str) -> None:
+    """Prints the answer as the last line."""
+    run = Run(load_config(CONFIG, {"storage.root": root, "iterations": int(iterations)}))
+    connect()
+    answer = {"served": served, "replay": replay}[question](run)
+    disconnect()
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,113 @@
+"""victims: what can die, in which stages it works, and how to find it among the processes of a cluster of our own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+
+from pipelines.stages import STAGES
+
+Door = Literal["local", "jobs", "airflow"]
+"""Who walks the stages: `troupe train`, `troupe submit --stage`, a DAG run."""
+SAMPLING = ("collect", "evaluate")
+SERVING = ("collect", "sync", "evaluate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """One kind of process, or a whole machine."""
+
+    name: str
+    door: Door
+    stages: Sequence[str]
+    """In which it works; in the others there is nothing to kill."""
+    title: str = ""
+    """What the command line of such a process contains; empty: found in another way."""
+
+    @property
+    def restarted_by_hand(self) -> bool:
+        """True where nothing of Troupe's can bring it back: a service manager, a platform or a person starts it again."""
+        return self.name in ("driver", "job", "cluster", "scheduler", "triggerer")
+
+
+VICTIMS = (
+    Victim(name="driver", door="local", stages=STAGES),
+    Victim(name="collector", door="local", stages=SAMPLING, title="ray::Collector"),
+    Victim(name="replica", door="local", stages=SERVING, title="ray::ServeReplica:"),
+    Victim(name="engine", door="local", stages=SERVING, title="VLLM::EngineCore"),
+    Victim(name="trainer worker", door="local", stages=("train",), title="ray::RayTrainWorker"),
+    Victim(name="trainer holder", door="local", stages=("train",), title="ray::Holder"),
+    Victim(name="train controller", door="local", stages=("train",), title="ray::TrainController"),
+    Victim(name="node", door="local", stages=STAGES),
+    Victim(name="cluster", door="local", stages=STAGES),
+    Victim(name="job", door="jobs", stages=STAGES, title="troupe stage"),
+    Victim(name="scheduler", door="airflow", stages=STAGES),
+    Victim(name="triggerer", door="airflow", stages=STAGES),
+    Victim(name="task process", door="airflow", stages=STAGES),
+)
+"""The table: a cell of it is one victim in one stage."""
+BY_NAME = {victim.name: victim for victim in VICTIMS}
+WORKERS = tuple(v.title for v in VICTIMS if v.title.startswith("ray::"))
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it, those above first."""
+    try:
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def title(process: psutil.Process) -> str:
+    """Command line as a process shows it."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
+
+
+def find(wanted: str, pids: Iterable[int]) -> list[psutil.Process]:
+    """Processes below these whose title contains `wanted`, shells left out."""
+    found = [p for pid in pids for p in tree(pid) if wanted in title(p)]
+    return [p for p in found if not title(p).startswith(("/bin/sh", "sh ", "/bin/bash", "bash "))]
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL, whoever is gone already left alone."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def survivors(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Which of them still run after `timeout_s`."""
+    _, alive = psutil.wait_procs(list(processes), timeout=timeout_s)
+    return [p for p in alive if _is_running(p)]
+
+
+def moment(seed: int, victim: str, stage: str, number: int) -> float:
+    """The share of the stage after which the kill comes: random, and the same for the same seed."""
+    return round(random.Random(f"{seed}/{victim}/{stage}/{number}").uniform(0.1, 0.85), 3)
+
+
+def cells(names: Iterable[str], stages: Iterable[str], num_moments: int) -> Iterator[tuple[Victim, str, int]]:
+    """Every cell of the table that applies, once per moment."""
+    wanted, among = set(names), set(stages)
+    for number in range(num_moments):
+        for victim in VICTIMS:
+            if victim.name in wanted:
+                yield from ((victim, stage, number) for stage in victim.stages if stage in among)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
