@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -30,19 +30,24 @@ from rich.console import Console
 from pipelines.run import Run
 from pipelines.stages import STAGES
 from tests.chaos import checks, victims
+from tests.chaos.airflow import Airflow, open_scene
 from tests.chaos.report import REPORT, Cell, Report
 from tests.chaos.scene import Door, Jobs, Local, Lost, Scene, durations, undisturbed, wait
 from tests.chaos.victims import BY_NAME, Victim
 
 FOLDER = REPORT.parent
 SEED = 11
-TWIN_ITERATIONS = 8
+TWIN_ITERATIONS = 6
 TWIN_TIMEOUT_S = 600.0
 STAGE_TIMEOUT_S = 240.0
 ROUND_TIMEOUT_S = 240.0
 GONE_S = 15.0
 """How long what hangs on a killed process may outlive it."""
-DOORS: dict[str, type[Door]] = {"local": Local, "jobs": Jobs}
+DOORS: dict[str, tuple[Callable[[Path], Scene], type[Door]]] = {
+    "local": (Scene, Local),
+    "jobs": (Scene, Jobs),
+    "airflow": (open_scene, Airflow),
+}
 
 
 def main() -> int:
@@ -50,6 +55,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--victims", nargs="+", choices=list(BY_NAME), default=list(BY_NAME), metavar="VICTIM")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="Begin no further round after these.")
+    parser.add_argument("--twin", type=int, default=TWIN_ITERATIONS, help="Iterations of the undisturbed run.")
     parser.add_argument("--again", action="store_true", help="Play cells that are done, too.")
     parser.add_argument("--show", action="store_true", help="Print the table and end.")
     args = parser.parse_args()
@@ -64,7 +71,7 @@ def main() -> int:
             for cell in victims.cells(args.victims, args.stages, moments)
             if args.again or not report.has(*_key(cell))
         ]
-        play(wanted, report, console)
+        play(wanted, report, console, num_undisturbed=args.twin, seconds=60 * args.minutes)
     console.print(report.table())
     failed = [cell for cell in report.cells.values() if cell.verdict != "ok"]
     for cell in failed:
@@ -76,22 +83,22 @@ def main() -> int:
 Plan = tuple[Victim, str, int]
 
 
-def play(wanted: Sequence[Plan], report: Report, console: Console) -> None:
+def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undisturbed: int, seconds: float) -> None:
     """Plays the cells in rounds, one scene per door; a scene in which a run did not come through is left for a new one."""
     if not wanted:
         return
     began = time.monotonic()
-    twin = undisturbed(FOLDER / "twin", TWIN_ITERATIONS, timeout_s=TWIN_TIMEOUT_S)
+    twin = undisturbed(FOLDER / "twin", num_undisturbed, timeout_s=TWIN_TIMEOUT_S)
     report.keep([], usual_seconds=durations(twin))
     console.print(f"{time.monotonic() - began:6.1f} s  undisturbed: {durations(twin)}")
-    for name, door in DOORS.items():
+    for name, (open_with, door) in DOORS.items():
         todo = [cell for cell in wanted if cell[0].door == name]
         tries = dict.fromkeys(map(_name, todo), 0)
-        while todo:
-            scene = Scene(_new_root())
+        while todo and time.monotonic() - began < seconds:
+            scene = open_with(_new_root())
             scene.world.up()
             try:
-                while todo:
+                while todo and time.monotonic() - began < seconds:
                     now = _next_round(todo)
                     for cell in now.values():
                         tries[_name(cell)] += 1
@@ -121,7 +128,11 @@ def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run
             share = victims.moment(SEED, victim.name, stage, number)
             cell = Cell(victim=victim.name, stage=stage, number=number, share=share, iteration=iteration)
             try:
-                before = strike(scene, driven, victim, cell, report.data["usual_seconds"][stage])
+                if victim.name == "task process":
+                    assert isinstance(driven, Airflow)
+                    before = strike_task(scene, driven, victim, cell)
+                else:
+                    before = strike(scene, driven, victim, cell, report.data["usual_seconds"][stage])
             except Lost as error:
                 cell.error = str(error)
                 cells.append(cell)
@@ -163,13 +174,37 @@ def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float)
     targets: list[psutil.Process] = []
     while not targets or time.time() < due:
         targets = targets or _targets(scene, door, victim, node)
-        if not door.look() and not checks.is_done(run, stage, iteration):
-            time.sleep(0.005)
-            continue
-        return None
-    dependants = {p for target in targets for p in victims.tree(target.pid)} if len(targets) < 20 else set()
-    restarts, door.num_kills = door.num_restarts, door.num_kills + 1
-    cell.killed = [f"{len(targets)} processes"] if len(targets) > 5 else [victims.title(p)[:80] for p in targets]
+        door.look()
+        if checks.is_done(run, stage, iteration):
+            return None
+        time.sleep(0.005)
+    cell.after_s = time.time() - row.started_at
+    return _kill_and_wait(scene, door, victim, cell, targets, node)
+
+
+def strike_task(scene: Scene, door: Airflow, victim: Victim, cell: Cell) -> checks.Look:
+    """The same for the process of an Airflow task, which lives while it sends the stage's job and while it takes the result."""
+    run = scene.run
+    process = wait(
+        f"the task of {cell.stage}",
+        lambda: door.task_process(cell.stage),
+        door=door,
+        timeout_s=STAGE_TIMEOUT_S,
+        pause_s=0.02,
+    )
+    rows = [row for row in run.journal.stages(run.run_id, cell.iteration) if row.stage == cell.stage]
+    cell.after_s = time.time() - rows[0].started_at if rows else 0.0
+    return _kill_and_wait(scene, door, victim, cell, process, "")
+
+
+def _kill_and_wait(
+    scene: Scene, door: Door, victim: Victim, cell: Cell, targets: list[psutil.Process], node: str
+) -> checks.Look:
+    run, stage, iteration = scene.run, cell.stage, cell.iteration
+    is_whole = victim.name in ("node", "cluster")
+    dependants = set() if is_whole else {p for target in targets for p in victims.tree(target.pid)}
+    door.num_kills += 1
+    cell.killed = [f"{len(targets)} processes"] if is_whole else [victims.title(p)[:80] for p in targets]
     killed_at = time.time()
     if victim.name == "node":
         scene.world.cluster.lose(node)
@@ -177,16 +212,17 @@ def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float)
         scene.world.down()
     else:
         victims.kill(targets)
-    cell.after_s = killed_at - row.started_at
     before = checks.look(run, iteration)
     if victim.name == "cluster":
         scene.world.up()
-    wait(f"the end of {stage}", lambda: checks.is_done(run, stage, iteration), door=door, timeout_s=STAGE_TIMEOUT_S)
-    rows = [r for r in run.journal.stages(run.run_id, iteration) if r.stage == stage]
-    cell.seconds = max(0.0, max(r.ended_at or 0.0 for r in rows) - killed_at)
-    cell.num_restarts, cell.num_kept = door.num_restarts - restarts, len(before.episodes)
-    cell.recovered_by = "same command" if cell.num_restarts else "itself"
-    left = victims.survivors(dependants, GONE_S) if victim.name != "cluster" else []
+    door.after_kill(victim)
+    ended_at = wait(
+        f"the end of {stage}", lambda: door.settled_at(run, stage), door=door, timeout_s=STAGE_TIMEOUT_S, pause_s=0.02
+    )
+    cell.seconds = max(0.0, ended_at - killed_at)
+    cell.num_kept = len(before.episodes)
+    cell.recovered_by, cell.num_restarts = door.recovered_by(victim, stage)
+    left = [] if victim.door == "airflow" else victims.survivors(dependants, GONE_S)
     cell.checks["nothing left behind"] = (
         f"still there after {GONE_S:g} s: {[victims.title(p) for p in left]}" if left else ""
     )

@@ -23,7 +23,7 @@ import psutil
 from pipelines.config import load_config
 from pipelines.run import Run
 from pipelines.stages import STAGES
-from tests.chaos import victims
+from tests.chaos import checks, victims
 from tests.chaos.cluster import NOTICED_SOON, Cluster
 from tests.chaos.victims import Victim
 
@@ -95,7 +95,7 @@ class Door:
 
     def __init__(self, scene: Scene, iteration: int) -> None:
         self.scene, self.iteration = scene, iteration
-        self.num_restarts = self.num_kills = 0
+        self.num_restarts = self.num_kills = self._num_before = 0
         self.codes: list[int] = []
         self._commands = self._all_commands()
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,6 +136,19 @@ class Door:
             return [psutil.Process(self.pid)]
         return victims.find(victim.title, self.scene.world.pids())
 
+    def after_kill(self, victim: Victim) -> None:
+        """What others than Troupe do about a death; `look` gives commands again."""
+
+    def settled_at(self, run: Run, stage: str) -> float | None:
+        """When the stage was done (unix seconds); None while it is not."""
+        rows = [row for row in run.journal.stages(run.run_id, self.iteration) if row.stage == stage]
+        return max(row.ended_at or 0.0 for row in rows) if checks.is_done(run, stage, self.iteration) else None
+
+    def recovered_by(self, victim: Victim, stage: str) -> tuple[str, int]:
+        """What brought the stage to its end after the last kill, and how many commands that took."""
+        num_restarts, self._num_before = self.num_restarts - self._num_before, self.num_restarts
+        return ("same command" if num_restarts else "itself"), num_restarts
+
     def end(self) -> None:
         """Ends the command, if one runs."""
         if self._process:
@@ -171,8 +184,9 @@ class Scene:
         self.root, self.log = root, root / "log.txt"
         root.mkdir(parents=True, exist_ok=True)
         self.world = World()
-        self.iteration = self._last_done()
+        self.iteration = 0
         """The last one that is finished."""
+        self._iterations = 1
 
     def settings(self, iterations: int) -> list[str]:
         """Options of commands of this run."""
@@ -181,17 +195,7 @@ class Scene:
     @property
     def run(self) -> Run:
         """The run, opened afresh."""
-        return Run(load_config(CONFIG, {"storage.root": str(self.root), "iterations": max(1, self._iterations)}))
-
-    _iterations = 1
-
-    def _last_done(self) -> int:
-        if not (self.root / "chaos").is_dir():
-            return 0
-        run, last = self.run, 0
-        while run.journal.ref(run.key(last + 1, "promote")) is not None:
-            last += 1
-        return last
+        return Run(load_config(CONFIG, {"storage.root": str(self.root), "iterations": self._iterations}))
 
     def begin(self, iteration: int) -> None:
         """Says up to which iteration the run goes now."""
@@ -233,8 +237,11 @@ def wait(what: str, test: Callable[[], Any], *, door: Door, timeout_s: float, pa
 
 
 def undisturbed(root: Path, iterations: int, *, timeout_s: float) -> Run:
-    """The twin: the same run, with nothing killed, on a cluster that ends with its command."""
+    """The twin: the same run, with nothing killed, on a cluster that ends with its command; what is there is kept."""
     root.mkdir(parents=True, exist_ok=True)
+    run = Run(load_config(CONFIG, {"storage.root": str(root), "iterations": iterations}))
+    if Path(run.folder).is_dir() and run.journal.ref(run.key(iterations, "record")) is not None:
+        return run
     settings = ["--set", f"storage.root={root}", "--set", f"iterations={iterations}"]
     with (root / "log.txt").open("ab") as out:
         environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
@@ -247,7 +254,7 @@ def undisturbed(root: Path, iterations: int, *, timeout_s: float) -> Run:
             victims.kill(victims.tree(process.pid))
     if code:
         raise Lost(f"the undisturbed run ended with {code}: {(root / 'log.txt').read_text()[-3000:]}")
-    return Run(load_config(CONFIG, {"storage.root": str(root), "iterations": iterations}))
+    return run
 
 
 def durations(run: Run) -> Mapping[str, float]:
