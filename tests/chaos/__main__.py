@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -31,8 +32,9 @@ from pipelines.run import Run
 from pipelines.stages import STAGES
 from tests.chaos import checks, victims
 from tests.chaos.airflow import Airflow, open_scene
+from tests.chaos.ask import distance
 from tests.chaos.report import REPORT, Cell, Report
-from tests.chaos.scene import Door, Jobs, Local, Lost, Scene, durations, undisturbed, wait
+from tests.chaos.scene import Door, Jobs, Local, Scene, durations, undisturbed, wait
 from tests.chaos.victims import BY_NAME, Victim
 
 FOLDER = REPORT.parent
@@ -43,6 +45,8 @@ STAGE_TIMEOUT_S = 240.0
 ROUND_TIMEOUT_S = 240.0
 GONE_S = 15.0
 """How long what hangs on a killed process may outlive it."""
+TOLERANCE = 1e-6
+"""Of weights, between a trainer that was killed and one that was not."""
 DOORS: dict[str, tuple[Callable[[Path], Scene], type[Door]]] = {
     "local": (Scene, Local),
     "jobs": (Scene, Jobs),
@@ -100,8 +104,8 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
             try:
                 while todo and time.monotonic() - began < seconds:
                     now = _next_round(todo)
-                    for cell in now.values():
-                        tries[_name(cell)] += 1
+                    for plan in now.values():
+                        tries[_name(plan)] += 1
                     done = play_round(scene, door, now, twin, report)
                     for cell in done:
                         console.print(f"{time.monotonic() - began:6.1f} s  {_line(cell)}")
@@ -110,7 +114,7 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
                     if any(cell.error for cell in done):
                         break
                 else:
-                    _replay(scene, report, console)
+                    _compare(scene, twin, report, console)
             finally:
                 scene.world.down()
 
@@ -118,7 +122,9 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
 def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run, report: Report) -> list[Cell]:
     """One iteration with a kill in each of these stages, then the checks; cells whose stage was over too soon are left out."""
     scene.begin(scene.iteration + 1)
-    iteration, cells, looks = scene.iteration + 1, [], {}
+    iteration = scene.iteration + 1
+    cells: list[Cell] = []
+    struck_by: dict[str, Struck] = {}
     driven = door(scene, iteration)
     try:
         for stage in STAGES:
@@ -126,20 +132,22 @@ def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run
                 continue
             victim, _, number = kills[stage]
             share = victims.moment(SEED, victim.name, stage, number)
-            cell = Cell(victim=victim.name, stage=stage, number=number, share=share, iteration=iteration)
+            cell = Cell(
+                victim=victim.name, stage=stage, number=number, share=share, iteration=iteration, run=scene.root.name
+            )
             try:
                 if victim.name == "task process":
                     assert isinstance(driven, Airflow)
-                    before = strike_task(scene, driven, victim, cell)
+                    hit: Struck | None = strike_task(scene, driven, victim, cell)
                 else:
-                    before = strike(scene, driven, victim, cell, report.data["usual_seconds"][stage])
-            except Lost as error:
+                    hit = strike(scene, driven, victim, cell, report.data["usual_seconds"][stage])
+            except AssertionError as error:
                 cell.error = str(error)
                 cells.append(cell)
                 break
-            if before is not None:
+            if hit is not None:
                 cells.append(cell)
-                looks[cell.name] = before
+                struck_by[cell.name] = hit
         else:
             wait("the end of the iteration", driven.look, door=driven, timeout_s=ROUND_TIMEOUT_S)
             scene.world.complete()
@@ -147,8 +155,10 @@ def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run
             served = scene.served()
             keys = checks.collected(twin, iteration) if iteration <= twin.config.iterations else None
             for cell in cells:
-                cell.checks |= checks.faults(scene.run, iteration, looks[cell.name], served=served, keys=keys)
-    except Lost as error:
+                struck = struck_by[cell.name]
+                cell.checks |= checks.faults(scene.run, iteration, struck.before, served=served, keys=keys)
+                cell.checks["nothing left behind"] = _left_behind(struck.dependants)
+    except AssertionError as error:
         for cell in cells:
             cell.error = cell.error or str(error)
     finally:
@@ -157,7 +167,16 @@ def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run
     return cells
 
 
-def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float) -> checks.Look | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """What a kill is judged by."""
+
+    before: checks.Look
+    dependants: list[psutil.Process]
+    """What was killed and all that hung on it."""
+
+
+def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float) -> Struck | None:
     """Kills the victim in its stage and waits for the stage's end; None if the stage was over before."""
     run, stage, iteration = scene.run, cell.stage, cell.iteration
     row = wait(
@@ -182,7 +201,7 @@ def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float)
     return _kill_and_wait(scene, door, victim, cell, targets, node)
 
 
-def strike_task(scene: Scene, door: Airflow, victim: Victim, cell: Cell) -> checks.Look:
+def strike_task(scene: Scene, door: Airflow, victim: Victim, cell: Cell) -> Struck:
     """The same for the process of an Airflow task, which lives while it sends the stage's job and while it takes the result."""
     run = scene.run
     process = wait(
@@ -199,7 +218,7 @@ def strike_task(scene: Scene, door: Airflow, victim: Victim, cell: Cell) -> chec
 
 def _kill_and_wait(
     scene: Scene, door: Door, victim: Victim, cell: Cell, targets: list[psutil.Process], node: str
-) -> checks.Look:
+) -> Struck:
     run, stage, iteration = scene.run, cell.stage, cell.iteration
     is_whole = victim.name in ("node", "cluster")
     dependants = set() if is_whole else {p for target in targets for p in victims.tree(target.pid)}
@@ -207,7 +226,7 @@ def _kill_and_wait(
     cell.killed = [f"{len(targets)} processes"] if is_whole else [victims.title(p)[:80] for p in targets]
     killed_at = time.time()
     if victim.name == "node":
-        scene.world.cluster.lose(node)
+        scene.world.lose(node)
     elif victim.name == "cluster":
         scene.world.down()
     else:
@@ -217,17 +236,25 @@ def _kill_and_wait(
         scene.world.up()
     door.after_kill(victim)
     ended_at = wait(
-        f"the end of {stage}", lambda: door.settled_at(run, stage), door=door, timeout_s=STAGE_TIMEOUT_S, pause_s=0.02
+        f"the end of {stage}",
+        lambda: door.settled_at(run, stage),
+        door=door,
+        timeout_s=STAGE_TIMEOUT_S,
+        pause_s=door.pause_s,
     )
+    if victim.name == "node":
+        scene.world.begin_to_complete()
     cell.seconds = max(0.0, ended_at - killed_at)
     cell.num_kept = len(before.episodes)
     cell.recovered_by, cell.num_restarts = door.recovered_by(victim, stage)
-    left = [] if victim.door == "airflow" else victims.survivors(dependants, GONE_S)
-    cell.checks["nothing left behind"] = (
-        f"still there after {GONE_S:g} s: {[victims.title(p) for p in left]}" if left else ""
-    )
+    return Struck(before=before, dependants=[] if victim.door == "airflow" else list(dependants))
+
+
+def _left_behind(dependants: Sequence[psutil.Process]) -> str:
+    left = victims.survivors(dependants, GONE_S)
+    shown = [victims.title(process)[:80] for process in left]
     victims.kill(left)
-    return before
+    return f"still there after {GONE_S:g} s: {shown}" if left else ""
 
 
 def _targets(scene: Scene, door: Door, victim: Victim, node: str) -> list[psutil.Process]:
@@ -247,16 +274,25 @@ def _next_round(todo: Sequence[Plan]) -> dict[str, Plan]:
     return now
 
 
-def _replay(scene: Scene, report: Report, console: Console) -> None:
-    """Trains the scene's own episodes again, undisturbed; a difference is a fault of the cells in train."""
+def _compare(scene: Scene, twin: Run, report: Report, console: Console) -> None:
+    """Trains the scene's own episodes again, undisturbed: a difference is a fault of the cells in train.
+
+    Against the undisturbed run the weights are only compared: another batch in the engine may round another way, and
+    then another token is drawn.
+    """
     scene.world.complete()
-    differences = {int(k): v for k, v in json.loads(scene.ask("replay")).items()}
-    console.print(f"weights against an undisturbed trainer of the same episodes: {differences}")
+    replayed = {int(k): v for k, v in json.loads(scene.ask("replay")).items()}
+    both = range(1, min(scene.iteration, twin.config.iterations) + 1)
+    apart = {k: distance(twin, twin.trained(k)["team"], scene.run.trained(k)["team"]) for k in both}
+    console.print(f"{scene.root.name}: largest difference of weights, by iteration")
+    console.print(f"  to an undisturbed trainer of the same episodes: {replayed}")
+    console.print(f"  to the undisturbed run: {apart}")
     for cell in report.cells.values():
-        if cell.stage == "train" and cell.iteration in differences and not cell.error:
-            gap = differences[cell.iteration]
-            cell.checks["trained as undisturbed"] = f"weights differ by {gap:g}" if gap > 1e-6 else ""
-    report.keep([], replay=differences)
+        if (cell.run, cell.stage) == (scene.root.name, "train") and cell.iteration in replayed and not cell.error:
+            gap = replayed[cell.iteration]
+            cell.checks["trained as undisturbed"] = f"weights differ by {gap:g}" if gap > TOLERANCE else ""
+    runs = report.data.get("runs", {}) | {scene.root.name: {"to_replay": replayed, "to_undisturbed": apart}}
+    report.keep([], runs=runs)
 
 
 def _new_root() -> Path:

@@ -100,6 +100,8 @@ class AirflowWorld(World):
 class Airflow(Door):
     """A DAG run of `train_team`, triggered by hand."""
 
+    pause_s = LOOK_EVERY_S
+
     def __init__(self, scene: Scene, iteration: int) -> None:
         assert isinstance(scene.world, AirflowWorld) and scene.world.airflow is not None
         self._world, self._airflow = scene.world, scene.world.airflow

@@ -31,6 +31,8 @@ class Cell:
     share: float
     """Wanted moment, as share of the stage's usual seconds."""
     iteration: int
+    run: str = ""
+    """Folder of the run, one of several in runs/chaos."""
     after_s: float = 0.0
     """When it was killed: seconds after the stage began."""
     killed: list[str] = field(default_factory=list)

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ CONFIG = Path(__file__).parent / "run.yaml"
 TROUPE = str(Path(sys.executable).parent / "troupe")
 NODES = {"head": 0.0, "one": 2.0, "two": 2.0}
 """Virtual CPUs: none on the head, so that all work is on nodes that can be lost."""
+ASK_TIMEOUT_S = 240.0
 MAX_RESTARTS = 6
 """Of a command, within one iteration beyond one per kill."""
 
@@ -47,6 +49,7 @@ class World:
         self._folder = Path()
         self.cluster = Cluster(self._folder, {})
         self._num_fresh = 0
+        self._fresh: threading.Thread | None = None
 
     def up(self) -> None:
         """A new cluster."""
@@ -57,11 +60,29 @@ class World:
 
     def down(self) -> None:
         """kill -9 of everything."""
+        if self._fresh:
+            self._fresh.join(timeout=90)
+        self._fresh = None
         self.cluster.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def lose(self, node: str) -> None:
+        """kill -9 of a node; one that is still on its way up is waited for."""
+        self.complete()
+        self.cluster.lose(node)
+
+    def begin_to_complete(self) -> None:
+        """`complete`, behind the scenes."""
+        self._fresh = threading.Thread(target=self._complete, daemon=True)
+        self._fresh.start()
+
     def complete(self) -> None:
-        """A fresh node for each one lost, as a platform gives."""
+        """Returns with a fresh node for each one lost, as a platform gives."""
+        if self._fresh:
+            self._fresh.join(timeout=90)
+        self._complete()
+
+    def _complete(self) -> None:
         while len(self.cluster.nodes) < len(NODES):
             self._num_fresh += 1
             self.cluster.add(f"fresh{self._num_fresh}", num_cpus=NODES["one"])
@@ -92,6 +113,9 @@ class World:
 
 class Door:
     """Who walks the stages of one iteration. A command that ends in failure is given again, as it was."""
+
+    pause_s = 0.02
+    """Between two looks whether a stage is done."""
 
     def __init__(self, scene: Scene, iteration: int) -> None:
         self.scene, self.iteration = scene, iteration
@@ -133,7 +157,7 @@ class Door:
     def targets(self, victim: Victim) -> list[psutil.Process]:
         """Processes that are this victim now; the machine's and the cluster's are found by the scene."""
         if victim.name == "driver":
-            return [psutil.Process(self.pid)]
+            return victims.tree(self.pid)[:1]
         return victims.find(victim.title, self.scene.world.pids())
 
     def after_kill(self, victim: Victim) -> None:
@@ -205,17 +229,20 @@ class Scene:
         """What every replica says it serves, by model group."""
         return json.loads(self.ask("served"))
 
-    def ask(self, question: str, *arguments: str) -> str:
+    def ask(self, question: str) -> str:
         """What `tests.chaos.ask` answers, in a process of its own that connects to the world."""
-        asked = subprocess.run(
-            [sys.executable, "-m", "tests.chaos.ask", question, str(self.root), str(self._iterations), *arguments],
-            cwd=ROOT,
-            env=self.world.environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        try:
+            asked = subprocess.run(
+                [sys.executable, "-m", "tests.chaos.ask", question, str(self.root), str(self._iterations)],
+                cwd=ROOT,
+                env=self.world.environment,
+                capture_output=True,
+                text=True,
+                timeout=ASK_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Lost(f"{question}: no answer in {ASK_TIMEOUT_S:g} s") from None
         if asked.returncode:
             raise Lost(f"{question}: {asked.stderr[-2000:]}")
         return asked.stdout.splitlines()[-1]
