@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help demo test check bench up airflow down clean system lock
+.PHONY: help demo test check bench chaos up airflow down clean system lock
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -34,6 +34,9 @@ check: .venv/.dev  ## Lint, format, import layers, types
 
 bench: .venv/.dev  ## Ratios against peers and limits, side by side; runs/bench/report.json
 	$(BIN)/python -m tests.bench
+
+chaos: .venv/.dev  ## kill -9 of every kind of process in every stage; what is done is kept in runs/chaos/report.json
+	$(BIN)/python -m tests.chaos
 
 up: .venv/.cpu  ## Start a Ray head that outlives commands (this machine only)
 	@infra/ray_head.sh up
