@@ -73,14 +73,20 @@ def episode_points(traces: Sequence[Trace], *, num_in_flight: int, collector: st
     ]
 
 
-def log_failed(traces: Iterable[Trace]) -> None:
-    """A line per episode that failed, as long as they are few; its error is in the trace, it may quote a prompt."""
+def log_failed(traces: Iterable[Trace], *, is_last: bool = True) -> None:
+    """A line per episode that failed, as long as they are few; its error is in the trace, it may quote a prompt.
+
+    Args:
+        is_last: no others follow in this pass: says how many were left out.
+    """
     for trace in traces:
         if trace.status not in SOUND:
             with bound(episode=trace.episode_id):
                 _failures.warning(
                     "episode ended as %s (%s), attempt %d", trace.status, trace.stop_reason, trace.attempt
                 )
+    if is_last:
+        _failures.close()
 
 
 def _trained(row: StageRow, ref: dict[str, Any], run: dict[str, str]) -> list[Point]:

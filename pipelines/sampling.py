@@ -392,7 +392,7 @@ class Collector:
             if finished and (len(finished) >= write_batch or not left or not done):
                 await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
                 with carried(log):
-                    log_failed(finished)
+                    log_failed(finished, is_last=not left)
                 send(episode_points(finished, num_in_flight=min(len(left), in_flight), collector=place))
                 yield _summary(finished)
                 finished = []

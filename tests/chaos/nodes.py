@@ -1,4 +1,4 @@
-"""nodes: a run over three Ray nodes loses one in each stage. `python -m tests.chaos.nodes [STAGE ...]` prints a table.
+"""nodes: a run over three Ray nodes loses one in each stage. `python -m tests.chaos.nodes [--small] [STAGE ...]`
 
     cluster:    head ── one ── two          iteration 1: a node is lost in collect, a fresh one joins afterwards
     troupe train --address ...              iteration 2: in score ...
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import yaml
+
 from pipelines.config import load_config
 from pipelines.run import Run
 from pipelines.stages import STAGES
@@ -29,7 +31,10 @@ CONFIG = Path(__file__).parents[1] / "e2e" / "nodes.yaml"
 CPUS = 2
 """Virtual CPUs of a node: room for one large trainer worker and much that is small."""
 NODES = {"head": CPUS, "one": CPUS, "two": CPUS}
-DEADLINE_S = 240.0
+DEADLINE_S = 500.0
+"""For anything that is waited for: starting everything takes a minute on two idle cores, much longer on busy ones."""
+ONE_GROUP = "model_groups={team: {agents: [solver, verifier, refiner, finalizer], train: {num_workers: 2, cpus_per_worker: 1.1}}}"
+"""Half the engines and trainers, for whom time is short."""
 COLLECTOR, REPLICA, TRAINER = "ray::Collector", "ray::ServeReplica", "ray::RayTrainWorker"
 WORKS_IN = {
     "collect": (COLLECTOR, REPLICA),
@@ -106,6 +111,12 @@ class Command:
         self.process.wait(timeout=10)
 
 
+def run_of(changes: Iterable[str]) -> Run:
+    """The run of CONFIG with changes of the form KEY=VALUE."""
+    parts = (change.partition("=") for change in changes)
+    return Run(load_config(CONFIG, {key: yaml.safe_load(value) for key, _, value in parts}))
+
+
 def lose_in(stage: str, iteration: int, command: Command) -> Loss:
     """Waits for the stage, loses the node where most of its work is done, and waits for the stage's end."""
     _wait(command, lambda: _is_at_work(command.run, stage, iteration), f"{stage} of iteration {iteration}")
@@ -154,12 +165,11 @@ def faults_of(run: Run, before: Iterable[StageRow]) -> list[str]:
 SERVED = """
 import json, sys
 from pipelines.cluster import connect
-from pipelines.config import load_config
-from pipelines.run import Run
 from pipelines.serving import app_names
 from serve_apps.deployment import served_versions
-run = Run(load_config(sys.argv[1], {"storage.root": sys.argv[2]}))
-connect(sys.argv[3])
+from tests.chaos.nodes import run_of
+run = run_of(sys.argv[2:])
+connect(sys.argv[1])
 apps = app_names(run)
 served = served_versions(apps.values())
 print(json.dumps({group: sorted(set(served[app].values())) for group, app in apps.items()}))
@@ -168,12 +178,12 @@ print(json.dumps({group: sorted(set(served[app].values())) for group, app in app
 
 def served_now(command: Command) -> str:
     """Versions by model group that the replicas say they serve, as JSON."""
-    arguments = [str(CONFIG), command.run.config.storage.root, command.cluster.address]
+    arguments = [command.cluster.address, *command.changes]
     asked = subprocess.run(
         [sys.executable, "-c", SERVED, *arguments],
         capture_output=True,
         text=True,
-        env=command.cluster.environment,
+        env=command.cluster.environment | {"PYTHONPATH": str(CONFIG.parents[2])},
         timeout=120,
         check=True,
     )
@@ -214,13 +224,13 @@ def _workers(cluster: Cluster, node: str, titles: Iterable[str]) -> dict[str, in
     return {title.removeprefix("ray::"): count for title, count in counts.items() if count}
 
 
-def main(stages: list[str]) -> None:
+def main(stages: list[str], changes: list[str]) -> None:
     """A run of as many iterations as stages; each loses a node in its stage."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster ends with this process
     with TemporaryDirectory() as root, started(NODES, NOTICED_SOON) as cluster:
-        changes = [f"storage.root={root}", f"iterations={len(stages)}", "evaluate.every=1"]
-        run = Run(load_config(CONFIG, {"storage.root": root, "iterations": len(stages), "evaluate.every": 1}))
-        command = Command(run=run, cluster=cluster, changes=changes)
+        changes = [f"storage.root={root}", f"iterations={len(stages)}", "evaluate.every=1", *changes]
+        command = Command(run=run_of(changes), cluster=cluster, changes=changes)
+        run = command.run
         began = time.monotonic()
         try:
             for iteration, stage in enumerate(stages, start=1):
@@ -237,4 +247,6 @@ def main(stages: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(STAGES))
+    arguments = sys.argv[1:]
+    small = [ONE_GROUP] if "--small" in arguments else []
+    main([a for a in arguments if a != "--small"] or list(STAGES), small)

@@ -81,7 +81,11 @@ def test_a_failed_episode_is_logged_without_its_text(caplog: pytest.LogCaptureFi
     )
     sound: Any = SimpleNamespace(episode_id="e2", status=EpisodeStatus.TRUNCATED)
     log_failed([sound, failed])
-    assert caplog.messages == ["episode ended as agent_error (workflow_raised), attempt 1"]
+    line = "episode ended as agent_error (workflow_raised), attempt 1"
+    assert caplog.messages == [line]
+    log_failed([failed] * 50, is_last=False)
+    log_failed([failed] * 50)
+    assert caplog.messages[1:] == [line] * 10 + ["... and 90 more like these"]
 
 
 def test_without_a_cluster_points_go_nowhere() -> None:
