@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -41,8 +41,8 @@ FOLDER = REPORT.parent
 SEED = 11
 TWIN_ITERATIONS = 6
 TWIN_TIMEOUT_S = 600.0
-STAGE_TIMEOUT_S = 240.0
-ROUND_TIMEOUT_S = 240.0
+STAGE_TIMEOUT_S = 300.0
+ROUND_TIMEOUT_S = 300.0
 GONE_S = 15.0
 """How long what hangs on a killed process may outlive it."""
 TOLERANCE = 1e-6
@@ -106,7 +106,8 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
                     now = _next_round(todo)
                     for plan in now.values():
                         tries[_name(plan)] += 1
-                    done = play_round(scene, door, now, twin, report)
+                    done = play_round(scene, door, now, usual_s=durations(twin), twin=twin)
+                    report.keep(done)
                     for cell in done:
                         console.print(f"{time.monotonic() - began:6.1f} s  {_line(cell)}")
                     settled = {(c.victim, c.stage, c.number) for c in done}
@@ -119,7 +120,9 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
                 scene.world.down()
 
 
-def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run, report: Report) -> list[Cell]:
+def play_round(
+    scene: Scene, door: type[Door], kills: Mapping[str, Plan], *, usual_s: Mapping[str, float], twin: Run | None
+) -> list[Cell]:
     """One iteration with a kill in each of these stages, then the checks; cells whose stage was over too soon are left out."""
     scene.begin(scene.iteration + 1)
     iteration = scene.iteration + 1
@@ -140,7 +143,7 @@ def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run
                     assert isinstance(driven, Airflow)
                     hit: Struck | None = strike_task(scene, driven, victim, cell)
                 else:
-                    hit = strike(scene, driven, victim, cell, report.data["usual_seconds"][stage])
+                    hit = strike(scene, driven, victim, cell, usual_s[stage])
             except AssertionError as error:
                 cell.error = str(error)
                 cells.append(cell)
@@ -153,7 +156,7 @@ def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run
             scene.world.complete()
             scene.iteration = iteration
             served = scene.served()
-            keys = checks.collected(twin, iteration) if iteration <= twin.config.iterations else None
+            keys = checks.collected(twin, iteration) if twin and iteration <= twin.config.iterations else None
             for cell in cells:
                 struck = struck_by[cell.name]
                 cell.checks |= checks.faults(scene.run, iteration, struck.before, served=served, keys=keys)
@@ -163,7 +166,6 @@ def play_round(scene: Scene, door: type[Door], kills: dict[str, Plan], twin: Run
             cell.error = cell.error or str(error)
     finally:
         driven.end()
-    report.keep(cells)
     return cells
 
 

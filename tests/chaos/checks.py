@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pipelines.run import Run
+from pipelines.sampling import FAILED
 from stores.journal import DONE, StageRow
 from stores.types import Trace, TracesRef
 
@@ -26,14 +27,14 @@ class Look:
     done: Mapping[str, StageRow]
     """Finished stages of the run."""
     episodes: Mapping[str, str]
-    """Content hash by id of the iteration's stored episodes."""
+    """Content hash by id of the iteration's stored episodes; failed ones may be played again."""
 
 
 def look(run: Run, iteration: int) -> Look:
     """The run as it is now."""
     rows = {str(row.key): row for row in run.journal.stages(run.run_id) if row.status == DONE}
     traces = run.traces.find_traces(run_id=run.run_id, iteration=iteration, limit=LIMIT)
-    return Look(done=rows, episodes={t.episode_id: content(t) for t in traces})
+    return Look(done=rows, episodes={t.episode_id: content(t) for t in traces if t.status not in FAILED})
 
 
 def content(trace: Trace) -> str:

@@ -54,7 +54,8 @@ class World:
     def up(self) -> None:
         """A new cluster."""
         self._folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
-        self.cluster = Cluster(self._folder, NOTICED_SOON)
+        path = os.pathsep.join([str(Path(TROUPE).parent), os.environ["PATH"]])  # jobs are started as `troupe ...`
+        self.cluster = Cluster(self._folder, {**NOTICED_SOON, "PATH": path})
         for name, num_cpus in NODES.items():
             self.cluster.add(name, num_cpus=num_cpus)
 
