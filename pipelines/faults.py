@@ -93,7 +93,7 @@ NO_MEMORY = re.compile(
 )
 DATABASE_LOST = re.compile(
     r"database is locked|connection (refused|failed|timed out)|could not connect|server closed the connection|"
-    r"connection to server .* failed|terminating connection|Connection reset",
+    r"connection to server .* failed|terminating connection|Connection reset|Max retries exceeded|could not translate host name",
     re.IGNORECASE,
 )
 DATABASE_REFUSED = re.compile(r"password authentication failed|role .* does not exist|database .* does not exist")

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from pipelines.begin import make_version_zero, measure_last, measure_team, register_first_team
@@ -22,7 +23,7 @@ from pipelines.record import finish_parent, open_parent, record
 from pipelines.run import Run
 from pipelines.stages import run_stage
 from pipelines.summary import iteration_summary
-from pipelines.watchdog import interrupt_thread
+from pipelines.watchdog import Watchdog, interrupt_thread
 
 
 def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
@@ -69,13 +70,22 @@ def _bring_up(run: Run, todo: list[int], screen: Screen) -> None:
     from pipelines.train import trainer_of
 
     models = run.parents(todo[0]) if todo else run.trained(run.config.iterations)
+    groups = list(run.config.model_groups)
+    timeout_s = 60 + max(run.config.serve_config(group).start_timeout_s for group in groups)
     with screen.stage("start engines"):
-        start(run, models)
+        Watchdog(run, run.key(0, "start-engines"), timeout_s=timeout_s).watch(lambda: start(run, models))
     if todo:
         with screen.stage("start trainers"):
-            for group in run.config.model_groups:
-                if run.config.train_config(group).keep_warm:
-                    trainer_of(run, group).wait_ready(run.config.train_config(group).start_timeout_s)
+            for group in groups:
+                if (settings := run.config.train_config(group)).keep_warm:
+                    trainer = trainer_of(run, group)
+                    watchdog = Watchdog(
+                        run,
+                        run.key(0, "start-trainer", group),
+                        timeout_s=60 + settings.start_timeout_s,
+                        recover=trainer.stop,
+                    )
+                    watchdog.watch(partial(trainer.wait_ready, settings.start_timeout_s))
 
 
 def _iterate(run: Run, iteration: int, screen: Screen) -> None:

@@ -60,7 +60,8 @@ def _logged(work: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, 
         try:
             ref = work(lease)
         except BaseException as error:  # its message may quote a prompt; it is in the journal
-            logger.error("failed after %.1f s: %s", time.monotonic() - began, type(error).__name__)
+            level = logging.INFO if isinstance(error, KeyboardInterrupt) else logging.ERROR
+            logger.log(level, "failed after %.1f s: %s", time.monotonic() - began, type(error).__name__)
             raise
         logger.info("done in %.1f s", time.monotonic() - began)
         return ref

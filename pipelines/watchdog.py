@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.faults import EXIT_CODES, FaultKind, OutOfMemory
 from pipelines.stacks import write_stacks
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from stores.journal import Lease, StageKey
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SIGNAL = signal.SIGUSR1
 MAX_MEMORY_DEATHS = 3
@@ -72,7 +74,7 @@ class Watchdog:
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._lease: Lease | None = None
-        self._began = time.monotonic()
+        self._began, self._is_timed = time.monotonic(), False
         self._fault: Exception | None = None
         self._num_memory_deaths = 0
 
@@ -94,18 +96,17 @@ class Watchdog:
         """
 
         def begin(lease: Lease) -> dict[str, Any]:
-            self._lease, self._began = lease, time.monotonic()
-            try:
-                return work(lease)
-            except BaseException as error:
-                judged = self._judged(error)
-                if judged is error:
-                    raise
-                raise judged from error  # here, so that the journal records it
+            self._lease = lease
+            return self._timed(lambda: work(lease))  # inside, so that the journal records what is raised
 
         wait_s = self._timeout_s + self._config.grace_s + 60
         with collected(self._waits), self._watching():
             return self._run.journal.once(self._key, begin, owner=owner, wait_s=wait_s)
+
+    def watch(self, work: Callable[[], T]) -> T:
+        """`work` that is no stage, watched like one; raises as `once` does."""
+        with collected(self._waits), self._watching():
+            return self._timed(work)
 
     def from_now(self, work: Callable[[Lease], dict[str, Any]]) -> Callable[[Lease], dict[str, Any]]:
         """`work` with a clock of its own: what it had to wait for before does not count."""
@@ -120,6 +121,16 @@ class Watchdog:
         """What the stage waits for now."""
         waits = " > ".join(wait if isinstance(wait, str) else wait() for wait in list(self._waits))
         return ", ".join(part for part in (self._progress, f"waits for {waits}" if waits else "") if part) or "at work"
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        self._began, self._is_timed = time.monotonic(), True
+        try:
+            return work()
+        except BaseException as error:
+            judged = self._judged(error)
+            if judged is error:
+                raise
+            raise judged from error
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -144,7 +155,7 @@ class Watchdog:
         """The watchdog's thread."""
         told = time.monotonic()
         while not self._is_over.wait(min(1.0, self._config.every_s)):
-            if self._lease is not None and self._elapsed() > self._timeout_s:
+            if self._is_timed and self._elapsed() > self._timeout_s:
                 self._end(self._hung(f"not done after {self._timeout_s:g} s ({self._key.stage}.stage_timeout_s)"))
                 return
             if time.monotonic() - told < self._config.every_s:

@@ -34,6 +34,9 @@ def absolute(uri: str) -> str:
 @cache
 def connect(tracking_uri: str) -> MlflowClient:
     """The client of an MLflow store or server; a SQLite store is made if there is none (10 s)."""
+    # MLflow's own defaults try a server that does not answer for several minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from mlflow import MlflowClient
 
     with _alone(tracking_uri):

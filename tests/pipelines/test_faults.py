@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+from mlflow.exceptions import MlflowException
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -76,6 +77,8 @@ def caused_by(cause: Exception) -> RuntimeError:
         (OperationalError("SELECT", {}, Exception("database is locked")), FaultKind.LOST, 75),
         (OperationalError("", {}, Exception("password authentication failed")), FaultKind.BAD_INPUT, 2),
         (OperationalError("", {}, Exception("no such table: runs")), FaultKind.FAILED, 1),
+        (MlflowException("API request to http://m:1/api failed: Max retries exceeded with url"), FaultKind.LOST, 75),
+        (MlflowException("Registered Model with name=demo not found"), FaultKind.FAILED, 1),
         (RayServeException("no such app"), FaultKind.FAILED, 1),
         (OSError(errno.ENOSPC, "No space left on device", "/data/x"), FaultKind.FAILED, 1),
         (OutOfMemoryError(MEMORY.format(kind="Task", name="hog")), FaultKind.OUT_OF_MEMORY, 3),

@@ -118,3 +118,12 @@ def test_an_interrupt_by_the_user_stays_one(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Watchdog(fake_run(tmp_path), KEY, timeout_s=9).once(work)
     assert not (tmp_path / "stacks").exists()
+
+
+def test_work_that_is_no_stage_is_watched_like_one(tmp_path: Path) -> None:
+    def start() -> None:
+        with waiting("apps to start: a"):
+            time.sleep(60)
+
+    with pytest.raises(StageHung, match=r"start-engines.*waits for apps to start: a"):
+        Watchdog(fake_run(tmp_path), StageKey("run", 0, "start-engines"), timeout_s=0.3).watch(start)
