@@ -32,13 +32,14 @@ NODES_TIMEOUT_S = 20.0
 WITHOUT_TASK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
-def write_stacks(folder: str, name: str, *, title: str) -> Path:
-    """Writes `<folder>/stacks/<name>-<time>.txt` and returns its path; where `folder` is a URI, below the temporary folder.
-
-    Takes NODES_TIMEOUT_S and some more at most; a node that does not answer by then is named in the file.
-    """
+def stacks_file(folder: str, name: str) -> Path:
+    """`<folder>/stacks/<name>-<time>.txt`; where `folder` is a URI, below the folder for temporary files."""
     root = Path(tempfile.gettempdir()) / "troupe" if "://" in folder else Path(folder)
-    path = root / "stacks" / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
+    return root / "stacks" / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
+
+
+def write_stacks(path: Path, *, title: str) -> None:
+    """Writes the file, nearest processes first; a node that does not answer in NODES_TIMEOUT_S is named in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         file.write(f"{title}\n\n== this process, {socket.gethostname()}\n")
@@ -52,7 +53,6 @@ def write_stacks(folder: str, name: str, *, title: str) -> Path:
             file.flush()
             for node, text in _stacks_elsewhere(session):
                 file.write(f"\n== processes of {session} on node {node}\n{text}\n")
-    return path
 
 
 def stacks_here(session: str) -> str:

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.faults import EXIT_CODES, FaultKind, OutOfMemory
-from pipelines.stacks import write_stacks
+from pipelines.stacks import stacks_file, write_stacks
 from stores.waiting import Wait, collected
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ T = TypeVar("T")
 SIGNAL = signal.SIGUSR1
 MAX_MEMORY_DEATHS = 3
 """Of processes in one stage; Ray starts them again, and without a limit it would do so until the deadline."""
-RECOVER_TIMEOUT_S = 15.0
+STACKS_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 10.0
+"""For what asks a cluster or a database that may be what hangs."""
 
 
 class StageHung(TimeoutError):
@@ -149,7 +151,7 @@ class Watchdog:
                 if not is_main:
                     interrupt_thread(self._thread, None)
             if is_main:
-                signal.signal(SIGNAL, before)
+                signal.signal(SIGNAL, before or signal.SIG_DFL)
 
     def _watch(self) -> None:
         """The watchdog's thread."""
@@ -182,14 +184,12 @@ class Watchdog:
 
     def _write_stacks(self, why: str, what: str) -> Path:
         group = f"-{self._key.model_group}" if self._key.model_group else ""
-        name = f"{self._key.stage}-{self._key.iteration}{group}"
-        return write_stacks(self._run.folder, name, title=f"{self._key}: {why}; {what}")
+        path = stacks_file(self._run.folder, f"{self._key.stage}-{self._key.iteration}{group}")
+        _bounded(lambda: write_stacks(path, title=f"{self._key}: {why}; {what}"), STACKS_TIMEOUT_S)
+        return path
 
     def _end_what_hangs(self) -> None:
-        """`recover`, for as long as it takes within reason: it asks a cluster that may not answer."""
-        ending = threading.Thread(target=self._recover, daemon=True)
-        ending.start()
-        ending.join(timeout=RECOVER_TIMEOUT_S)
+        _bounded(self._recover, ANSWER_TIMEOUT_S)
 
     def _judged(self, error: BaseException) -> BaseException:
         """What is raised in place of an error of the work: why the watchdog ended it, or what is behind it."""
@@ -221,9 +221,8 @@ class Watchdog:
         message = f"{fault}; it did not react to an interrupt for {self._config.grace_s:g} s: this process ends"
         print(f"troupe: {message}", file=sys.stderr, flush=True)
         if lease is not None:
-            failing = threading.Thread(target=self._run.journal.fail, args=(lease, message), daemon=True)
-            failing.start()
-            failing.join(timeout=5)  # the database may be what hangs; a dead owner's lease is free anyway
+            # The database may be what hangs; a dead owner's lease is free anyway.
+            _bounded(lambda: self._run.journal.fail(lease, message), ANSWER_TIMEOUT_S)
         end_process(EXIT_CODES[FaultKind.OUT_OF_MEMORY if isinstance(fault, OutOfMemory) else FaultKind.FAILED])
 
     def _on_signal(self, *_: Any) -> None:
@@ -257,4 +256,13 @@ def _memory_deaths(run_id: str, within_s: float) -> list[str]:
         return []
     from pipelines.cluster import memory_deaths
 
-    return memory_deaths(run_id, within_s)
+    found: list[str] = []
+    _bounded(lambda: found.extend(memory_deaths(run_id, within_s)), ANSWER_TIMEOUT_S)
+    return found
+
+
+def _bounded(work: Callable[[], Any], timeout_s: float) -> None:
+    """Does `work` in a thread of its own and leaves it there after `timeout_s`."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(timeout=timeout_s)
