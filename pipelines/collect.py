@@ -5,7 +5,6 @@ Reads: the train tasks; the versions that the iteration before left. Writes: epi
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -58,7 +57,7 @@ def iteration_tasks(run: Run, iteration: int) -> list[Task]:
     """What is begun in an iteration: the tasks carried over from the one before, then fresh ones, `oversample` in all."""
     settings = run.config.collect
     tasks = run.tasks("train")
-    count = math.ceil(settings.tasks_per_iteration * settings.oversample)
+    count = settings.num_tasks_begun
     fresh = task_slice(tasks, iteration=iteration, count=count, seed=run.config.seed)
     before = run.journal.ref(run.key(iteration - 1, "collect")) if settings.tail == "carry" else None
     names = (before or {}).get("carried", [])

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -132,6 +133,11 @@ class CollectConfig(Settings):
     """Share of agent_error, tool_error, timeout and infra_error beyond which the stage fails."""
     episode: EpisodeConfig = EpisodeConfig()
     call: CallConfig = CallConfig()
+
+    @property
+    def num_tasks_begun(self) -> int:
+        """Tasks that an iteration begins, over-sampling included."""
+        return ceil(self.tasks_per_iteration * self.oversample)
 
     @property
     def may_stop_early(self) -> bool:

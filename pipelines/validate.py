@@ -52,9 +52,10 @@ def _check_tasks(config: RunConfig) -> None:
         if source is not None:
             sections[section] = list(load_tasks(source, section=section, seed=config.seed))
     check_disjoint(sections)
-    if config.collect.tasks_per_iteration > len(sections["train"]):
+    if config.collect.num_tasks_begun > len(sections["train"]):
+        factor = " x collect.oversample" if config.collect.oversample > 1 else ""
         raise ValueError(
-            f"collect.tasks_per_iteration = {config.collect.tasks_per_iteration} but tasks.train holds "
+            f"collect.tasks_per_iteration{factor} = {config.collect.num_tasks_begun} but tasks.train holds "
             f"{len(sections['train'])}: lower it or add tasks"
         )
     if "gate" not in sections:
