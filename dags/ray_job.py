@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
@@ -155,10 +156,10 @@ class RayJobTrigger(BaseTrigger):
 
 
 def _links(api: JobApi, context: Context) -> dict[str, str]:
-    """Where people look at what starts the job: see pipelines/links.py."""
+    """Where people look at what starts the job, see pipelines/links.py; and how Airflow's own environment says to log."""
     dag_run = context["dag_run"]
     base = conf.get("api", "base_url", fallback="") or "http://localhost:8080"
-    return {
+    return {name: os.environ[name] for name in ("TROUPE_MLFLOW_URL", "TROUPE_LOG") if name in os.environ} | {
         "TROUPE_DAG_RUN_URL": f"{base.rstrip('/')}/dags/{quote(dag_run.dag_id)}/runs/{quote(dag_run.run_id)}",
         "TROUPE_RAY_DASHBOARD_URL": api.address,
     }

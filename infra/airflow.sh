@@ -79,6 +79,7 @@ up() {
   [ -f "$state/secret" ] || (umask 077 && head -c 48 /dev/urandom | base64 -w0 >"$state/secret")
   PATH=$(cd "$bin" && pwd):$PATH # Airflow's commands find each other there
   export PATH
+  export TROUPE_MLFLOW_URL=${TROUPE_MLFLOW_URL:-http://127.0.0.1:$mlflow_port} # where refs of record point
   export RAY_API_SERVER_ADDRESS=http://127.0.0.1:$(cat $ray_state/dashboard_port)
   unset RAY_ADDRESS
   export AIRFLOW_HOME=$state

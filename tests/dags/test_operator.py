@@ -71,14 +71,17 @@ def event_of(trigger: Any) -> dict[str, Any]:
     return asyncio.run(asyncio.wait_for(first(), 30))
 
 
-def test_a_stage_is_submitted_followed_and_handed_on(server: JobServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_is_submitted_followed_and_handed_on(
+    server: JobServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_LOG", "json")
     given = context()
     trigger = deferred(operator("stage train", iteration=2, model_group="team"), given)
     (job,) = server.requests
     assert job == "troupe-small-it2-train-team-a0"
     links = server.requests[job]["runtime_env"]["env_vars"]
     assert links["TROUPE_DAG_RUN_URL"].endswith("/dags/train_team__small/runs/scheduled__1")
-    assert links["TROUPE_RAY_DASHBOARD_URL"] == server.url
+    assert (links["TROUPE_RAY_DASHBOARD_URL"], links["TROUPE_LOG"]) == (server.url, "json")
 
     server.put(job, "SUCCEEDED", 'epoch 1\ntroupe-ref: {"model": {"version": 2}}\n', driver_exit_code=0)
     event = event_of(trigger)
