@@ -94,6 +94,8 @@ class RayJobOperator(BaseOperator):
         """The ref of a job that succeeded; what its log says at the end if it did not."""
         outcome = Outcome(**event)
         if outcome.status != "SUCCEEDED" or outcome.ref is None:
+            for line in outcome.error.splitlines():
+                self.log.error("%s", line)
             message = f"Ray job {outcome.submission_id} {outcome.status}: {outcome.error}"
             raise (AirflowException if outcome.may_repeat else AirflowFailException)(message)
         if "skip" in outcome.ref:
