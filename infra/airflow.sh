@@ -31,13 +31,13 @@ start() { # NAME COMMAND...
   echo "$! $(started_at "$!")" >"$state/$name.pid"
 }
 
-stop() { # NAME: TERM to its process group, KILL after 20 s
+stop() { # NAME: TERM to its process group, KILL after 10 s
   if ! is_up "$1"; then
     rm -f "$state/$1.pid"
     return
   fi
   kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid"
-  for _ in $(seq 40); do
+  for _ in $(seq 20); do
     is_up "$1" || break
     sleep 0.5
   done
