@@ -100,8 +100,8 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
         tries = dict.fromkeys(map(_name, todo), 0)
         while todo and time.monotonic() - began < seconds:
             scene = open_with(_new_root())
-            scene.world.up()
             try:
+                scene.world.up()
                 while todo and time.monotonic() - began < seconds:
                     now = _next_round(todo)
                     for plan in now.values():

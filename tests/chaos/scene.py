@@ -31,7 +31,7 @@ from tests.chaos.victims import Victim
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).parent / "run.yaml"
 TROUPE = str(Path(sys.executable).parent / "troupe")
-NODES = {"head": 0.0, "one": 2.0, "two": 2.0}
+NODES = {"head": 0, "one": 2, "two": 2}
 """Virtual CPUs: none on the head, so that all work is on nodes that can be lost."""
 ASK_TIMEOUT_S = 240.0
 MAX_RESTARTS = 6
@@ -65,7 +65,8 @@ class World:
             self._fresh.join(timeout=90)
         self._fresh = None
         self.cluster.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder != Path():
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def lose(self, node: str) -> None:
         """kill -9 of a node; one that is still on its way up is waited for."""

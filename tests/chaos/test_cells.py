@@ -15,8 +15,8 @@ pytestmark = pytest.mark.timeout(420)
 
 def test_a_driver_killed_in_collect_and_a_worker_killed_in_train_lose_double_and_change_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.world.up()
     try:
+        scene.world.up()
         kills = {"collect": (BY_NAME["driver"], "collect", 0), "train": (BY_NAME["trainer worker"], "train", 0)}
         cells = play_round(scene, Local, kills, usual_s={"collect": 1.0, "train": 0.5}, twin=None)
     finally:
