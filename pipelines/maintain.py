@@ -68,6 +68,8 @@ def plan(run: Run) -> Plan:
     known = list(_refs(rows))
     kept = kept_versions(run, rows, last_old)
     older_than_s = settings.leftover_hours * 3600
+    tags = {ref.tag for ref in known}
+    is_busy = any(row.status == RUNNING for row in rows)  # its tag may be of an old version, and its ref not kept yet
     newest = {group: max(versions, default=0) for group, versions in kept.items()}
     dropped = {
         group: [v for v in run.weights.versions(group) if v not in versions and v < newest[group]]
@@ -77,7 +79,7 @@ def plan(run: Run) -> Plan:
     return Plan(
         last_old=last_old,
         old_refs=[ref for ref in known if ref.iteration <= last_old],
-        stray_tags=run.traces.stray_pins(run.run_id, {ref.tag for ref in known}, older_than_s=older_than_s),
+        stray_tags={} if is_busy else run.traces.stray_pins(run.run_id, tags, older_than_s=older_than_s),
         versions={group: versions for group, versions in mine.items() if versions},
         leftovers={
             place: size

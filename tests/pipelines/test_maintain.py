@@ -263,3 +263,26 @@ def test_the_command_prints_what_it_did_as_a_ref(run: Run, play: Play, tmp_path:
     assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 2
     unknown = CliRunner().invoke(app, ["maintain", "--run", "nowhere", "--root", str(tmp_path / "none")])
     assert unknown.exit_code == 2
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_tags_that_no_ref_names_go_when_they_are_old_and_nobody_is_at_it(
+    run: Run, play: Play, make_trace: Callable[..., Trace]
+) -> None:
+    for k in range(2):
+        play(run, k)
+    where = {"run_id": run.run_id, "iteration": 0, "purpose": Purpose.AD_HOC, "team_key": "by-hand"}
+    run.traces.write_episodes([make_trace(50, **where)])
+    stray = run.traces.pin_episodes(**where)
+    other = run.traces.pin_episodes(**{**where, "run_id": f"{run.run_id}-2"})
+    assert plan(run).stray_tags == {}, "somebody may just be reading it"
+    impatient = Run(
+        run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"leftover_hours": 1e-9})})
+    )
+    assert plan(impatient).stray_tags == {stray.tag: "episodes"}
+    before = contents(run)
+    assert maintain(impatient)["traces"]["tags_dropped"] == [stray.tag]
+    assert contents(run) == before
+    assert list(run.traces.read_traces(other)) == []
+    with pytest.raises(ValueError, match="does not exist"):
+        list(run.traces.read_traces(stray))
