@@ -46,7 +46,8 @@ class World:
     """A Ray cluster of three nodes that can be lost in part or whole and is put up again."""
 
     def __init__(self) -> None:
-        self._folder = Path()
+        self._folder = Path("/nonexistent")
+        """Ray's files; made anew by each `up`."""
         self.cluster = Cluster(self._folder, {})
         self._num_fresh = 0
         self._fresh: threading.Thread | None = None
@@ -65,8 +66,7 @@ class World:
             self._fresh.join(timeout=90)
         self._fresh = None
         self.cluster.stop()
-        if self._folder != Path():
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def lose(self, node: str) -> None:
         """kill -9 of a node; one that is still on its way up is waited for."""
