@@ -180,26 +180,26 @@ class Struck:
 
 def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float) -> Struck | None:
     """Kills the victim in its stage and waits for the stage's end; None if the stage was over before."""
-    run, stage, iteration = scene.run, cell.stage, cell.iteration
-    row = wait(
+    run, stage = scene.run, cell.stage
+    began_at = wait(
         f"{stage} to begin",
-        lambda: checks.running(run, stage, iteration) or (checks.is_done(run, stage, iteration) and "over"),
+        lambda: door.began_at(run, stage) or (door.settled_at(run, stage) and "over"),
         door=door,
         timeout_s=STAGE_TIMEOUT_S,
-        pause_s=0.005,
+        pause_s=min(0.005, door.pause_s),
     )
-    if row == "over":
+    if began_at == "over":
         return None
-    due = row.started_at + cell.share * usual_s
+    due = began_at + cell.share * (usual_s + door.more_s)
     node = scene.world.busiest() if victim.name == "node" else ""
     targets: list[psutil.Process] = []
     while not targets or time.time() < due:
         targets = targets or _targets(scene, door, victim, node)
         door.look()
-        if checks.is_done(run, stage, iteration):
+        if door.settled_at(run, stage):
             return None
         time.sleep(0.005)
-    cell.after_s = time.time() - row.started_at
+    cell.after_s = time.time() - began_at
     return _kill_and_wait(scene, door, victim, cell, targets, node)
 
 

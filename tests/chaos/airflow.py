@@ -101,6 +101,7 @@ class Airflow(Door):
     """A DAG run of `train_team`, triggered by hand."""
 
     pause_s = LOOK_EVERY_S
+    more_s = 5.0
 
     def __init__(self, scene: Scene, iteration: int) -> None:
         assert isinstance(scene.world, AirflowWorld) and scene.world.airflow is not None
@@ -137,6 +138,11 @@ class Airflow(Door):
         """What a service manager does."""
         if victim.name in ("scheduler", "triggerer"):
             self._world.restart(victim.name)
+
+    def began_at(self, run: Run, stage: str) -> float | None:
+        """When the stage's task began: its job starts some seconds before the stage itself."""
+        tasks = [task for task in self._tasks(stage) if task["state"] in ("running", "deferred")]
+        return datetime.fromisoformat(tasks[0]["start_date"]).timestamp() if tasks else None
 
     def settled_at(self, run: Run, stage: str) -> float | None:
         """When the stage's tasks had succeeded."""

@@ -118,6 +118,8 @@ class Door:
 
     pause_s = 0.02
     """Between two looks whether a stage is done."""
+    more_s = 0.0
+    """How much longer than the stage itself its part of the walk takes."""
 
     def __init__(self, scene: Scene, iteration: int) -> None:
         self.scene, self.iteration = scene, iteration
@@ -164,6 +166,11 @@ class Door:
 
     def after_kill(self, victim: Victim) -> None:
         """What others than Troupe do about a death; `look` gives commands again."""
+
+    def began_at(self, run: Run, stage: str) -> float | None:
+        """When the stage that runs now began (unix seconds); None while it does not run."""
+        row = checks.running(run, stage, self.iteration)
+        return row.started_at if row else None
 
     def settled_at(self, run: Run, stage: str) -> float | None:
         """When the stage was done (unix seconds); None while it is not."""
