@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.chaos.victims import survivors
+
 START_S = 60.0
 OBJECT_STORE_BYTES = 150 * 2**20
 NOTICED_SOON = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
@@ -146,4 +148,4 @@ def _kill(pid: int) -> None:
             victim.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(victims, timeout=10)
+    survivors(victims, timeout_s=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -87,9 +88,11 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def survivors(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Which of them still run after `timeout_s`."""
-    _, alive = psutil.wait_procs(list(processes), timeout=timeout_s)
-    return [p for p in alive if _is_running(p)]
+    """Which of them still run after `timeout_s`; one that nobody has reaped yet does not."""
+    deadline, left = time.monotonic() + timeout_s, list(processes)
+    while (left := [p for p in left if _is_running(p)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
 
 
 def moment(seed: int, victim: str, stage: str, number: int) -> float:
