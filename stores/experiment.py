@@ -6,6 +6,7 @@ Every address is explicit: MLflow's own defaults lie under the current folder, w
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,8 @@ def connect(tracking_uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from mlflow import MlflowClient
 
+    # It logs with a traceback what it raises as well.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     with _alone(tracking_uri):
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
         client.search_experiments(max_results=1)
