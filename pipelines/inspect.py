@@ -129,10 +129,15 @@ def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") 
     """A registered team (alias or version number) on a file of tasks."""
     from pipelines.cluster import connect
     from pipelines.evaluate import play
+    from pipelines.sampling import end_collectors
+    from pipelines.watchdog import Watchdog
 
     tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))
     version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
     connect(address)
     with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
-        played = play(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC)
+        watchdog = Watchdog(
+            run, run.key(0, "evaluate-team"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
+        )
+        played = watchdog.watch(lambda: play(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC))
     return {"team": run.team_name, "team_version": version, **played.report(run)}
