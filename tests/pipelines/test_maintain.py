@@ -181,6 +181,7 @@ def test_leftovers_go_when_they_are_old(run: Run, play: Play) -> None:
     assert run.weights.versions(GROUP) == [0, 1]
 
 
+@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_an_iteration_that_somebody_works_on_is_left_alone(run: Run, play: Play) -> None:
     for k in range(7):
         play(run, k)
