@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from stores.experiment import absolute, connect, numbers, open_experiment, open_run
+from stores.files import read_file
 from stores.types import ModelVersionRef
 
 if TYPE_CHECKING:
@@ -149,9 +149,12 @@ class TeamRegistry:
         return connect(self.tracking_uri)
 
     def _read(self, uri: str) -> str:
-        """A small artifact. One on this machine is read as it is: MLflow would show a progress bar."""
-        if uri.startswith("file://"):
-            return Path(unquote(urlsplit(uri).path)).read_text()
+        """A small artifact. What needs no server is read as it is: MLflow would show a progress bar."""
+        if uri.startswith(("file://", "s3://", "gs://", "abfss://")):
+            data = read_file(uri)
+            if data is None:
+                raise ValueError(f"{uri} is gone, though {self.tracking_uri} names it: register the team again")
+            return data.decode()
         from mlflow.artifacts import download_artifacts
 
         with tempfile.TemporaryDirectory() as scratch:
