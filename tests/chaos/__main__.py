@@ -47,11 +47,12 @@ GONE_S = 15.0
 """How long what hangs on a killed process may outlive it."""
 TOLERANCE = 1e-6
 """Of weights, between a trainer that was killed and one that was not."""
-DOORS: dict[str, tuple[Callable[[Path], Scene], type[Door]]] = {
-    "local": (Scene, Local),
-    "jobs": (Scene, Jobs),
-    "airflow": (open_scene, Airflow),
-}
+DOORS: dict[str, type[Door]] = {"local": Local, "jobs": Jobs, "airflow": Airflow}
+SCENES: tuple[tuple[Callable[[Path], Scene], tuple[str, ...]], ...] = (
+    (Scene, ("local", "jobs")),
+    (open_scene, ("airflow",)),
+)
+"""What is started once, and the doors that are tried on it."""
 
 
 def main() -> int:
@@ -95,8 +96,8 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
     twin = undisturbed(FOLDER / "twin", num_undisturbed, timeout_s=TWIN_TIMEOUT_S)
     report.keep([], usual_seconds=durations(twin))
     console.print(f"{time.monotonic() - began:6.1f} s  undisturbed: {durations(twin)}")
-    for name, (open_with, door) in DOORS.items():
-        todo = [cell for cell in wanted if cell[0].door == name]
+    for open_with, doors in SCENES:
+        todo = [cell for cell in wanted if cell[0].door in doors]
         tries = dict.fromkeys(map(_name, todo), 0)
         while todo and time.monotonic() - began < seconds:
             scene = open_with(_new_root())
@@ -106,6 +107,7 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
                     now = _next_round(todo)
                     for plan in now.values():
                         tries[_name(plan)] += 1
+                    door = DOORS[next(iter(now.values()))[0].door]
                     done = play_round(scene, door, now, usual_s=durations(twin), twin=twin)
                     report.keep(done)
                     for cell in done:
@@ -269,10 +271,16 @@ def _targets(scene: Scene, door: Door, victim: Victim, node: str) -> list[psutil
 
 
 def _next_round(todo: Sequence[Plan]) -> dict[str, Plan]:
-    """The first cell of each stage that waits."""
+    """The first cell of each stage that waits, all through one door; the whole cluster dies in rounds of its own, last."""
+
+    def kind(cell: Plan) -> tuple[bool, str]:
+        return cell[0].name == "cluster", cell[0].door
+
+    first = min(todo, key=lambda cell: (kind(cell)[0], todo.index(cell)))
     now: dict[str, Plan] = {}
     for cell in todo:
-        now.setdefault(cell[1], cell)
+        if kind(cell) == kind(first):
+            now.setdefault(cell[1], cell)
     return now
 
 
