@@ -43,8 +43,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ray_local() -> Iterator[None]:
-    """One Ray head for the whole session, never one that runs already."""
+def ray_local(s3_server: servers.S3) -> Iterator[None]:
+    """One Ray head for the whole session, never one that runs already; its workers find the S3 server."""
     import ray
 
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from synthetic_traces import GROUP, rewards_of, sample_traces
 
+from stores.files import read_file
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Trace
 from stores.weights import WeightStore
@@ -35,9 +36,11 @@ class Bench:
     root: Path
     traces: TraceStore
     weights: WeightStore
+    storage: str
+    """Where Ray Train keeps checkpoints."""
 
     def attach(self, config: TrainConfig = CONFIG, run_name: str = "warm") -> TrainerHandle:
-        return attach(name="shared", run_name=run_name, storage_path=str(self.root / "train"), train=config)
+        return attach(name="shared", run_name=run_name, storage_path=self.storage, train=config)
 
     def order(
         self,
@@ -78,7 +81,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator[Bench]:
     root = tmp_path_factory.mktemp("bench")
-    bench = Bench(root, TraceStore(str(root / "traces")), WeightStore(str(root / "weights")))
+    bench = Bench(root, TraceStore(str(root / "traces")), WeightStore(str(root / "weights")), str(root / "train"))
     bench.traces.create()
     yield bench
     for actor in ray.util.list_named_actors(all_namespaces=True):
@@ -174,15 +177,16 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench
     assert not any(name.startswith("trainer:shared:") for name in names)
 
 
-def test_other_settings_replace_the_trainer_and_a_critic_is_resumed(bench: Bench, tiny_model: Path) -> None:
+def test_other_settings_replace_the_trainer_and_a_critic_is_resumed_from_s3(
+    bench: Bench, tiny_model: Path, s3_uri: str
+) -> None:
     ppo = TrainConfig(
         algorithm="ppo", optimizer=OptimizerConfig(lr=1e-3), critic=CriticConfig(warmup_iterations=1), num_minibatches=2
     )
-    weights_uri = str(bench.root / "weights-ppo")
-    ppo_bench = replace(bench, weights=WeightStore(weights_uri))
+    ppo_bench = replace(bench, weights=WeightStore(f"{s3_uri}/weights"), storage=f"{s3_uri}/train")
     ref = adopt(tiny_model, store=ppo_bench.weights, model_group=GROUP, run_id="ppo")
     other = bench.attach()
-    handle = bench.attach(ppo, run_name="ppo")
+    handle = ppo_bench.attach(ppo, run_name="ppo")
     first = handle.order(ppo_bench.order(ref, run_id="ppo", config=ppo), 240)
     with pytest.raises(ray.exceptions.RayActorError):
         other.status()
@@ -191,9 +195,9 @@ def test_other_settings_replace_the_trainer_and_a_critic_is_resumed(bench: Bench
     assert "warm-up" in ppo_bench.weights.manifest(v1).note
     handle.stop()
     time.sleep(1)
-    second = bench.attach(ppo, run_name="ppo").order(ppo_bench.order(v1, run_id="ppo", config=ppo), 240)
+    second = ppo_bench.attach(ppo, run_name="ppo").order(ppo_bench.order(v1, run_id="ppo", config=ppo), 240)
     v2 = ModelVersionRef(**second["model"])
     assert not torch.equal(weights(ppo_bench, second["model"]), weights(ppo_bench, first["model"]))
-    critic = json.loads(Path(ppo_bench.weights.manifest(v2).checkpoint, "critic.json").read_text())
+    critic = json.loads(read_file(f"{ppo_bench.weights.manifest(v2).checkpoint}/critic.json") or b"")
     assert critic["state"] == {"num_orders": 2} and critic["num_steps"] == 4
-    bench.attach(ppo, run_name="ppo").stop()
+    ppo_bench.attach(ppo, run_name="ppo").stop()
