@@ -71,6 +71,8 @@ def memory_deaths(run_id: str, within_s: float) -> list[str]:
     from ray.util.state import list_workers
     from ray.util.state.exception import RayStateApiException
 
+    from serve_apps.app_list import dashboard_url
+
     try:
         rows: list[Any] = list_workers(
             filters=[("exit_type", "=", "NODE_OUT_OF_MEMORY")],
@@ -78,6 +80,7 @@ def memory_deaths(run_id: str, within_s: float) -> list[str]:
             limit=1000,
             timeout=5,
             raise_on_missing_output=False,
+            address=dashboard_url(),  # else Ray asks the cluster that was started last on this machine
         )
     except (RayStateApiException, OSError, ValueError):  # no dashboard, or it is down: no answer is no reason to fail
         return []

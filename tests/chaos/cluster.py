@@ -54,8 +54,8 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.address = ""
 
-    def add(self, name: str, *, num_cpus: int) -> Node:
-        """Starts a node, the head if it is the first; returns when it is up."""
+    def add(self, name: str, *, num_cpus: int, is_awaited: bool = True) -> Node:
+        """Starts a node, the head if it is the first; returns when it is up, or at once."""
         ip = f"127.0.0.{11 + len(list(self._folder.glob('*.log')))}"  # Ray takes 127.0.0.1 for "find out yourself"
         arguments = [
             "--node-ip-address",
@@ -83,7 +83,8 @@ class Cluster:
                 start_new_session=True,
             )
         node = self.nodes[name] = Node(name=name, ip=ip, process=process)
-        self._wait_until_up(node, log)
+        if is_awaited:
+            self._wait_until_up(node, log)
         return node
 
     def lose(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """nodes: a run over three Ray nodes loses one in each stage. `python -m tests.chaos.nodes [--small] [STAGE ...]`
 
-    cluster:    head ── one ── two          iteration 1: a node is lost in collect, a fresh one joins afterwards
+    cluster:    head ── one, two, three     iteration 1: a node is lost in collect, a fresh one joins afterwards
     troupe train --address ...              iteration 2: in score ...
 
 The command that runs is started again where it ends with anything but success, as a scheduler would.
@@ -31,6 +31,8 @@ CONFIG = Path(__file__).parents[1] / "e2e" / "nodes.yaml"
 CPUS = 2
 """Virtual CPUs of a node: room for one large trainer worker and much that is small."""
 NODES = {"head": CPUS, "one": CPUS, "two": CPUS}
+WORKERS_ONLY = {"head": 0, "one": CPUS, "two": CPUS, "three": CPUS}
+"""The same beside a head that does no work, as clusters are run: all that works can be lost."""
 DEADLINE_S = 500.0
 """For anything that is waited for: starting everything takes a minute on two idle cores, much longer on busy ones."""
 ONE_GROUP = "model_groups={team: {agents: [solver, verifier, refiner, finalizer], train: {num_workers: 2, cpus_per_worker: 1.1}}}"
@@ -120,6 +122,7 @@ def run_of(changes: Iterable[str]) -> Run:
 def lose_in(stage: str, iteration: int, command: Command) -> Loss:
     """Waits for the stage, loses the node where most of its work is done, and waits for the stage's end."""
     _wait(command, lambda: _is_at_work(command.run, stage, iteration), f"{stage} of iteration {iteration}")
+    assert not _row(command.run, stage, iteration, is_done=True), f"{stage} of iteration {iteration} is over already"
     cluster = command.cluster
     node = max(list(cluster.nodes)[1:], key=lambda name: (sum(_workers(cluster, name, WORKS_IN[stage]).values()), name))
     lost = _workers(cluster, node, (COLLECTOR, REPLICA, TRAINER))
@@ -209,7 +212,7 @@ def _row(run: Run, stage: str, iteration: int, *, is_done: bool) -> bool:
 
 def _is_at_work(run: Run, stage: str, iteration: int) -> bool:
     if not _row(run, stage, iteration, is_done=False):
-        return False
+        return _row(run, stage, iteration, is_done=True)
     if stage == "train":
         time.sleep(0.3)
     if stage in ("collect", "evaluate"):
@@ -227,7 +230,7 @@ def _workers(cluster: Cluster, node: str, titles: Iterable[str]) -> dict[str, in
 def main(stages: list[str], changes: list[str]) -> None:
     """A run of as many iterations as stages; each loses a node in its stage."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster ends with this process
-    with TemporaryDirectory() as root, started(NODES, NOTICED_SOON) as cluster:
+    with TemporaryDirectory() as root, started(WORKERS_ONLY, NOTICED_SOON) as cluster:
         changes = [f"storage.root={root}", f"iterations={len(stages)}", "evaluate.every=1", *changes]
         command = Command(run=run_of(changes), cluster=cluster, changes=changes)
         run = command.run
@@ -236,7 +239,7 @@ def main(stages: list[str], changes: list[str]) -> None:
             for iteration, stage in enumerate(stages, start=1):
                 loss = lose_in(stage, iteration, command)
                 print(f"{time.monotonic() - began:6.1f} s  {loss}", flush=True)
-                cluster.add(f"fresh{iteration}", num_cpus=CPUS)
+                cluster.add(f"fresh{iteration}", num_cpus=CPUS, is_awaited=False)
             before = [row for row in run.journal.stages(run.run_id) if row.iteration < len(stages)]
             command.wait(DEADLINE_S)
             print("faults:", faults_of(run, before), "served:", served_now(command), "exit codes:", command.codes)
