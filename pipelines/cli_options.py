@@ -135,9 +135,14 @@ def errors(debug: bool) -> Iterator[None]:
     except (KeyboardInterrupt, Exception) as error:
         if debug and isinstance(error, Exception):
             raise
-        from pipelines.faults import diagnose
+        from pipelines.faults import ClusterLost, diagnose
 
         fault = diagnose(error)
+        if isinstance(error, ClusterLost):
+            from pipelines.watchdog import end_process
+
+            print(f"troupe: {fault.message}", file=sys.stderr)
+            end_process(fault.exit_code)  # a shutdown would ask the head
         _fail(fault.message, fault.exit_code)
 
 

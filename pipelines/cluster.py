@@ -62,6 +62,18 @@ def _no_answer(address: str, error: Exception) -> str:
     )
 
 
+def is_answering() -> bool:
+    """False if the head of the cluster that this process is connected to takes no connection now."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
 def memory_deaths(run_id: str, within_s: float) -> list[str]:
     """Ray's words on each process of a run that it ended for want of memory in the last `within_s` seconds, latest last.
 

@@ -40,6 +40,10 @@ class InfrastructureLost(RuntimeError):
     """Raised where Troupe itself finds that a machine, a service or the cluster is to blame: repeat."""
 
 
+class ClusterLost(InfrastructureLost):
+    """The Ray cluster is gone with its head. Ray ends the process soon, with exit code 1 and without a word."""
+
+
 class OutOfMemory(RuntimeError):
     """Raised where Troupe itself finds that a process was ended for want of memory: its message is Ray's."""
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipelines.faults import EXIT_CODES, FaultKind, OutOfMemory
+from pipelines.faults import ClusterLost, OutOfMemory, diagnose
 from pipelines.stacks import stacks_file, write_stacks
 from stores.waiting import Wait, collected
 
@@ -155,8 +155,14 @@ class Watchdog:
 
     def _watch(self) -> None:
         """The watchdog's thread."""
-        told = time.monotonic()
+        told = answered = time.monotonic()
         while not self._is_over.wait(min(1.0, self._config.every_s)):
+            away_s = time.monotonic() - answered
+            if away_s > head_timeout_s() / 10 and _cluster_answers():
+                answered = time.monotonic()
+            elif away_s > head_timeout_s():
+                self._end(ClusterLost(f"{self._key}: the head of the Ray cluster is gone; {self.describe()}"))
+                return
             if self._is_timed and self._elapsed() > self._timeout_s:
                 self._end(self._hung(f"not done after {self._timeout_s:g} s ({self._key.stage}.stage_timeout_s)"))
                 return
@@ -208,7 +214,8 @@ class Watchdog:
         """Interrupts the stage; where that has no effect, ends the process."""
         self._fault = fault
         lease = self._lease
-        self._end_what_hangs()
+        if not isinstance(fault, ClusterLost):
+            self._end_what_hangs()
         with self._lock:
             if self._is_over.is_set():
                 return
@@ -223,7 +230,7 @@ class Watchdog:
         if lease is not None:
             # The database may be what hangs; a dead owner's lease is free anyway.
             _bounded(lambda: self._run.journal.fail(lease, message), ANSWER_TIMEOUT_S)
-        end_process(EXIT_CODES[FaultKind.OUT_OF_MEMORY if isinstance(fault, OutOfMemory) else FaultKind.FAILED])
+        end_process(diagnose(fault).exit_code)
 
     def _on_signal(self, *_: Any) -> None:
         if not self._is_over.is_set():
@@ -247,6 +254,21 @@ def interrupt_thread(thread: threading.Thread, error: type[BaseException] | None
     """Has `thread` raise `error` when it next runs Python; None takes back what it has not raised yet."""
     raised = ctypes.py_object(error) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), raised)
+
+
+def head_timeout_s() -> float:
+    """How long a head may be away: it may come back, and Ray ends this process itself somewhat later."""
+    return float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", "60")) * 2 / 3  # noqa: SIM112 - Ray's spelling
+
+
+def _cluster_answers() -> bool:
+    """`cluster.is_answering`, True where this process is connected to no cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return True
+    from pipelines.cluster import is_answering
+
+    return is_answering()
 
 
 def _memory_deaths(run_id: str, within_s: float) -> list[str]:

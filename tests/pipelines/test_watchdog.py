@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from pipelines import watchdog
 from pipelines.config import WatchdogConfig
+from pipelines.faults import ClusterLost, diagnose
 from pipelines.watchdog import StageHung, Watchdog
 from stores.journal import Journal, StageKey
 from stores.waiting import waiting
@@ -74,8 +76,8 @@ def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_pat
 
 
 def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    watchdog = Watchdog(fake_run(tmp_path, every_s=0.1), KEY, timeout_s=9)
-    progress = watchdog.reporting(None)
+    dog = Watchdog(fake_run(tmp_path, every_s=0.1), KEY, timeout_s=9)
+    progress = dog.reporting(None)
 
     def work(lease: Any) -> dict[str, Any]:
         progress(3, 8, "")
@@ -83,7 +85,7 @@ def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.
             time.sleep(0.35)
         return {}
 
-    watchdog.once(work)
+    dog.once(work)
     assert "collect, iteration 3 of run run: 0 s, 3/8 done, waits for collectors > 2 groups" in caplog.text
 
 
@@ -127,3 +129,12 @@ def test_work_that_is_no_stage_is_watched_like_one(tmp_path: Path) -> None:
 
     with pytest.raises(StageHung, match=r"start-engines.*waits for apps to start: a"):
         Watchdog(fake_run(tmp_path), StageKey("run", 0, "start-engines"), timeout_s=0.3).watch(start)
+
+
+def test_a_head_that_stays_away_ends_the_stage_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_cluster_answers", lambda: False)
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "0.3")
+    with pytest.raises(ClusterLost, match="the head of the Ray cluster is gone; waits for the end of time") as caught:
+        Watchdog(fake_run(tmp_path, every_s=0.1), KEY, timeout_s=9).once(hang_here)
+    assert diagnose(caught.value).exit_code == 75
+    assert not (tmp_path / "stacks").exists()
