@@ -72,7 +72,13 @@ def postgres_url(postgres_server: servers.Postgres) -> str:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[servers.S3]:
-    """One S3 server for the session, found by the variables that it puts into the environment."""
+    """One S3 server for the session, found by the variables that it puts into the environment.
+
+    TROUPE_TEST_S3=s3://bucket/folder tries another one, which the AWS_* variables lead to.
+    """
+    if given := os.environ.get("TROUPE_TEST_S3", ""):
+        yield servers.S3(given_uri=given)
+        return
     with servers.s3() as server, pytest.MonkeyPatch.context() as environment:
         for name, value in server.environment.items():
             environment.setenv(name, value)

@@ -106,18 +106,22 @@ def postgres() -> Iterator[Postgres]:
 
 @dataclass(frozen=True)
 class S3:
-    """A running server with one empty bucket."""
+    """A running server: one of ours with an empty bucket, or one that the environment leads to."""
 
-    port: int
+    port: int = 0
+    given_uri: str = ""
+    """A bucket or folder on a server that is not ours."""
 
     @property
     def uri(self) -> str:
         """The bucket."""
-        return f"s3://{BUCKET}"
+        return self.given_uri or f"s3://{BUCKET}"
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which LanceDB, pyarrow and boto3 find it."""
+        if self.given_uri:
+            return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "troupe",
