@@ -41,13 +41,13 @@ def measure(folder: Path) -> list[Figure]:
         airflow.wait(
             "three iterations",
             lambda: Path(run.folder).is_dir() and run.journal.ref(run.key(3, "record")),
-            500,
+            700,
         )
-        airflow.wait("their end", lambda: airflow.dag_runs(DAG)[2]["state"] == "success", 60)
+        airflow.wait("their end", lambda: airflow.dag_runs(DAG)[2]["state"] == "success", 120)
         airflow.pause(DAG, is_paused=True)
         dag_runs = airflow.dag_runs(DAG)[1:3]
         timed = [_timed(airflow, run, found, iteration) for iteration, found in zip((2, 3), dag_runs, strict=True)]
-        airflow.wait("quiet", lambda: airflow.dag_runs(DAG)[-1]["state"] == "success", 60)
+        airflow.wait("quiet", lambda: airflow.dag_runs(DAG)[-1]["state"] == "success", 120)
         local = _local(_write(folder, iterations=5), airflow, folder)
         empty = _floor(airflow.jobs_url, "true")
         joining = _floor(airflow.jobs_url, f"{sys.executable} -c 'import ray; ray.init()'")
