@@ -38,14 +38,14 @@ def promote_version(run: Run, version: int, *, reason: str) -> dict[str, Any]:
 
 
 def rollback(run: Run, *, to: int | None, reason: str) -> dict[str, Any]:
-    """Makes an earlier champion the champion again: `to`, or the one before the present one."""
+    """Makes an earlier champion the champion again: `to`, or the one that the present one once followed."""
     champions = [entry["team_version"] for entry in history(run)]
     present = champion_version(run)
     if to is None:
-        earlier = [version for version in champions if version != present]
-        if not earlier:
-            raise ValueError(f"team {run.team_name!r} had no other champion than {present}: nothing to roll back to")
-        to = earlier[-1]
+        first_reign = champions.index(present) if present in champions else 0
+        if not first_reign:
+            raise ValueError(f"team {run.team_name!r} had no champion before {present}: nothing to roll back to")
+        to = champions[first_reign - 1]  # twice in a row goes two back, and never forward again
     elif to not in champions:
         known = ", ".join(map(str, sorted(set(champions)))) or "none"
         raise ValueError(f"team version {to} of {run.team_name!r} never was champion (these were: {known}): promote it")
