@@ -45,6 +45,8 @@ STAGE_TIMEOUT_S = 300.0
 ROUND_TIMEOUT_S = 300.0
 GONE_S = 15.0
 """How long what hangs on a killed process may outlive it."""
+MAX_CLUSTERS = 2
+"""Whole clusters that die within one iteration: each takes minutes, and cells are kept at its end."""
 TOLERANCE = 1e-6
 """Of weights, between a trainer that was killed and one that was not."""
 DOORS: dict[str, type[Door]] = {"local": Local, "jobs": Jobs, "airflow": Airflow}
@@ -279,7 +281,7 @@ def _next_round(todo: Sequence[Plan]) -> dict[str, Plan]:
     first = min(todo, key=lambda cell: (kind(cell)[0], todo.index(cell)))
     now: dict[str, Plan] = {}
     for cell in todo:
-        if kind(cell) == kind(first):
+        if kind(cell) == kind(first) and len(now) < (MAX_CLUSTERS if kind(first)[0] else len(STAGES)):
             now.setdefault(cell[1], cell)
     return now
 

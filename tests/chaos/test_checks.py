@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import lancedb
 import pytest
@@ -30,7 +31,7 @@ def run(tmp_path: Path, make_trace: MakeTrace, tiny_model: Path) -> Run:
     """A run with one finished iteration: six episodes, version 1 after two optimizer steps, served."""
     run = Run(load_config(CONFIG, {"storage.root": str(tmp_path), **SETTINGS}))
     run.open()
-    where = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
+    where: dict[str, Any] = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
     run.traces.write_episodes([make_trace(i, **where) for i in range(6)])
     pinned = asdict(run.traces.pin_episodes(**where))
     zero = run.weights.commit(
@@ -50,7 +51,13 @@ def train(run: Run, model: Path, *, steps_in_checkpoint: int) -> dict[str, objec
     folder = Path(run.folder) / "checkpoint"
     folder.mkdir(exist_ok=True)
     (folder / "policy.json").write_text(json.dumps({"num_steps": steps_in_checkpoint}))
-    about = {"parent": 0, "run_id": run.run_id, "iteration": 1, "probe": PROBE, "checkpoint": str(folder)}
+    about: dict[str, Any] = {
+        "parent": 0,
+        "run_id": run.run_id,
+        "iteration": 1,
+        "probe": PROBE,
+        "checkpoint": str(folder),
+    }
     ref = run.weights.commit(model, model_group="team", version=1, **about)
     return {"model": asdict(ref), "metrics": {"train/steps": 2.0, "train/skipped_steps": 0.0}}
 
