@@ -29,7 +29,7 @@ MAX_PROCESSES = 64
 """Per machine."""
 DUMP_TIMEOUT_S = 10.0
 NODES_TIMEOUT_S = 20.0
-WITHOUT_TASK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+WITHOUT_TASK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::stacks_here")
 
 
 def stacks_file(folder: str, name: str) -> Path:

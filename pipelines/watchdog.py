@@ -223,9 +223,12 @@ class Watchdog:
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             else:
                 interrupt_thread(self._thread, GivenUp)
-        if self._is_over.wait(self._config.grace_s):
+        grace_s = self._config.grace_s
+        if isinstance(fault, ClusterLost):  # before Ray ends the process with its own exit code
+            grace_s = min(grace_s, head_timeout_s() / 4)
+        if self._is_over.wait(grace_s):
             return
-        message = f"{fault}; it did not react to an interrupt for {self._config.grace_s:g} s: this process ends"
+        message = f"{fault}; it did not react to an interrupt for {grace_s:g} s: this process ends"
         print(f"troupe: {message}", file=sys.stderr, flush=True)
         if lease is not None:
             # The database may be what hangs; a dead owner's lease is free anyway.
