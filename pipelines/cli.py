@@ -270,10 +270,11 @@ def maintain(
 ) -> None:
     """Merge small files and remove old versions, weights and checkpoints that nothing needs (section `maintain`)."""
     with errors(debug):
+        from pipelines.maintain import described
         from pipelines.maintain import maintain as tidy
 
         ref = tidy(existing_run(config, root), is_dry_run=dry_run)
-        print(json.dumps(ref, indent=2))
+        print("\n".join(described(ref)))
         cli_jobs.hand_back(ref)
 
 

@@ -60,6 +60,24 @@ def maintain(run: Run, *, is_dry_run: bool = False) -> dict[str, Any]:
     return run.journal.once(key, lambda lease: _work(run, before), owner=stage_owner())
 
 
+def described(report: Mapping[str, Any]) -> list[str]:
+    """What a maintenance did, or would do, as lines for a person."""
+    traces, weights, checkpoints = (report[part] for part in ("traces", "weights", "checkpoints"))
+    stores = ""
+    if not report["is_dry_run"]:
+        (versions_before, versions), (before, after) = traces["versions"], traces["bytes"]
+        stores = f"; {versions_before} -> {versions} versions, {_megabytes(before)} -> {_megabytes(after)}"
+        stores += " (what was replaced now goes next time)" if after > before else ""
+    gone = ", ".join(weights["removed"]) or "none"
+    did = "would free" if report["is_dry_run"] else "freed"
+    return [
+        f"traces: {traces['tags_moved']} tags moved, {len(traces['tags_dropped'])} dropped{stores}",
+        f"weights: {gone} removed, {len(weights['leftovers'])} leftovers, {did} {_megabytes(weights['freed_bytes'])}",
+        f"checkpoints: {checkpoints['removed']} removed, {did} {_megabytes(checkpoints['freed_bytes'])}",
+        f"copies on this machine: {did} {_megabytes(report['cache']['freed_bytes'])}",
+    ]
+
+
 def plan(run: Run) -> Plan:
     """What a maintenance would remove now."""
     settings = run.config.maintain
@@ -212,6 +230,10 @@ def _checkpoints(run: Run, kept: Mapping[str, set[int]], *, older_than_s: float)
                 changed_at[name] = max(changed_at.get(name, 0.0), file.changed_at)
     limit = time.time() - older_than_s
     return {name: size for name, size in found.items() if name not in needed and changed_at[name] < limit}
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB"
 
 
 def _size(place: str) -> int:

@@ -30,8 +30,9 @@ Play = Callable[[Run, int], None]
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.needs_program("psql"))])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run that keeps two iterations and one earlier champion, on this disk or on S3 and PostgreSQL."""
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
     tracking, artifacts = request.getfixturevalue("mlflow_sqlite" if request.param == "local" else "mlflow_postgres")
     changes: dict[str, Any] = {
         "run": f"kept-{request.param}-{time.time_ns()}",
@@ -262,6 +263,10 @@ def test_the_command_prints_what_it_did_as_a_ref(run: Run, play: Play, tmp_path:
     assert asked.exit_code == 0, asked.output
     shown = json.loads(asked.output.splitlines()[-1].removeprefix("troupe-ref: "))
     assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 2
+    assert "traces: 2 tags moved, 0 dropped" in asked.output and "weights: none removed" in asked.output
+    done = CliRunner().invoke(app, ["maintain", "--run", str(config)])
+    assert done.exit_code == 0, done.output
+    assert "versions, " in done.output and "checkpoints: 0 removed, freed 0.0 MB" in done.output
     unknown = CliRunner().invoke(app, ["maintain", "--run", "nowhere", "--root", str(tmp_path / "none")])
     assert unknown.exit_code == 2
 
