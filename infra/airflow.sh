@@ -46,14 +46,21 @@ stop() { # NAME: TERM to its process group, KILL after 10 s
   echo "$1 (process $pid) stopped"
 }
 
+answers() { # URL
+  "$bin/python" -c 'import sys, urllib.request as u; u.build_opener(u.ProxyHandler({})).open(sys.argv[1], timeout=5)' \
+    "$1" 2>/dev/null
+}
+
 wait_for() { # NAME URL SECONDS
   for _ in $(seq "$3"); do
-    if curl --silent --fail --noproxy '*' --max-time 5 --output /dev/null "$2"; then return; fi
+    if answers "$2"; then return; fi
     if ! is_up "$1"; then break; fi
     sleep 1
   done
   tail -n 20 "$state/$1.log" >&2
   echo "airflow: $1 did not answer at $2 within $3 s, its last lines are above ($state/$1.log)" >&2
+  down >&2
+  [ -n "$had_head" ] || infra/ray_head.sh down >&2
   exit 1
 }
 
@@ -73,6 +80,7 @@ up() {
     fi
   done
   mkdir -p "$state" runs
+  had_head=$(cat "$ray_state/head" 2>/dev/null || true)
   infra/ray_head.sh up >/dev/null
   echo "$port" >"$state/port"
   echo "$mlflow_port" >"$state/mlflow_port"
@@ -96,8 +104,8 @@ up() {
   export AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL=1 # how long a short task may linger, see dags/ray_job.py
   start airflow airflow standalone
   start mlflow mlflow server --backend-store-uri "$mlflow_db" --host 127.0.0.1 --port "$mlflow_port" --workers 1
-  wait_for airflow "http://127.0.0.1:$port/api/v2/monitor/health" 180
-  wait_for mlflow "http://127.0.0.1:$mlflow_port/health" 120
+  wait_for airflow "http://127.0.0.1:$port/api/v2/monitor/health" 300
+  wait_for mlflow "http://127.0.0.1:$mlflow_port/health" 180
   addresses
 }
 
