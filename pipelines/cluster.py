@@ -8,6 +8,7 @@ import socket
 import time
 from typing import Any
 
+from pipelines.auth import auth_token, is_on_this_machine
 from pipelines.faults import InfrastructureLost
 
 ANSWER_TIMEOUT_S = 10.0
@@ -19,13 +20,15 @@ def connect(address: str = "") -> None:
     Raises ValueError for an address that cannot be one, InfrastructureLost where it does not answer.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    if is_on_this_machine(address) and auth_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported; a head of `make up` wants the token
     import ray
 
     if ray.is_initialized():
         return
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-    address = address or os.environ.get("RAY_ADDRESS", "")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if not address:
         ray.init(address="local", include_dashboard=True, **quiet)

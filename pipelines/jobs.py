@@ -28,6 +28,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
+from pipelines.auth import LOOPBACK, auth_token, token_path
 from pipelines.config import RunConfig
 from pipelines.schedule import ClusterConfig, check_address
 
@@ -42,7 +43,6 @@ REQUEST_TIMEOUT_S = 30.0
 PATIENCE_S = 120.0
 """How long a cluster may be out of reach before its job is given up."""
 MAX_UPLOAD_BYTES = 256 * 1024**2
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Status = Literal["SUCCEEDED", "FAILED", "STOPPED", "LOST", "UNREACHABLE", "REFUSED", "TIMEOUT"]
 
@@ -237,25 +237,20 @@ class JobApi:
             ) from None
 
     def _token(self) -> str:
-        """Ray's token, under Ray's own rules; on this machine also without RAY_AUTH_MODE."""
-        mode = os.environ.get("RAY_AUTH_MODE", "")
-        if mode == "disabled" or (mode != "token" and self._host not in LOOPBACK):
-            return ""
-        if token := os.environ.get("RAY_AUTH_TOKEN", ""):
-            return token.strip()
-        path = _token_path()
-        return path.read_text().strip() if path.is_file() else ""
+        """Ray's token; on this machine also without RAY_AUTH_MODE."""
+        is_wanted = os.environ.get("RAY_AUTH_MODE", "") == "token" or self._host in LOOPBACK
+        return auth_token() if is_wanted else ""
 
     def _refusal(self, code: int) -> str:
         if self._token():
-            where = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(_token_path())
+            where = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(token_path())
             return (
                 f"{self.address} refuses the token of {where} (HTTP {code}): it has expired or belongs to another "
                 "cluster; put the cluster's token there (on its head: `ray get-auth-token`)"
             )
         return (
             f"{self.address} wants a token (HTTP {code}): set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file "
-            f"{_token_path()} (RAY_AUTH_TOKEN_PATH) to what `ray get-auth-token` says on the cluster's head"
+            f"{token_path()} (RAY_AUTH_TOKEN_PATH) to what `ray get-auth-token` says on the cluster's head"
         )
 
 
@@ -453,10 +448,6 @@ def _job(row: Mapping[str, Any]) -> Job:
         started_at=started / 1000 if started else None,
         ended_at=ended / 1000 if ended else None,
     )
-
-
-def _token_path() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def _plain(name: str) -> str:
