@@ -303,6 +303,24 @@ class RunConfig(Settings):
                 raise ValueError(f"deadlines must nest: {inner} = {a:g} s is not below {outer} = {b:g} s")
         return self
 
+    @model_validator(mode="after")
+    def _new_tasks_can_be_seen(self) -> Self:
+        if self.schedule and self.schedule.on_new_tasks and not self.tasks.train.path:
+            raise ValueError(
+                "schedule.on_new_tasks needs tasks.train.path: what a generator gives never changes; drop it or name a file"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _uploaded_runs_keep_elsewhere(self) -> Self:
+        root = self.storage.root
+        if self.cluster.working_dir and "://" not in root and not Path(root).is_absolute():
+            raise ValueError(
+                f"storage.root = {root!r} is relative, and cluster.working_dir is a copy that ends with the job: "
+                "give storage.root as an absolute path or URI that every machine of the cluster sees"
+            )
+        return self
+
     @property
     def group_of(self) -> dict[str, str]:
         """Model group of every agent."""

@@ -142,7 +142,7 @@ def mlflow_sqlite(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture(scope="session")
 def mlflow_postgres(postgres_server: servers.Postgres, s3_server: servers.S3) -> tuple[str, str]:
     """The same on PostgreSQL and S3."""
-    return postgres_server.create("mlflow"), f"{s3_server.uri}/mlflow"
+    return postgres_server.create(f"mlflow_{uuid4().hex[:8]}"), f"{s3_server.uri}/mlflow"
 
 
 @pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_program("psql"))])
