@@ -151,7 +151,8 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
 
     rows = rows_of(run)
     assert {name: row for name, row in rows.items() if name in before} == before, "finished stages are left alone"
-    interrupted = {name for name, row in rows.items() if row.attempts != 1}
+    # The local runner records an iteration beside the next one: that may be cut off, too.
+    interrupted = {name for name, row in rows.items() if row.attempts != 1 and row.stage != "record"}
     assert len(interrupted) <= 1, "only what the killed one was at was begun a second time"
     assert all(rows[name].iteration == 5 for name in interrupted)
     workers = {row.owner.split()[0] for row in rows.values() if row.iteration in (4, 5)}
