@@ -28,7 +28,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
-from pipelines.auth import LOOPBACK, auth_token, token_path
+from pipelines.auth import auth_token, is_on_this_machine, token_path
 from pipelines.config import RunConfig
 from pipelines.schedule import ClusterConfig, check_address
 
@@ -145,7 +145,7 @@ class JobApi:
 
     def __post_init__(self) -> None:
         self.address = check_address(self.address)
-        self._opener = build_opener(*([ProxyHandler({})] if self._host in LOOPBACK else []))
+        self._opener = build_opener(*([ProxyHandler({})] if is_on_this_machine(self.address) else []))
 
     @property
     def _host(self) -> str:
@@ -238,7 +238,7 @@ class JobApi:
 
     def _token(self) -> str:
         """Ray's token; on this machine also without RAY_AUTH_MODE."""
-        is_wanted = os.environ.get("RAY_AUTH_MODE", "") == "token" or self._host in LOOPBACK
+        is_wanted = os.environ.get("RAY_AUTH_MODE", "") == "token" or is_on_this_machine(self.address)
         return auth_token() if is_wanted else ""
 
     def _refusal(self, code: int) -> str:
