@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,13 @@ def config_in(root: Path) -> RunConfig:
     return load_config(CONFIG, {"storage.root": str(root)})
 
 
-def start(root: Path, log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start(
+    root: Path, log: Path, environment: Mapping[str, str] | None = None, settings: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    changed = [word for setting in (f"storage.root={root}", *settings) for word in ("--set", setting)]
     with log.open("ab") as out:
         return subprocess.Popen(
-            [*COMMAND, "--set", f"storage.root={root}"],
+            [*COMMAND, *changed],
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -216,20 +219,22 @@ def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> No
 def test_a_run_killed_in_collect_and_in_train_ends_as_the_undisturbed_one(undisturbed: Run, tmp_path: Path) -> None:
     run, log = Run(config_in(tmp_path)), tmp_path / "log.txt"
 
-    def some_episodes() -> bool:
-        return (
-            is_running(run, 1, "collect") and len(run.traces.find_traces(run_id="small", iteration=1, limit=64)) >= 32
-        )
+    def go() -> subprocess.Popen[bytes]:
+        """In eight waves, so that there is a middle of collect to be killed in, on a fast machine too."""
+        return start(tmp_path, log, settings=["collect.episodes_in_flight=32"])
 
-    kill_when(start(tmp_path, log), some_episodes, log)
+    def some_episodes() -> bool:
+        return is_running(run, 1, "collect") and bool(run.traces.find_traces(run_id="small", iteration=1, limit=1))
+
+    kill_when(go(), some_episodes, log)
     kept = {t.episode_id for t in run.traces.find_traces(run_id="small", iteration=1, limit=10_000)}
     warm = rows_of(run)[str(run.key(0, "warmstart"))]
     assert 0 < len(kept) < 256
 
-    kill_when(start(tmp_path, log), lambda: is_running(run, 1, "train", "team"), log)
+    kill_when(go(), lambda: is_running(run, 1, "train", "team"), log)
     collected = rows_of(run)[str(run.key(1, "collect"))]
 
-    finish(start(tmp_path, log), log)
+    finish(go(), log)
     rows = rows_of(run)
     assert rows[str(run.key(0, "warmstart"))] == warm
     assert rows[str(run.key(1, "collect"))] == collected
