@@ -40,8 +40,9 @@ up() {
   done
   mkdir -p $state
   "$ray" get-auth-token --generate >/dev/null # other users of this machine cannot connect without it
+  # The agent takes a free port: its default is one, and a second head on this machine would take no jobs.
   setsid nohup "$ray" start --head --block --node-ip-address 127.0.0.1 --port "$port" --include-dashboard true \
-    --dashboard-host 127.0.0.1 --dashboard-port "$dashboard_port" --disable-usage-stats \
+    --dashboard-host 127.0.0.1 --dashboard-port "$dashboard_port" --dashboard-agent-listen-port 0 --disable-usage-stats \
     >$state/head.log 2>&1 </dev/null &
   pid=$!
   echo "$port" >$state/port

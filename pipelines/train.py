@@ -5,10 +5,12 @@ One call per model group. The work is done by the group's warm trainer; this sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipelines.run import Run, plain
 from stores.logs import carry
+from stores.types import ModelVersionRef
 from train_loops.holder import TrainerHandle, attach
 
 
@@ -25,30 +27,43 @@ def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> 
     parent = run.parents(iteration)[model_group]
     settings = run.config.train_config(model_group)
     trainer = trainer_of(run, model_group)
+    given = make_order(
+        run, iteration, model_group, parent=parent, traces=collected["traces"], rewards=scored["rewards"]
+    )
+    given["order_id"] += f"/{attempt}"
     try:
-        result = trainer.order(
-            {
-                "order_id": f"{run.run_id}/{iteration}/{model_group}/{attempt}",
-                "run_id": run.run_id,
-                "iteration": iteration,
-                "model_group": model_group,
-                "seed": run.config.seed + iteration,
-                "parent": plain(parent),
-                "version": iteration,
-                "traces": collected["traces"],
-                "rewards": scored["rewards"],
-                "credit_kind": run.credit.kind,
-                "train": settings.model_dump(mode="json"),
-                "traces_uri": run.traces_uri,
-                "weights_uri": run.weights_uri,
-                "log": carry(),
-            },
-            timeout_s=settings.order_timeout_s,
-        )
+        result = trainer.order({**given, "log": carry()}, timeout_s=settings.order_timeout_s)
     finally:
         if not settings.keep_warm:
             trainer.stop()
     return {**result, "model": result["model"] or plain(parent)}
+
+
+def make_order(
+    run: Run,
+    iteration: int,
+    model_group: str,
+    *,
+    parent: ModelVersionRef,
+    traces: Mapping[str, Any],
+    rewards: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What a trainer needs to make version `iteration` of a model group from `parent`; plain data."""
+    return {
+        "order_id": f"{run.run_id}/{iteration}/{model_group}",
+        "run_id": run.run_id,
+        "iteration": iteration,
+        "model_group": model_group,
+        "seed": run.config.seed + iteration,
+        "parent": plain(parent),
+        "version": iteration,
+        "traces": traces,
+        "rewards": rewards,
+        "credit_kind": run.credit.kind,
+        "train": run.config.train_config(model_group).model_dump(mode="json"),
+        "traces_uri": run.traces_uri,
+        "weights_uri": run.weights_uri,
+    }
 
 
 def trainer_of(run: Run, model_group: str) -> TrainerHandle:

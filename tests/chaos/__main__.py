@@ -183,7 +183,10 @@ class Struck:
 
 
 def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float) -> Struck | None:
-    """Kills the victim in its stage and waits for the stage's end; None if the stage was over before."""
+    """Kills the victim in its stage and waits for the stage's end; None if the stage was over before.
+
+    In collect not before an episode is stored: what is finished must be there to be kept.
+    """
     run, stage = scene.run, cell.stage
     began_at = wait(
         f"{stage} to begin",
@@ -197,8 +200,10 @@ def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float)
     due = began_at + cell.share * (usual_s + door.more_s)
     node = scene.world.busiest() if victim.name == "node" else ""
     targets: list[psutil.Process] = []
-    while not targets or time.time() < due:
+    is_empty = stage == "collect"
+    while not targets or time.time() < due or is_empty:
         targets = targets or _targets(scene, door, victim, node)
+        is_empty = is_empty and not checks.has_episodes(run, cell.iteration)
         door.look()
         if door.settled_at(run, stage):
             return None

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from pipelines.cluster import connect, disconnect
 from pipelines.config import load_config
-from pipelines.run import Run, plain
+from pipelines.run import Run
 from pipelines.serving import app_names
+from pipelines.train import make_order
 from stores.types import ModelVersionRef
 from tests.chaos.scene import CONFIG
 
@@ -37,31 +38,15 @@ def replay(run: Run) -> dict[int, float]:
     shutil.rmtree(folder, ignore_errors=True)
     settings = run.config.train_config("team")
     trainer = attach(name="replay", run_name="replay", storage_path=folder / "checkpoints", train=settings)
-    parent, differences = plain(run.trained(0)["team"]), {}
+    parent, differences = run.trained(0)["team"], {}
     for iteration in range(1, run.config.iterations + 1):
         collected, scored = (run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score"))
         if collected is None or scored is None or run.journal.ref(run.key(iteration, "train", "team")) is None:
             break
-        result = trainer.order(
-            {
-                "order_id": f"replay/{iteration}",
-                "run_id": run.run_id,
-                "iteration": iteration,
-                "model_group": "team",
-                "seed": run.config.seed + iteration,
-                "parent": parent,
-                "version": iteration,
-                "traces": collected["traces"],
-                "rewards": scored["rewards"],
-                "credit_kind": run.credit.kind,
-                "train": settings.model_dump(mode="json"),
-                "traces_uri": run.traces_uri,
-                "weights_uri": str(folder / "weights"),
-            },
-            timeout_s=120,
-        )
-        parent = result["model"] or parent
-        differences[iteration] = distance(run, run.trained(iteration)["team"], ModelVersionRef(**parent))
+        order = make_order(run, iteration, "team", parent=parent, traces=collected["traces"], rewards=scored["rewards"])
+        result = trainer.order({**order, "weights_uri": str(folder / "weights")}, timeout_s=120)
+        parent = ModelVersionRef(**result["model"]) if result["model"] else parent
+        differences[iteration] = distance(run, run.trained(iteration)["team"], parent)
     trainer.stop()
     return differences
 

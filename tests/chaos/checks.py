@@ -37,6 +37,11 @@ def look(run: Run, iteration: int) -> Look:
     return Look(done=rows, episodes={t.episode_id: content(t) for t in traces if t.status not in FAILED})
 
 
+def has_episodes(run: Run, iteration: int) -> bool:
+    """Whether anything of the iteration is stored yet."""
+    return bool(run.traces.find_traces(run_id=run.run_id, iteration=iteration, limit=1))
+
+
 def content(trace: Trace) -> str:
     """Hash of everything that a trace holds."""
     return sha256(repr(trace).encode()).hexdigest()

@@ -146,6 +146,35 @@ def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
     assert (row.status, row.owner, row.token) == ("running", "other", 2)
 
 
+HOLDER = """
+import sys, time
+from stores.journal import Journal
+with Journal(sys.argv[1]).hold("run", "engines", owner="the first"):
+    open(sys.argv[2], "w").write("held")
+    time.sleep(600)
+"""
+
+
+def test_what_is_held_is_held_once_and_passes_on_when_its_holder_ends_or_dies(journal: Journal, tmp_path: Path) -> None:
+    with journal.hold("run", "engines", owner="the first"):
+        with (
+            pytest.raises(TimeoutError, match=r"the first .* gave up after 0.3 s"),
+            Journal(journal.url).hold("run", "engines", wait_s=0.3),
+        ):
+            pytest.fail("two hold it")
+        with journal.hold("run", "something else"), journal.hold("other", "engines"):
+            assert journal.stages("run") == [], "a lock is no stage"
+    with pytest.raises(ZeroDivisionError), journal.hold("run", "engines"):
+        raise ZeroDivisionError
+    mark = tmp_path / "mark"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, journal.url, str(mark)])
+    _wait_for(mark)
+    os.kill(holder.pid, signal.SIGKILL)
+    with journal.hold("run", "engines", wait_s=5) as lease:
+        lease.check()
+    holder.wait()
+
+
 def test_a_run_keeps_its_config(journal: Journal) -> None:
     journal.begin_run("a", "1" * 64, '{"seed": 1, "train": {"lr": 0.1}}')
     journal.begin_run("a", "1" * 64, '{"seed": 1, "train": {"lr": 0.1}}')
