@@ -9,24 +9,19 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, Param
 
-from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
-from dags.timing import default_args, start_of, timetable
+from dags.team_dag import team_dag, team_job
 
 
 def evaluate_team(run: ScheduledRun) -> DAG:
     """The DAG of one run config."""
-    settings, name = run.config.schedule, run.config.run
-    assert settings is not None, "find_runs gives scheduled runs only"
-    with DAG(
-        dag_id=f"evaluate_team__{name}",
-        description=f"The champion of {name} on test and sentinel tasks",
-        doc_md=f"Run config: `{run.path}`.\n\n{__doc__}",
-        schedule=timetable(settings.evaluate, settings),
-        start_date=start_of(settings),
-        catchup=False,
-        max_active_runs=1,
-        tags=["troupe", name],
+    name = run.config.run
+    with team_dag(
+        run,
+        "evaluate_team",
+        what=f"The champion of {name} on test and sentinel tasks",
+        doc=str(__doc__),
+        cron=run.settings.evaluate,
         params={
             "team": Param(
                 "champion",
@@ -36,15 +31,8 @@ def evaluate_team(run: ScheduledRun) -> DAG:
                 description="champion, candidate, or a team version",
             )
         },
-        default_args=default_args(settings),
     ) as dag:
-        RayJobOperator(
-            task_id="watch",
-            command="watch",
-            run_config=run.json,
-            folder=run.folder,
-            arguments=["--run", name, "--team", "{{ params.team }}"],
-        )
+        team_job(run, "watch", arguments=["--run", name, "--team", "{{ params.team }}"])
     return dag
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config import RunConfig, load_config
+from pipelines.schedule import ScheduleConfig
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 VARIABLE = "TROUPE_RUN_CONFIGS"
@@ -24,6 +25,12 @@ class ScheduledRun:
     config: RunConfig
     folder: str
     """Where its jobs start on the cluster; empty where the config uploads a working directory."""
+
+    @property
+    def settings(self) -> ScheduleConfig:
+        """Its `schedule` section."""
+        assert self.config.schedule is not None, "find_runs gives scheduled runs only"
+        return self.config.schedule
 
     @property
     def json(self) -> str:

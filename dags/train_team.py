@@ -11,26 +11,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.sdk import DAG, Asset, Param, task
+from airflow.sdk import DAG, Param, task
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
-from dags.timing import default_args, start_of, timetable
+from dags.team_dag import team_asset, team_dag, team_job
 
 
 def train_team(run: ScheduledRun) -> DAG:
     """The DAG of one run config."""
-    settings = run.config.schedule
-    assert settings is not None, "find_runs gives scheduled runs only"
-    dag = DAG(
-        dag_id=f"train_team__{run.config.run}",
-        description=f"One iteration of {run.config.run}: collect, score, train, sync, evaluate, promote",
-        doc_md=f"Run config: `{run.path}`.\n\n{__doc__}",
-        schedule=timetable(settings.cron, settings, settings.on_assets),
-        start_date=start_of(settings),
-        catchup=False,
-        max_active_runs=1,  # a DAG run that is late waits for the one before
-        tags=["troupe", run.config.run],
+    dag = team_dag(
+        run,
+        "train_team",
+        what=f"One iteration of {run.config.run}: collect, score, train, sync, evaluate, promote",
+        doc=str(__doc__),
+        cron=run.settings.cron,
+        on_assets=True,
         params={
             "force": Param(
                 False,
@@ -39,17 +35,13 @@ def train_team(run: ScheduledRun) -> DAG:
                 description="Train even where the schedule would skip: target reached, nothing new, gate rejected.",
             )
         },
-        default_args=default_args(settings),
     )
 
-    def job(task_id: str, command: str, **kwargs: Any) -> RayJobOperator:
-        return RayJobOperator(task_id=task_id, command=command, run_config=run.json, folder=run.folder, **kwargs)
-
     with dag:
-        begin = job("begin", "begin", multiple_outputs=True)
+        begin = team_job(run, "begin", multiple_outputs=True)
         iteration, since = _result(begin, "iteration"), _result(begin, "since")
-        collect = job("collect", "stage collect", iteration=iteration, since=since)
-        score = job("score", "stage score", iteration=iteration, since=since)
+        collect = team_job(run, "collect", "stage collect", iteration=iteration, since=since)
+        score = team_job(run, "score", "stage score", iteration=iteration, since=since)
         train = RayJobOperator.partial(
             task_id="train",
             command="stage train",
@@ -59,13 +51,12 @@ def train_team(run: ScheduledRun) -> DAG:
             since=since,
             map_index_template="{{ task.model_group }}",
         ).expand(model_group=list(run.config.model_groups))
-        sync = job("sync", "stage sync", iteration=iteration, since=since)
-        evaluate = job("evaluate", "stage evaluate", iteration=iteration, since=since, multiple_outputs=True)
-        team = Asset(name=f"team/{run.config.run}", uri=f"troupe://team/{run.config.run}")
-        promote = job("promote", "stage promote", iteration=iteration, since=since, outlets=[team])
-        report = job("report", "stage promote", iteration=iteration, since=since)
-        record = job(
-            "record",
+        sync = team_job(run, "sync", "stage sync", iteration=iteration, since=since)
+        evaluate = team_job(run, "evaluate", "stage evaluate", iteration=iteration, since=since, multiple_outputs=True)
+        promote = team_job(run, "promote", "stage promote", iteration=iteration, since=since, outlets=[team_asset(run)])
+        report = team_job(run, "report", "stage promote", iteration=iteration, since=since)
+        record = team_job(
+            run,
             "record",
             iteration=iteration,
             since=since,

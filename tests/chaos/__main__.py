@@ -234,7 +234,10 @@ def _kill_and_wait(
     is_whole = victim.name in ("node", "cluster")
     dependants = set() if is_whole else {p for target in targets for p in victims.tree(target.pid)}
     door.num_kills += 1
-    cell.killed = [f"{len(targets)} processes"] if is_whole else [victims.title(p)[:80] for p in targets]
+    titles = [victims.title(process) for process in targets]
+    cell.killed = victims.count_workers(titles) if is_whole else [title[:80].strip() for title in titles]
+    if victim.name == "node":
+        cell.spread = {kind: len(scene.world.cluster.where(kind)) for kind in victims.WORKERS}
     killed_at = time.time()
     if victim.name == "node":
         scene.world.lose(node)

@@ -55,6 +55,7 @@ class AirflowWorld(World):
             "storage": {"root": str(self._root)},
             "schedule": {"retries": 4, "retry_delay_s": 1},
         }
+        data["train"]["cpus_per_worker"] = 0.1  # all of it is on one node
         config = self._folder / "chaos.yaml"
         config.write_text(yaml.safe_dump(data))
         self.airflow = LocalAirflow(self._folder, str(config), SETTINGS)

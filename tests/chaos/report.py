@@ -36,7 +36,9 @@ class Cell:
     after_s: float = 0.0
     """When it was killed: seconds after the stage began."""
     killed: list[str] = field(default_factory=list)
-    """Titles of the processes; of a node or cluster only its name and how many."""
+    """Titles of the processes; of a node or cluster how many of which kind."""
+    spread: dict[str, int] = field(default_factory=dict)
+    """Of a lost node: on how many nodes each kind of worker was."""
     seconds: float | None = None
     """From the kill to the end of the stage; None where it never came."""
     recovered_by: str = ""

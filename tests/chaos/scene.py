@@ -1,6 +1,6 @@
 """scene: one run, the cluster it lives on, and the doors through which it is driven. All processes are our own.
 
-Scene ── world: head ── one ── two (Ray nodes)      Local: troupe train          (driver)
+Scene ── world: head ── one, two, three (nodes)     Local: troupe train          (driver)
       └─ run: journal, traces, weights              Jobs:  troupe submit --stage (Ray jobs)
 """
 
@@ -31,8 +31,9 @@ from tests.chaos.victims import Victim
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).parent / "run.yaml"
 TROUPE = str(Path(sys.executable).parent / "troupe")
-NODES = {"head": 0, "one": 2, "two": 2}
-"""Virtual CPUs: none on the head, so that all work is on nodes that can be lost."""
+NODES = {"head": 0, "one": 2, "two": 2, "three": 2}
+"""Virtual CPUs: none on the head, so that all work is on nodes that can be lost; without one, the rest still has room."""
+ON_ONE_NODE = ["--set", "train.cpus_per_worker=0.1"]
 ASK_TIMEOUT_S = 240.0
 MAX_RESTARTS = 6
 """Of a command, within one iteration beyond one per kill."""
@@ -278,7 +279,7 @@ def undisturbed(root: Path, iterations: int, *, timeout_s: float) -> Run:
     run = Run(load_config(CONFIG, {"storage.root": str(root), "iterations": iterations}))
     if Path(run.folder).is_dir() and run.journal.ref(run.key(iterations, "record")) is not None:
         return run
-    settings = ["--set", f"storage.root={root}", "--set", f"iterations={iterations}"]
+    settings = ["--set", f"storage.root={root}", "--set", f"iterations={iterations}", *ON_ONE_NODE]
     with (root / "log.txt").open("ab") as out:
         environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
         process = subprocess.Popen(

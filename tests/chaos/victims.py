@@ -78,6 +78,13 @@ def find(wanted: str, pids: Iterable[int]) -> list[psutil.Process]:
     return [p for p in found if not title(p).startswith(("/bin/sh", "sh ", "/bin/bash", "bash "))]
 
 
+def count_workers(titles: Iterable[str]) -> list[str]:
+    """How many of each kind of worker, as `2 x ray::Collector`; kinds without any are left out."""
+    shown = list(titles)
+    counts = ((sum(kind in title for title in shown), kind) for kind in WORKERS)
+    return [f"{count} x {kind}" for count, kind in counts if count]
+
+
 def kill(processes: Iterable[psutil.Process]) -> None:
     """SIGKILL, whoever is gone already left alone."""
     for process in processes:

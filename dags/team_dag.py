@@ -1,0 +1,65 @@
+"""team_dag: a run config and what a DAG does with it -> the DAG's frame, the same for every kind: name, times, retries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from airflow.sdk import DAG, Asset, AssetAll, AssetOrTimeSchedule, CronTriggerTimetable, Param
+
+from dags.ray_job import RayJobOperator
+from dags.run_configs import ScheduledRun
+from pipelines.schedule import ScheduleConfig
+
+
+def team_dag(
+    run: ScheduledRun,
+    kind: str,
+    *,
+    what: str,
+    doc: str,
+    params: Mapping[str, Param],
+    cron: str = "",
+    on_assets: bool = False,
+) -> DAG:
+    """An empty DAG `<kind>__<run>`; one DAG run at a time, a late one waits for the one before.
+
+    Args:
+        what: what it does, in a line; doc: the same in full, Markdown.
+        cron: when, as in the `schedule` section; empty: only by hand.
+        on_assets: also whenever the assets of `schedule.on_assets` are updated.
+    """
+    settings, name = run.settings, run.config.run
+    return DAG(
+        dag_id=f"{kind}__{name}",
+        description=what,
+        doc_md=f"Run config: `{run.path}`.\n\n{doc}",
+        schedule=_timetable(cron, settings, is_on_assets=on_assets),
+        start_date=datetime.combine(settings.start, datetime.min.time(), ZoneInfo(settings.timezone)),
+        catchup=False,
+        max_active_runs=1,
+        tags=["troupe", name],
+        params=dict(params),
+        default_args={"retries": settings.retries, "retry_delay": timedelta(seconds=settings.retry_delay_s)},
+    )
+
+
+def team_job(run: ScheduledRun, task_id: str, command: str = "", **kwargs: Any) -> RayJobOperator:
+    """A task that runs `troupe <command>`, by default the one that is called as the task."""
+    return RayJobOperator(task_id=task_id, command=command or task_id, run_config=run.json, folder=run.folder, **kwargs)
+
+
+def team_asset(run: ScheduledRun) -> Asset:
+    """`troupe://team/<run>`: updated whenever another team is put into service; other DAGs are scheduled on it."""
+    return Asset(name=f"team/{run.config.run}", uri=f"troupe://team/{run.config.run}")
+
+
+def _timetable(cron: str, settings: ScheduleConfig, *, is_on_assets: bool) -> Any:
+    """What a DAG takes as `schedule`: a time, a preset, assets, either of them, or None (only by hand)."""
+    timed = CronTriggerTimetable(cron, timezone=settings.timezone) if cron and not cron.startswith("@") else None
+    assets = AssetAll(*(Asset(uri) for uri in settings.on_assets)) if is_on_assets and settings.on_assets else None
+    if timed and assets:
+        return AssetOrTimeSchedule(timetable=timed, assets=assets)
+    return timed or assets or cron or None
