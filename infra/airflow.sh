@@ -31,12 +31,15 @@ start() { # NAME COMMAND...
   echo "$! $(started_at "$!")" >"$state/$name.pid"
 }
 
-stop() { # NAME: TERM to its process group, KILL after 10 s
+tell_to_stop() { # NAME: TERM to its process group
+  if is_up "$1"; then kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid"; fi
+}
+
+stop() { # NAME: KILL of what is left of it 10 s after TERM
   if ! is_up "$1"; then
     rm -f "$state/$1.pid"
     return
   fi
-  kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid"
   for _ in $(seq 20); do
     is_up "$1" || break
     sleep 0.5
@@ -110,6 +113,8 @@ up() {
 }
 
 down() {
+  tell_to_stop airflow
+  tell_to_stop mlflow
   stop airflow
   stop mlflow
 }

@@ -125,6 +125,7 @@ class Engine:
                 betas=optimizer.betas,
                 eps=optimizer.eps,
                 weight_decay=optimizer.weight_decay,
+                fused=True,
             ),
             config=_deepspeed_config(config, stage=self._stage, max_grad_norm=optimizer.max_grad_norm),
             dist_init_required=False,

@@ -42,8 +42,8 @@ Rows = Sequence[NDArray[np.floating]]
 
 MAX_SKIPPED_STEPS = 3
 """So many steps in a row whose loss or gradient is not finite end the order."""
-KL_PROBE_TOKENS = 4096
-"""Padded tokens on which the KL between the old and the new policy is measured after the last step."""
+KL_PROBE_SHARE, MIN_KL_PROBE_TOKENS, MAX_KL_PROBE_TOKENS = 1 / 16, 1024, 4096
+"""Of an order's tokens: on how many the KL between the old and the new policy is measured after the last step."""
 
 
 class TrainingDivergedError(ValueError):
@@ -372,20 +372,23 @@ class _Update:
         return metrics
 
     def _kl_after(self) -> dict[str, float]:
-        """KL(old || new) by k3, on rows of each worker up to `KL_PROBE_TOKENS`, after the last step."""
-        rank, num_workers = dist.get_rank(), dist.get_world_size()
-        rows: list[int] = []
-        for row in range(rank, len(self.samples), num_workers):
-            longest = max(len(self.samples[i].token_ids) for i in [*rows, row])
-            if rows and longest * (len(rows) + 1) > KL_PROBE_TOKENS:
-                break
-            rows.append(row)
-        batch = collate(self.samples, rows, pad_id=self.pad_id).to(device())
+        """KL(old || new) by k3 after the last step, on rows drawn from all."""
+        rows = _probe_rows([len(sample.token_ids) for sample in self.samples])
+        mine = rows[dist.get_rank() :: dist.get_world_size()]
+        batch = collate(self.samples, mine, pad_id=self.pad_id).to(device())
         with self.models.policy.evaluating():
             logprobs = completion_logprobs(self.models.policy, batch)  # type: ignore[arg-type]
             kl = kl_estimate(lay(self.scores["old"], batch), logprobs, "k3")
         total = _sum_over_workers({"kl": torch.where(batch.loss_mask, kl, 0.0).sum(), "num": batch.loss_mask.sum()})
         return {"train/kl_k3": total["kl"] / max(total["num"], 1.0)}
+
+
+def _probe_rows(lengths: Sequence[int]) -> list[int]:
+    """Rows, drawn at random but always the same, that together have about the wanted number of tokens; at least one."""
+    num_tokens = sum(lengths)
+    wanted = min(MAX_KL_PROBE_TOKENS, max(MIN_KL_PROBE_TOKENS, KL_PROBE_SHARE * num_tokens))
+    num_rows = min(len(lengths), max(1, round(len(lengths) * wanted / num_tokens)))
+    return np.random.default_rng(0).permutation(len(lengths))[:num_rows].tolist()
 
 
 def _sum_over_workers(sums: Mapping[str, torch.Tensor]) -> dict[str, float]:

@@ -13,6 +13,7 @@ is trained again from the parent, optimizer included.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -122,6 +124,13 @@ def run_worker(settings: dict[str, Any]) -> None:
             continue
         if rank == 0:
             ray.get(holder.finished.remote(epoch, last, result), timeout=ANSWER_TIMEOUT_S)
+        _release_memory()
+
+
+def _release_memory() -> None:
+    """Gives what an order has freed back to the system: others work while this worker waits."""
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Worker:

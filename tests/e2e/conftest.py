@@ -1,5 +1,31 @@
-"""Fixtures that several folders share."""
+"""Fixtures that several folders and files share."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
 from records import make_rewards, make_trace, mlflow_place, mlflow_postgres, mlflow_sqlite
 
+from pipelines.run import Run
+from tests.e2e.local_runs import config_in, finish, start
+from tests.e2e.scraper import Scraper
+
 __all__ = ["make_rewards", "make_trace", "mlflow_place", "mlflow_postgres", "mlflow_sqlite"]
+
+
+@pytest.fixture(scope="session")
+def scraper() -> Iterator[Scraper]:
+    """Sees what the undisturbed run shows to Prometheus."""
+    scraper = Scraper()
+    yield scraper
+    scraper.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, scraper: Scraper) -> Iterator[Run]:
+    """The run as it goes when nothing happens."""
+    root = tmp_path_factory.mktemp("undisturbed")
+    log = root / "log.txt"
+    finish(start(root, log, scraper.environment | {"TROUPE_LOG": "json"}), log)
+    yield Run(config_in(root))
