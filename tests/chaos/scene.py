@@ -198,16 +198,18 @@ class Local(Door):
 
 
 class Jobs(Door):
-    """`troupe submit`, stage by stage."""
+    """`troupe submit`, stage by stage; first of all `troupe begin`, if the run is new."""
 
     def _all_commands(self) -> list[list[str]]:
-        commands = []
+        settings = self.scene.settings(self.iteration)
+        begin = [TROUPE, "begin", "--run", str(CONFIG), *settings, "--claim", f"chaos-{self.iteration}"]
+        commands = [begin] if self.iteration == 1 else []
         for stage in STAGES:
             groups = list(self.scene.run.config.model_groups) if stage == "train" else [""]
             for group in groups:
                 more = ["--model-group", group] if group else []
                 at = ["--stage", stage, "--iteration", str(self.iteration), *more]
-                commands.append([TROUPE, "submit", str(CONFIG), *self.scene.settings(self.iteration), *at])
+                commands.append([TROUPE, "submit", str(CONFIG), *settings, *at])
         return commands
 
 

@@ -14,7 +14,7 @@ from stores.traces import TraceStore
 from stores.types import Purpose
 from train_loops.config import AdvantageConfig, DeepSpeedConfig, LossConfig, OptimizerConfig, TrainConfig
 from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
-from train_loops.learner import Learned, Models, TrainingDivergedError, learn, read_rows
+from train_loops.learner import Learned, Models, TrainingDivergedError, _probe_rows, learn, read_rows
 from train_loops.mismatch import MismatchError
 from train_loops.rows import Funnel, Sample, samples_of
 
@@ -184,3 +184,11 @@ def test_two_workers_learn_what_one_does(tiny_model: Path, tmp_path: Path) -> No
             assert found["metrics"][f"train/{name}"] == pytest.approx(expected[f"train/{name}"], rel=2e-3, abs=1e-4)
         for a, b in zip(found["weights"], engines.policy.module.parameters(), strict=True):
             assert (a - b).abs().mean() < 2e-5
+
+
+@pytest.mark.parametrize(("num_rows", "wanted"), [(1, 1), (8, 8), (100, 10), (400, 25), (4000, 41)])
+def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_order(num_rows: int, wanted: int) -> None:
+    rows = _probe_rows([100] * num_rows)
+    assert len(rows) == len(set(rows)) == wanted
+    assert rows == _probe_rows([100] * num_rows)
+    assert max(rows) >= num_rows // 2, "not only the first agents"
