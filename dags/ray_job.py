@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 7200.0
 EAGER_S = 60.0
-"""For how long a job is asked after every second; later every five."""
+"""For how long a job is asked after twice a second; later every five seconds."""
 
 
 class RayJobOperator(BaseOperator):
@@ -150,7 +150,7 @@ class RayJobTrigger(BaseTrigger):
                 await asyncio.sleep(max(0.0, settled - time.monotonic()))
                 yield TriggerEvent(outcome.to_dict())
                 return
-            await asyncio.sleep(1.0 if time.monotonic() - began < EAGER_S else 5.0)
+            await asyncio.sleep(0.5 if time.monotonic() - began < EAGER_S else 5.0)
 
     async def on_kill(self) -> None:
         """Stops the job when a user clears the task or marks it; a restart of the triggerer does not."""

@@ -198,16 +198,18 @@ def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float)
     if began_at == "over":
         return None
     due = began_at + cell.share * (usual_s + door.more_s)
-    node = scene.world.busiest() if victim.name == "node" else ""
+    is_node, is_empty = victim.name == "node", stage == "collect"
     targets: list[psutil.Process] = []
-    is_empty = stage == "collect"
-    while not targets or time.time() < due or is_empty:
-        targets = targets or _targets(scene, door, victim, node)
+    while not (targets or is_node) or time.time() < due or is_empty:
+        targets = targets or ([] if is_node else _targets(scene, door, victim))
         is_empty = is_empty and not checks.has_episodes(run, cell.iteration)
         door.look()
         if door.settled_at(run, stage):
             return None
         time.sleep(0.005)
+    node = scene.world.busiest(stage) if is_node else ""
+    if is_node:
+        targets = victims.tree(scene.world.cluster.nodes[node].process.pid)
     cell.after_s = time.time() - began_at
     return _kill_and_wait(scene, door, victim, cell, targets, node)
 
@@ -271,9 +273,7 @@ def _left_behind(dependants: Sequence[psutil.Process]) -> str:
     return f"still there after {GONE_S:g} s: {shown}" if left else ""
 
 
-def _targets(scene: Scene, door: Door, victim: Victim, node: str) -> list[psutil.Process]:
-    if victim.name == "node":
-        return victims.tree(scene.world.cluster.nodes[node].process.pid)
+def _targets(scene: Scene, door: Door, victim: Victim) -> list[psutil.Process]:
     if victim.name == "cluster":
         return [p for pid in scene.world.pids() for p in victims.tree(pid)]
     found = door.targets(victim)

@@ -104,14 +104,18 @@ class World:
         """Tops of the process trees of the nodes."""
         return [node.process.pid for node in self.cluster.nodes.values()]
 
-    def busiest(self) -> str:
-        """The node, not the head, with most workers of Troupe's."""
+    def busiest(self, stage: str) -> str:
+        """The node, not the head, with most workers of those that work in a stage, then with most of all."""
+        kinds = victims.workers_of(stage)
 
-        def count(name: str) -> int:
-            shown = self.cluster.nodes[name].processes().values()
-            return sum(worker in text for text in shown for worker in victims.WORKERS)
+        def count(name: str) -> tuple[int, int, str]:
+            titles = list(self.cluster.nodes[name].processes().values())
+            at_work, workers = (
+                sum(kind in title for title in titles for kind in wanted) for wanted in (kinds, victims.WORKERS)
+            )
+            return at_work, workers, name
 
-        return max(list(self.cluster.nodes)[1:], key=lambda name: (count(name), name))
+        return max(list(self.cluster.nodes)[1:], key=count)
 
 
 class Door:

@@ -24,5 +24,6 @@ def test_a_node_lost_in_collect_and_a_worker_killed_in_train_lose_double_and_cha
     assert [(cell.victim, cell.verdict) for cell in cells] == [("node", "ok"), ("trainer worker", "ok")], cells
     lost, _ = cells
     assert lost.num_kept > 0
-    assert "1 x ray::Collector" in lost.killed
-    assert (lost.spread["ray::Collector"], lost.spread["ray::RayTrainWorker"]) == (3, 2)
+    assert any("ray::Collector" in kind for kind in lost.killed)
+    assert lost.spread["ray::Collector"] >= 2, "collectors are spread as well as Ray can"
+    assert lost.spread["ray::RayTrainWorker"] == 2, "a worker is too large for another one on its node"

@@ -78,6 +78,11 @@ def find(wanted: str, pids: Iterable[int]) -> list[psutil.Process]:
     return [p for p in found if not title(p).startswith(("/bin/sh", "sh ", "/bin/bash", "bash "))]
 
 
+def workers_of(stage: str) -> tuple[str, ...]:
+    """Kinds of workers that have something to do in a stage."""
+    return tuple(v.title for v in VICTIMS if v.title in WORKERS and stage in v.stages)
+
+
 def count_workers(titles: Iterable[str]) -> list[str]:
     """How many of each kind of worker, as `2 x ray::Collector`; kinds without any are left out."""
     shown = list(titles)

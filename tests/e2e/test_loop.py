@@ -105,8 +105,8 @@ def test_every_iteration_has_an_mlflow_run_that_a_repeated_record_leaves_as_it_i
     assert json.loads(done.stdout.splitlines()[-1].removeprefix("troupe-ref: ")) == kept[3]
     with undisturbed.journal._connect() as connection:  # as if the record had been lost after MLflow had taken it
         connection.execute(journal.STAGES.delete().where(journal.STAGES.c.stage == "record"))
-    assert record(undisturbed, 3)["mlflow_run_id"] == kept[3]["mlflow_run_id"]
-    assert record(undisturbed, 1)["mlflow_run_id"] == kept[1]["mlflow_run_id"]
+    for iteration in reversed(ITERATIONS):
+        assert record(undisturbed, iteration)["mlflow_run_id"] == kept[iteration]["mlflow_run_id"]
     assert [m.step for m in client.get_metric_history(parent, "reward")] == [*ITERATIONS]
     unfinished = troupe(undisturbed, "record", "--run", "small", "--iteration", "4")
     assert unfinished.returncode == 2

@@ -154,8 +154,13 @@ def test_episodes_that_infrastructure_failed_are_played_again_when_the_stage_is(
 def collectors_here() -> list[psutil.Process]:
     from ray._private.worker import global_worker
 
-    found = processes_of(global_worker.node.session_name)
-    return [process for process in found if "Collector" in " ".join(process.cmdline())]
+    def is_collector(process: psutil.Process) -> bool:
+        try:
+            return "Collector" in " ".join(process.cmdline())
+        except psutil.NoSuchProcess:  # or a zombie
+            return False
+
+    return [process for process in processes_of(global_worker.node.session_name) if is_collector(process)]
 
 
 def test_a_stopped_collector_ends_the_stage_at_its_deadline_with_the_stacks_of_all(
