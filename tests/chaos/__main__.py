@@ -250,7 +250,7 @@ def _kill_and_wait(
     before = checks.look(run, iteration)
     if victim.name == "cluster":
         scene.world.up()
-    door.after_kill(victim)
+    door.after_kill(victim, dependants)
     ended_at = wait(
         f"the end of {stage}",
         lambda: door.settled_at(run, stage),

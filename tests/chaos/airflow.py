@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,9 @@ class AirflowWorld(World):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Where the Ray head is."""
+        """Where the Ray head is; it wants its token, which Ray looks for when it is imported."""
         assert self.airflow is not None
-        return {**self.airflow.environment, "RAY_ADDRESS": self.airflow.ray_address}
+        return {**self.airflow.environment, "RAY_ADDRESS": self.airflow.ray_address, "RAY_AUTH_MODE": "token"}
 
     def pids(self) -> list[int]:
         """Tops of the process trees."""
@@ -135,9 +136,10 @@ class Airflow(Door):
         wanted = [f"airflow worker -- {task['id']}" for task in self._tasks(stage)]
         return [p for title in wanted for p in victims.find(title, self._world.pids())]
 
-    def after_kill(self, victim: Victim) -> None:
-        """What a service manager does."""
+    def after_kill(self, victim: Victim, dependants: Iterable[psutil.Process]) -> None:
+        """What a service manager does: it ends what is left of the service, and starts it again."""
         if victim.name in ("scheduler", "triggerer"):
+            victims.kill(dependants)
             self._world.restart(victim.name)
 
     def began_at(self, run: Run, stage: str) -> float | None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ class Door:
             return victims.tree(self.pid)[:1]
         return victims.find(victim.title, self.scene.world.pids())
 
-    def after_kill(self, victim: Victim) -> None:
+    def after_kill(self, victim: Victim, dependants: Iterable[psutil.Process]) -> None:
         """What others than Troupe do about a death; `look` gives commands again."""
 
     def began_at(self, run: Run, stage: str) -> float | None:
