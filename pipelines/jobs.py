@@ -39,7 +39,11 @@ REF_PREFIX = "troupe-ref: "
 RUN_CONFIG_VARIABLE = "TROUPE_RUN_CONFIG"
 NEVER_REPEAT = (2, 3, 127)
 """Exit codes that a second attempt cannot change: bad input, out of memory, no `troupe` on the cluster."""
+KILLED = (-9, 137)
+"""Exit codes of a command that somebody killed with SIGKILL: the command's own, and what the shell makes of it."""
 REQUEST_TIMEOUT_S = 30.0
+RAYS_OWN = ("Running entrypoint for job", "Runtime env is setting up.")
+"""Lines of Ray's, not the command's, with which every job's log begins."""
 PATIENCE_S = 120.0
 """How long a cluster may be out of reach before its job is given up."""
 MAX_UPLOAD_BYTES = 256 * 1024**2
@@ -351,6 +355,8 @@ def outcome(job: Job, log: str) -> Outcome:
                 ": the job found no `troupe` on the cluster: start Ray from an activated environment that has it, "
                 "put its bin folder on the PATH of `ray start`, or name an image (cluster.runtime_env)"
             )
+        elif job.exit_code in KILLED:
+            error += "\nended by kill -9: by hand, or by the system for want of memory (its log, dmesg, says which)"
     elif job.status == "STOPPED":
         error = "stopped by hand (troupe stop, or the task was cleared)"
     elif ref is None:
@@ -366,7 +372,7 @@ def outcome(job: Job, log: str) -> Outcome:
 
 def failure(log: str) -> str:
     """The lines of a log that say why a command failed: its own message, else the last lines."""
-    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("Running entrypoint for job")]
+    lines = [line for line in log.splitlines() if line.strip() and not any(words in line for words in RAYS_OWN)]
     for place in range(len(lines) - 1, -1, -1):
         if lines[place].startswith("troupe: "):
             return "\n".join(lines[place : place + 20])

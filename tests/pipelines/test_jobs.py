@@ -147,7 +147,7 @@ def test_a_follower_shows_whole_new_lines_and_hands_over_the_last_ref(server: Jo
 
 
 @pytest.mark.parametrize(
-    ("code", "may_repeat"), [(1, True), (75, True), (-9, True), (2, False), (3, False), (127, False)]
+    ("code", "may_repeat"), [(1, True), (75, True), (-9, True), (137, True), (2, False), (3, False), (127, False)]
 )
 def test_a_failed_job_says_its_last_lines_and_whether_to_repeat_it(
     server: JobServer, api: JobApi, code: int, may_repeat: bool
@@ -158,6 +158,15 @@ def test_a_failed_job_says_its_last_lines_and_whether_to_repeat_it(
     assert outcome.error.startswith("troupe: tasks.train holds no task\nadd some")
     assert outcome.may_repeat is may_repeat
     assert ("no `troupe` on the cluster" in outcome.error) is (code == 127)
+    assert ("ended by kill -9" in outcome.error) is (code in (-9, 137))
+
+
+def test_a_killed_command_that_said_nothing_shows_no_line_of_rays_but_what_killed_it(
+    server: JobServer, api: JobApi
+) -> None:
+    began = "2026-01-01 00:00:00,000\tINFO job_manager.py:581 -- Runtime env is setting up.\nRunning entrypoint for job j: t\n"
+    server.put("j", "FAILED", f"{began}Killed\n", driver_exit_code=137, message="failed with exit code 137")
+    assert follow_to_end(api, "j")[1].error.startswith("Killed\nended by kill -9")
 
 
 def test_a_job_that_never_began_says_what_ray_says(server: JobServer, api: JobApi) -> None:
