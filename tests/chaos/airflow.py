@@ -54,7 +54,7 @@ class AirflowWorld(World):
         data = yaml.safe_load(CONFIG.read_text()) | {
             "iterations": MAX_ITERATIONS,
             "storage": {"root": str(self._root)},
-            "schedule": {"retries": 4, "retry_delay_s": 1},
+            "schedule": {"retries": 4, "retry_delay_s": 1, "max_rejections": MAX_ITERATIONS},  # or the third one skips
         }
         data["train"]["cpus_per_worker"] = 0.1  # all of it is on one node
         config = self._folder / "chaos.yaml"
