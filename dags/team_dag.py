@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -11,7 +11,6 @@ from airflow.sdk import DAG, Asset, AssetAll, AssetOrTimeSchedule, CronTriggerTi
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun
-from pipelines.schedule import ScheduleConfig
 
 
 def team_dag(
@@ -22,21 +21,21 @@ def team_dag(
     doc: str,
     params: Mapping[str, Param],
     cron: str = "",
-    on_assets: bool = False,
+    on_assets: Sequence[str] = (),
 ) -> DAG:
     """An empty DAG `<kind>__<run>`; one DAG run at a time, a late one waits for the one before.
 
     Args:
         what: what it does, in a line; doc: the same in full, Markdown.
         cron: when, as in the `schedule` section; empty: only by hand.
-        on_assets: also whenever the assets of `schedule.on_assets` are updated.
+        on_assets: also whenever all of these were updated.
     """
     settings, name = run.settings, run.config.run
     return DAG(
         dag_id=f"{kind}__{name}",
         description=what,
         doc_md=f"Run config: `{run.path}`.\n\n{doc}",
-        schedule=_timetable(cron, settings, is_on_assets=on_assets),
+        schedule=_timetable(cron, settings.timezone, on_assets),
         start_date=datetime.combine(settings.start, datetime.min.time(), ZoneInfo(settings.timezone)),
         catchup=False,
         max_active_runs=1,
@@ -56,10 +55,10 @@ def team_asset(run: ScheduledRun) -> Asset:
     return Asset(name=f"team/{run.config.run}", uri=f"troupe://team/{run.config.run}")
 
 
-def _timetable(cron: str, settings: ScheduleConfig, *, is_on_assets: bool) -> Any:
+def _timetable(cron: str, timezone: str, on_assets: Sequence[str]) -> Any:
     """What a DAG takes as `schedule`: a time, a preset, assets, either of them, or None (only by hand)."""
-    timed = CronTriggerTimetable(cron, timezone=settings.timezone) if cron and not cron.startswith("@") else None
-    assets = AssetAll(*(Asset(uri) for uri in settings.on_assets)) if is_on_assets and settings.on_assets else None
+    timed = CronTriggerTimetable(cron, timezone=timezone) if cron and not cron.startswith("@") else None
+    assets = AssetAll(*(Asset(uri) for uri in on_assets)) if on_assets else None
     if timed and assets:
         return AssetOrTimeSchedule(timetable=timed, assets=assets)
     return timed or assets or cron or None

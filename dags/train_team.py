@@ -26,7 +26,7 @@ def train_team(run: ScheduledRun) -> DAG:
         what=f"One iteration of {run.config.run}: collect, score, train, sync, evaluate, promote",
         doc=str(__doc__),
         cron=run.settings.cron,
-        on_assets=True,
+        on_assets=run.settings.on_assets,
         params={
             "force": Param(
                 False,

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipelines.config import RunConfig, load_config
 from pipelines.run import Run
 from stores.journal import StageRow
 from stores.types import ModelVersionRef, TracesRef
+from tests.chaos import victims
 
 CONFIG = Path(__file__).parent / "small.yaml"
 COMMAND = [str(Path(sys.executable).parent / "troupe"), "train", str(CONFIG)]
@@ -51,16 +50,9 @@ def finish(process: subprocess.Popen[bytes], log: Path) -> None:
 
 def kill_tree(pid: int) -> None:
     """kill -9 of a process and everything below it: driver, Ray, replicas, engines, trainers."""
-    try:
-        parent = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return
-    for victim in [parent, *parent.children(recursive=True)]:
-        try:
-            victim.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs([parent], timeout=10)
+    found = victims.tree(pid)
+    victims.kill(found)
+    victims.survivors(found[:1], timeout_s=10)
 
 
 def kill_when(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
