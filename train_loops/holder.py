@@ -201,6 +201,7 @@ class Holder:
         while True:
             self._epoch, self._pids = uuid.uuid4().hex, {}
             try:
+                _free_reservations_of_the_dead()
                 _fit(self._name, self._epoch, self._settings)
             except Exception as error:  # noqa: BLE001  # whatever ended the run: it is started again, orders are kept
                 self._error = f"{type(error).__name__}: {error}"
@@ -256,6 +257,27 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
         ),
     ).fit()
+
+
+def _free_reservations_of_the_dead() -> None:
+    """Removes placement groups of Ray Train controllers that are dead: nobody can use them again.
+
+    Ray Train removes them itself once all workers of a group are up, and keeps those of a controller that was killed
+    earlier for as long as the driver lives: the next start then waits for CPUs that no process has. Ray shows who made
+    a group in its own tables only.
+    """
+    import ray
+    from ray._private.state import state
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]  # made at run time
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    for row in state._connect_and_get_accessor().get_placement_group_table():
+        group = PlacementGroupTableData.FromString(row)
+        if not group.creator_actor_dead or group.state == PlacementGroupTableData.REMOVED:
+            continue
+        creator = state.actor_table(group.creator_actor_id.hex())
+        if creator.get("ActorClassName") == "TrainController":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
 
 
 def _is_death(error: Exception) -> bool:

@@ -21,7 +21,7 @@ import yaml
 
 from pipelines.run import Run
 from tests.chaos import checks, victims
-from tests.chaos.scene import CONFIG, Door, Lost, Scene, World
+from tests.chaos.scene import CONFIG, ON_ONE_NODE, Door, Lost, Scene, World
 from tests.chaos.victims import Victim
 from tests.e2e.airflow_client import LocalAirflow
 
@@ -56,7 +56,7 @@ class AirflowWorld(World):
             "storage": {"root": str(self._root)},
             "schedule": {"retries": 4, "retry_delay_s": 1, "max_rejections": MAX_ITERATIONS},  # or the third one skips
         }
-        data["train"]["cpus_per_worker"] = 0.1  # all of it is on one node
+        data["train"]["cpus_per_worker"] = ON_ONE_NODE
         config = self._folder / "chaos.yaml"
         config.write_text(yaml.safe_dump(data))
         self.airflow = LocalAirflow(self._folder, str(config), SETTINGS)

@@ -18,7 +18,7 @@ from pipelines.run import Run
 from pipelines.serving import app_names
 from pipelines.train import make_order
 from stores.types import ModelVersionRef
-from tests.chaos.scene import CONFIG
+from tests.chaos.scene import CONFIG, ON_ONE_NODE
 
 
 def served(run: Run) -> dict[str, list[int]]:
@@ -36,7 +36,7 @@ def replay(run: Run) -> dict[int, float]:
 
     folder = Path(run.config.storage.root) / "replay"
     shutil.rmtree(folder, ignore_errors=True)
-    settings = run.config.train_config("team").model_copy(update={"cpus_per_worker": 0.1})  # beside the run's own
+    settings = run.config.train_config("team").model_copy(update={"cpus_per_worker": ON_ONE_NODE})
     trainer = attach(name="replay", run_name="replay", storage_path=folder / "checkpoints", train=settings)
     parent, differences = run.trained(0)["team"], {}
     for iteration in range(1, run.config.iterations + 1):

@@ -33,7 +33,8 @@ CONFIG = Path(__file__).parent / "run.yaml"
 TROUPE = str(Path(sys.executable).parent / "troupe")
 NODES = {"head": 0, "one": 2, "two": 2, "three": 2}
 """Virtual CPUs: none on the head, so that all work is on nodes that can be lost; without one, the rest still has room."""
-ON_ONE_NODE = ["--set", "train.cpus_per_worker=0.1"]
+ON_ONE_NODE = 0.1
+"""CPUs per trainer worker: all of a run, or of a trainer beside it, fits on one node."""
 ASK_TIMEOUT_S = 240.0
 MAX_RESTARTS = 6
 """Of a command, within one iteration beyond one per kill."""
@@ -285,7 +286,8 @@ def undisturbed(root: Path, iterations: int, *, timeout_s: float) -> Run:
     run = Run(load_config(CONFIG, {"storage.root": str(root), "iterations": iterations}))
     if Path(run.folder).is_dir() and run.journal.ref(run.key(iterations, "record")) is not None:
         return run
-    settings = ["--set", f"storage.root={root}", "--set", f"iterations={iterations}", *ON_ONE_NODE]
+    settings = ["--set", f"storage.root={root}", "--set", f"iterations={iterations}"]
+    settings += ["--set", f"train.cpus_per_worker={ON_ONE_NODE}"]
     with (root / "log.txt").open("ab") as out:
         environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
         process = subprocess.Popen(

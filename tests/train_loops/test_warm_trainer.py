@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import ray
+import ray.util.state
 import torch
 from safetensors.torch import load_file
 from synthetic_traces import GROUP, rewards_of, sample_traces
@@ -201,3 +202,18 @@ def test_other_settings_replace_the_trainer_and_a_critic_is_resumed_from_s3(
     critic = json.loads(read_file(f"{ppo_bench.weights.manifest(v2).checkpoint}/critic.json") or b"")
     assert critic["state"] == {"num_orders": 2} and critic["num_steps"] == 4
     ppo_bench.attach(ppo, run_name="ppo").stop()
+
+
+def test_a_controller_killed_while_workers_start_leaves_no_reservation_behind(bench: Bench) -> None:
+    # More than half of the CPUs: another start has room only once those of the dead one are free.
+    more_than_half = ray.cluster_resources()["CPU"] / 2 + 0.5
+    handle = bench.attach(CONFIG.model_copy(update={"cpus_per_worker": more_than_half}), run_name="large")
+    while ray.available_resources()["CPU"] > more_than_half:
+        time.sleep(0.02)
+    assert handle.status()["pids"] == {}
+    [controller] = ray.util.state.list_actors(
+        filters=[("class_name", "=", "TrainController"), ("state", "=", "ALIVE")], detail=True
+    )
+    os.kill(controller.pid, signal.SIGKILL)
+    handle.wait_ready(90)
+    handle.stop()
