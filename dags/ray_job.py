@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 DEFAULT_TIMEOUT_S = 7200.0
+STAGES_IN = {"begin": 2, "watch": 2}
+"""Commands that do more than one stage's work: warm start and `before`; test and sentinel tasks."""
 EAGER_S = 60.0
 """For how long a job is asked after twice a second; later every five seconds."""
 
@@ -80,7 +82,7 @@ class RayJobOperator(BaseOperator):
         try:
             api = JobApi(address_of(config.cluster))
             work, links = self._work(config.run, context), _links(api, context)
-            job = attach(api, config, work, folder=self.folder, links=links, since=float(self.since))
+            job, is_new = attach(api, config, work, folder=self.folder, links=links, since=float(self.since))
         except ValueError as error:
             raise AirflowFailException(str(error)) from None
         except ClusterUnreachable as error:
@@ -88,11 +90,15 @@ class RayJobOperator(BaseOperator):
         self._attached = (api.address, job)
         self.log.info("Ray job %s at %s/#/jobs/%s", job, api.address, job)
         timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
-        self.defer(trigger=RayJobTrigger(api.address, job, time.time() + timeout_s), method_name="resume")
+        deadline = time.time() + timeout_s * STAGES_IN.get(self.command, 1)
+        self.defer(trigger=RayJobTrigger(api.address, job, deadline, is_new), method_name="resume")
 
     def resume(self, context: Context, event: dict[str, Any]) -> Any:
         """The ref of a job that succeeded; what its log says at the end if it did not."""
-        outcome = Outcome(**event)
+        is_new = event["is_new"]
+        outcome = Outcome(**event["outcome"])
+        if outcome.status == "STOPPED" and not is_new:  # it was going down already, with the try that was cleared
+            return self.execute(context)
         if outcome.status != "SUCCEEDED" or outcome.ref is None:
             for line in outcome.error.splitlines():
                 self.log.error("%s", line)
@@ -126,17 +132,18 @@ class RayJobOperator(BaseOperator):
 class RayJobTrigger(BaseTrigger):
     """Waits for a Ray job in the triggerer; its log goes into the task's."""
 
-    def __init__(self, address: str, submission_id: str, deadline: float) -> None:
+    def __init__(self, address: str, submission_id: str, deadline: float, is_new: bool) -> None:
+        """Args: is_new: see `pipelines.jobs.Attached`; handed on with the event."""
         super().__init__()
-        self.address, self.submission_id, self.deadline = address, submission_id, deadline
+        self.address, self.submission_id, self.deadline, self.is_new = address, submission_id, deadline, is_new
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """How a triggerer makes it again."""
-        kwargs = {"address": self.address, "submission_id": self.submission_id, "deadline": self.deadline}
-        return "dags.ray_job.RayJobTrigger", kwargs
+        names = ("address", "submission_id", "deadline", "is_new")
+        return "dags.ray_job.RayJobTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yields the outcome, in plain data, once."""
+        """Yields {"outcome", "is_new"}, in plain data, once."""
         follower = Follower(JobApi(self.address), self.submission_id, deadline=self.deadline)
         began = time.monotonic()
         # Airflow may need a heartbeat to see that the deferred task's process has ended; an event that comes before
@@ -148,7 +155,7 @@ class RayJobTrigger(BaseTrigger):
                 self.log.info("%s", line)
             if outcome:
                 await asyncio.sleep(max(0.0, settled - time.monotonic()))
-                yield TriggerEvent(outcome.to_dict())
+                yield TriggerEvent({"outcome": outcome.to_dict(), "is_new": self.is_new})
                 return
             await asyncio.sleep(0.5 if time.monotonic() - began < EAGER_S else 5.0)
 
@@ -161,7 +168,8 @@ def _links(api: JobApi, context: Context) -> dict[str, str]:
     """Where people look at what starts the job, see pipelines/links.py; and how Airflow's own environment says to log."""
     dag_run = context["dag_run"]
     base = conf.get("api", "base_url", fallback="") or "http://localhost:8080"
-    return {name: os.environ[name] for name in ("TROUPE_MLFLOW_URL", "TROUPE_LOG") if name in os.environ} | {
+    own = ("TROUPE_MLFLOW_URL", "TROUPE_RAY_DASHBOARD_URL", "TROUPE_LOG")
+    return {
         "TROUPE_DAG_RUN_URL": f"{base.rstrip('/')}/dags/{quote(dag_run.dag_id)}/runs/{quote(dag_run.run_id)}",
         "TROUPE_RAY_DASHBOARD_URL": api.address,
-    }
+    } | {name: os.environ[name] for name in own if name in os.environ}

@@ -68,15 +68,16 @@ def submit(
     cluster: Cluster = "",
     debug: Debug = False,
 ) -> None:
-    """Send a run, or one stage of it, to a Ray cluster as a job and follow it. The same command again attaches."""
+    """Send a run, or one stage of it, to a Ray cluster as a job and follow it; attaches to one that runs already."""
     with errors(debug):
         from pipelines.jobs import JobApi, address_of, attach
 
         given = load(config, [*(changes or []), *([f"cluster.address={cluster}"] if cluster else [])])
         work = _work(given, stage, iteration, model_group)
         api = JobApi(address_of(given.cluster))
-        name = attach(api, given, work, folder=os.getcwd(), links={"TROUPE_RAY_DASHBOARD_URL": api.address})
-        print(f"job {name} at {api.address}", file=sys.stderr)
+        links = {"TROUPE_RAY_DASHBOARD_URL": os.environ.get("TROUPE_RAY_DASHBOARD_URL", api.address)}
+        name, is_new = attach(api, given, work, folder=os.getcwd(), links=links, takes_done=False)
+        print(f"job {name} at {api.address}{'' if is_new else ', which is there already'}", file=sys.stderr)
         if detach:
             print(f"follow it: troupe submit {config} ...; stop it: troupe stop {name}", file=sys.stderr)
             return
@@ -96,7 +97,7 @@ def jobs(
 
         table = Table(Column("job", no_wrap=True), "status", "started", "seconds")
         for job in _api(cluster).jobs():
-            if job.submission_id.startswith(f"troupe-{run}"):
+            if job.run == run if run else job.submission_id.startswith("troupe-"):
                 started = datetime.fromtimestamp(job.started_at).strftime("%F %T") if job.started_at else ""
                 seconds = (job.ended_at or time.time()) - job.started_at if job.started_at else 0.0
                 code = f" ({job.exit_code})" if job.exit_code else ""

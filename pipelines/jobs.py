@@ -1,7 +1,7 @@
 """jobs: a troupe command -> a Ray job, followed to its end. The one owner of Ray's job API.
 
-    Work ──attach──> is an attempt of it pending, running or done? ──yes──> that job
-                     else: attempt n+1 after FAILED or STOPPED ──submit──> job `troupe-<run>-it3-collect-a<n+1>`
+    Work ──attach──> is an attempt of it pending, running or done, with its result in its log? ──yes──> that job
+                     else: attempt n+1 ──submit──> job `troupe-<run>-it3-collect-a<n+1>`
     job ──follow──> its new log text, again and again, until it has ended ──> Outcome(ref | error, exit code)
 
 Plain HTTP (Ray's jobs REST API) and the standard library: no import of Ray, so that Airflow's processes stay light, and
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
@@ -109,6 +109,10 @@ class Job:
     message: str
     exit_code: int | None
     entrypoint: str
+    run: str
+    """Of which run; empty for a job that is not Troupe's."""
+    config_sha256: str
+    """Identity of the run config that it was submitted with; empty for a job that is not Troupe's."""
     started_at: float | None
     """Unix seconds."""
     ended_at: float | None
@@ -154,10 +158,6 @@ class JobApi:
     @property
     def _host(self) -> str:
         return urlsplit(self.address).hostname or ""
-
-    def ray_version(self) -> str:
-        """Version of Ray that the cluster runs."""
-        return str(self._json("GET", "/api/version")["ray_version"])
 
     def job(self, submission_id: str) -> Job | None:
         """A job; None if the cluster does not know it (any more)."""
@@ -263,15 +263,33 @@ def address_of(cluster: ClusterConfig) -> str:
     return cluster.address or check_address(os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS)
 
 
+class Attached(NamedTuple):
+    """A job that does some work."""
+
+    submission_id: str
+    is_new: bool
+    """False where it was there before: it may be of a try that is just being stopped."""
+
+
 def attach(
-    api: JobApi, config: RunConfig, work: Work, *, folder: str, links: Mapping[str, str], since: float = 0.0
-) -> str:
-    """Submission id of the job that does the work: one that is pending, running or done, else a new attempt.
+    api: JobApi,
+    config: RunConfig,
+    work: Work,
+    *,
+    folder: str,
+    links: Mapping[str, str],
+    since: float = 0.0,
+    takes_done: bool = True,
+) -> Attached:
+    """The job that does the work: one that is pending or running, one that has handed back its result, else a new attempt.
 
     Args:
         folder: where the job starts on the cluster, if the run config says neither a folder nor a working directory.
         links: environment variables that say where the job was started from, for MLflow and logs.
         since: unix seconds when the run was begun; what was done before was for a removed run of the same name.
+        takes_done: False where nobody can say that (`troupe submit`): what is done then says so itself, in a new job.
+
+    Raises ValueError where a job of this name runs with another config.
     """
     attempt = 0
     while True:
@@ -280,11 +298,19 @@ def attach(
         if job is None:
             request = _request(api, config, work, submission_id, folder, links)
             if api.submit(request):
-                return submission_id
+                return Attached(submission_id, is_new=True)
             job = api.job(submission_id)  # somebody else was first
-        is_older = job is not None and job.has_ended and (job.ended_at or since) < since
-        if job is None or (job.status not in ("FAILED", "STOPPED") and not is_older):
-            return submission_id
+        if job is None or not job.has_ended:
+            if job is not None and job.config_sha256 not in ("", config.sha256):
+                raise ValueError(
+                    f"job {submission_id} runs with another config of run {work.run!r}: wait for it, or stop it "
+                    f"(troupe stop {submission_id}), and give another run name to another config"
+                )
+            return Attached(submission_id, is_new=False)
+        is_of_this_run = (job.ended_at or since) >= since
+        # A log may be gone with its node: the stage is done all the same, and the next attempt says so at once.
+        if job.status == "SUCCEEDED" and takes_done and is_of_this_run and REF_PREFIX in api.log(submission_id):
+            return Attached(submission_id, is_new=False)
         attempt += 1
 
 
@@ -360,7 +386,7 @@ def outcome(job: Job, log: str) -> Outcome:
     elif job.status == "STOPPED":
         error = "stopped by hand (troupe stop, or the task was cleared)"
     elif ref is None:
-        error = "the job succeeded but its log holds no result: clear the log's cause, or stop and submit it again"
+        error = "the job succeeded but its log is gone, and with it the result: the next attempt hands it back at once"
     return Outcome(
         submission_id=job.submission_id,
         status=job.status,  # type: ignore[arg-type]
@@ -402,7 +428,12 @@ def _request(
         "entrypoint": work.entrypoint(place),
         "submission_id": submission_id,
         "runtime_env": {**given, "env_vars": variables},
-        "metadata": {"troupe_run": work.run, "troupe_work": work.label},
+        "metadata": {
+            "troupe_run": work.run,
+            "troupe_work": work.label,
+            "troupe_config": config.sha256,
+            "dag_run": links.get("TROUPE_DAG_RUN_URL", ""),
+        },
         **({"entrypoint_num_cpus": cluster.num_cpus} if cluster.num_cpus is not None else {}),
         **({"entrypoint_num_gpus": cluster.num_gpus} if cluster.num_gpus is not None else {}),
         **({"entrypoint_memory": int(cluster.memory_gib * 1024**3)} if cluster.memory_gib is not None else {}),
@@ -417,13 +448,7 @@ def package(folder: Path) -> tuple[str, bytes]:
     """
     if not folder.is_dir():
         raise ValueError(f"cluster.working_dir {str(folder)!r} is no folder")
-    listed = subprocess.run(
-        ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "."],
-        capture_output=True,
-        check=False,
-    )
-    names = [n for n in listed.stdout.decode().split("\0") if n] if listed.returncode == 0 else []
-    files = [folder / name for name in names] or [path for path in folder.rglob("*") if path.is_file()]
+    files = [folder / name for name in _known_to_git(folder)] or list(folder.rglob("*"))
     files = sorted(path for path in files if path.is_file())
     total = sum(path.stat().st_size for path in files)
     if total > MAX_UPLOAD_BYTES:
@@ -443,14 +468,26 @@ def package(folder: Path) -> tuple[str, bytes]:
     return f"_ray_pkg_{digest.hexdigest()[:32]}.zip", content.getvalue()
 
 
+def _known_to_git(folder: Path) -> list[str]:
+    """Files that git tracks or would; none where the folder is no checkout, or there is no git."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "."]
+    try:
+        listed = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        return []
+    return [name for name in listed.stdout.decode().split("\0") if name] if listed.returncode == 0 else []
+
+
 def _job(row: Mapping[str, Any]) -> Job:
-    started, ended = row.get("start_time"), row.get("end_time")
+    started, ended, metadata = row.get("start_time"), row.get("end_time"), row.get("metadata") or {}
     return Job(
         submission_id=row["submission_id"],
         status=row["status"],
         message=row.get("message") or "",
         exit_code=row.get("driver_exit_code"),
         entrypoint=row.get("entrypoint") or "",
+        run=metadata.get("troupe_run", ""),
+        config_sha256=metadata.get("troupe_config", ""),
         started_at=started / 1000 if started else None,
         ended_at=ended / 1000 if ended else None,
     )

@@ -75,13 +75,14 @@ def test_a_stage_is_submitted_followed_and_handed_on(
     server: JobServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TROUPE_LOG", "json")
+    monkeypatch.setenv("TROUPE_RAY_DASHBOARD_URL", "https://ray.example")
     given = context()
     trigger = deferred(operator("stage train", iteration=2, model_group="team"), given)
     (job,) = server.requests
     assert job == "troupe-small-it2-train-team-a0"
     links = server.requests[job]["runtime_env"]["env_vars"]
     assert links["TROUPE_DAG_RUN_URL"].endswith("/dags/train_team__small/runs/scheduled__1")
-    assert (links["TROUPE_RAY_DASHBOARD_URL"], links["TROUPE_LOG"]) == (server.url, "json")
+    assert (links["TROUPE_RAY_DASHBOARD_URL"], links["TROUPE_LOG"]) == ("https://ray.example", "json")
 
     server.put(job, "SUCCEEDED", 'epoch 1\ntroupe-ref: {"model": {"version": 2}}\n', driver_exit_code=0)
     event = event_of(trigger)
@@ -96,7 +97,7 @@ def test_a_restarted_trigger_is_made_from_what_it_serializes(server: JobServer) 
     path, kwargs = trigger.serialize()
     assert path == f"{RayJobTrigger.__module__}.{RayJobTrigger.__name__}"
     server.put(kwargs["submission_id"], "SUCCEEDED", "troupe-ref: {}\n")
-    assert event_of(RayJobTrigger(**kwargs))["status"] == "SUCCEEDED"
+    assert event_of(RayJobTrigger(**kwargs))["outcome"]["status"] == "SUCCEEDED"
 
 
 def test_a_restarted_task_attaches_to_the_job_that_runs(server: JobServer) -> None:
@@ -105,6 +106,19 @@ def test_a_restarted_task_attaches_to_the_job_that_runs(server: JobServer) -> No
     second = deferred(operator("stage collect", iteration=1), context())
     assert second.submission_id == first.submission_id
     assert len(server.requests) == 1
+
+
+def test_a_cleared_task_that_meets_its_job_on_the_way_down_submits_the_next_attempt(server: JobServer) -> None:
+    from airflow.sdk.exceptions import TaskDeferred
+
+    cleared = deferred(operator("stage collect", iteration=1), context())
+    server.put(cleared.submission_id, "RUNNING")
+    trigger = deferred(operator("stage collect", iteration=1), context())
+    server.put(cleared.submission_id, "STOPPED")
+    with pytest.raises(TaskDeferred) as raised:
+        operator("stage collect", iteration=1).resume(context(), event_of(trigger))
+    assert raised.value.trigger.submission_id == cleared.submission_id.replace("-a0", "-a1")
+    assert raised.value.trigger.is_new
 
 
 def test_begin_is_claimed_by_its_dag_run_and_skips_with_the_reason(server: JobServer) -> None:
@@ -118,7 +132,8 @@ def test_begin_is_claimed_by_its_dag_run_and_skips_with_the_reason(server: JobSe
     assert server.requests[forced]["entrypoint"].endswith("--force")
 
     given = context()
-    event = {"submission_id": one, "status": "SUCCEEDED", "exit_code": 0, "ref": {"skip": "nothing new"}, "error": ""}
+    outcome = {"submission_id": one, "status": "SUCCEEDED", "exit_code": 0, "ref": {"skip": "nothing new"}, "error": ""}
+    event = {"outcome": outcome, "is_new": True}
     with pytest.raises(AirflowSkipException, match="nothing new"):
         operator("begin").resume(given, event)
     assert given["ti"].skip == "nothing new"

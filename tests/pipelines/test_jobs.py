@@ -58,27 +58,49 @@ def follow_to_end(api: JobApi, job: str, deadline: float = float("inf")) -> tupl
 
 
 def test_the_attempt_advances_only_after_failed_or_stopped(server: JobServer, api: JobApi, config: RunConfig) -> None:
-    names = []
+    found = []
     for status in ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "RUNNING", "STOPPED"):
-        names.append(attach(api, config, WORK, folder="/work", links={}))
-        server.put(names[-1], status)
-    names.append(attach(api, config, WORK, folder="/work", links={}))
-    assert names == [f"{NAME}-a{n}" for n in (0, 0, 0, 0, 1, 1, 2)]
+        found.append(attach(api, config, WORK, folder="/work", links={}))
+        server.put(found[-1].submission_id, status, "troupe-ref: {}\n")
+    found.append(attach(api, config, WORK, folder="/work", links={}))
+    assert [job for job, _ in found] == [f"{NAME}-a{n}" for n in (0, 0, 0, 0, 1, 1, 2)]
+    assert [is_new for _, is_new in found] == [True, False, False, False, True, False, True]
     assert sorted(server.requests) == [f"{NAME}-a0", f"{NAME}-a1", f"{NAME}-a2"]
 
 
 def test_what_was_done_for_a_removed_run_of_the_same_name_does_not_count(
     server: JobServer, api: JobApi, config: RunConfig
 ) -> None:
-    server.put(f"{NAME}-a0", "SUCCEEDED", end_time=100_000)
+    server.put(f"{NAME}-a0", "SUCCEEDED", "troupe-ref: {}\n", end_time=100_000)
     server.put(f"{NAME}-a1", "RUNNING")
-    assert attach(api, config, WORK, folder="", links={}, since=99.0) == f"{NAME}-a0"
-    assert attach(api, config, WORK, folder="", links={}, since=101.0) == f"{NAME}-a1"
+    assert attach(api, config, WORK, folder="", links={}, since=99.0).submission_id == f"{NAME}-a0"
+    assert attach(api, config, WORK, folder="", links={}, since=101.0).submission_id == f"{NAME}-a1"
+
+
+def test_a_job_whose_log_is_gone_or_that_nobody_can_trust_is_done_again(
+    server: JobServer, api: JobApi, config: RunConfig
+) -> None:
+    server.put(f"{NAME}-a0", "SUCCEEDED", "")
+    assert attach(api, config, WORK, folder="", links={}) == (f"{NAME}-a1", True)
+    server.put(f"{NAME}-a1", "SUCCEEDED", "troupe-ref: {}\n")
+    assert attach(api, config, WORK, folder="", links={}) == (f"{NAME}-a1", False)
+    assert attach(api, config, WORK, folder="", links={}, takes_done=False) == (f"{NAME}-a2", True)
+
+
+def test_a_job_that_runs_with_another_config_is_not_taken_for_this_one(
+    server: JobServer, api: JobApi, config: RunConfig
+) -> None:
+    job, _ = attach(api, config, WORK, folder="", links={})
+    server.put(job, "RUNNING", metadata=server.requests[job]["metadata"])
+    longer = config.model_copy(update={"iterations": 9})
+    assert attach(api, longer, WORK, folder="", links={}) == (job, False)
+    with pytest.raises(ValueError, match=f"{job} runs with another config of run 'small': .*troupe stop"):
+        attach(api, load_config(SMALL, {"seed": 99}), WORK, folder="", links={})
 
 
 def test_who_loses_the_race_to_submit_attaches(server: JobServer, api: JobApi, config: RunConfig) -> None:
     server.loses_race_to = {"status": "RUNNING"}
-    assert attach(api, config, WORK, folder="/work", links={}) == f"{NAME}-a0"
+    assert attach(api, config, WORK, folder="/work", links={}) == (f"{NAME}-a0", False)
     assert server.requests == {}
 
 
@@ -86,8 +108,9 @@ def test_a_job_carries_its_config_by_value_and_starts_in_the_folder(
     server: JobServer, api: JobApi, config: RunConfig
 ) -> None:
     placed = config.model_copy(update={"cluster": ClusterConfig(num_cpus=1, memory_gib=0.5, resources={"big": 1})})
-    job = attach(api, placed, WORK, folder="/my work", links={"TROUPE_DAG_RUN_URL": "http://here"})
+    job, _ = attach(api, placed, WORK, folder="/my work", links={"TROUPE_DAG_RUN_URL": "http://here"})
     request = server.requests[job]
+    assert request["metadata"]["dag_run"] == "http://here"
     line = "troupe stage train --run small --iteration 3 --model-group team"
     assert request["entrypoint"] == f"cd '/my work' || exit 2; {line}"
     variables = request["runtime_env"]["env_vars"]
@@ -115,6 +138,12 @@ def test_a_working_directory_is_uploaded_once_and_by_content(
     assert package(tmp_path)[0] != name
     with pytest.raises(ValueError, match="is no folder"):
         package(tmp_path / "nowhere")
+
+
+def test_a_working_directory_without_git_is_sent_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "team.py").write_text("x = 1\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert zipfile.ZipFile(BytesIO(package(tmp_path)[1])).namelist() == ["team.py"]
 
 
 def test_other_work_has_another_name(config: RunConfig) -> None:
@@ -249,7 +278,7 @@ def test_a_port_that_does_not_speak_http_is_named() -> None:
 
 def test_a_server_that_is_no_dashboard_is_named(server: JobServer) -> None:
     with pytest.raises(ValueError, match="no Ray dashboard"):
-        JobApi(f"{server.url}/api/jobs/x/api").ray_version()
+        JobApi(f"{server.url}/api/jobs/x/api").jobs()
 
 
 def test_silence_has_a_deadline() -> None:
