@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.claim import claimed, next_iteration, pin, reason_to_skip
-from pipelines.links import stage_owner
 from pipelines.progress import Screen
 from pipelines.promote import champion_version, crown, register
 from pipelines.run import Run
@@ -84,13 +83,10 @@ def measure_team(
         recover=end_collectors,
     )
 
-    def work(lease: Any) -> dict[str, Any]:
-        with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
-            return watchdog.from_now(
-                lambda _: measure(run, models, iteration=iteration, progress=watchdog.reporting(progress))
-            )(lease)
-
-    return watchdog.once(work)
+    return watchdog.once(
+        lambda lease: measure(run, models, iteration=iteration, progress=watchdog.reporting(progress)),
+        alone=run.hold_engines(),
+    )
 
 
 def register_first_team(run: Run) -> int:

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.config import TaskSourceConfig
-from pipelines.links import stage_owner
 from pipelines.run import Run
 from pipelines.tasks import load_tasks
 from stores.types import EpisodeRewards, Purpose, Trace
@@ -135,7 +134,7 @@ def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") 
     tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))
     version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
     connect(address)
-    with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
+    with run.hold_engines():
         watchdog = Watchdog(
             run, run.key(0, "evaluate-team"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
         )

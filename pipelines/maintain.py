@@ -24,6 +24,7 @@ from pipelines.promote import history
 from pipelines.run import Run
 from stores.files import list_files, remove_folder
 from stores.journal import DONE, RUNNING, StageKey, StageRow
+from stores.logs import bound
 from stores.types import Purpose, RewardsRef, TracesRef
 from stores.weights import cache_folder, evict
 
@@ -57,7 +58,8 @@ def maintain(run: Run, *, is_dry_run: bool = False) -> dict[str, Any]:
     if is_dry_run:
         return _report(run, plan(run))
     key = StageKey(name, len(done), "maintain")
-    return run.journal.once(key, lambda lease: _work(run, before), owner=stage_owner())
+    with bound(run=run.run_id, stage="maintain"):
+        return run.journal.once(key, lambda lease: _work(run, before), owner=stage_owner())
 
 
 def described(report: Mapping[str, Any]) -> list[str]:

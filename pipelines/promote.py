@@ -5,17 +5,20 @@ Reads: the report of `evaluate`. Writes: a team version (alias `candidate`; `cha
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+from pipelines.links import stage_owner
 from pipelines.run import Run, plain
+from stores.journal import Lease
 from stores.registry import CANDIDATE, CHAMPION, Team
 from stores.types import ModelVersionRef
 
 
-def promote(run: Run, iteration: int) -> dict[str, Any]:
+def promote(run: Run, iteration: int, lease: Lease) -> dict[str, Any]:
     """Registers the iteration's team and acts on the gate's verdict; returns {"verdict", "condition", "team_version"}."""
     report = run.journal.ref(run.key(iteration, "evaluate"))
     if report is None:
@@ -24,6 +27,7 @@ def promote(run: Run, iteration: int) -> dict[str, Any]:
     if decision["verdict"] == "skipped":
         return {**decision, "team_version": None if "skipped" in report else champion_version(run)}
     version = register(run, run.trained(iteration), iteration=iteration, report=report)
+    lease.check()
     if decision["verdict"] == "promote":
         crown(run, run.trained(iteration), version, reason=decision["condition"])
     return {**decision, "team_version": version}
@@ -48,14 +52,15 @@ def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, re
 
 def crown(run: Run, models: dict[str, ModelVersionRef], version: int, *, reason: str) -> None:
     """Makes a team version the champion, and writes down when and why."""
-    run.registry.set_alias(run.team_name, CHAMPION, version)
-    run.journal.put_value(
-        run.run_id, "champion", {"team_version": version, "models": {g: plain(ref) for g, ref in models.items()}}
-    )
-    past = history(run)
-    if not past or past[-1]["team_version"] != version:
-        entry = {"team_version": version, "at": time.time(), "reason": reason}
-        run.journal.put_value(run.run_id, "champions", {"history": [*past, entry]})
+    with run.journal.hold(run.run_id, "champion", owner=stage_owner()):  # alias, journal and history move together
+        run.registry.set_alias(run.team_name, CHAMPION, version)
+        run.journal.put_value(
+            run.run_id, "champion", {"team_version": version, "models": {g: plain(ref) for g, ref in models.items()}}
+        )
+        past = history(run)
+        if not past or past[-1]["team_version"] != version:
+            entry = {"team_version": version, "at": time.time(), "reason": reason}
+            run.journal.put_value(run.run_id, "champions", {"history": [*past, entry]})
 
 
 def history(run: Run) -> list[dict[str, Any]]:
@@ -71,8 +76,13 @@ def champion_version(run: Run) -> int | None:
 
 
 def git_commit() -> str:
-    """Commit of the code that runs, empty outside a checkout."""
-    found = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    """Commit of the code that runs (an image says it in TROUPE_COMMIT), empty outside a checkout and without git."""
+    if commit := os.environ.get("TROUPE_COMMIT", ""):
+        return commit
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return ""
     return found.stdout.strip()

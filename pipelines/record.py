@@ -19,6 +19,7 @@ from pipelines.links import as_markdown, links, stage_owner
 from pipelines.run import Run, plain
 from pipelines.summary import iteration_summary, run_report, summaries
 from stores.files import write_file
+from stores.logs import bound
 from stores.types import EpisodeRewards, Trace
 
 STAGE = "record"
@@ -33,7 +34,8 @@ def record(run: Run, iteration: int) -> dict[str, Any]:
     Links to the DAG run and the Ray jobs come from the environment and the journal, see `links`. Raises ValueError where
     a stage of the iteration is not done.
     """
-    return run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
+    with bound(run=run.run_id, iteration=iteration, stage=STAGE):
+        return run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
 
 
 def open_parent(run: Run) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config import RunConfig
 from pipelines.credit.rule import CreditRule, credit_version, load_credit
+from pipelines.links import stage_owner
 from pipelines.tasks import load_tasks
 from serve_apps.agent import Agent
 from serve_apps.config import EpisodeConfig
@@ -21,7 +22,7 @@ from stores.types import ModelVersionRef, Sampling, Task, team_key
 
 if TYPE_CHECKING:
     from serve_apps.runner import ActingTeam
-    from stores.journal import Journal
+    from stores.journal import Journal, Lease
     from stores.registry import TeamRegistry
     from stores.traces import TraceStore
     from stores.tracking import RunTracker
@@ -46,6 +47,10 @@ class Run:
         from stores.journal import Journal
 
         return Journal(self.config.storage.journal or f"sqlite:///{_join(self.folder, 'journal.db')}")
+
+    def hold_engines(self) -> AbstractContextManager[Lease]:
+        """Keeps others from changing what the engines serve; waits while somebody else does something with them."""
+        return self.journal.hold(self.run_id, "engines", owner=stage_owner())
 
     @cached_property
     def traces(self) -> TraceStore:

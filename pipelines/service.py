@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from pipelines.evaluate import play
-from pipelines.links import stage_owner
 from pipelines.promote import champion_version, crown, history
 from pipelines.run import Run, plain
 from pipelines.sampling import end_collectors
 from pipelines.serving import serve
 from pipelines.watchdog import Watchdog
+from serve_apps.deployment import Proof
 from stores.registry import CHAMPION, Team
 from stores.types import Purpose
 
@@ -30,10 +30,14 @@ def promote_version(run: Run, version: int, *, reason: str) -> dict[str, Any]:
     _, team = run.registry.load(run.team_name, version)
     _check(run, team, version)
     before = champion_version(run)
-    with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
-        watchdog = Watchdog(run, run.key(0, "promote-version"), timeout_s=run.config.sync.stage_timeout_s)
-        proofs, _ = watchdog.watch(lambda: serve(run, dict(team.models), always_prove=True))
+    watchdog = Watchdog(run, run.key(0, "promote-version"), timeout_s=run.config.sync.stage_timeout_s)
+
+    def serve_and_crown() -> list[Proof]:
+        proofs, _ = serve(run, dict(team.models), always_prove=True)
         crown(run, dict(team.models), version, reason=reason)
+        return proofs
+
+    proofs = watchdog.watch(serve_and_crown, alone=run.hold_engines())
     return {"team_version": version, "before": before, "proofs": [plain(proof) for proof in proofs]}
 
 
@@ -63,18 +67,16 @@ def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
     if not given:
         raise ValueError(f"none of tasks.{', tasks.'.join(sections)} is in the run config: give a set of tasks to play")
     found: dict[str, Any] = {}
-    with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
-        for section in given:
-            watchdog = Watchdog(
-                run,
-                run.key(0, f"watch-{section}"),
-                timeout_s=run.config.evaluate.stage_timeout_s,
-                recover=end_collectors,
-            )
-            work = partial(play, run, dict(team.models), run.tasks(section), iteration=0, purpose=Purpose.AD_HOC)
-            played = watchdog.watch(work)
-            report = played.report(run)
-            found[section] = {key: report[key] for key in ("accuracy", "ci95", "num_tasks", "ok_share")}
+    for section in given:
+        watchdog = Watchdog(
+            run,
+            run.key(0, f"watch-{section}"),
+            timeout_s=run.config.evaluate.stage_timeout_s,
+            recover=end_collectors,
+        )
+        work = partial(play, run, dict(team.models), run.tasks(section), iteration=0, purpose=Purpose.AD_HOC)
+        report = watchdog.watch(work, alone=run.hold_engines()).report(run)
+        found[section] = {key: report[key] for key in ("accuracy", "ci95", "num_tasks", "ok_share")}
     ref = {"team_version": version, "accuracy": found.get("test", {}).get("accuracy"), "sections": found}
     if alias == CHAMPION:
         run.journal.put_value(run.run_id, "watched", ref)

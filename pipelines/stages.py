@@ -15,7 +15,7 @@ from pipelines.observe import tell_stages
 from pipelines.run import Run
 from pipelines.sampling import Progress
 from pipelines.watchdog import Watchdog
-from stores.logs import bound
+from stores.journal import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -37,24 +37,15 @@ def run_stage(
         run, key, timeout_s=_timeout_s(run, stage, model_group), recover=_recover(run, stage, model_group)
     )
     work = _work(run, stage, iteration, model_group, watchdog.reporting(progress))
-    with bound(run=run.run_id, iteration=iteration, stage=stage, model_group=model_group):
-        try:
-            work = _alone(run, watchdog.from_now(work)) if stage in ON_ENGINES else work
-            return watchdog.once(_logged(work), owner=stage_owner())
-        finally:
-            tell_stages(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
+    try:
+        alone = run.hold_engines() if stage in ON_ENGINES else None
+        return watchdog.once(_logged(work), owner=stage_owner(), alone=alone)
+    finally:
+        tell_stages(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
 
 
-def _alone(run: Run, work: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    def alone(lease: Any) -> dict[str, Any]:
-        with run.journal.hold(run.run_id, "engines", owner=stage_owner()):
-            return work(lease)
-
-    return alone
-
-
-def _logged(work: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    def logged(lease: Any) -> dict[str, Any]:
+def _logged(work: Callable[[Lease], dict[str, Any]]) -> Callable[[Lease], dict[str, Any]]:
+    def logged(lease: Lease) -> dict[str, Any]:
         began = time.monotonic()
         logger.info("begins, attempt %d", lease.token)
         try:
@@ -96,7 +87,7 @@ def _recover(run: Run, stage: str, model_group: str) -> Callable[[], None]:
 
 def _work(
     run: Run, stage: str, iteration: int, model_group: str, progress: Progress
-) -> Callable[[Any], dict[str, Any]]:
+) -> Callable[[Lease], dict[str, Any]]:
     if stage == "train":
         if model_group not in run.config.model_groups:
             known = ", ".join(run.config.model_groups)
@@ -117,7 +108,7 @@ def _work(
     if stage == "sync":
         from pipelines.sync import sync
 
-        return lambda lease: sync(run, iteration)
+        return lambda lease: sync(run, iteration, lease)
     if stage == "evaluate":
         from pipelines.evaluate import evaluate
 
@@ -125,5 +116,5 @@ def _work(
     if stage == "promote":
         from pipelines.promote import promote
 
-        return lambda lease: promote(run, iteration)
+        return lambda lease: promote(run, iteration, lease)
     raise ValueError(f"unknown stage {stage!r}: one of {', '.join(STAGES)}")

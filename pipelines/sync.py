@@ -9,11 +9,13 @@ from typing import Any
 
 from pipelines.run import Run, plain
 from pipelines.serving import serve
+from stores.journal import Lease
 
 
-def sync(run: Run, iteration: int) -> dict[str, Any]:
+def sync(run: Run, iteration: int, lease: Lease) -> dict[str, Any]:
     """Puts the iteration's versions into the running engines; returns {"policy_versions", "proofs", "seconds"}."""
     models = run.trained(iteration)
+    lease.check()
     proofs, seconds = serve(run, models, always_prove=True)
     return {
         "policy_versions": {group: ref.version for group, ref in models.items()},

@@ -23,11 +23,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.faults import ClusterLost, OutOfMemory, diagnose
 from pipelines.stacks import stacks_file, write_stacks
+from stores.journal import HOLD_WAIT_S
+from stores.logs import bound
 from stores.waiting import Wait, collected
 
 if TYPE_CHECKING:
@@ -90,8 +92,16 @@ class Watchdog:
 
         return report
 
-    def once(self, work: Callable[[Lease], dict[str, Any]], *, owner: str = "") -> dict[str, Any]:
+    def once(
+        self,
+        work: Callable[[Lease], dict[str, Any]],
+        *,
+        owner: str = "",
+        alone: AbstractContextManager[Any] | None = None,
+    ) -> dict[str, Any]:
         """`Journal.once` of the stage, watched; waiting for another process that does it counts from its own beginning.
+
+        Args: alone: entered before the work, e.g. a lock; the time that takes does not count.
 
         Raises StageHung at the deadline, and in place of a TimeoutError of `work`; OutOfMemory where processes were
         ended for want of memory.
@@ -99,25 +109,17 @@ class Watchdog:
 
         def begin(lease: Lease) -> dict[str, Any]:
             self._lease = lease
-            return self._timed(lambda: work(lease))  # inside, so that the journal records what is raised
+            with alone or nullcontext():
+                return self._timed(lambda: work(lease))  # inside, so that the journal records what is raised
 
-        wait_s = self._timeout_s + self._config.grace_s + 60
-        with collected(self._waits), self._watching():
+        wait_s = self._timeout_s + self._config.grace_s + 60 + (HOLD_WAIT_S if alone else 0.0)
+        with self._watching():
             return self._run.journal.once(self._key, begin, owner=owner, wait_s=wait_s)
 
-    def watch(self, work: Callable[[], T]) -> T:
-        """`work` that is no stage, watched like one; raises as `once` does."""
-        with collected(self._waits), self._watching():
+    def watch(self, work: Callable[[], T], *, alone: AbstractContextManager[Any] | None = None) -> T:
+        """`work` that is no stage, watched like one; takes and raises what `once` does."""
+        with self._watching(), alone or nullcontext():
             return self._timed(work)
-
-    def from_now(self, work: Callable[[Lease], dict[str, Any]]) -> Callable[[Lease], dict[str, Any]]:
-        """`work` with a clock of its own: what it had to wait for before does not count."""
-
-        def begin(lease: Lease) -> dict[str, Any]:
-            self._began = time.monotonic()
-            return work(lease)
-
-        return begin
 
     def describe(self) -> str:
         """What the stage waits for now."""
@@ -136,6 +138,13 @@ class Watchdog:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
+        key = self._key
+        fields = {"run": key.run_id, "iteration": key.iteration, "stage": key.stage, "model_group": key.model_group}
+        with bound(**fields), collected(self._waits), self._interrupting():
+            yield
+
+    @contextmanager
+    def _interrupting(self) -> Iterator[None]:
         is_main = self._thread is threading.main_thread()
         before = signal.signal(SIGNAL, self._on_signal) if is_main else None
         context = contextvars.copy_context()  # so that its lines say which stage they are of

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 RUNNING, DONE, FAILED, FREE = "running", "done", "failed", "free"
 LOCK = "lock"
+HOLD_WAIT_S = 3600.0
+"""How long `Journal.hold` waits for whoever has it: an evaluation of a large team, at most."""
 """The stage name of what is held rather than done; `model_group` is the lock's name."""
 LIBPQ_DEADLINES = {
     "connect_timeout": 10,
@@ -257,7 +259,7 @@ class Journal:
 
     @contextmanager
     def hold(
-        self, run_id: str, name: str, *, owner: str = "", lease_s: float = 30.0, wait_s: float = 3600.0
+        self, run_id: str, name: str, *, owner: str = "", lease_s: float = 30.0, wait_s: float = HOLD_WAIT_S
     ) -> Iterator[Lease]:
         """Keeps others out of something that only one may use at a time; waits while somebody else has it.
 

@@ -122,6 +122,25 @@ def test_an_interrupt_by_the_user_stays_one(tmp_path: Path) -> None:
     assert not (tmp_path / "stacks").exists()
 
 
+def test_waiting_to_be_alone_does_not_count_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = fake_run(tmp_path, every_s=0.1)
+    entered, released = threading.Event(), threading.Event()
+
+    def somebody_else() -> None:
+        with run.journal.hold("run", "engines", owner="an evaluation"):
+            entered.set()
+            released.wait(10)
+
+    threading.Thread(target=somebody_else).start()
+    entered.wait(10)
+    threading.Timer(1.5, released.set).start()
+    began = time.monotonic()
+    with caplog.at_level("WARNING"):
+        ref = Watchdog(run, KEY, timeout_s=1.0).once(lambda lease: {"ok": 1}, alone=run.journal.hold("run", "engines"))
+    assert (ref, time.monotonic() - began > 1.2) == ({"ok": 1}, True)
+    assert "an evaluation" in caplog.text
+
+
 def test_work_that_is_no_stage_is_watched_like_one(tmp_path: Path) -> None:
     def start() -> None:
         with waiting("apps to start: a"):
