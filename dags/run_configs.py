@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from airflow.sdk import Asset
 
 from pipelines.config import RunConfig, load_config
 from pipelines.schedule import ScheduleConfig
@@ -41,12 +44,13 @@ class ScheduledRun:
 def find_runs() -> tuple[list[ScheduledRun], list[str]]:
     """The runs to be made into DAGs, and one message per config that cannot be: file, key and fix."""
     runs: dict[str, ScheduledRun] = {}
-    errors: list[str] = []
-    for path in _paths():
+    paths, errors = _paths()
+    for path in paths:
         try:
             config = load_config(path)
             if config.schedule is None:
                 continue
+            _check_assets(config.schedule.on_assets, path)
             if config.run in runs:
                 raise ValueError(f"{path}: run {config.run!r} is that of {runs[config.run].path}, too: rename one")
             runs[config.run] = ScheduledRun(path=path, config=config, folder=_folder(config, path))
@@ -57,14 +61,28 @@ def find_runs() -> tuple[list[ScheduledRun], list[str]]:
     return list(runs.values()), errors
 
 
-def _paths() -> list[str]:
-    """Files in order; one that is named without a wildcard is listed whether it exists or not."""
+def _paths() -> tuple[list[str], list[str]]:
+    """Files in order, one that is named without a wildcard whether it exists or not; a message per pattern without any."""
     default = str(CHECKOUT / "infra" / "runs" / "*.yaml")
     found: list[str] = []
-    for pattern in os.environ.get(VARIABLE, default).split(os.pathsep):
+    errors: list[str] = []
+    for pattern in filter(None, os.environ.get(VARIABLE, default).split(os.pathsep)):
         matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-        found += [path for path in matches if path and path not in found]
-    return found
+        if not matches and VARIABLE in os.environ:
+            errors.append(f"{VARIABLE}: no file is called {pattern!r}: check the path, as the user of Airflow")
+        found += [path for path in matches if path not in found]
+    return found, errors
+
+
+def _check_assets(uris: Sequence[str], path: str) -> None:
+    """ValueError for an asset that Airflow refuses: met while a DAG is built, it would hide all DAGs of the file."""
+    for uri in uris:
+        try:
+            Asset(uri=uri)
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: schedule.on_assets: {uri!r}: {error}; name it like troupe://team/nightly"
+            ) from None
 
 
 def _folder(config: RunConfig, path: str) -> str:

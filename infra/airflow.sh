@@ -75,7 +75,8 @@ addresses() {
 }
 
 up() {
-  if is_up airflow; then addresses; return; fi
+  if is_up airflow && is_up mlflow && infra/ray_head.sh up >/dev/null; then addresses; return; fi
+  down # what is left of one that died in part
   for wanted in "$port" "$mlflow_port"; do
     if is_taken "$wanted"; then
       echo "airflow: port $wanted is taken: choose others with TROUPE_AIRFLOW_PORT and TROUPE_MLFLOW_PORT" >&2

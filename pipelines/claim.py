@@ -22,7 +22,11 @@ def claimed(run: Run, claim: str) -> int | None:
 
 def pin(run: Run, claim: str, iteration: int) -> int:
     """Gives a claim its iteration, unless it has one; returns the one it has."""
-    seen = {"tasks_sha256": _tasks_sha256(run), "num_others": run.traces.count_others(run.run_id)}
+    seen = {
+        "iteration": iteration,
+        "tasks_sha256": _tasks_sha256(run),
+        "num_others": run.traces.count_others(run.run_id),
+    }
     kept = run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})
     run.journal.put_value(run.run_id, "seen", seen)
     return int(kept["iteration"])
@@ -83,6 +87,8 @@ def _nothing_new(run: Run) -> str:
     settings = run.config.schedule
     seen = run.journal.value(run.run_id, "seen")
     if settings is None or seen is None or not (settings.on_new_tasks or settings.min_fresh_traces):
+        return ""
+    if seen["iteration"] == next_iteration(run):  # begun for what was new then, and not finished
         return ""
     reasons = []
     if settings.on_new_tasks:

@@ -17,7 +17,8 @@ ANSWER_TIMEOUT_S = 10.0
 def connect(address: str = "") -> None:
     """Connects to `address` (or RAY_ADDRESS); without either, starts a local head. Once connected, does nothing.
 
-    Raises ValueError for an address that cannot be one, InfrastructureLost where it does not answer.
+    Raises ValueError for an address that cannot be one and for a cluster of another Ray or Python, InfrastructureLost
+    where nobody answers.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
     address = address or os.environ.get("RAY_ADDRESS", "")
@@ -38,6 +39,13 @@ def connect(address: str = "") -> None:
         ray.init(address=address, **quiet)
     except ConnectionError as error:
         raise InfrastructureLost(_no_answer(address, error)) from None
+    except RuntimeError as error:
+        if "version mismatch" not in str(error).lower():
+            raise
+        raise ValueError(
+            f"the cluster at {address!r} runs another version of Ray or Python than this environment ({_in_a_line(error)}): "
+            "use the environment that its nodes were started from, or start them from this one"
+        ) from None
 
 
 def check_answers(address: str) -> None:
@@ -63,6 +71,10 @@ def _no_answer(address: str, error: Exception) -> str:
         f"no Ray cluster answers at {address!r} ({error}): start one (make up), give the address of one "
         "(--address or RAY_ADDRESS, host:port of its head), or neither for a local head"
     )
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def is_answering() -> bool:

@@ -206,7 +206,7 @@ class WatchdogConfig(Settings):
 class RunConfig(Settings):
     """One training of a team."""
 
-    run: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    run: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run: key of everything it keeps."""
     seed: int = 0
     iterations: int = Field(10, ge=1)
@@ -297,6 +297,8 @@ class RunConfig(Settings):
             stages += [
                 (f"{name}.stage_timeout_s", getattr(self, name).stage_timeout_s) for name in ("score", "promote")
             ]
+            if self.warmstart is not None:
+                stages.append(("warmstart.stage_timeout_s", self.warmstart.stage_timeout_s))
             pairs += [(stage, ("schedule.stage_timeout_s", self.schedule.stage_timeout_s)) for stage in stages]
         for (inner, a), (outer, b) in pairs:
             if a >= b:
@@ -305,7 +307,13 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _new_tasks_can_be_seen(self) -> Self:
-        if self.schedule and self.schedule.on_new_tasks and not self.tasks.train.path:
+        schedule = self.schedule
+        if schedule is None or not (schedule.on_new_tasks or schedule.min_fresh_traces):
+            return self
+        if not (schedule.cron or schedule.on_assets):
+            key = "on_new_tasks" if schedule.on_new_tasks else "min_fresh_traces"
+            raise ValueError(f"schedule.{key} needs schedule.cron, which says how often to look (or on_assets)")
+        if schedule.on_new_tasks and not self.tasks.train.path:
             raise ValueError(
                 "schedule.on_new_tasks needs tasks.train.path: what a generator gives never changes; drop it or name a file"
             )
@@ -402,10 +410,10 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """
     file = Path(path)
     if not file.is_file():
-        raise ValueError(f"run config {path} does not exist")
+        raise ValueError(f"run config {path} does not exist: check the path, from {Path.cwd()}")
     try:
         data = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date that does not exist
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path}: a run config is a mapping of sections, this is {type(data).__name__}")

@@ -50,7 +50,7 @@ class ScheduleConfig(Settings):
     """Of a stage that failed for a reason that may pass; bad input and out of memory are never repeated."""
     retry_delay_s: float = Field(30, ge=0)
     stage_timeout_s: float = Field(7200, gt=0)
-    """For the Ray job of one stage, from its submission to its end."""
+    """For the Ray job of one stage, from its submission to its end, waiting for the engines included."""
     evaluate: str = ""
     """Cron or preset of `evaluate_team__<run>`: the champion on the test and sentinel tasks; empty: only by hand."""
 

@@ -87,9 +87,10 @@ def find_child(client: MlflowClient, experiment_id: str, parent: str, iteration:
 
 
 def run_url(tracking_uri: str, experiment_id: str, mlflow_run_id: str) -> str:
-    """Where a browser shows an MLflow run: below the server's address, or below TROUPE_MLFLOW_URL where the store is a
-    database that an `mlflow ui` shows; empty where neither is known."""
-    base = tracking_uri if tracking_uri.startswith(("http://", "https://")) else os.environ.get("TROUPE_MLFLOW_URL", "")
+    """Where a browser shows an MLflow run: below TROUPE_MLFLOW_URL, else below the server's address; empty where the
+    store is a database and the variable is not set."""
+    server = tracking_uri if tracking_uri.startswith(("http://", "https://")) else ""
+    base = os.environ.get("TROUPE_MLFLOW_URL") or server
     return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}" if base else ""
 
 

@@ -25,7 +25,10 @@ RUN pip install --no-cache-dir --no-deps -e . \
  && mkdir /cache \
  && chown -R troupe /opt/troupe /cache
 
+# --build-arg COMMIT=$(git rev-parse HEAD): teams and reports say which code made them.
+ARG COMMIT=
 USER troupe
-ENV TROUPE_CACHE=/cache \
+ENV TROUPE_COMMIT=$COMMIT \
+    TROUPE_CACHE=/cache \
     PYTHONUNBUFFERED=1
 CMD ["troupe", "--help"]

@@ -77,8 +77,10 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     write(home / "misspelt.yaml", run="misspelt", schedul={"cron": "@daily"})
     write(home / "cron.yaml", run="cron", schedule={"cron": "99 * * * *"})
     write(home / "twice.yaml", schedule={"cron": "@daily"})
+    write(home / "reserved.yaml", run="reserved", schedule={"on_assets": ["airflow://team/small"]})
     (home / "no_yaml.yaml").write_text("run: [")
-    return parse(home, f"{home}/*.yaml:{home}/missing.yml")
+    (home / "no_day.yaml").write_text("schedule: {start: 2026-02-30}")
+    return parse(home, f"{home}/*.yaml:{home}/missing.yml:{home}/typo/*.yaml")
 
 
 def test_parsing_imports_nothing_heavy_and_is_fast(parsed: dict[str, Any]) -> None:
@@ -107,7 +109,10 @@ def test_every_invalid_config_is_named_with_key_and_fix_and_nothing_else_fails(p
     assert "cron.yaml: schedule.cron: '99 * * * *': '99' is no minute (0 to 59" in said
     assert "twice.yaml: run 'small' is that of" in said
     assert "no_yaml.yaml is not YAML" in said
+    assert "no_day.yaml is not YAML: day is out of range" in said
+    assert "reserved.yaml: schedule.on_assets: 'airflow://team/small': " in said
     assert "missing.yml does not exist" in said
+    assert "TROUPE_RUN_CONFIGS: no file is called" in said
 
 
 def test_the_shipped_configs_give_no_import_error(tmp_path: Path) -> None:

@@ -98,10 +98,11 @@ def test_rejections_in_a_row_skip_and_others_break_the_row(tmp_path: Path) -> No
 
 
 def test_nothing_new_skips_until_the_task_file_changes(tmp_path: Path) -> None:
-    run = run_in(tmp_path, on_new_tasks=True, min_fresh_traces=100)
+    run = run_in(tmp_path, cron="@daily", on_new_tasks=True, min_fresh_traces=100)
     decided(run, 0, "promote")
     assert reason_to_skip(run) == "", "the first scheduled iteration needs no reason"
     pin(run, "one", 1)
+    assert reason_to_skip(run) == "", "what was begun for new tasks and failed is finished"
     decided(run, 1, "inconclusive")
     assert "train.jsonl has not changed and 0 fresh episodes, schedule.min_fresh_traces = 100" in reason_to_skip(run)
     with (tmp_path / "train.jsonl").open("a") as file:

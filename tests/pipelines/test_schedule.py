@@ -31,7 +31,8 @@ def test_cron_and_presets_are_taken(cron: str) -> None:
         ({"timezone": "Mars/Base"}, "'Mars/Base' is not a time zone"),
         ({"on_assets": ["nightly"]}, "'nightly' is not a URI: an asset is named like troupe://team/nightly"),
         ({"cron": "@daily", "on_assets": ["a://b"]}, "cannot be joined with on_assets: write it as five fields"),
-        ({"on_new_tasks": True}, "schedule.on_new_tasks needs tasks.train.path"),
+        ({"on_new_tasks": True, "cron": "@daily"}, "schedule.on_new_tasks needs tasks.train.path"),
+        ({"min_fresh_traces": 5}, "schedule.min_fresh_traces needs schedule.cron"),
         (
             {"stage_timeout_s": 60},
             r"deadlines must nest: collect.stage_timeout_s = 3600 s is not below schedule\.stage",
