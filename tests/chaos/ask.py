@@ -15,18 +15,27 @@ from pathlib import Path
 from pipelines.cluster import connect, disconnect
 from pipelines.config import load_config
 from pipelines.run import Run
-from pipelines.serving import app_names
+from pipelines.serving import app_names, serve
 from pipelines.train import make_order
 from stores.types import ModelVersionRef
 from tests.chaos.scene import CONFIG, ON_ONE_NODE
 
 
 def served(run: Run) -> dict[str, list[int]]:
-    """By model group."""
+    """By model group.
+
+    A cluster that was lost after the last stage that needs engines has none: they are put back as the next collect does.
+    """
+    from ray.serve.exceptions import RayServeException
+
     from serve_apps.deployment import served_versions
 
     apps = app_names(run)
-    found = served_versions(apps.values())
+    try:
+        found = served_versions(apps.values())
+    except RayServeException:
+        serve(run, run.parents(run.config.iterations + 1))
+        found = served_versions(apps.values())
     return {group: sorted(found[app].values()) for group, app in apps.items()}
 
 
