@@ -24,7 +24,7 @@ def check(config: RunConfig) -> None:
     load_credit(config.credit)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
-    _check_tasks(config)
+    check_tasks(config)
     _check_models(config)
 
 
@@ -45,7 +45,8 @@ def _near(name: str, known: set[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else f"; it declares {', '.join(sorted(known))}"
 
 
-def _check_tasks(config: RunConfig) -> None:
+def check_tasks(config: RunConfig) -> None:
+    """Raises ValueError where sets of tasks overlap, are too small, or one that is needed is missing."""
     sections: dict[str, list[Task]] = {}
     for section in ("train", "gate", "test", "sentinel"):
         source = getattr(config.tasks, section)
