@@ -174,6 +174,7 @@ class EvaluateConfig(Settings):
     """null: as in training."""
     bootstrap_samples: int = Field(10_000, ge=100)
     confidence: float = Field(0.95, gt=0, lt=1)
+    """Of the interval of the gain that the gate decides by; accuracies are reported with 95% intervals in any case."""
     stage_timeout_s: float = Field(3600, gt=0)
     """Of every measurement: of the gate's tasks, the test tasks before and after, a file of tasks."""
 
