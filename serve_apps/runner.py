@@ -36,6 +36,8 @@ from stores.types import (
     episode_id,
 )
 
+CONTEXT_EXHAUSTED = "context_exhausted"
+"""Stop reason of an episode in which a prompt left no room for an answer."""
 MIN_QUOTE = 12
 """Characters from which on text found inside an input counts as read from the event that said it."""
 
@@ -162,7 +164,7 @@ class _Recorder:
             if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in self.turns.values()):
                 status = EpisodeStatus.TRUNCATED
         except ContextExhausted as exhausted:
-            status, stop_reason, error = EpisodeStatus.TRUNCATED, "context_exhausted", str(exhausted)
+            status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
         except TimeoutError:
             waited = time.perf_counter() - self.began
             status, stop_reason = EpisodeStatus.TIMEOUT, "timeout"
