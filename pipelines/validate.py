@@ -39,8 +39,8 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
         raise ValueError(f"model_groups: agent {agent!r} of the workflow is mapped to no model group: add it to one")
     for agent in sorted(set(config.agents) - declared):
         raise ValueError(f"agents: {agent!r} is no agent of the workflow{_near(agent, declared)}")
-    for name, agent in workflow.agents.items():
-        sampling = Run(config).sampling(name, agent)
+    for name, role in workflow.agents.items():
+        sampling = Run(config).sampling(name, role)
         if not sampling.is_unfiltered:
             raise ValueError(
                 f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "
