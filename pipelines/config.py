@@ -174,6 +174,7 @@ class EvaluateConfig(Settings):
     """null: as in training."""
     bootstrap_samples: int = Field(10_000, ge=100)
     confidence: float = Field(0.95, gt=0, lt=1)
+    """Of the interval of the gain that the gate decides by; accuracies are reported with 95% intervals in any case."""
     stage_timeout_s: float = Field(3600, gt=0)
     """Of every measurement: of the gate's tasks, the test tasks before and after, a file of tasks."""
 
@@ -190,7 +191,8 @@ class PromoteConfig(Settings):
     min_format_share: float = Field(0.0, ge=0, le=1)
     """Floor on the share of well-formed turns, per agent."""
     on_reject: Literal["continue", "champion"] = "continue"
-    """What the next iteration trains from after a rejection."""
+    """What the next iteration trains from after a rejection. The last two checkpoints are kept: after two rejections in a
+    row `champion` goes on with its weights, but optimizer and critic start afresh (metric `train/is_state_lost`)."""
     stage_timeout_s: float = Field(300, gt=0)
 
 

@@ -127,12 +127,7 @@ class Played:
 
     def _interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:
         settings = run.config.evaluate
-        return mean_interval(
-            outcomes,
-            seed=run.config.seed,
-            num_samples=settings.bootstrap_samples,
-            confidence=settings.confidence,
-        )
+        return mean_interval(outcomes, seed=run.config.seed, num_samples=settings.bootstrap_samples)
 
 
 def play(

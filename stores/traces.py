@@ -90,12 +90,13 @@ class TraceStore:
     def stored_episodes(
         self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str, with_tokens: bool = False
     ) -> pa.Table:
-        """One row {episode_id, group_id, task_id, status, error, started_at, duration_s} per stored episode of this key.
+        """One row per stored episode of this key.
 
-        `with_tokens` adds num_tokens, the length of all its completions; it reads the turns, so it costs more.
+        It has {episode_id, group_id, task_id, status, stop_reason, error, num_turns, started_at, duration_s}. `with_tokens` adds num_tokens, the length of all its completions; it reads the turns, so it costs more.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
-        names = ["episode_id", "group_id", "task_id", "status", "error", "started_at", "duration_s"]
+        names = ["episode_id", "group_id", "task_id", "status", "stop_reason", "error", "num_turns"]
+        names += ["started_at", "duration_s"]
         table = self._open("episodes").search().where(where).select([*names, *(["turns"] * with_tokens)]).to_arrow()
         if not with_tokens:
             return table

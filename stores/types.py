@@ -81,8 +81,6 @@ class GenerateRequest:
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     seed: int
-    session_id: str = ""
-    """The episode, for replicas that keep a prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,7 @@ class TrainConfig(Settings):
     microbatch_tokens: int = Field(16384, ge=1)
     """Padded tokens per forward and backward pass."""
     train_statuses: tuple[Literal["ok", "truncated", "agent_error", "tool_error", "timeout"], ...] = ("ok", "truncated")
+    """Episodes that are trained on; the credit rule pays those that are added, with the answer they ended with, if any."""
     train_mixed_versions: bool = False
     num_workers: int = Field(1, ge=1)
     threads: int = Field(1, ge=1)
