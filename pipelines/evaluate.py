@@ -142,9 +142,14 @@ def play(
     *,
     iteration: int,
     purpose: Purpose,
+    occasion: str = "",
     progress: Progress | None = None,
 ) -> Played:
-    """Serves `models` and lets them play `tasks`; the scores are written beside those of training."""
+    """Serves `models` and lets them play `tasks`; the scores are written beside those of training.
+
+    What is stored of the same versions, iteration, purpose and occasion is not played again.
+    """
+    assert bool(occasion) == (purpose is Purpose.AD_HOC), f"{purpose} episodes on the occasion {occasion!r}"
     serve(run, models)
     settings = run.config.evaluate
     sampled = sample_episodes(
@@ -152,7 +157,7 @@ def play(
         run_id=run.run_id,
         iteration=iteration,
         purpose=purpose,
-        cast=run.cast(models, temperature=settings.temperature),
+        cast=run.cast(models, temperature=settings.temperature, occasion=occasion),
         apps=app_names(run),
         store=run.traces,
         config=run.config.collect,

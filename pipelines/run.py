@@ -118,11 +118,16 @@ class Run:
             raise ValueError(f"tasks.{section} is missing: this needs a set of tasks of its own")
         return list(load_tasks(source, section=section, seed=self.config.seed))
 
-    def cast(self, models: Mapping[str, ModelVersionRef], *, temperature: float | None = None) -> Cast:
-        """What acts in episodes when these versions are served."""
+    def cast(
+        self, models: Mapping[str, ModelVersionRef], *, temperature: float | None = None, occasion: str = ""
+    ) -> Cast:
+        """What acts in episodes when these versions are served; `occasion` is that of ad hoc episodes."""
         versions = {group: ref.version for group, ref in sorted(models.items())}
         key = team_key(
-            workflow=self.config.workflow.path, policy_versions=versions, prompts_sha256=self.workflow.prompts_sha256
+            workflow=self.config.workflow.path,
+            policy_versions=versions,
+            prompts_sha256=self.workflow.prompts_sha256,
+            occasion=occasion,
         )
         return Cast(
             workflow=self.config.workflow.path,
