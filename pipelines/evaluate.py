@@ -87,12 +87,12 @@ def decision_tasks(tasks: list[Task], *, iteration: int, count: int | None, seed
 
 
 class Played:
-    """Evaluation episodes of one team and what they scored."""
+    """Evaluation episodes of one team and what they scored; those in which another version had a part count as failed."""
 
     def __init__(self, run: Run, sampled: Sampled, models: Models) -> None:
         self.sampled, self.models = sampled, models
         traces = list(run.traces.read_traces(sampled.traces))
-        self.traces = [trace for trace in traces if trace.status in SCORED_STATUSES]
+        self.traces = [t for t in traces if t.status in SCORED_STATUSES and not t.is_version_mixed]
         self.num_failed = len(traces) - len(self.traces)
         self.rewards = [assign(run, trace) for trace in self.traces]
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))

@@ -150,9 +150,13 @@ class Run:
     def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
         """The versions that act and are trained from in `iteration`, by model group.
 
-        They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion.
+        They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion. Once
+        collect is done they are what it recorded, whoever is champion by now.
         Raises ValueError if that iteration has not finished training.
         """
+        collected = self.journal.ref(self.key(iteration, "collect"))
+        if collected is not None:
+            return {group: self._model(group, version) for group, version in collected["policy_versions"].items()}
         if iteration == 1:
             return {group: self._model(group, 0) for group in self.config.model_groups}
         decision = self.journal.ref(self.key(iteration - 1, "promote"))

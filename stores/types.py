@@ -174,7 +174,8 @@ class Trace:
     policy_versions: Mapping[str, int]
     """The version of every model group that acted or was meant to act."""
     is_version_mixed: bool
-    """True if turns of one model group were sampled by more than one version: kept out of the loss by default."""
+    """True if another version than the one that was meant to act sampled a turn or a part of one: kept out of
+    evaluations, and by default out of the loss."""
     turns: tuple[Turn, ...]
     tool_calls: tuple[ToolCall, ...]
     started_at: float

@@ -15,11 +15,11 @@ from records import MakeTrace
 from pipelines import cluster, evaluate, service
 from pipelines.config import load_config
 from pipelines.inspect import evaluate_team
-from pipelines.run import Cast, Run
+from pipelines.run import Cast, Run, plain
 from pipelines.sampling import Sampled
 from serve_apps.runner import EpisodeSpec
 from stores.traces import TraceStore
-from stores.types import ModelVersionRef, Task
+from stores.types import ModelVersionRef, Purpose, Task, TracesRef
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 
@@ -91,13 +91,16 @@ def fake_sampler(make_trace: MakeTrace, played: Played) -> Callable[..., Sampled
             spec = EpisodeSpec(**where, task=task, episode_index=0, run_seed=seed)
             trace = replace(make_trace(**where), episode_id=spec.episode_id, task=task, answer="5")
             played[task.task_id] = played.get(task.task_id, 0) + store.write_episodes([trace])
-        pinned = store.pin_episodes(**where)
-        return Sampled(
-            traces=pinned, num_new=0, num_kept=0, statuses={}, num_tokens=0, sampling_seconds=0.0, seconds=0.0,
-            num_groups=len(tasks), stopped_by=None, tasks_left=(),
-        )  # fmt: skip
+        return sampled_as(store.pin_episodes(**where))
 
     return sample
+
+
+def sampled_as(traces: TracesRef) -> Sampled:
+    counts = dict.fromkeys(("num_new", "num_kept", "num_tokens", "num_groups"), 0)
+    return Sampled(
+        traces=traces, statuses={}, sampling_seconds=0.0, seconds=0.0, stopped_by=None, tasks_left=(), **counts
+    )
 
 
 def write_tasks(file: Path, *answers: str) -> Path:
@@ -140,3 +143,31 @@ def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes
     assert played == {"t0": 3, "t1": 3}
     assert service.watch(run, "champion", ["test", "sentinel"]) == found
     assert played == {"t0": 4, "t1": 4}, "the test tasks were kept, the sentinel ones played anew"
+
+
+def test_an_episode_that_another_version_had_a_part_in_is_no_result(
+    by_hand: tuple[Run, Played], make_trace: MakeTrace
+) -> None:
+    run, _ = by_hand
+    where: dict[str, Any] = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.GATE, "team_key": "team"}
+    run.traces.write_episodes([make_trace(0, **where), make_trace(2, **where, is_version_mixed=True)])
+    report = evaluate.Played(run, sampled_as(run.traces.pin_episodes(**where)), {}).report(run)
+    assert (report["num_tasks"], report["num_failed"], report["accuracy"]) == (1, 1, 1.0)
+
+
+def test_an_iteration_trains_the_versions_that_it_collected_with_though_the_champion_moves(tmp_path: Path) -> None:
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path), "promote.on_reject": "champion"}))
+    models = [ModelVersionRef(model_group="team", version=v, uri="", manifest_sha256="") for v in range(4)]
+    run.__dict__["weights"] = SimpleNamespace(ref=lambda group, version: models[version])
+
+    def crown(version: int) -> None:
+        run.journal.put_value(
+            "small", "champion", {"team_version": version, "models": {"team": plain(models[version])}}
+        )
+
+    run.journal.once(run.key(1, "promote"), lambda lease: {"verdict": "reject"})
+    crown(3)
+    assert run.parents(2) == {"team": models[3]}
+    run.journal.once(run.key(2, "collect"), lambda lease: {"policy_versions": {"team": 3}})
+    crown(1)
+    assert run.parents(2) == {"team": models[3]}
