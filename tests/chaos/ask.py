@@ -23,11 +23,11 @@ from tests.chaos.scene import CONFIG, ON_ONE_NODE
 
 def served(run: Run) -> dict[str, list[int]]:
     """By model group."""
-    from serve_apps.deployment import served_versions
+    from serve_apps.deployment import served_models
 
     apps = app_names(run)
-    found = served_versions(apps.values())
-    return {group: sorted(found[app].values()) for group, app in apps.items()}
+    found = served_models(apps.values())
+    return {group: sorted(version for version, _ in found[app].values()) for group, app in apps.items()}
 
 
 def replay(run: Run) -> dict[int, float]:

@@ -27,29 +27,34 @@ class RecordingAppList(AppList):
 
 def test_a_replica_is_proven_when_it_is_near_the_new_version_and_nearer_than_to_the_old() -> None:
     served = ((-1.00001, -2.0), (-3.0,))
-    verdict, to_new, to_old = judge(served, NEW, served, OLD, tolerance=1e-3)
+    verdict, to_new, to_old = judge(served, NEW, served, OLD, tolerance=1e-3, noise=2e-5)
     assert verdict == "proven"
     assert (to_new, to_old) == (pytest.approx(1e-5), pytest.approx(0.49999))
-    assert judge(served, NEW, None, None, tolerance=1e-3)[0] == "proven"
+
+
+def test_without_another_version_to_tell_it_apart_from_only_noise_is_proven() -> None:
+    for served, verdict in ((((-1.00001, -2.0), (-3.0,)), "proven"), (((-1.0005, -2.0), (-3.0,)), "failed")):
+        assert judge(served, NEW, None, None, tolerance=1e-3, noise=2e-5)[0] == verdict
+        assert judge(served, NEW, served, OLD, tolerance=1e-3, noise=2e-5)[0] == "proven"
 
 
 def test_old_weights_and_far_or_undefined_answers_fail() -> None:
-    assert judge(OLD, NEW, OLD, OLD, tolerance=1e-3)[0] == "failed"
+    assert judge(OLD, NEW, OLD, OLD, tolerance=1e-3, noise=2e-5)[0] == "failed"
     nan = ((float("nan"), -2.0), (-3.0,))
-    assert judge(nan, NEW, nan, OLD, tolerance=1e-3)[0] == "failed"
+    assert judge(nan, NEW, nan, OLD, tolerance=1e-3, noise=2e-5)[0] == "failed"
 
 
 def test_a_small_step_within_tolerance_is_still_told_apart() -> None:
     new = ((-1.0, -2.0005), (-3.0,))
     old = ((-1.0, -2.0), (-3.0,))
-    assert judge(new, new, new, old, tolerance=1e-3)[0] == "proven"
-    assert judge(old, new, old, old, tolerance=1e-3)[0] == "failed"
+    assert judge(new, new, new, old, tolerance=1e-3, noise=2e-5)[0] == "proven"
+    assert judge(old, new, old, old, tolerance=1e-3, noise=2e-5)[0] == "failed"
 
 
 def test_versions_nearer_than_the_noise_are_called_indistinguishable() -> None:
     old = ((-1.00001, -2.0), (-3.0,))
-    assert judge(NEW, NEW, NEW, old, tolerance=1e-3)[0] == "indistinguishable"
-    assert judge(old, NEW, old, old, tolerance=1e-3)[0] == "indistinguishable"
+    assert judge(NEW, NEW, NEW, old, tolerance=1e-3, noise=2e-5)[0] == "indistinguishable"
+    assert judge(old, NEW, old, old, tolerance=1e-3, noise=2e-5)[0] == "indistinguishable"
 
 
 def test_probes_of_different_lengths_are_refused() -> None:
