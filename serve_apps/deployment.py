@@ -18,7 +18,7 @@ from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
 from serve_apps.proof import Proof, SyncError, SyncTimeoutError, judge
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
-from stores.weights import Manifest, WeightStore
+from stores.weights import Manifest, WeightStore, read_manifest
 
 IMPORT_PATH = "serve_apps.policy_app:build_app"
 POLL_S = 0.03
@@ -171,11 +171,22 @@ def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
 
 
 def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:
-    """True if `entry` differs from `spec` at most in the version, which never justifies a restart."""
+    """True if `entry` differs from `spec` at most in the version, which never justifies a restart.
+
+    Unless that version was removed or replaced: a replica that is started again loads it first, and could not.
+    """
     if entry is None:
         return False
     running = PolicyArgs.from_dict(entry["args"])
-    return (running.model_group, running.serve) == (spec.model_group, spec.serve)
+    return (running.model_group, running.serve) == (spec.model_group, spec.serve) and _is_stored(running.model)
+
+
+def _is_stored(ref: ModelVersionRef) -> bool:
+    try:
+        read_manifest(ref)
+    except ValueError:
+        return False
+    return True
 
 
 def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float) -> None:
