@@ -159,6 +159,22 @@ class SyncConfig(Settings):
     """With the start of engines that are not running."""
     proof_tolerance: float = Field(1e-3, gt=0)
     """Largest |logprob difference| on the probe; about 1e-5 is seen in float32, bfloat16 needs 5e-2."""
+    proof_noise: float | None = Field(None, gt=0)
+    """What of it is the engine's rounding; null: a fiftieth of `proof_tolerance`. Two versions that differ by less cannot
+    be told apart, and a version that there is no other to tell apart from has to be as near as this."""
+
+    @property
+    def noise(self) -> float:
+        """`proof_noise` or what stands for it."""
+        return self.proof_tolerance / 50 if self.proof_noise is None else self.proof_noise
+
+    @model_validator(mode="after")
+    def _noise_is_tolerated(self) -> Self:
+        if self.noise > self.proof_tolerance:
+            raise ValueError(
+                f"proof_noise = {self.noise:g} is above proof_tolerance = {self.proof_tolerance:g}: raise the second"
+            )
+        return self
 
 
 class EvaluateConfig(Settings):

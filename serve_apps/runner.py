@@ -130,7 +130,8 @@ def via(client: PolicyClient) -> Complete:
 async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> Trace:
     """Runs one episode to its end, whatever happens; only cancellation escapes.
 
-    An infrastructure failure is an attempt, repeated with the same seed; the last attempt is what is recorded.
+    An infrastructure failure is an attempt, repeated with the same seed; the last attempt is what is recorded. A turn
+    that another version sampled than the one that should act is such a failure: it is not what the team does.
     """
     for attempt in range(1, limits.max_attempts + 1):
         recorder = _Recorder(spec, team, complete, limits)
@@ -232,6 +233,12 @@ class _Recorder:
             num_attempts=completion.num_attempts,
             is_version_mixed=completion.is_version_mixed,
         )
+        meant = self.team.policy_versions[group]
+        if completion.policy_version != meant:
+            raise PolicyCallError(
+                f"turn {index}: version {completion.policy_version} of model group {group!r} answered, {meant} should act: "
+                "a replica serves another version than the stage had made sure of"
+            )
         self.said[index] = (text, *parsed.fields.values())
         return Reply(
             turn_index=index,
@@ -300,7 +307,8 @@ class _Recorder:
         seen: dict[str, set[int]] = {}
         for turn in turns:
             seen.setdefault(turn.model_group, set()).add(turn.policy_version)
-        mixed = any(len(v) > 1 for v in seen.values()) or any(t.is_version_mixed for t in turns)
+        meant = self.team.policy_versions
+        mixed = any(v != {meant[group]} for group, v in seen.items()) or any(t.is_version_mixed for t in turns)
         acted = {group: max(versions) for group, versions in seen.items()}
         return Trace(
             episode_id=self.spec.episode_id,

@@ -243,6 +243,16 @@ class TraceStore:
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
         return self._find(where, limit=limit)
 
+    def rewarded_traces(
+        self, *, run_id: str, iteration: int | None, purpose: Purpose, min_outcome: float
+    ) -> Iterator[Trace]:
+        """Stored episodes that were credited with this outcome or more, under any credit version, in no order."""
+        where = _where(run_id=run_id, iteration=iteration, purpose=purpose)
+        good = set(_column(self._open("rewards"), "episode_id", f"{where} AND outcome >= {min_outcome}").to_pylist())
+        query = self._open("episodes").search().where(where).select(rows.EPISODES.names)
+        for batch in query.to_batches(256) if good else ():
+            yield from (trace for trace in rows.traces_of(batch) if trace.episode_id in good)
+
     def rewards_of(self, episode_id: str) -> list[EpisodeRewards]:
         """Everything that an episode was ever credited with, by credit version."""
         query = self._open("rewards").search().where(_where(episode_id=episode_id)).select(rows.REWARDS.names)

@@ -136,10 +136,15 @@ class TinyModelConfig(Settings):
 
 
 class ChosenTracesConfig(Settings):
-    """Stored traces that serve as demonstrations: what went well in another run."""
+    """Stored traces that serve as demonstrations: what went well in another run's training.
+
+    Traces of tasks that this run holds out are left out, another tokenizer is refused.
+    """
 
     uri: str
     """LanceDB URI of the trace store."""
+    weights: str = ""
+    """Folder or URI of that run's model versions, whose tokenizer is compared; empty: `weights` beside the traces."""
     run: str
     iteration: int | None = None
     """null: all iterations."""

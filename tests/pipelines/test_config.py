@@ -56,6 +56,10 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
             {"collect.call": {"call_timeout_s": 300}},
             r"collect\.call\.call_timeout_s = 300 s is not below collect\.episode",
         ),
+        (
+            {"sync.proof_noise": 0.01},
+            r"sync: .*proof_noise = 0\.01 is above proof_tolerance = 0\.001: raise the second",
+        ),
         ({"collect.stage_timeout_s": 600}, r"episode_timeout_s = 600 s is not below collect\.stage_timeout_s = 600 s"),
         ({"train.critic": {"value_clip": 0.2}}, r"train\.critic is set but algorithm 'dr_mas' has no critic"),
         ({"model_groups.solver_verifier.train": {"lr": 1}}, r"model_groups\.solver_verifier\.train: unknown key 'lr'"),

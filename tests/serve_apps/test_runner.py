@@ -257,9 +257,20 @@ def test_an_infrastructure_failure_that_stays_is_recorded_as_such(tiny_model: Pa
     assert (trace.status, trace.attempt, trace.turns) == (EpisodeStatus.INFRA_ERROR, 3, ())
 
 
-def test_an_episode_that_two_versions_acted_in_is_marked(tiny_model: Path) -> None:
-    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=lambda call: len(call.inputs))
-    assert trace.is_version_mixed
+@pytest.mark.parametrize("version", [lambda call: len(call.inputs) + 2, lambda call: 0], ids=["second turn", "all"])
+def test_an_episode_that_another_version_acted_in_is_an_infrastructure_failure_and_marked(
+    tiny_model: Path, version: Callable[[AgentCall], int]
+) -> None:
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=version)
+    assert (trace.status, trace.attempt, trace.is_version_mixed) == (EpisodeStatus.INFRA_ERROR, 3, True)
+    assert f"version {trace.turns[-1].policy_version} of model group 'g' answered, 3 should act" in trace.error
+
+
+def test_an_episode_is_repeated_where_a_replica_with_another_version_answered_once(tiny_model: Path) -> None:
+    answered = iter([0, 3, 3])
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=lambda call: next(answered))
+    assert (trace.status, trace.attempt, trace.is_version_mixed) == (EpisodeStatus.OK, 2, False)
+    assert [turn.policy_version for turn in trace.turns] == [3, 3]
 
 
 @pytest.mark.parametrize("inputs", [{}, {"question": "1", "extra": "2"}])
