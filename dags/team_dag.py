@@ -58,7 +58,8 @@ def team_asset(run: ScheduledRun) -> Asset:
 def _timetable(cron: str, timezone: str, on_assets: Sequence[str]) -> Any:
     """What a DAG takes as `schedule`: a time, a preset, assets, either of them, or None (only by hand)."""
     timed = CronTriggerTimetable(cron, timezone=timezone) if cron and not cron.startswith("@") else None
-    assets = AssetAll(*(Asset(uri) for uri in on_assets)) if on_assets else None
+    # By URI: Airflow takes assets of one URI and two names for two, and others name theirs as they like.
+    assets = AssetAll(*(Asset.ref(uri=uri) for uri in on_assets)) if on_assets else None
     if timed and assets:
         return AssetOrTimeSchedule(timetable=timed, assets=assets)
     return timed or assets or cron or None

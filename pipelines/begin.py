@@ -9,6 +9,7 @@ from pipelines.progress import Screen
 from pipelines.promote import champion_version, crown, register
 from pipelines.run import Run
 from pipelines.sampling import Progress, end_collectors
+from pipelines.validate import check_tasks
 from pipelines.warmstart import StepProgress, warmstart
 from pipelines.watchdog import Watchdog
 from stores.types import ModelVersionRef
@@ -28,6 +29,7 @@ def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, scre
         reason = reason_to_skip(run) if wanted is None or not is_forced else ""
         if wanted is None or reason:
             return {"skip": reason}
+        check_tasks(run.config)  # task files may have changed since the iteration before
     if _needs_cluster(run):
         with screen.stage("connect"):
             connect(address)

@@ -159,6 +159,22 @@ class SyncConfig(Settings):
     """With the start of engines that are not running."""
     proof_tolerance: float = Field(1e-3, gt=0)
     """Largest |logprob difference| on the probe; about 1e-5 is seen in float32, bfloat16 needs 5e-2."""
+    proof_noise: float | None = Field(None, gt=0)
+    """What of it is the engine's rounding; null: a fiftieth of `proof_tolerance`. Two versions that differ by less cannot
+    be told apart, and a version that there is no other to tell apart from has to be as near as this."""
+
+    @property
+    def noise(self) -> float:
+        """`proof_noise` or what stands for it."""
+        return self.proof_tolerance / 50 if self.proof_noise is None else self.proof_noise
+
+    @model_validator(mode="after")
+    def _noise_is_tolerated(self) -> Self:
+        if self.noise > self.proof_tolerance:
+            raise ValueError(
+                f"proof_noise = {self.noise:g} is above proof_tolerance = {self.proof_tolerance:g}: raise the second"
+            )
+        return self
 
 
 class EvaluateConfig(Settings):
@@ -174,6 +190,7 @@ class EvaluateConfig(Settings):
     """null: as in training."""
     bootstrap_samples: int = Field(10_000, ge=100)
     confidence: float = Field(0.95, gt=0, lt=1)
+    """Of the interval of the gain that the gate decides by; accuracies are reported with 95% intervals in any case."""
     stage_timeout_s: float = Field(3600, gt=0)
     """Of every measurement: of the gate's tasks, the test tasks before and after, a file of tasks."""
 
@@ -190,7 +207,8 @@ class PromoteConfig(Settings):
     min_format_share: float = Field(0.0, ge=0, le=1)
     """Floor on the share of well-formed turns, per agent."""
     on_reject: Literal["continue", "champion"] = "continue"
-    """What the next iteration trains from after a rejection."""
+    """What the next iteration trains from after a rejection. The last two checkpoints are kept: after two rejections in a
+    row `champion` goes on with its weights, but optimizer and critic start afresh (metric `train/is_state_lost`)."""
     stage_timeout_s: float = Field(300, gt=0)
 
 

@@ -87,12 +87,12 @@ def decision_tasks(tasks: list[Task], *, iteration: int, count: int | None, seed
 
 
 class Played:
-    """Evaluation episodes of one team and what they scored."""
+    """Evaluation episodes of one team and what they scored; those in which another version had a part count as failed."""
 
     def __init__(self, run: Run, sampled: Sampled, models: Models) -> None:
         self.sampled, self.models = sampled, models
         traces = list(run.traces.read_traces(sampled.traces))
-        self.traces = [trace for trace in traces if trace.status in SCORED_STATUSES]
+        self.traces = [t for t in traces if t.status in SCORED_STATUSES and not t.is_version_mixed]
         self.num_failed = len(traces) - len(self.traces)
         self.rewards = [assign(run, trace) for trace in self.traces]
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
@@ -127,12 +127,7 @@ class Played:
 
     def _interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:
         settings = run.config.evaluate
-        return mean_interval(
-            outcomes,
-            seed=run.config.seed,
-            num_samples=settings.bootstrap_samples,
-            confidence=settings.confidence,
-        )
+        return mean_interval(outcomes, seed=run.config.seed, num_samples=settings.bootstrap_samples)
 
 
 def play(
@@ -142,9 +137,14 @@ def play(
     *,
     iteration: int,
     purpose: Purpose,
+    occasion: str = "",
     progress: Progress | None = None,
 ) -> Played:
-    """Serves `models` and lets them play `tasks`; the scores are written beside those of training."""
+    """Serves `models` and lets them play `tasks`; the scores are written beside those of training.
+
+    What is stored of the same versions, iteration, purpose and occasion is not played again.
+    """
+    assert bool(occasion) == (purpose is Purpose.AD_HOC), f"{purpose} episodes on the occasion {occasion!r}"
     serve(run, models)
     settings = run.config.evaluate
     sampled = sample_episodes(
@@ -152,7 +152,7 @@ def play(
         run_id=run.run_id,
         iteration=iteration,
         purpose=purpose,
-        cast=run.cast(models, temperature=settings.temperature),
+        cast=run.cast(models, temperature=settings.temperature, occasion=occasion),
         apps=app_names(run),
         store=run.traces,
         config=run.config.collect,

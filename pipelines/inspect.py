@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pipelines.config import TaskSourceConfig
 from pipelines.run import Run
-from pipelines.tasks import load_tasks
+from pipelines.tasks import digest, load_tasks
 from stores.types import EpisodeRewards, Purpose, Trace
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def serve_config(run: Run, alias: str) -> dict[str, Any]:
 
 
 def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") -> dict[str, Any]:
-    """A registered team (alias or version number) on a file of tasks."""
+    """A registered team (alias or version number) on a file of tasks; what it has played of the same tasks is kept."""
     from pipelines.cluster import connect
     from pipelines.evaluate import play
     from pipelines.sampling import end_collectors
@@ -138,5 +138,8 @@ def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") 
         watchdog = Watchdog(
             run, run.key(0, "evaluate-team"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
         )
-        played = watchdog.watch(lambda: play(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC))
+        occasion = f"evaluate/{digest(tasks)}"
+        played = watchdog.watch(
+            lambda: play(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC, occasion=occasion)
+        )
     return {"team": run.team_name, "team_version": version, **played.report(run)}

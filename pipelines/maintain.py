@@ -130,6 +130,9 @@ def kept_versions(run: Run, rows: list[StageRow], last_old: int) -> dict[str, se
     for group, versions in kept.items():
         refs = [run.weights.ref(group, version) for version in versions]
         versions |= {p for ref in refs if ref is not None and (p := run.weights.manifest(ref).parent) is not None}
+    for row in rows:
+        if row.stage == "collect" and row.ref is not None and row.iteration > last_old:
+            keep(row.ref["policy_versions"])  # what train starts from, though it may be champion no more
     return kept
 
 

@@ -149,7 +149,7 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
         iterations=rows,
         examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
-        notes=_notes(run),
+        notes=_notes(run, rows),
         facts=_facts(run, report),
     )
     contents = {"json": json.dumps(report, indent=2), "html": render(data)}
@@ -172,14 +172,26 @@ def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _notes(run: Run) -> Sequence[str]:
+def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    notes = []
     warm = run.config.warmstart
-    if warm is None or warm.tiny_model is None:
-        return []
-    return [
-        "The models are tiny and made from nothing by a warm start on generated demonstrations of mixed quality, "
-        "so that they know the format and are often wrong. This shows that the loop works, not what large models gain."
+    if warm is not None and warm.tiny_model is not None:
+        notes.append(
+            "The models are tiny and made from nothing by a warm start on generated demonstrations of mixed quality, so "
+            "that they know the format and are often wrong. This shows that the loop works, not what large models gain."
+        )
+    lost = [
+        f"{row['iteration']} ({group})"
+        for row in rows
+        for group, metrics in row["groups"].items()
+        if metrics.get("train/is_state_lost")
     ]
+    if lost:
+        notes.append(
+            f"Optimizer (and critic, with PPO) started afresh in iteration {', '.join(lost)}: no checkpoint of the version "
+            "that was trained from was left."
+        )
+    return notes
 
 
 def _measured(run: Run, iteration: int) -> dict[str, Trace]:

@@ -68,7 +68,9 @@ def render(data: ReportData) -> str:
     sections = [
         _headline(data),
         _section("Learning", "Per agent, mean over the episodes of an iteration.", _charts(figures.learning(rows))),
-        _section("Evaluation", "Held-out tasks of the gate; bars are confidence intervals.", _evaluation(rows)),
+        _section(
+            "Evaluation", "Held-out tasks of the gate, with 95% intervals; the gain's is the gate's.", _evaluation(rows)
+        ),
         _section("Training", "Per model group.", _charts(figures.training(rows)) + _more_metrics(rows)),
         _section("Funnel", "Turns of each agent, from call to gradient.", _funnel(rows)),
         _section("Time", "Seconds per stage, and the share that neither samples nor trains.", _time(rows)),

@@ -26,7 +26,7 @@ STAGE_COLORS = {
 WORK_STAGES = ("collect", "evaluate", "train")
 """Sampling (evaluation included) and training; the rest of an iteration is overhead."""
 TRAIN_PANELS = (
-    ("KL of the update", ("approx_kl", "kl", "kl_k3", "kl_k1")),
+    ("KL of the update", ("kl_k3", "kl_k1", "kl")),
     ("Entropy", ("entropy",)),
     ("Logprob gap, trainer against engine (mean)", ("logprob_gap_mean", "gap_mean", "logprob_gap", "mean_abs")),
     ("Gradient norm", ("grad_norm",)),

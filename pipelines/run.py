@@ -123,11 +123,16 @@ class Run:
             raise ValueError(f"tasks.{section} is missing: this needs a set of tasks of its own")
         return list(load_tasks(source, section=section, seed=self.config.seed))
 
-    def cast(self, models: Mapping[str, ModelVersionRef], *, temperature: float | None = None) -> Cast:
-        """What acts in episodes when these versions are served."""
+    def cast(
+        self, models: Mapping[str, ModelVersionRef], *, temperature: float | None = None, occasion: str = ""
+    ) -> Cast:
+        """What acts in episodes when these versions are served; `occasion` is that of ad hoc episodes."""
         versions = {group: ref.version for group, ref in sorted(models.items())}
         key = team_key(
-            workflow=self.config.workflow.path, policy_versions=versions, prompts_sha256=self.workflow.prompts_sha256
+            workflow=self.config.workflow.path,
+            policy_versions=versions,
+            prompts_sha256=self.workflow.prompts_sha256,
+            occasion=occasion,
         )
         return Cast(
             workflow=self.config.workflow.path,
@@ -150,9 +155,13 @@ class Run:
     def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
         """The versions that act and are trained from in `iteration`, by model group.
 
-        They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion.
+        They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion. Once
+        collect is done they are what it recorded, whoever is champion by now.
         Raises ValueError if that iteration has not finished training.
         """
+        collected = self.journal.ref(self.key(iteration, "collect"))
+        if collected is not None:
+            return {group: self._model(group, version) for group, version in collected["policy_versions"].items()}
         if iteration == 1:
             return {group: self._model(group, 0) for group in self.config.model_groups}
         decision = self.journal.ref(self.key(iteration - 1, "promote"))

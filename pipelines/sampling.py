@@ -33,7 +33,7 @@ from pipelines.observe import episode_points, log_failed
 from pipelines.run import Cast
 from serve_apps.client import PolicyClient
 from serve_apps.config import CallConfig
-from serve_apps.runner import ActingTeam, EpisodeSpec, run_episode, via
+from serve_apps.runner import CONTEXT_EXHAUSTED, ActingTeam, EpisodeSpec, run_episode, via
 from stores.logs import carried, carry
 from stores.metrics import send
 from stores.traces import TraceStore
@@ -76,6 +76,10 @@ class TooManyFailures(RuntimeError):
     """The share of failed episodes is above the limit. They are kept, and played again when the stage is repeated."""
 
 
+class PromptsTooLong(ValueError):
+    """The share of episodes that had no turn, because not even their first prompt fits, is above the limit."""
+
+
 class InfrastructureFailures(TooManyFailures, InfrastructureLost):
     """Too many failures, most of them not of the run's own making."""
 
@@ -108,6 +112,7 @@ def sample_episodes(
 
     Raises:
         TooManyFailures: more than `config.max_failed_share` of the episodes failed.
+        PromptsTooLong: more than `config.max_failed_share` of them had no turn for want of context.
         InfrastructureLost: collectors ended and groups are incomplete all the same.
     """
     began = time.perf_counter()
@@ -150,6 +155,7 @@ def sample_episodes(
         )
     complete = groups.complete
     _check_failures(stored, complete, config=config)
+    _check_contexts(stored, complete, config=config)
     excluded = set(stored["group_id"].to_pylist()) - complete
     return Sampled(
         traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
@@ -188,6 +194,21 @@ def _check_failures(stored: pa.Table, complete: set[str], *, config: CollectConf
     raise (InfrastructureFailures if is_infrastructure else TooManyFailures)(
         f"{len(failed)} of {len(rows)} episodes failed ({dict(counts)}), more than collect.max_failed_share = "
         f"{config.max_failed_share:g}: {told}; a repetition of the stage plays the failed ones again"
+    )
+
+
+def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConfig) -> None:
+    """Raises PromptsTooLong, with the first task, over the episodes of complete groups."""
+    columns = ["group_id", "task_id", "stop_reason", "num_turns", "error"]
+    rows = [row for row in stored.select(columns).to_pylist() if row["group_id"] in complete]
+    stuck = [row for row in rows if row["stop_reason"] == CONTEXT_EXHAUSTED and not row["num_turns"]]
+    if len(stuck) <= config.max_failed_share * len(rows):
+        return
+    first = min(stuck, key=lambda row: row["task_id"])
+    raise PromptsTooLong(
+        f"{len(stuck)} of {len(rows)} episodes had no turn for want of context, more than collect.max_failed_share = "
+        f"{config.max_failed_share:g}; task {first['task_id']}: {first['error']}: raise serve.max_model_len or leave out "
+        "such tasks"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.credit.rule import SCORED_STATUSES, score_trace
 from pipelines.run import Run, plain
-from stores.types import EpisodeRewards, Trace, TracesRef
+from stores.types import EpisodeRewards, EpisodeStatus, Trace, TracesRef
 
 
 def score(run: Run, iteration: int) -> dict[str, Any]:
@@ -18,11 +18,12 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
     if collected is None:
         raise ValueError(f"stage score of iteration {iteration} needs its collect, which is not done: run that first")
     ref = TracesRef(**collected["traces"])
+    statuses = scored_statuses(run)
     traces, rewards = [], []
     for trace in run.traces.read_traces(ref):
-        if trace.status in SCORED_STATUSES:
+        if trace.status in statuses:
             traces.append(trace)
-            rewards.append(assign(run, trace))
+            rewards.append(assign(run, trace, statuses=statuses))
     run.traces.write_rewards(rewards)
     pinned = run.traces.pin_rewards(
         run_id=run.run_id,
@@ -30,7 +31,7 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
         purpose=ref.purpose,
         credit_version=run.credit_version,
         traces=ref,
-        statuses=SCORED_STATUSES,
+        statuses=statuses,
     )
     return {
         "rewards": plain(pinned),
@@ -40,9 +41,16 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
     }
 
 
-def assign(run: Run, trace: Trace) -> EpisodeRewards:
+def scored_statuses(run: Run) -> tuple[EpisodeStatus, ...]:
+    """Which episodes are paid: those that count in any case, and what some model group's `train_statuses` adds."""
+    groups = [run.config.train_config(group) for group in run.config.model_groups]
+    trained = {EpisodeStatus(status) for train in groups for status in train.train_statuses}
+    return tuple(status for status in EpisodeStatus if status in SCORED_STATUSES or status in trained)
+
+
+def assign(run: Run, trace: Trace, *, statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES) -> EpisodeRewards:
     """The credit of one trace under the run's rule, checked: every reward belongs to a turn that happened."""
-    return score_trace(run.credit, trace, version=run.credit_version)
+    return score_trace(run.credit, trace, version=run.credit_version, statuses=statuses)
 
 
 def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:

@@ -6,6 +6,8 @@ be served. It waits while a stage uses the engines, and the next stage puts back
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,10 +17,14 @@ from pipelines.promote import champion_version, crown, history
 from pipelines.run import Run, plain
 from pipelines.sampling import end_collectors
 from pipelines.serving import serve
+from pipelines.tasks import digest
 from pipelines.watchdog import Watchdog
 from serve_apps.deployment import Proof
 from stores.registry import CHAMPION, Team
 from stores.types import Purpose
+
+RESUMED_S = 86_400
+"""A watching that was interrupted is gone on with if it began so recently; an older one is begun anew."""
 
 
 def promote_version(run: Run, version: int, *, reason: str) -> dict[str, Any]:
@@ -59,6 +65,8 @@ def rollback(run: Run, *, to: int | None, reason: str) -> dict[str, Any]:
 def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
     """A registered team on the run's own sets of tasks, e.g. test and sentinel; the champion's result is kept.
 
+    Each watching plays every task; one that was interrupted keeps its episodes when it is repeated.
+
     Returns {"team_version", "accuracy", "sections"}; `accuracy` is that on the test tasks.
     """
     version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
@@ -67,6 +75,7 @@ def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
     if not given:
         raise ValueError(f"none of tasks.{', tasks.'.join(sections)} is in the run config: give a set of tasks to play")
     found: dict[str, Any] = {}
+    watching = _watching(run, version)
     for section in given:
         watchdog = Watchdog(
             run,
@@ -74,13 +83,26 @@ def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
             timeout_s=run.config.evaluate.stage_timeout_s,
             recover=end_collectors,
         )
-        work = partial(play, run, dict(team.models), run.tasks(section), iteration=0, purpose=Purpose.AD_HOC)
-        report = watchdog.watch(work, alone=run.hold_engines()).report(run)
+        tasks = run.tasks(section)
+        work = partial(play, run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC)
+        on_occasion = partial(work, occasion=f"watch/{watching}/{section}/{digest(tasks)}")
+        report = watchdog.watch(on_occasion, alone=run.hold_engines()).report(run)
         found[section] = {key: report[key] for key in ("accuracy", "ci95", "num_tasks", "ok_share")}
+    run.journal.put_value(run.run_id, "watching", {"team_version": None})
     ref = {"team_version": version, "accuracy": found.get("test", {}).get("accuracy"), "sections": found}
     if alias == CHAMPION:
         run.journal.put_value(run.run_id, "watched", ref)
     return ref
+
+
+def _watching(run: Run, version: int) -> str:
+    """Key of this watching: that of the team's last one where it was interrupted, else a new one."""
+    last = run.journal.value(run.run_id, "watching")
+    if last and last["team_version"] == version and last["began_at"] > time.time() - RESUMED_S:
+        return str(last["key"])
+    key = uuid.uuid4().hex[:12]
+    run.journal.put_value(run.run_id, "watching", {"team_version": version, "key": key, "began_at": time.time()})
+    return key
 
 
 def _check(run: Run, team: Team, version: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from pipelines.run import Run
-from serve_apps.deployment import PolicyAppSpec, Proof, ensure_apps, served_versions, sync_apps
+from serve_apps.deployment import PolicyAppSpec, Proof, ServedModel, ensure_apps, served_models, sync_apps
 from stores.types import ModelVersionRef
 
 
@@ -24,14 +24,17 @@ def serve(run: Run, models: Mapping[str, ModelVersionRef], *, always_prove: bool
     start(run, models)
     apps = app_names(run)
     wanted = {apps[group]: ref for group, ref in models.items()}
-    if not always_prove:
-        served = served_versions(list(wanted))
-        if all(set(served[app].values()) == {ref.version} for app, ref in wanted.items()):
-            return [], 0.0
+    served = {app: set(by_replica.values()) for app, by_replica in served_models(wanted).items()}
+    if not always_prove and all(served[app] == {(r.version, r.manifest_sha256)} for app, r in wanted.items()):
+        return [], 0.0
     began = time.perf_counter()
-    targets = {app: (ref, _parent(run, ref)) for app, ref in wanted.items()}
+    settings = run.config.sync
     proofs = sync_apps(
-        targets, run.weights, tolerance=run.config.sync.proof_tolerance, timeout_s=run.config.sync.timeout_s
+        {app: (ref, _version_before(run, ref, served[app])) for app, ref in wanted.items()},
+        run.weights,
+        tolerance=settings.proof_tolerance,
+        noise=settings.noise,
+        timeout_s=settings.timeout_s,
     )
     return proofs, time.perf_counter() - began
 
@@ -53,6 +56,14 @@ def start(run: Run, models: Mapping[str, ModelVersionRef]) -> None:
     )
 
 
-def _parent(run: Run, ref: ModelVersionRef) -> ModelVersionRef | None:
+def _version_before(run: Run, ref: ModelVersionRef, served: Set[ServedModel]) -> ModelVersionRef | None:
+    """What a proof tells `ref` apart from: another version that a replica serves now, or else the parent.
+
+    What is no more in the store has no probe to compare with, and is passed over.
+    """
+    for version, manifest_sha256 in sorted(served - {(ref.version, ref.manifest_sha256)}, reverse=True):
+        before = run.weights.ref(ref.model_group, version)
+        if before is not None and before.manifest_sha256 == manifest_sha256:
+            return before
     parent = run.weights.manifest(ref).parent
     return None if parent is None else run.weights.ref(ref.model_group, parent)

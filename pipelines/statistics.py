@@ -82,11 +82,6 @@ def task_means(outcomes: Outcomes) -> np.ndarray:
     return means
 
 
-def avg_at_k(outcomes: Outcomes) -> float:
-    """Mean over tasks of the mean over their k episodes."""
-    return float(task_means(outcomes).mean())
-
-
 def pass_at_k(outcomes: Outcomes, k: int) -> float:
     """Chance that one of k episodes solves its task, mean over tasks: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021).
 
@@ -100,14 +95,6 @@ def pass_at_k(outcomes: Outcomes, k: int) -> float:
             raise ValueError(f"pass@{k} needs {k} episodes per task, {task_id!r} has {n}")
         shares.append(1.0 - math.comb(n - c, k) / math.comb(n, k))
     return math.fsum(shares) / len(shares)
-
-
-def effective_sample_size(log_weights: np.ndarray) -> float:
-    """(sum w)^2 / sum w^2 of importance weights w = exp(`log_weights`), between 1 and their number; 0 for none."""
-    if log_weights.size == 0:
-        return 0.0
-    weights = np.exp(log_weights - log_weights.max())
-    return float(weights.sum() ** 2 / (weights**2).sum())
 
 
 def _bootstrap(

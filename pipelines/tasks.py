@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -72,6 +73,12 @@ def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
                     f"tasks.{section} and tasks.{other} share the task {task.prompt[:80]!r} "
                     f"(id {task.task_id!r} in {section}): remove it from one of the two"
                 )
+
+
+def digest(tasks: Sequence[Task]) -> str:
+    """Identity of a set of tasks: all that a workflow or a credit rule reads of them, not their ids alone."""
+    text = json.dumps([asdict(task) for task in tasks], sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_unique(located: Sequence[tuple[str, Task]]) -> None:

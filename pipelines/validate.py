@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipelines.config import RunConfig
 from pipelines.credit.rule import load_credit
+from pipelines.run import Run
 from pipelines.tasks import check_disjoint, load_tasks
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from stores.types import Task
@@ -24,7 +25,7 @@ def check(config: RunConfig) -> None:
     load_credit(config.credit)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
-    _check_tasks(config)
+    check_tasks(config)
     _check_models(config)
 
 
@@ -38,6 +39,13 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
         raise ValueError(f"model_groups: agent {agent!r} of the workflow is mapped to no model group: add it to one")
     for agent in sorted(set(config.agents) - declared):
         raise ValueError(f"agents: {agent!r} is no agent of the workflow{_near(agent, declared)}")
+    for name, role in workflow.agents.items():
+        sampling = Run(config).sampling(name, role)
+        if not sampling.is_unfiltered:
+            raise ValueError(
+                f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "
+                "nothing filtered (top_p 1, top_k 0, min_p 0): change the workflow's Agent, or set it in this section"
+            )
 
 
 def _near(name: str, known: set[str]) -> str:
@@ -45,7 +53,8 @@ def _near(name: str, known: set[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else f"; it declares {', '.join(sorted(known))}"
 
 
-def _check_tasks(config: RunConfig) -> None:
+def check_tasks(config: RunConfig) -> None:
+    """Raises ValueError where sets of tasks overlap, are too small, or one that is needed is missing."""
     sections: dict[str, list[Task]] = {}
     for section in ("train", "gate", "test", "sentinel"):
         source = getattr(config.tasks, section)

@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pipelines.chosen_traces import choose
 from pipelines.run import Cast, Run, plain
 from serve_apps.runner import ActingTeam
 from serve_apps.workflow import load_object
@@ -67,9 +68,12 @@ def _folders(
     folders: dict[str, Path] = {}
     metrics: dict[str, float] = {}
     probes = None
-    for group in run.config.model_groups:
-        base = _local(run.config.model_groups[group].model, scratch)
-        pairs = _pairs(_demonstrations(run, settings, {g: base for g in run.config.model_groups}), group)
+    bases = {group: _local(g.model, scratch) for group, g in run.config.model_groups.items()}
+    chosen: list[Trace] = []
+    if settings.traces is not None:
+        chosen = choose(run, settings.traces, count=settings.num_demonstrations, folders=bases)
+    for group, base in bases.items():
+        pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), group)
         folders[group], found = _learn(run, settings, pairs, scratch / group, base, None, progress)
         metrics |= {f"{group}/{name}": value for name, value in found.items()}
         probes = [[*p, *c] for p, c in pairs[:NUM_PROBES]]
@@ -119,9 +123,7 @@ def _learn(
 def _demonstrations(
     run: Run, settings: WarmstartConfig, folders: Mapping[str, Path], spy: _TextSpy | None = None
 ) -> list[Trace]:
-    """Traces from the demonstrator (tokenized by `folders`, or only listened to by `spy`), or chosen ones."""
-    if settings.traces is not None:
-        return _chosen(settings)
+    """Traces from the demonstrator, tokenized by `folders`, or only listened to by `spy`."""
     from serve_apps.demonstrate import demonstrate
 
     return demonstrate(
@@ -132,25 +134,6 @@ def _demonstrations(
         run_id=run.run_id,
         seed=run.config.seed,
     )
-
-
-def _chosen(settings: WarmstartConfig) -> list[Trace]:
-    from stores.traces import TraceStore
-
-    assert settings.traces is not None, "only called for chosen traces"
-    choice = settings.traces
-    store = TraceStore(choice.uri)
-    traces = [
-        trace
-        for trace in store.find_traces(run_id=choice.run, iteration=choice.iteration, limit=settings.num_demonstrations)
-        if any(r.outcome >= choice.min_outcome for r in store.rewards_of(trace.episode_id))
-    ]
-    if not traces:
-        raise ValueError(
-            f"warmstart.traces: no scored trace of run {choice.run!r} in {choice.uri} has an outcome of "
-            f"{choice.min_outcome:g} or more"
-        )
-    return traces
 
 
 def _team(run: Run, folders: Mapping[str, Path], spy: _TextSpy | None) -> ActingTeam:

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from serve_apps.config import CallConfig
 from stores.types import Completion, FinishReason, GenerateRequest
 
+ANSWERS = {FinishReason.STOP.value, FinishReason.LENGTH.value, "context", "refused"}
+"""Finish reasons of a request that has its answer; with any other the engine gave it up, and it is repeated."""
 FIRST_PAUSE_S = 0.5
 """Pause before the second attempt; it grows fourfold, for a replica that is being replaced."""
 
@@ -123,7 +125,7 @@ class _Lane:
         fault: Exception | None = None
         try:
             async with asyncio.timeout(self._config.call_timeout_s):
-                await self._stream(unfinished)
+                fault = await self._stream(unfinished)
         except TimeoutError:
             fault = TimeoutError(f"no answer within call_timeout_s = {self._config.call_timeout_s:g} s")
         except (RayError, RayServeException, ConnectionError) as error:
@@ -133,18 +135,23 @@ class _Lane:
                 list(unfinished.values()), fault or ConnectionError("the replica ended the stream early")
             )
 
-    async def _stream(self, unfinished: dict[int, _Call]) -> None:
-        """Sends what is unfinished and takes out of it what comes back."""
+    async def _stream(self, unfinished: dict[int, _Call]) -> Exception | None:
+        """Sends what is unfinished and takes out of it what comes back; returns why a request was given up, if one was."""
+        fault = None
         if self._stream_handle is None:
             self._stream_handle = self._open_app(self._app)
         stream = self._stream_handle.remote([_wire(key, call.request) for key, call in unfinished.items()])
         try:
             async for results in stream:
                 for key, *result in results:
-                    _answer(unfinished.pop(key), result)
+                    if result[2] in ANSWERS:
+                        _answer(unfinished.pop(key), result)
+                    else:
+                        fault = ConnectionError(f"the engine ended a request with finish reason {result[2]!r}")
         except asyncio.CancelledError:
             stream.cancel()
             raise
+        return fault
 
     async def _repeat(self, calls: list[_Call], fault: Exception) -> None:
         """Puts `calls` back after a pause; those at their last attempt fail."""

@@ -18,7 +18,7 @@ from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
 from serve_apps.proof import Proof, SyncError, SyncTimeoutError, judge
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
-from stores.weights import Manifest, WeightStore
+from stores.weights import Manifest, WeightStore, read_manifest
 
 IMPORT_PATH = "serve_apps.policy_app:build_app"
 POLL_S = 0.03
@@ -26,7 +26,10 @@ REPLICA_TIMEOUT_S = 30.0
 """How long one replica may take to answer a status or a probe."""
 
 Target = tuple[ModelVersionRef, ModelVersionRef | None]
-"""The version an app should serve, and its parent, from which it must be told apart (None: there is none)."""
+"""The version an app should serve, and the one from which it must be told apart (None: none is known)."""
+
+ServedModel = tuple[int, str]
+"""Version and sha256 of its manifest: a run that is begun again counts its versions from 0, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ def remove_apps(names: Iterable[str], *, timeout_s: float = 60.0) -> None:
 
 
 def sync_apps(
-    targets: Mapping[str, Target], weights: WeightStore, *, tolerance: float, timeout_s: float
+    targets: Mapping[str, Target], weights: WeightStore, *, tolerance: float, noise: float, timeout_s: float
 ) -> list[Proof]:
     """Makes every replica of every app serve its target, in place and in one deploy, and proves each replica.
 
@@ -87,11 +90,16 @@ def sync_apps(
         weights.verify(ref)
     apps = change(open_list(), lambda apps: _retargeted(apps, targets))
     _wait_until_served(targets, apps, started + timeout_s, timeout_s)
-    return prove_apps(targets, weights, tolerance=tolerance, started=started)
+    return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started)
 
 
 def prove_apps(
-    targets: Mapping[str, Target], weights: WeightStore, *, tolerance: float, started: float | None = None
+    targets: Mapping[str, Target],
+    weights: WeightStore,
+    *,
+    tolerance: float,
+    noise: float,
+    started: float | None = None,
 ) -> list[Proof]:
     """Asks every replica of every app for its version and its logprobs on the probe sequences of its target.
 
@@ -115,6 +123,7 @@ def prove_apps(
                 on_old,
                 old_manifest.probe.logprobs if old_manifest else None,
                 tolerance=tolerance,
+                noise=noise,
             )
             proofs.append(
                 Proof(
@@ -128,16 +137,14 @@ def prove_apps(
                     seconds=time.monotonic() - since,
                 )
             )
-    _raise_for_failures(proofs, targets, tolerance)
+    _raise_for_failures(proofs, targets, tolerance, noise)
     return proofs
 
 
-def served_versions(app_names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """{app: {replica_id: version}} of every running replica."""
-    pending = {app: _handle(app).broadcast("status") for app in app_names}
+def served_models(app_names: Iterable[str]) -> dict[str, dict[str, ServedModel]]:
+    """{app: {replica_id: model}} of every replica that answers."""
     return {
-        app: {s["replica_id"]: s["version"] for s in broadcast.results(timeout_s=REPLICA_TIMEOUT_S)}
-        for app, broadcast in pending.items()
+        app: {s["replica_id"]: (s["version"], s["manifest_sha256"]) for s in _statuses_if_up(app)} for app in app_names
     }
 
 
@@ -164,11 +171,22 @@ def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
 
 
 def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:
-    """True if `entry` differs from `spec` at most in the version, which never justifies a restart."""
+    """True if `entry` differs from `spec` at most in the version, which never justifies a restart.
+
+    Unless that version was removed or replaced: a replica that is started again loads it first, and could not.
+    """
     if entry is None:
         return False
     running = PolicyArgs.from_dict(entry["args"])
-    return (running.model_group, running.serve) == (spec.model_group, spec.serve)
+    return (running.model_group, running.serve) == (spec.model_group, spec.serve) and _is_stored(running.model)
+
+
+def _is_stored(ref: ModelVersionRef) -> bool:
+    try:
+        read_manifest(ref)
+    except ValueError:
+        return False
+    return True
 
 
 def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float) -> None:
@@ -259,14 +277,18 @@ def _probe_sequences(new: Manifest, old: Manifest | None) -> tuple[list[list[int
     return sequences + [list(s) for s in old.probe.sequences], len(sequences)
 
 
-def _raise_for_failures(proofs: Sequence[Proof], targets: Mapping[str, Target], tolerance: float) -> None:
+def _raise_for_failures(proofs: Sequence[Proof], targets: Mapping[str, Target], tolerance: float, noise: float) -> None:
     failed = [p for p in proofs if p.verdict == "failed"]
     if not failed:
         return
     lines = [
         f"app {p.app!r}, replica {p.replica_id} (pid {p.pid}) should serve version {targets[p.app][0].version}, says "
-        f"{p.version}; max |logprob difference| to it {p.max_difference_new:.3g} (tolerance {tolerance:g})"
-        + ("" if p.max_difference_old is None else f", to its parent {p.max_difference_old:.3g}")
+        f"{p.version}; max |logprob difference| to it {p.max_difference_new:.3g} "
+        + (
+            f"(without another version to tell it apart from, sync.proof_noise = {noise:g} is allowed)"
+            if p.max_difference_old is None
+            else f"(tolerance {tolerance:g}), to the version before {p.max_difference_old:.3g}"
+        )
         for p in failed
     ]
     raise SyncError("\n".join(lines), proofs)

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-NOISE_SHARE = 0.02
-"""Engine noise as a share of the tolerance: 2e-5 of 1e-3 in float32 (about 1e-5 is seen), 1e-3 of 5e-2 in bfloat16."""
-
 Verdict = Literal["proven", "indistinguishable", "failed"]
 Logprobs = Sequence[Sequence[float]]
 
@@ -25,7 +22,7 @@ class Proof:
     max_difference_new: float
     """Largest |logprob difference| to the manifest of the version it should serve."""
     max_difference_old: float | None
-    """The same to the parent's manifest; None where there is no parent."""
+    """The same to the manifest of what was served before, or else of the parent; None where there is neither."""
     verdict: Verdict
     seconds: float
     """From the beginning of the sync."""
@@ -45,20 +42,21 @@ class SyncTimeoutError(SyncError, TimeoutError):
 
 
 def judge(served_on_new: Logprobs, new: Logprobs, served_on_old: Logprobs | None, old: Logprobs | None, *,
-          tolerance: float) -> tuple[Verdict, float, float | None]:  # fmt: skip
+          tolerance: float, noise: float) -> tuple[Verdict, float, float | None]:  # fmt: skip
     """Verdict, difference to the new version's logprobs, difference to the old one's.
 
-    Proven: within `tolerance` of the new version and nearer to it than to the old one. Where even the old version's
-    logprobs lie within the engine's noise of what is served, no probe can tell them apart: the verdict then rests on
-    the byte hashes, which both sides have checked.
+    Proven: within `tolerance` of the new version and nearer to it than to the old one; without an old one to tell it
+    apart from, within `noise` of the new one. Where even the old version's logprobs lie within the engine's noise of
+    what is served, no probe can tell them apart: the verdict then rests on the byte hashes, which both sides have
+    checked.
     """
     to_new = max_difference(served_on_new, new)
     to_old = None if old is None or served_on_old is None else max_difference(served_on_old, old)
-    if not to_new <= tolerance:
+    if not to_new <= (noise if to_old is None else tolerance):
         return "failed", to_new, to_old
-    if to_old is None or (to_new < to_old and to_old > tolerance * NOISE_SHARE):
+    if to_old is None or (to_new < to_old and to_old > noise):
         return "proven", to_new, to_old
-    if to_old <= tolerance * NOISE_SHARE and to_new <= tolerance * NOISE_SHARE:
+    if to_old <= noise and to_new <= noise:
         return "indistinguishable", to_new, to_old
     return "failed", to_new, to_old
 

@@ -36,6 +36,8 @@ from stores.types import (
     episode_id,
 )
 
+CONTEXT_EXHAUSTED = "context_exhausted"
+"""Stop reason of an episode in which a prompt left no room for an answer."""
 MIN_QUOTE = 12
 """Characters from which on text found inside an input counts as read from the event that said it."""
 
@@ -128,7 +130,8 @@ def via(client: PolicyClient) -> Complete:
 async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> Trace:
     """Runs one episode to its end, whatever happens; only cancellation escapes.
 
-    An infrastructure failure is an attempt, repeated with the same seed; the last attempt is what is recorded.
+    An infrastructure failure is an attempt, repeated with the same seed; the last attempt is what is recorded. A turn
+    that another version sampled than the one that should act is such a failure: it is not what the team does.
     """
     for attempt in range(1, limits.max_attempts + 1):
         recorder = _Recorder(spec, team, complete, limits)
@@ -156,14 +159,13 @@ class _Recorder:
         agents, tools = _Calls(self._ask, self.team.workflow.agents), _Calls(self._use, self.team.workflow.tools)
         try:
             async with asyncio.timeout(self.limits.episode_timeout_s):
-                outcome = await self.team.workflow.run(self.spec.task, agents, tools)
+                returned = await self.team.workflow.run(self.spec.task, agents, tools)
+            outcome = _recordable(returned)
             stop_reason = outcome.stop_reason
-            if not isinstance(outcome, Outcome):
-                raise TypeError(f"run returned {type(outcome).__name__}, not an Outcome")
             if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in self.turns.values()):
                 status = EpisodeStatus.TRUNCATED
         except ContextExhausted as exhausted:
-            status, stop_reason, error = EpisodeStatus.TRUNCATED, "context_exhausted", str(exhausted)
+            status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
         except TimeoutError:
             waited = time.perf_counter() - self.began
             status, stop_reason = EpisodeStatus.TIMEOUT, "timeout"
@@ -172,7 +174,12 @@ class _Recorder:
             status, stop_reason, error = EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
         except ToolError as failed:
             status, stop_reason, error = EpisodeStatus.TOOL_ERROR, "tool_failed", str(failed)
-        except Exception as raised:  # noqa: BLE001 - the one place: a workflow that raises is a recorded agent_error
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
+            error = "CancelledError: the workflow awaited a task that it had cancelled itself"
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the one place: what a workflow raises is agent_error
             status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
             error = f"{type(raised).__name__}: {raised}"
         return self._trace(status, stop_reason, error, outcome, started_at, attempt)
@@ -192,7 +199,6 @@ class _Recorder:
             prompt_token_ids=prompt_ids,
             sampling=sampling,
             seed=_turn_seed(self.spec.seed, index),
-            session_id=self.spec.episode_id,
         )
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=inputs, task=self.spec.task, request=request)
@@ -201,7 +207,7 @@ class _Recorder:
         end = time.perf_counter()
         text = tokenizer.decode(completion.token_ids)
         parsed = agent.contract.parse(text)
-        fault = parsed.fault
+        fault = str(parsed.fault or "")
         if completion.finish_reason is FinishReason.LENGTH:
             fault = fault or f"cut after {len(completion.token_ids)} tokens"
         self.turns[index] = Turn(
@@ -227,6 +233,12 @@ class _Recorder:
             num_attempts=completion.num_attempts,
             is_version_mixed=completion.is_version_mixed,
         )
+        meant = self.team.policy_versions[group]
+        if completion.policy_version != meant:
+            raise PolicyCallError(
+                f"turn {index}: version {completion.policy_version} of model group {group!r} answered, {meant} should act: "
+                "a replica serves another version than the stage had made sure of"
+            )
         self.said[index] = (text, *parsed.fields.values())
         return Reply(
             turn_index=index,
@@ -295,7 +307,8 @@ class _Recorder:
         seen: dict[str, set[int]] = {}
         for turn in turns:
             seen.setdefault(turn.model_group, set()).add(turn.policy_version)
-        mixed = any(len(v) > 1 for v in seen.values()) or any(t.is_version_mixed for t in turns)
+        meant = self.team.policy_versions
+        mixed = any(v != {meant[group]} for group, v in seen.items()) or any(t.is_version_mixed for t in turns)
         acted = {group: max(versions) for group, versions in seen.items()}
         return Trace(
             episode_id=self.spec.episode_id,
@@ -312,8 +325,8 @@ class _Recorder:
             status=status,
             stop_reason=stop_reason,
             error=error,
-            answer=str(outcome.answer) if isinstance(outcome, Outcome) else "",
-            outcome_metadata=dict(outcome.metadata) if isinstance(outcome, Outcome) else {},
+            answer=outcome.answer,
+            outcome_metadata=outcome.metadata,
             policy_versions={**self.team.policy_versions, **acted},
             is_version_mixed=mixed,
             turns=turns,
@@ -341,6 +354,24 @@ class _Calls:
 
     def __getitem__(self, name: str) -> Callable[..., Awaitable[Any]]:
         return getattr(self, name)
+
+
+def _recordable(returned: Any) -> Outcome:
+    """What `run` returned, as a trace takes it; TypeError where that cannot be."""
+    if not isinstance(returned, Outcome):
+        raise TypeError(f"run returned {type(returned).__name__}, not an Outcome")
+    if not isinstance(returned.metadata, Mapping):
+        raise TypeError(
+            f"Outcome.metadata is {type(returned.metadata).__name__}, not a mapping: leave it out or give one"
+        )
+    answer, stop_reason = str(returned.answer), str(returned.stop_reason)
+    return replace(returned, answer=answer, stop_reason=stop_reason, metadata=dict(returned.metadata))
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody cancelled the task that runs this, rather than one that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _turn_seed(episode_seed: int, index: int) -> int:

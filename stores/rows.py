@@ -291,8 +291,15 @@ def _arrays(
     arrays = []
     for field in kind:
         values = columns[field.name] if field.name in columns else [getattr(r, field.name) for r in records]
-        arrays.append(values if isinstance(values, pa.Array) else pa.array(values, field.type))
+        arrays.append(values if isinstance(values, pa.Array) else _array(values, field.type))
     return arrays
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # half a surrogate pair, as json.loads makes of what a model wrote: kept as its escape
+        return pa.array([v.encode(errors="backslashreplace").decode() for v in values], kind)
 
 
 def _tags(names: Iterable[str]) -> str:
@@ -301,4 +308,16 @@ def _tags(names: Iterable[str]) -> str:
 
 def _dump(value: Any) -> str:
     """JSON; what JSON cannot hold is kept as its repr, so that no tool's answer can lose an episode."""
-    return json.dumps(value if not isinstance(value, Mapping) else dict(value), ensure_ascii=False, default=repr)
+    try:
+        return json.dumps(value if not isinstance(value, Mapping) else dict(value), ensure_ascii=False, default=repr)
+    except Exception:  # noqa: BLE001 - a key that is no string, a cycle, a repr that raises: all of them a user's
+        if isinstance(value, Mapping):
+            return json.dumps({k if isinstance(k, str) else _repr(k): _repr(v) for k, v in value.items()})
+        return json.dumps(_repr(value))
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - any class may define one
+        return f"<{type(value).__name__}>"

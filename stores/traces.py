@@ -90,12 +90,13 @@ class TraceStore:
     def stored_episodes(
         self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str, with_tokens: bool = False
     ) -> pa.Table:
-        """One row {episode_id, group_id, task_id, status, error, started_at, duration_s} per stored episode of this key.
+        """One row per stored episode of this key.
 
-        `with_tokens` adds num_tokens, the length of all its completions; it reads the turns, so it costs more.
+        It has {episode_id, group_id, task_id, status, stop_reason, error, num_turns, started_at, duration_s}. `with_tokens` adds num_tokens, the length of all its completions; it reads the turns, so it costs more.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
-        names = ["episode_id", "group_id", "task_id", "status", "error", "started_at", "duration_s"]
+        names = ["episode_id", "group_id", "task_id", "status", "stop_reason", "error", "num_turns"]
+        names += ["started_at", "duration_s"]
         table = self._open("episodes").search().where(where).select([*names, *(["turns"] * with_tokens)]).to_arrow()
         if not with_tokens:
             return table
@@ -241,6 +242,16 @@ class TraceStore:
         """At most `limit` stored episodes with these properties, pinned or not."""
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
         return self._find(where, limit=limit)
+
+    def rewarded_traces(
+        self, *, run_id: str, iteration: int | None, purpose: Purpose, min_outcome: float
+    ) -> Iterator[Trace]:
+        """Stored episodes that were credited with this outcome or more, under any credit version, in no order."""
+        where = _where(run_id=run_id, iteration=iteration, purpose=purpose)
+        good = set(_column(self._open("rewards"), "episode_id", f"{where} AND outcome >= {min_outcome}").to_pylist())
+        query = self._open("episodes").search().where(where).select(rows.EPISODES.names)
+        for batch in query.to_batches(256) if good else ():
+            yield from (trace for trace in rows.traces_of(batch) if trace.episode_id in good)
 
     def rewards_of(self, episode_id: str) -> list[EpisodeRewards]:
         """Everything that an episode was ever credited with, by credit version."""

@@ -81,8 +81,6 @@ class GenerateRequest:
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     seed: int
-    session_id: str = ""
-    """The episode, for replicas that keep a prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +155,7 @@ class Trace:
     iteration: int
     purpose: Purpose
     team_key: str
-    """Hash of the policy versions that were meant to act, see `team_key`."""
+    """Hash of the policy versions that were meant to act, and for ad hoc episodes of the occasion: see `team_key`."""
     workflow: str
     task: Task
     group_id: str
@@ -174,7 +172,8 @@ class Trace:
     policy_versions: Mapping[str, int]
     """The version of every model group that acted or was meant to act."""
     is_version_mixed: bool
-    """True if turns of one model group were sampled by more than one version: kept out of the loss by default."""
+    """True if another version than the one that was meant to act sampled a turn or a part of one: kept out of
+    evaluations, and by default out of the loss."""
     turns: tuple[Turn, ...]
     tool_calls: tuple[ToolCall, ...]
     started_at: float
@@ -271,7 +270,11 @@ def episode_id(
     return sha256("\x1f".join(parts).encode()).hexdigest()[:32]
 
 
-def team_key(*, workflow: str, policy_versions: Mapping[str, int], prompts_sha256: str) -> str:
-    """Names what acts in an episode: workflow, prompts and one version per model group."""
+def team_key(*, workflow: str, policy_versions: Mapping[str, int], prompts_sha256: str, occasion: str = "") -> str:
+    """Names what acts in an episode: workflow, prompts and one version per model group.
+
+    `occasion` sets ad hoc episodes apart: there the same ids may stand for other tasks, or for the same ones once more.
+    """
     parts = [workflow, prompts_sha256, *(f"{g}={v}" for g, v in sorted(policy_versions.items()))]
+    parts += [f"occasion={occasion}"] if occasion else []
     return sha256("\x1f".join(parts).encode()).hexdigest()[:16]

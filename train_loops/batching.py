@@ -27,34 +27,18 @@ class Batch:
 
     token_ids: torch.Tensor
     """[B, T] int64."""
-    lengths: torch.Tensor
-    """[B] int64, tokens that are not padding."""
     loss_mask: torch.Tensor
     """[B, T-1] bool, True where the target token is a completion token."""
-    rollout_logprobs: torch.Tensor
-    """[B, T-1] float32, 0 outside the mask."""
     temperature: torch.Tensor
     """[B] float32."""
     rows: tuple[int, ...]
     """Which samples these are; shorter than B (empty) for an empty microbatch."""
 
-    @property
-    def attention_mask(self) -> torch.Tensor:
-        """[B, T] bool. Models with causal attention do not need it: nothing attends to padding on the right."""
-        return torch.arange(self.token_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
-
-    @property
-    def position_ids(self) -> torch.Tensor:
-        """[B, T] int64."""
-        return torch.arange(self.token_ids.shape[1], device=self.lengths.device).expand_as(self.token_ids)
-
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         return Batch(
             token_ids=self.token_ids.to(device),
-            lengths=self.lengths.to(device),
             loss_mask=self.loss_mask.to(device),
-            rollout_logprobs=self.rollout_logprobs.to(device),
             temperature=self.temperature.to(device),
             rows=self.rows,
         )
@@ -66,16 +50,12 @@ def collate(samples: Sequence[Sample], rows: Sequence[int], *, pad_id: int = 0) 
     lengths = [len(s.token_ids) for s in picked] or [2]
     token_ids = np.full((len(lengths), max(lengths)), pad_id, dtype=np.int64)
     loss_mask = np.zeros((len(lengths), max(lengths) - 1), dtype=bool)
-    rollout_logprobs = np.zeros(loss_mask.shape, dtype=np.float32)
     for i, s in enumerate(picked):
         token_ids[i, : lengths[i]] = s.token_ids
         loss_mask[i, s.prompt_length - 1 : lengths[i] - 1] = True
-        rollout_logprobs[i, s.prompt_length - 1 : lengths[i] - 1] = s.rollout_logprobs
     return Batch(
         token_ids=torch.from_numpy(token_ids),
-        lengths=torch.tensor(lengths),
         loss_mask=torch.from_numpy(loss_mask),
-        rollout_logprobs=torch.from_numpy(rollout_logprobs),
         temperature=torch.tensor([s.temperature for s in picked] or [1.0], dtype=torch.float32),
         rows=tuple(rows),
     )

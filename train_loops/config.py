@@ -100,6 +100,7 @@ class TrainConfig(Settings):
     microbatch_tokens: int = Field(16384, ge=1)
     """Padded tokens per forward and backward pass."""
     train_statuses: tuple[Literal["ok", "truncated", "agent_error", "tool_error", "timeout"], ...] = ("ok", "truncated")
+    """Episodes that are trained on; the credit rule pays those that are added, with the answer they ended with, if any."""
     train_mixed_versions: bool = False
     num_workers: int = Field(1, ge=1)
     threads: int = Field(1, ge=1)
@@ -135,10 +136,15 @@ class TinyModelConfig(Settings):
 
 
 class ChosenTracesConfig(Settings):
-    """Stored traces that serve as demonstrations: what went well in another run."""
+    """Stored traces that serve as demonstrations: what went well in another run's training.
+
+    Traces of tasks that this run holds out are left out, another tokenizer is refused.
+    """
 
     uri: str
     """LanceDB URI of the trace store."""
+    weights: str = ""
+    """Folder or URI of that run's model versions, whose tokenizer is compared; empty: `weights` beside the traces."""
     run: str
     iteration: int | None = None
     """null: all iterations."""

@@ -237,8 +237,8 @@ class Engine:
 def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Path:
     """Writes a `PolicyScorer` engine's model as a Hugging Face folder; all workers call it, worker 0 writes.
 
-    Names, dtypes and tying are the parent's, so that a running engine can load one over the other; config and
-    tokenizer files are copied from it.
+    Names, dtypes and tying are the parent's, so that a running engine can load one over the other: a tied head that the
+    parent's file stores all the same is stored again. Config and tokenizer files are copied from it.
 
     Args:
         engine: around a `PolicyScorer`.
@@ -262,10 +262,20 @@ def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Pa
         if name not in dtypes:
             raise ValueError(f"{parent} has no tensor {name!r}, the model trained from it does")
         tensors[name] = tensor.to(SAFETENSORS_DTYPES[dtypes[name]]).contiguous()
+    for name, source in _tied_names(engine.module.model).items():  # type: ignore[arg-type]
+        if is_writer and name in dtypes:
+            tensors[name] = tensors[source].to(SAFETENSORS_DTYPES[dtypes[name]], copy=True)
     if is_writer:
         shutil.copytree(parent, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
         save_file(tensors, out / WEIGHTS_FILE, metadata={"format": "pt"})
     return out
+
+
+def _tied_names(module: nn.Module) -> dict[str, str]:
+    """Further name of a parameter -> the name that `Engine.tensors` gives it."""
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in every if name != first[id(parameter)]}
 
 
 def _dtype(config: DeepSpeedConfig) -> torch.dtype:

@@ -41,7 +41,7 @@ from train_loops.rows import Funnel, Sample, samples_of, trajectories_of
 Rows = Sequence[NDArray[np.floating]]
 
 MAX_SKIPPED_STEPS = 3
-"""So many steps in a row whose loss or gradient is not finite end the order."""
+"""So many steps in a row whose loss or gradient is not finite end the order; so does an order without any other step."""
 KL_PROBE_SHARE, MIN_KL_PROBE_TOKENS, MAX_KL_PROBE_TOKENS = 1 / 16, 1024, 4096
 """Of an order's tokens: on how many the KL between the old and the new policy is measured after the last step."""
 
@@ -113,7 +113,7 @@ def learn(
 
     Raises:
         MismatchError: the rows were not sampled by the weights that the policy engine holds.
-        TrainingDivergedError: three steps in a row were not finite.
+        TrainingDivergedError: three steps in a row were not finite, or all steps of the order.
     """
     learned = Learned()
     if not samples:
@@ -141,7 +141,7 @@ def learn(
         )
     else:
         with clock.measures("update"):
-            trained = _Update(
+            update = _Update(
                 samples=samples,
                 models=models,
                 config=config,
@@ -152,9 +152,10 @@ def learn(
                 is_picked=is_active | has_other_loss | (models.critic is not None),
                 trains_policy=trains_policy,
                 pad_id=pad_id,
-            ).run(seed=seed)
-        learned.metrics |= trained
-        funnel.add("trained", [s.agent for s, a in zip(samples, is_active | has_other_loss, strict=True) if a])
+            )
+            learned.metrics |= update.run(seed=seed)
+        has_trained = update.is_in_policy_step & (is_active | has_other_loss)
+        funnel.add("trained", [s.agent for s, has in zip(samples, has_trained, strict=True) if has])
     _add_agents(learned, samples, funnel, advantages=advantages, agreements=agreements)
     num_tokens = sum(len(s.token_ids) for s in samples)
     learned.metrics["train/tokens_per_s"] = num_tokens / max(clock.total, 1e-9)
@@ -258,33 +259,40 @@ class _Update:
     pad_id: int
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     """Metrics summed on the device: no transfer per microbatch."""
+    is_in_policy_step: NDArray[np.bool_] = field(init=False)
+    """Rows of which a step of the policy was made that was not skipped."""
+
+    def __post_init__(self) -> None:
+        self.is_in_policy_step = np.zeros(len(self.samples), dtype=bool)
 
     def run(self, *, seed: int) -> dict[str, float]:
         num_steps, num_skipped = 0, 0
         norms: dict[str, list[float]] = defaultdict(list)
         in_a_row: dict[str, int] = defaultdict(int)
+        last_norm: dict[str, float] = {}
         engines = {"policy": self.models.policy} if self.trains_policy else {}
         if self.models.critic is not None:
             engines["critic"] = self.models.critic
         for epoch in range(self.config.num_epochs):
-            for parts, denominators in self._minibatches(seed=seed + epoch):
+            for parts, dealt, denominators in self._minibatches(seed=seed + epoch):
                 self._backward(parts, denominators)
                 for name, engine in engines.items():
                     step = engine.step()
+                    last_norm[name] = step.grad_norm
                     norms[name] += [step.grad_norm] if step.is_applied else []
                     in_a_row[name] = 0 if step.is_applied else in_a_row[name] + 1
                     num_skipped += not step.is_applied
+                    self.is_in_policy_step[dealt] |= name == "policy" and step.is_applied
                     if in_a_row[name] >= MAX_SKIPPED_STEPS:
-                        raise TrainingDivergedError(
-                            f"{MAX_SKIPPED_STEPS} steps in a row of the {name} had a loss or gradient that is not "
-                            f"finite (the last norm is {step.grad_norm}): lower its learning rate, or look at the "
-                            "rewards and logprobs of this iteration"
-                        )
+                        raise _diverged(f"{MAX_SKIPPED_STEPS} steps in a row of the {name}", last_norm[name])
                 num_steps += 1
+        for name in engines:
+            if not norms[name]:  # fewer steps than MAX_SKIPPED_STEPS, none of them made
+                raise _diverged(f"every step of the {name} in this order ({num_steps})", last_norm[name])
         return self._metrics(num_steps, num_skipped, norms)
 
-    def _minibatches(self, *, seed: int) -> Iterator[tuple[list[list[int]], Denominators]]:
-        """This worker's microbatches of each minibatch, with the denominators of all workers."""
+    def _minibatches(self, *, seed: int) -> Iterator[tuple[list[list[int]], list[int], Denominators]]:
+        """This worker's microbatches of each minibatch, with the rows and the denominators of all workers."""
         num, num_workers = self.config.num_minibatches, dist.get_world_size()
         parts = plan(
             [len(s.token_ids) for s in self.samples],
@@ -298,7 +306,7 @@ class _Update:
             picked = [[row for row in rows if self.is_picked[row]] for rows in mine]
             if num_workers == 1:
                 picked = [rows for rows in picked if rows] or [[]]
-            yield picked, Denominators.of([self.samples[i].completion_length for i in dealt])
+            yield picked, dealt, Denominators.of([self.samples[i].completion_length for i in dealt])
 
     def _backward(self, parts: list[list[int]], denominators: Denominators) -> None:
         for i, rows in enumerate(parts):
@@ -381,6 +389,13 @@ class _Update:
             kl = kl_estimate(lay(self.scores["old"], batch), logprobs, "k3")
         total = _sum_over_workers({"kl": torch.where(batch.loss_mask, kl, 0.0).sum(), "num": batch.loss_mask.sum()})
         return {"train/kl_k3": total["kl"] / max(total["num"], 1.0)}
+
+
+def _diverged(which: str, norm: float) -> TrainingDivergedError:
+    return TrainingDivergedError(
+        f"{which} had a loss or gradient that is not finite (the last norm is {norm}): lower its learning rate, or "
+        "look at the rewards and logprobs of this iteration"
+    )
 
 
 def _probe_rows(lengths: Sequence[int]) -> list[int]:

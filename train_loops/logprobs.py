@@ -81,20 +81,6 @@ def completion_logprobs_and_entropy(model: nn.Module, batch: Batch) -> tuple[tor
     return model(batch.token_ids, batch.loss_mask, batch.temperature, with_entropy=True)
 
 
-def token_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, temperature: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs and entropy [B, T-1] float32 of `token_ids[:, 1:]`: the plain way, for tests and small inputs.
-
-    Args:
-        logits: [B, T, V]; position t predicts token t+1.
-        token_ids: [B, T].
-        temperature: [B].
-    """
-    scaled = logits[:, :-1].float() / temperature.float()[:, None, None]
-    return _gather(scaled, token_ids[:, 1:]), _entropy(scaled)
-
-
 def _score(
     head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, *, with_entropy: bool
 ) -> torch.Tensor:

@@ -150,6 +150,8 @@ class Worker:
         self._held: ModelVersionRef | None = None
         """The committed version that the engines in memory are at; None while they are at none."""
         self._num_critic_orders = 0
+        self._lost: list[str] = []
+        """What of the parent's state could not be resumed, until a version says so."""
 
     def execute(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Trains one order to a committed version; returns the result (see `TrainerHandle.order`)."""
@@ -185,6 +187,7 @@ class Worker:
         )
         learned.metrics["train/load_s"] = loaded - started
         learned.metrics["train/read_s"] = read - loaded
+        learned.metrics["train/is_state_lost"] = float(bool(self._lost))
         if learned.reason:
             logger.info("keeps version %d: %s", order.parent.version, learned.reason)
             self._held = held
@@ -193,8 +196,11 @@ class Worker:
         begun = time.perf_counter()
         checkpoint = self._report_checkpoint(order)
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
-        note = "" if trains_policy else "critic warm-up: the policy is its parent's"
+        note = f"{order.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
+        note = note if trains_policy else "critic warm-up: the policy is its parent's"
+        note += f"; {' and '.join(self._lost)} started afresh" if self._lost else ""
         self._held = self._commit(order, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
+        self._lost = []
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
         logger.info(
             "committed version %d after %d rows in %.1f s",
@@ -224,7 +230,16 @@ class Worker:
         if order.train.algorithm == "ppo":
             critic = Engine(load_critic(folder, settings), optimizer=order.train.critic.optimizer, config=settings)
         self._models = Models(policy=policy, critic=critic, reference=_reference(order, store))
-        self._resume(store.manifest(order.parent).checkpoint, policy, critic)
+        checkpoint = store.manifest(order.parent).checkpoint
+        self._lost = self._resume(checkpoint, policy, critic)
+        if self._lost:
+            logger.warning(
+                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (the last two are kept) or of "
+                "another layout",
+                order.parent.version,
+                " and ".join(self._lost),
+                checkpoint,
+            )
         self._held = order.parent
 
     def _sweep(self, order: Order) -> None:
@@ -238,21 +253,25 @@ class Worker:
             for leftover in Path(self._run_folder).glob(f"{order.model_group}-v{order.version}-*/*"):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
-    def _resume(self, uri: str, policy: Engine, critic: Engine | None) -> None:
-        """Loads a checkpoint; where it is gone (retention) or of another layout, the optimizer starts afresh."""
+    def _resume(self, uri: str, policy: Engine, critic: Engine | None) -> list[str]:
+        """Loads a checkpoint; returns what starts afresh because it is gone (retention) or of another layout."""
         import ray.train
 
         if not uri:
-            return
+            return []
+        lost = ["optimizer", *(["critic"] if critic is not None else [])]
         checkpoint = ray.train.Checkpoint(uri)
         files: Any = checkpoint.filesystem
         if not files.get_file_info(f"{checkpoint.path}/policy.json").is_file:
-            return
+            return lost
         with checkpoint.as_directory() as folder:
             if policy.fits(folder, tag="policy"):
                 policy.load(folder, tag="policy")
+                lost.remove("optimizer")
             if critic is not None and critic.fits(folder, tag="critic"):
                 self._num_critic_orders = int(critic.load(folder, tag="critic")["num_orders"])
+                lost.remove("critic")
+        return lost
 
     def _report_checkpoint(self, order: Order) -> str:
         """Saves the engines through Ray Train; returns where, once every worker's part is stored."""
@@ -302,7 +321,7 @@ class Worker:
                     iteration=order.iteration,
                     probe=probe,
                     checkpoint=checkpoint,
-                    note=note or f"{order.train.algorithm} on {int(learned.metrics['train/rows'])} rows",
+                    note=note,
                 )
         return self._agree(ref)
 

@@ -123,7 +123,8 @@ def adopt(
         sequences: token ids the version is recognised by after a weight sync; None draws some, always the same.
 
     Raises:
-        ValueError: the folder lacks config, tokenizer or safetensors.
+        ValueError: the folder lacks config, tokenizer or safetensors, or stores a head of its own beside a config that
+            says it is the input embeddings: trainer and engine would each take another one.
     """
     path = Path(folder)
     lacking = [
@@ -141,6 +142,12 @@ def adopt(
             "(save_pretrained of model and tokenizer)"
         )
     model = _load_model(path).eval()
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    if model.config.tie_word_embeddings and not is_tied:
+        raise ValueError(
+            f"{folder}: config.json has tie_word_embeddings = true, but the weights hold an output head that differs from "
+            "the input embeddings: set it to false, or remove the head's tensor"
+        )
     if sequences is None:
         sequences = probe_sequences(model.config.vocab_size)
     return store.commit(

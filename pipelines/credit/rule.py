@@ -18,7 +18,8 @@ from stores.types import EpisodeRewards, EpisodeStatus, Trace, TurnReward
 
 CreditKind = Literal["returns", "increments"]
 SCORED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
-"""What the policy did. Other episodes get no rewards at all, rather than zeros by accident (design rule 5)."""
+"""What the policy did. Other episodes get no rewards at all, rather than zeros by accident (design rule 5), unless a
+model group's `train_statuses` asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

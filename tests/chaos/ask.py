@@ -28,15 +28,15 @@ def served(run: Run) -> dict[str, list[int]]:
     """
     from ray.serve.exceptions import RayServeException
 
-    from serve_apps.deployment import served_versions
+    from serve_apps.deployment import served_models
 
     apps = app_names(run)
     try:
-        found = served_versions(apps.values())
+        found = served_models(apps.values())
     except RayServeException:
         serve(run, run.parents(run.config.iterations + 1))
-        found = served_versions(apps.values())
-    return {group: sorted(found[app].values()) for group, app in apps.items()}
+        found = served_models(apps.values())
+    return {group: sorted(version for version, _ in found[app].values()) for group, app in apps.items()}
 
 
 def replay(run: Run) -> dict[int, float]:

@@ -38,7 +38,7 @@ def run(tmp_path: Path, make_trace: MakeTrace, tiny_model: Path) -> Run:
         tiny_model, model_group="team", version=0, parent=None, run_id=run.run_id, iteration=0, probe=PROBE
     )
     assert zero is not None
-    finish(run, "collect", {"traces": pinned})
+    finish(run, "collect", {"traces": pinned, "policy_versions": {"team": 0}})
     finish(run, "train", train(run, tiny_model, steps_in_checkpoint=2), "team")
     return run
 

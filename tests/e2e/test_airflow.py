@@ -78,7 +78,11 @@ def scene(undisturbed: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("airflow")
     config = write_config(folder / "small.yaml", iterations=3, root=folder / "runs")
     (folder / "broken.yaml").write_text("run: broken\nschedul: {}\n")
-    with LocalAirflow(folder / "cache", f"{config}{os.pathsep}{folder / 'broken.yaml'}") as airflow:
+    data = yaml.safe_load(config.read_text())
+    data |= {"run": "follower", "schedule": {"on_assets": ["troupe://team/small"], "retries": 0}}
+    (folder / "follower.yaml").write_text(yaml.safe_dump(data | {"cluster": {"address": "http://127.0.0.1:1"}}))
+    configs = os.pathsep.join(str(folder / f"{name}.yaml") for name in ("small", "broken", "follower"))
+    with LocalAirflow(folder / "cache", configs) as airflow:
         yield Scene(airflow, config, folder / "runs", undisturbed)
 
 
@@ -161,9 +165,11 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
     assert run.trained(4)["team"].version == 4
 
 
-def test_a_team_is_moved_by_hand_after_approval_and_updates_its_asset(scene: Scene) -> None:
-    airflow, run, dag = scene.airflow, scene.run, "promote_team__small"
+def test_a_team_is_moved_by_hand_after_approval_and_its_asset_triggers_who_follows_it(scene: Scene) -> None:
+    airflow, run, dag, follower = scene.airflow, scene.run, "promote_team__small", "train_team__follower"
     airflow.pause(dag, is_paused=False)
+    airflow.pause(follower, is_paused=False)
+    assert airflow.dag_runs(follower) == []
     with pytest.raises(AssertionError, match=r"400 .*team_version"):
         airflow.trigger(dag, "wrong", team_version=0, reason="to see it refused")
     airflow.trigger(dag, "by-hand", team_version=2, reason="to see it move")
@@ -180,6 +186,10 @@ def test_a_team_is_moved_by_hand_after_approval_and_updates_its_asset(scene: Sce
     assert run.registry.alias("small", "champion") == 2
     (event, *_) = airflow.ask("/assets/events?order_by=-timestamp")["asset_events"]
     assert (event["uri"], event["extra"]["team_version"]) == ("troupe://team/small", 2)
+    (triggered,) = airflow.wait("the follower's DAG run", lambda: airflow.dag_runs(follower), 60)
+    assert triggered["run_type"] == "asset_triggered"
+    # Its cluster does not answer.
+    airflow.wait("its end", lambda: airflow.state(follower, triggered["dag_run_id"]) == "failed", 60)
 
 
 def test_a_task_that_is_marked_failed_stops_its_job_and_waits_for_the_engines_are_said(scene: Scene) -> None:

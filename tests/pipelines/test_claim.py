@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from pipelines.begin import begin_iteration
 from pipelines.claim import champion_accuracy, claimed, handed_on, next_iteration, pin, reason_to_skip
 from pipelines.config import load_config
+from pipelines.progress import Screen
 from pipelines.run import Run
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
@@ -120,3 +122,13 @@ def test_what_is_handed_on_is_small(stage: str) -> None:
         "outcomes": {},
     }
     assert len(json.dumps(handed_on(stage, ref))) < 200
+
+
+def test_an_iteration_does_not_begin_with_tasks_that_it_is_measured_on(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    shared = run.tasks("gate")[0]
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"question": shared.prompt, "answer": "1"}) + "\n")
+    with pytest.raises(ValueError, match=r"tasks\..* and tasks\..*"):
+        begin_iteration(run, "one", is_forced=False, address="", screen=Screen())
+    assert claimed(run, "one") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from pipelines.config import RunConfig, load_config, parse_config
 from pipelines.validate import check
+from serve_apps.workflows.math_chain import MathChain
 
 DEMO = yaml.safe_load((Path(__file__).parents[2] / "infra" / "runs" / "demo.yaml").read_text())
 
@@ -53,6 +55,10 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
         (
             {"collect.call": {"call_timeout_s": 300}},
             r"collect\.call\.call_timeout_s = 300 s is not below collect\.episode",
+        ),
+        (
+            {"sync.proof_noise": 0.01},
+            r"sync: .*proof_noise = 0\.01 is above proof_tolerance = 0\.001: raise the second",
         ),
         ({"collect.stage_timeout_s": 600}, r"episode_timeout_s = 600 s is not below collect\.stage_timeout_s = 600 s"),
         ({"train.critic": {"value_clip": 0.2}}, r"train\.critic is set but algorithm 'dr_mas' has no critic"),
@@ -102,6 +108,19 @@ def test_what_cannot_start_is_named_by_validate(changes: dict[str, Any], said: s
     config = parse_config(changed(changes), "run.yaml")
     with pytest.raises(ValueError, match=said):
         check(config)
+
+
+class Greedy(MathChain):
+    """The demo's workflow with one agent that cannot train."""
+
+    solver = replace(MathChain.solver, temperature=0.0)
+
+
+def test_an_agent_whose_turns_cannot_train_is_named_unless_the_config_changes_it() -> None:
+    greedy = {"workflow.path": "test_config:Greedy"}
+    with pytest.raises(ValueError, match=r"agents\.solver: it would be sampled with .*temperature=0\.0.* above 0"):
+        check(parse_config(changed(greedy), "run.yaml"))
+    check(parse_config(changed({**greedy, "agents.solver": {"temperature": 1.0}}), "run.yaml"))
 
 
 def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:

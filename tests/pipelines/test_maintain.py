@@ -69,7 +69,7 @@ def play(make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRe
         where = {"run_id": run.run_id, "iteration": k, "purpose": Purpose.TRAIN, "team_key": f"team-{k}"}
         for start in range(0, 8, 2):
             run.traces.write_episodes([make_trace(i, **where) for i in range(start, start + 2)])
-        return {"traces": plain(run.traces.pin_episodes(**where))}
+        return {"traces": plain(run.traces.pin_episodes(**where)), "policy_versions": {GROUP: k - 1}}
 
     def score(run: Run, k: int, traces: TracesRef) -> dict[str, Any]:
         run.traces.write_rewards([make_rewards(t) for t in run.traces.read_traces(traces)])
@@ -180,6 +180,15 @@ def test_leftovers_go_when_they_are_old(run: Run, play: Play) -> None:
     assert emptied.type is FileType.Directory, "Ray Train may want to remove it"
     assert any(name.endswith(f"{GROUP}-v1-00000001/policy.json") for name in left)
     assert run.weights.versions(GROUP) == [0, 1]
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_the_versions_that_an_iteration_collected_with_stay_until_it_has_trained(run: Run, play: Play) -> None:
+    for k in range(7):
+        play(run, k)
+    assert plan(run).versions == {GROUP: [1]}
+    run.journal.once(run.key(7, "collect"), lambda lease: {"policy_versions": {GROUP: 1}})  # the champion of that time
+    assert plan(run).versions == {}
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import score_trace
 from pipelines.report import Example, ExampleEpisode, ReportData, iteration_table, render
-from pipelines.report_figures import overhead_share
+from pipelines.report_figures import other_metrics, overhead_share, training
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 GROUP_OF = {
@@ -43,7 +43,8 @@ def iteration_row(k: int, *, of: int = 12) -> dict[str, Any]:
         },
         "groups": {
             group: {
-                "train/approx_kl": 0.002 + rng.uniform(0, 0.004),
+                "train/kl_k3": 0.002 + rng.uniform(0, 0.004),
+                "train/approx_kl": rng.uniform(0, 0.001),
                 "train/entropy": 0.9 - 0.5 * progress + 0.1 * i,
                 "train/logprob_gap_mean": 2e-6 + rng.uniform(0, 1e-6),
                 "train/logprob_gap_max": 4e-5,
@@ -223,6 +224,13 @@ def test_missing_parts_and_numbers_are_left_out_never_drawn_as_zero() -> None:
     assert "solver" not in reward
     assert reward["verifier"][1] is None
     assert read(render(ReportData(run_id="empty", headline={}, iterations=[]))).figures == []
+
+
+def test_the_kl_of_the_update_is_what_was_measured_after_it() -> None:
+    rows = [{"iteration": 1, "groups": {"g": {"train/approx_kl": 0.5, "train/kl_k3": 0.25}}}]
+    figure = next(f for f in training(rows) if f.title == "KL of the update")
+    assert figure.data[0]["y"] == [0.25]
+    assert [f.title for f in other_metrics(rows)] == ["approx_kl"]
 
 
 def test_the_overhead_is_what_neither_samples_nor_trains() -> None:

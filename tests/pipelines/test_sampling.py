@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from test_watchdog import KEY, fake_run, stacks_of
 
 from pipelines.config import BudgetConfig, CollectConfig
 from pipelines.run import Cast, plain
-from pipelines.sampling import InfrastructureFailures, Sampled, end_collectors, sample_episodes
+from pipelines.sampling import InfrastructureFailures, PromptsTooLong, Sampled, end_collectors, sample_episodes
 from pipelines.stacks import processes_of
 from pipelines.watchdog import StageHung, Watchdog
 from serve_apps.config import CallConfig, EpisodeConfig
+from serve_apps.runner import CONTEXT_EXHAUSTED, EpisodeSpec
 from stores.traces import TraceStore
-from stores.types import EpisodeStatus, Purpose, Sampling, Task
+from stores.types import EpisodeStatus, Purpose, Sampling, Task, Trace
 
 SIZE = 4
 FAST_S, SLOW_S = 0.1, 30.0
@@ -149,6 +151,27 @@ def test_episodes_that_infrastructure_failed_are_played_again_when_the_stage_is(
     assert len({t.episode_id for t in traces}) == len(traces) == 16
     assert {t.status for t in traces} == {EpisodeStatus.OK}
     assert {t.episode_id: t.started_at for t in traces if t.episode_id in kept} == kept
+
+
+@pytest.mark.parametrize(("num_stuck", "is_refused"), [(1, False), (2, True)])
+def test_prompts_that_do_not_fit_into_the_context_are_bad_input(
+    store: TraceStore, tiny_model: Path, make_trace: Callable[..., Trace], num_stuck: int, is_refused: bool
+) -> None:
+    where = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
+    chosen = tasks(4)
+    specs = [EpisodeSpec(**where, task=t, episode_index=i, run_seed=0) for t in chosen for i in range(SIZE)]
+    exhausted = {
+        "status": EpisodeStatus.TRUNCATED,
+        "stop_reason": CONTEXT_EXHAUSTED,
+        "error": "the prompt has 300 tokens",
+    }
+    for place, spec in enumerate(specs):
+        about = {"episode_id": spec.episode_id, "group_id": spec.group_id, "task": spec.task, **where}
+        about |= {**exhausted, "turns": ()} if place < num_stuck else exhausted  # the others end after some turns
+        store.write_episodes([make_trace(**about)])
+    told = r"2 of 16 episodes had no turn .* = 0\.1; task t0: the prompt has 300 tokens: raise serve\.max_model_len"
+    with pytest.raises(PromptsTooLong, match=told) if is_refused else nullcontext():
+        sample(store, "nowhere", tiny_model, chosen, CONFIG)
 
 
 def collectors_here() -> list[psutil.Process]:

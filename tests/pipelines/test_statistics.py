@@ -7,13 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from pipelines.statistics import (
-    avg_at_k,
-    effective_sample_size,
-    mean_interval,
-    paired_interval,
-    pass_at_k,
-)
+from pipelines.statistics import mean_interval, paired_interval, pass_at_k
 
 
 def named(values: np.ndarray) -> dict[str, list[float]]:
@@ -22,16 +16,11 @@ def named(values: np.ndarray) -> dict[str, list[float]]:
 
 def test_avg_and_pass_at_k_by_hand() -> None:
     outcomes = {"a": [1, 0, 0, 0], "b": [1, 1, 1, 1], "c": [0, 0, 0, 0]}
-    assert avg_at_k(outcomes) == pytest.approx((0.25 + 1 + 0) / 3)
-    assert pass_at_k(outcomes, 1) == pytest.approx(avg_at_k(outcomes))
+    assert mean_interval(outcomes).mean == pytest.approx((0.25 + 1 + 0) / 3)
+    assert pass_at_k(outcomes, 1) == pytest.approx((0.25 + 1 + 0) / 3)
     assert pass_at_k(outcomes, 2) == pytest.approx((0.5 + 1 + 0) / 3)
     with pytest.raises(ValueError, match=r"pass@5 needs 5 episodes"):
         pass_at_k(outcomes, 5)
-
-
-def test_effective_sample_size_by_hand() -> None:
-    assert effective_sample_size(np.zeros(10)) == pytest.approx(10)
-    assert effective_sample_size(np.log(np.array([1.0, 3.0])) + 800) == pytest.approx(16 / 10)
 
 
 @pytest.mark.parametrize("draw", ["binary", "continuous"])

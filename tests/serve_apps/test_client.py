@@ -136,6 +136,22 @@ def test_a_request_that_cannot_run_fails_alone_and_is_not_repeated() -> None:
     assert len(handle.batches) == 1
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", "repetition"])
+def test_a_request_that_the_engine_gives_up_is_repeated_and_then_fails_with_its_reason(reason: str) -> None:
+    def script(num_bad: int) -> Script:
+        async def results(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
+            first, *rest = batch
+            yield [(first[0], [1], [-1.0], reason, 7, False, "") if number <= num_bad else echo(first)]
+            yield [echo(item) for item in rest]
+
+        return results
+
+    assert [a.num_attempts for a in ask(FakeHandle(script(1)), 3)] == [2, 1, 1]
+    failed, *others = ask(FakeHandle(script(2)), 3, max_attempts=2)
+    assert isinstance(failed, PolicyCallError) and f"finish reason '{reason}'" in str(failed)
+    assert [a.num_attempts for a in others] == [1, 1]
+
+
 def test_an_unknown_model_group_is_refused_by_name() -> None:
     async def main() -> None:
         await ServeClient({"other": "app"}, CallConfig()).generate(request(0))

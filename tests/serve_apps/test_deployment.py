@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serve_apps.app_list import AppList, Apps, with_user_config
+from serve_apps.config import ServeConfig
+from serve_apps.deployment import PolicyAppSpec, _is_same, app_entry
 from serve_apps.proof import judge, max_difference
+from stores.weights import Probe, WeightStore
 
 NEW = ((-1.0, -2.0), (-3.0,))
 OLD = ((-1.5, -2.0), (-3.0,))
@@ -27,29 +31,58 @@ class RecordingAppList(AppList):
 
 def test_a_replica_is_proven_when_it_is_near_the_new_version_and_nearer_than_to_the_old() -> None:
     served = ((-1.00001, -2.0), (-3.0,))
-    verdict, to_new, to_old = judge(served, NEW, served, OLD, tolerance=1e-3)
+    verdict, to_new, to_old = judge(served, NEW, served, OLD, tolerance=1e-3, noise=2e-5)
     assert verdict == "proven"
     assert (to_new, to_old) == (pytest.approx(1e-5), pytest.approx(0.49999))
-    assert judge(served, NEW, None, None, tolerance=1e-3)[0] == "proven"
+
+
+def test_without_another_version_to_tell_it_apart_from_only_noise_is_proven() -> None:
+    for served, verdict in ((((-1.00001, -2.0), (-3.0,)), "proven"), (((-1.0005, -2.0), (-3.0,)), "failed")):
+        assert judge(served, NEW, None, None, tolerance=1e-3, noise=2e-5)[0] == verdict
+        assert judge(served, NEW, served, OLD, tolerance=1e-3, noise=2e-5)[0] == "proven"
 
 
 def test_old_weights_and_far_or_undefined_answers_fail() -> None:
-    assert judge(OLD, NEW, OLD, OLD, tolerance=1e-3)[0] == "failed"
+    assert judge(OLD, NEW, OLD, OLD, tolerance=1e-3, noise=2e-5)[0] == "failed"
     nan = ((float("nan"), -2.0), (-3.0,))
-    assert judge(nan, NEW, nan, OLD, tolerance=1e-3)[0] == "failed"
+    assert judge(nan, NEW, nan, OLD, tolerance=1e-3, noise=2e-5)[0] == "failed"
 
 
 def test_a_small_step_within_tolerance_is_still_told_apart() -> None:
     new = ((-1.0, -2.0005), (-3.0,))
     old = ((-1.0, -2.0), (-3.0,))
-    assert judge(new, new, new, old, tolerance=1e-3)[0] == "proven"
-    assert judge(old, new, old, old, tolerance=1e-3)[0] == "failed"
+    assert judge(new, new, new, old, tolerance=1e-3, noise=2e-5)[0] == "proven"
+    assert judge(old, new, old, old, tolerance=1e-3, noise=2e-5)[0] == "failed"
 
 
 def test_versions_nearer_than_the_noise_are_called_indistinguishable() -> None:
     old = ((-1.00001, -2.0), (-3.0,))
-    assert judge(NEW, NEW, NEW, old, tolerance=1e-3)[0] == "indistinguishable"
-    assert judge(old, NEW, old, old, tolerance=1e-3)[0] == "indistinguishable"
+    assert judge(NEW, NEW, NEW, old, tolerance=1e-3, noise=2e-5)[0] == "indistinguishable"
+    assert judge(old, NEW, old, old, tolerance=1e-3, noise=2e-5)[0] == "indistinguishable"
+
+
+def test_an_app_goes_on_with_any_version_but_not_where_the_one_it_starts_with_is_gone(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    store, probe = WeightStore(str(tmp_path)), Probe(sequences=((1, 2),), logprobs=((-0.5,),))
+    specs = [
+        PolicyAppSpec(
+            name="app",
+            model_group="g",
+            model=store.commit(
+                tiny_model, model_group="g", version=version, parent=None, run_id="r", iteration=version, probe=probe
+            ),
+            serve=ServeConfig(),
+        )
+        for version in (0, 1)
+    ]
+    running = app_entry(specs[0])
+    assert _is_same(running, specs[1])
+    assert not _is_same(running, replace(specs[1], serve=ServeConfig(num_replicas=2)))
+    store.remove("g", 0)
+    assert not _is_same(running, specs[1]), "removed"
+    store.commit(tiny_model, model_group="g", version=0, parent=None, run_id="r, again", iteration=0, probe=probe)
+    assert not _is_same(running, specs[1]), "replaced"
 
 
 def test_probes_of_different_lengths_are_refused() -> None:

@@ -16,6 +16,7 @@ from serve_apps.contracts import Tags
 from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
+from stores.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
 
 LIMITS = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=10, max_attempts=3)
@@ -63,7 +64,36 @@ class Slow(Workflow):
         return Outcome(answer="")
 
 
-def play(
+class Returns(Workflow):
+    """Ends with what it is made with."""
+
+    writer = Agent(prompt="Compute {question}")
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Any:
+        if isinstance(self.returned, BaseException):
+            raise self.returned
+        return self.returned
+
+
+class Cancels(Workflow):
+    """Waits for what it has cancelled."""
+
+    writer = Agent(prompt="Compute {question}")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        draft = asyncio.ensure_future(agents.writer(question=task.prompt))
+        draft.cancel()
+        return Outcome(answer=(await draft)["text"])
+
+
+def play(workflow: Workflow, folder: Path, says: Callable[[AgentCall], str], **settings: Any) -> Trace:
+    return asyncio.run(start(workflow, folder, says, **settings))
+
+
+async def start(
     workflow: Workflow,
     folder: Path,
     says: Callable[[AgentCall], str],
@@ -99,7 +129,7 @@ def play(
         episode_index=index,
         run_seed=0,
     )
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+    return await run_episode(spec, team=team, complete=complete, limits=limits)
 
 
 def test_turns_and_tool_calls_are_recorded_with_what_they_read_from(tiny_model: Path) -> None:
@@ -135,6 +165,43 @@ def test_a_workflow_that_raises_is_an_agent_error_and_keeps_its_turns(tiny_model
     assert trace.status is EpisodeStatus.AGENT_ERROR
     assert "no such field" in trace.error
     assert len(trace.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("12", "TypeError: run returned str, not an Outcome"),
+        (Outcome(answer="12", metadata=None), "TypeError: Outcome.metadata is NoneType, not a mapping"),
+        (SystemExit(3), "SystemExit: 3"),
+    ],
+)
+def test_an_outcome_that_is_none_is_an_agent_error(tiny_model: Path, returned: Any, said: str) -> None:
+    trace = play(Returns(returned), tiny_model, lambda call: "hm")
+    assert trace.status is EpisodeStatus.AGENT_ERROR
+    assert said in trace.error
+
+
+def test_an_outcome_is_stored_whatever_its_values_are(tiny_model: Path) -> None:
+    metadata = {"votes": {(1, 2): 3}, "text": "half a pair \ud83d"}
+    trace = play(Returns(Outcome(answer=12, stop_reason=7, metadata=metadata)), tiny_model, lambda call: "hm")
+    assert (trace.status, trace.answer, trace.stop_reason) == (EpisodeStatus.OK, "12", "7")
+    (stored,) = traces_of(episode_table([trace]).to_batches()[0])
+    assert stored.outcome_metadata == {"votes": "{(1, 2): 3}", "text": repr("half a pair \ud83d")}
+
+
+def test_a_task_that_the_workflow_cancelled_is_its_error_and_a_cancelled_episode_is_none(tiny_model: Path) -> None:
+    trace = play(Cancels(), tiny_model, lambda call: "hm")
+    assert trace.status is EpisodeStatus.AGENT_ERROR
+    assert "a task that it had cancelled itself" in trace.error
+
+    async def cancelled() -> None:
+        episode = asyncio.ensure_future(start(Slow(), tiny_model, lambda call: "hm"))
+        await asyncio.sleep(0.05)
+        episode.cancel()
+        await episode
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
 
 
 def test_a_tool_that_fails_is_a_tool_error(tiny_model: Path) -> None:
@@ -190,9 +257,20 @@ def test_an_infrastructure_failure_that_stays_is_recorded_as_such(tiny_model: Pa
     assert (trace.status, trace.attempt, trace.turns) == (EpisodeStatus.INFRA_ERROR, 3, ())
 
 
-def test_an_episode_that_two_versions_acted_in_is_marked(tiny_model: Path) -> None:
-    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=lambda call: len(call.inputs))
-    assert trace.is_version_mixed
+@pytest.mark.parametrize("version", [lambda call: len(call.inputs) + 2, lambda call: 0], ids=["second turn", "all"])
+def test_an_episode_that_another_version_acted_in_is_an_infrastructure_failure_and_marked(
+    tiny_model: Path, version: Callable[[AgentCall], int]
+) -> None:
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=version)
+    assert (trace.status, trace.attempt, trace.is_version_mixed) == (EpisodeStatus.INFRA_ERROR, 3, True)
+    assert f"version {trace.turns[-1].policy_version} of model group 'g' answered, 3 should act" in trace.error
+
+
+def test_an_episode_is_repeated_where_a_replica_with_another_version_answered_once(tiny_model: Path) -> None:
+    answered = iter([0, 3, 3])
+    trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=lambda call: next(answered))
+    assert (trace.status, trace.attempt, trace.is_version_mixed) == (EpisodeStatus.OK, 2, False)
+    assert [turn.policy_version for turn in trace.turns] == [3, 3]
 
 
 @pytest.mark.parametrize("inputs", [{}, {"question": "1", "extra": "2"}])

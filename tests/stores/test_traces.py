@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stores.rows import episode_table, traces_of
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
@@ -35,6 +36,31 @@ def test_a_trace_comes_back_as_it_was_written(store: TraceStore, make_trace: Cal
     ]
     assert store.write_episodes(traces) == 3
     assert {t.episode_id: t for t in store.read_traces(store.pin_episodes(**KEY))} == {t.episode_id: t for t in traces}
+
+
+class Unspeakable:
+    """Has no repr."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        ({(1, 2): "x"}, {"(1, 2)": "'x'"}),
+        ({"text": {(1, 2): "x"}, "n": 1}, {"text": "{(1, 2): 'x'}", "n": "1"}),
+        ([{(1, 2)}, {(1,): 2}], "[{(1, 2)}, {(1,): 2}]"),
+        ({"it": Unspeakable()}, {"it": "<Unspeakable>"}),
+        ("half a pair \ud83d", "half a pair \ud83d"),
+    ],
+)
+def test_no_answer_of_a_tool_loses_its_episode(make_trace: Callable[..., Trace], answer: Any, kept: Any) -> None:
+    trace = make_trace()
+    trace = replace(trace, error="\ud83d", tool_calls=(replace(trace.tool_calls[0], response=answer),))
+    (stored,) = traces_of(episode_table([trace]).to_batches()[0])
+    assert stored.tool_calls[0].response == kept
+    assert stored.error == "\\ud83d"
 
 
 def test_the_first_writer_of_an_episode_wins(store: TraceStore, make_trace: Callable[..., Trace]) -> None:

@@ -18,7 +18,6 @@ from train_loops.logprobs import (
     PolicyScorer,
     completion_logprobs,
     completion_logprobs_and_entropy,
-    token_logprobs,
 )
 from train_loops.losses import Denominators, aggregate, ppo_clip, value_loss
 from train_loops.rows import Sample
@@ -67,11 +66,7 @@ def test_a_batch_masks_exactly_the_completion_targets(samples: list[Sample]) -> 
     assert batch.token_ids.shape == (2, 12)
     assert batch.token_ids[0, 8:].tolist() == [9] * 4
     assert batch.loss_mask[0].tolist() == [False] * 4 + [True] * 3 + [False] * 4
-    assert batch.attention_mask.sum(1).tolist() == [8, 12]
     assert batch.token_ids[:, 1:][batch.loss_mask].tolist() == [*samples[0].token_ids[5:], samples[2].token_ids[-1]]
-    assert batch.rollout_logprobs[batch.loss_mask].tolist() == pytest.approx(
-        [*samples[0].rollout_logprobs, *samples[2].rollout_logprobs]
-    )
 
 
 def test_lay_and_lift_are_inverse_and_a_scalar_fills_its_row(samples: list[Sample]) -> None:
@@ -137,13 +132,13 @@ def test_a_row_longer_than_the_budget_is_a_microbatch_of_its_own() -> None:
 def test_completion_logprobs_equal_those_of_the_whole_logits(scorer: PolicyScorer, samples: list[Sample]) -> None:
     batch = collate(samples, range(len(samples)))
     got, entropy = completion_logprobs_and_entropy(scorer, batch)
-    logits = scorer.model(input_ids=batch.token_ids, attention_mask=batch.attention_mask.long()).logits
-    want, want_entropy = token_logprobs(logits, batch.token_ids, batch.temperature)
+    lengths = torch.tensor([len(s.token_ids) for s in samples])
+    is_real = torch.arange(batch.token_ids.shape[1]) < lengths[:, None]
+    logits = scorer.model(input_ids=batch.token_ids, attention_mask=is_real.long()).logits
     scaled = torch.log_softmax(logits[:, :-1] / batch.temperature[:, None, None], dim=-1)
-    by_hand = scaled.gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
-    torch.testing.assert_close(want, by_hand)
+    want = scaled.gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
     torch.testing.assert_close(got, want * batch.loss_mask, atol=2e-6, rtol=0)
-    torch.testing.assert_close(entropy, want_entropy * batch.loss_mask, atol=2e-5, rtol=0)
+    torch.testing.assert_close(entropy, -(scaled.exp() * scaled).sum(-1) * batch.loss_mask, atol=2e-5, rtol=0)
     assert (entropy[batch.loss_mask] > 1).all()
 
 
@@ -235,18 +230,12 @@ def test_a_model_whose_logits_are_not_its_head_is_refused(scorer: PolicyScorer) 
         PolicyScorer(scorer.model)
 
 
-def test_a_fresh_critic_values_everything_at_zero_and_survives_saving(
-    tiny_model: Path, tmp_path: Path, critic: ValueModel, samples: list[Sample]
-) -> None:
+def test_a_fresh_critic_values_everything_at_zero(tiny_model: Path, critic: ValueModel, samples: list[Sample]) -> None:
     batch = collate(samples, range(7))
     assert completion_values(ValueModel.from_policy(tiny_model), batch).abs().max() == 0
     values = completion_values(critic, batch)
     assert values[batch.loss_mask].std() > 0.1
     assert values[~batch.loss_mask].abs().max() == 0
-    loaded = ValueModel.load(critic.save(tmp_path / "critic"))
-    torch.testing.assert_close(completion_values(loaded, batch), values, atol=0, rtol=0)
-    with pytest.raises(ValueError, match="not a critic"):
-        ValueModel.load(tiny_model)
 
 
 def test_a_value_is_known_before_its_token_is_sampled(critic: ValueModel, samples: list[Sample]) -> None:

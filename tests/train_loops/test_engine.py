@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from stored_head import with_stored_head
 
 from stores.weights import read_safetensors_header
 from train_loops.batching import Batch, collate
@@ -137,6 +139,21 @@ def test_exported_weights_are_those_of_the_engine_with_the_tied_head_once(
     assert len(AutoTokenizer.from_pretrained(out)) == len(AutoTokenizer.from_pretrained(tiny_model))
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert torch.equal(torch.cat([p.detach().flatten() for p in loaded.parameters()]), weights(engine))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_tied_head_that_the_parent_stores_is_exported_as_the_embeddings(
+    tiny_model: Path, tmp_path: Path, stage: int
+) -> None:
+    parent = with_stored_head(tiny_model, tmp_path / "v0")
+    config = DeepSpeedConfig(zero_stage=stage)
+    engine = Engine(load_policy(parent, config), optimizer=OPTIMIZER, config=config)
+    train(engine, 1)
+    file = export_weights(engine, parent=parent, out=tmp_path / "v1") / "model.safetensors"
+    assert read_safetensors_header(file) == read_safetensors_header(parent / "model.safetensors")
+    tensors = load_file(file)
+    assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+    assert not torch.equal(tensors["lm_head.weight"], load_file(parent / "model.safetensors")["lm_head.weight"])
 
 
 def test_policy_and_critic_train_side_by_side(tiny_model: Path) -> None:

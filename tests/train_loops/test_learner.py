@@ -121,19 +121,35 @@ def test_a_kl_coefficient_holds_the_policy_near_the_reference(tiny_model: Path, 
 def test_while_only_the_critic_learns_the_policy_stays(tiny_model: Path, sampled) -> None:
     config = TrainConfig(algorithm="ppo", optimizer=LR, advantage=AdvantageConfig(whiten="agent"))
     engines, samples = models(tiny_model, config), rows(sampled)
-    run(samples, engines, config, trains_policy=False)
+    alone = run(samples, engines, config, trains_policy=False)
     assert engines.policy.num_steps == 0 and engines.critic.num_steps == 1
-    run(samples, engines, config)
+    assert alone.metrics["train/trained_rows"] == 0
+    both = run(samples, engines, config)
     assert engines.policy.num_steps == 1 and engines.critic.num_steps == 2
+    assert both.metrics["train/trained_rows"] == both.metrics["train/non_zero_advantage_rows"] > 0
 
 
-def test_three_steps_in_a_row_that_are_not_finite_end_the_order(tiny_model: Path, sampled) -> None:
-    config = TrainConfig(algorithm="ppo", optimizer=LR, num_epochs=3)
+@pytest.mark.parametrize(
+    ("num_epochs", "said"),
+    [(3, "3 steps in a row of the policy"), (1, r"every step of the policy in this order \(1\)")],
+)
+def test_an_order_whose_steps_are_not_finite_ends(tiny_model: Path, sampled, num_epochs: int, said: str) -> None:
+    config = TrainConfig(algorithm="ppo", optimizer=LR, num_epochs=num_epochs)
     engines = models(tiny_model, config)
     with torch.no_grad():
         engines.critic.module.head.bias.fill_(math.nan)
-    with pytest.raises(TrainingDivergedError, match="not finite"):
+    with pytest.raises(TrainingDivergedError, match=f"{said} had a loss or gradient that is not finite"):
         run(rows(sampled), engines, config)
+
+
+def test_rows_of_a_skipped_step_do_not_count_as_trained(tiny_model: Path, sampled) -> None:
+    advantage = AdvantageConfig(normalize_std=False, singleton="raw")
+    config = TrainConfig(optimizer=LR, num_minibatches=2, advantage=advantage)
+    samples = rows(sampled)
+    samples[0] = dataclasses.replace(samples[0], group_id="alone", reward=1e38)  # the norm of its gradient overflows
+    learned = run(samples, models(tiny_model, config), config)
+    assert learned.metrics["train/skipped_steps"] == 1
+    assert learned.metrics["train/trained_rows"] < learned.metrics["train/non_zero_advantage_rows"]
 
 
 def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sampled) -> None:

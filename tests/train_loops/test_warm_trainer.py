@@ -24,7 +24,9 @@ from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Trace
 from stores.weights import WeightStore
 from train_loops.config import CriticConfig, OptimizerConfig, TrainConfig
+from train_loops.engine import Engine, load_critic, load_policy
 from train_loops.holder import OrderError, TrainerHandle, attach
+from train_loops.trainer import Worker
 from train_loops.warmstart import adopt
 
 CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-3), microbatch_tokens=256, num_epochs=2, cpus_per_worker=0.1)
@@ -176,6 +178,20 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench
     time.sleep(1)
     names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
     assert not any(name.startswith("trainer:shared:") for name in names)
+
+
+def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    worker, settings = Worker(CONFIG, run_folder=str(tmp_path)), CONFIG.deepspeed
+    policy = Engine(load_policy(tiny_model, settings), optimizer=CONFIG.optimizer, config=settings)
+    critic = Engine(load_critic(tiny_model, settings), optimizer=CONFIG.optimizer, config=settings)
+    policy.save(tmp_path / "both", tag="policy", state={})
+    critic.save(tmp_path / "both", tag="critic", state={"num_orders": 2})
+    policy.save(tmp_path / "policy", tag="policy", state={})
+    assert worker._resume("", policy, critic) == []
+    assert worker._resume(str(tmp_path / "both"), policy, critic) == []
+    assert worker._resume(str(tmp_path / "policy"), policy, critic) == ["critic"]
+    assert worker._resume(str(tmp_path / "gone"), policy, critic) == ["optimizer", "critic"]
+    assert worker._resume(str(tmp_path / "gone"), policy, None) == ["optimizer"]
 
 
 def test_other_settings_replace_the_trainer_and_a_critic_is_resumed_from_s3(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stored_head import with_stored_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stores.weights import WeightStore
@@ -100,3 +101,12 @@ def test_a_folder_that_is_no_model_is_not_adopted(tiny_model: Path, tmp_path: Pa
         file.unlink()
     with pytest.raises(ValueError, match=f"lacks .*{message}"):
         adopt(folder, store=WeightStore(str(tmp_path / "weights")), model_group="shared", run_id="run")
+
+
+def test_a_head_that_differs_from_the_embeddings_it_is_said_to_be_is_not_adopted(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    store = WeightStore(str(tmp_path / "weights"))
+    with pytest.raises(ValueError, match=r"tie_word_embeddings = true, but .*set it to false, or remove"):
+        adopt(with_stored_head(tiny_model, tmp_path / "a", excess=1.0), store=store, model_group="shared", run_id="run")
+    adopt(with_stored_head(tiny_model, tmp_path / "b"), store=store, model_group="shared", run_id="run")
