@@ -158,7 +158,8 @@ class SyncConfig(Settings):
     stage_timeout_s: float = Field(900, gt=0)
     """With the start of engines that are not running."""
     proof_tolerance: float = Field(1e-3, gt=0)
-    """Largest |logprob difference| on the probe; about 1e-5 is seen in float32, bfloat16 needs 5e-2."""
+    """Largest |logprob difference| on the probe; about 1e-5 is seen in float32. A demo-sized model run in
+    bfloat16 is 0.1 from a probe made in float32: there give this and `proof_noise`."""
     proof_noise: float | None = Field(None, gt=0)
     """What of it is the engine's rounding; null: a fiftieth of `proof_tolerance`. Two versions that differ by less cannot
     be told apart, and a version that there is no other to tell apart from has to be as near as this."""

@@ -79,7 +79,8 @@ def sync_apps(
 ) -> list[Proof]:
     """Makes every replica of every app serve its target, in place and in one deploy, and proves each replica.
 
-    Running it again for versions that are served already only proves them again.
+    Running it again for versions that are served already only proves them again; for one that a replica refused, as it
+    does where storage fails it, the replica tries again.
 
     Raises:
         ValueError: a manifest or a file is damaged; nothing was published.
@@ -89,6 +90,7 @@ def sync_apps(
     for ref, _ in targets.values():
         weights.verify(ref)
     apps = change(open_list(), lambda apps: _retargeted(apps, targets))
+    _repeat_refused(targets, timeout_s)
     _wait_until_served(targets, apps, started + timeout_s, timeout_s)
     return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started)
 
@@ -226,6 +228,14 @@ def _retargeted(apps: Apps, targets: Mapping[str, Target]) -> Apps:
     return apps | {app: with_user_config(apps[app], user_config(ref)) for app, (ref, _) in targets.items()}
 
 
+def _repeat_refused(targets: Mapping[str, Target], timeout_s: float) -> None:
+    """Has replicas take the target that they refused: Serve tells them of changes only, and this is none any more."""
+    for app, (ref, _) in targets.items():
+        if any(_refuses(status, ref) for status in _statuses_if_up(app)):
+            with waiting(f"replicas of {app} to try version {ref.version} again"):
+                _handle(app).broadcast("retry").results(timeout_s=timeout_s, return_exceptions=True)
+
+
 def _wait_until_served(targets: Mapping[str, Target], apps: Apps, deadline: float, timeout_s: float) -> None:
     """Returns when every replica of every app reports its target; raises SyncError for a refusal or the deadline."""
     waiting_for = dict(targets)
@@ -234,7 +244,7 @@ def _wait_until_served(targets: Mapping[str, Target], apps: Apps, deadline: floa
         for app, statuses in report.items():
             ref, _ = waiting_for[app]
             for s in statuses:
-                if s["state"] == "bad" and s["wanted_sha256"] == ref.manifest_sha256:
+                if _refuses(s, ref):
                     raise SyncError(
                         f"app {app!r}, replica {s['replica_id']} refused version {ref.version} and keeps "
                         f"{s['version']}: {s['error']}"
@@ -263,6 +273,10 @@ def _statuses_if_up(app: str) -> list[dict[str, Any]]:
 
 def _serves(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
     return (status["version"], status["manifest_sha256"]) == (ref.version, ref.manifest_sha256)
+
+
+def _refuses(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
+    return status["state"] == "bad" and status["wanted_sha256"] == ref.manifest_sha256
 
 
 def _handle(app: str) -> Any:

@@ -298,6 +298,11 @@ class Policy:
             with self._named():
                 logger.info("serves version %d", wanted.version)
 
+    async def retry(self) -> None:
+        """Takes the wanted version once more, where it was refused: its storage may answer by now."""
+        if self._error:
+            await self.reconfigure(asdict(self._wanted))
+
     async def _stage(self, folder: Path) -> None:
         """Every worker loads and checks the weights; ValueError with the worker's message if one refuses them."""
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -17,10 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from serve_apps.app_list import change, open_list
 from serve_apps.client import ContextExhausted, ServeClient
 from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.deployment import (
     PolicyAppSpec,
+    _retargeted,
     ensure_apps,
     prove_apps,
     remove_apps,
@@ -203,6 +205,19 @@ def test_bad_weights_are_kept_out_and_the_old_ones_serve_on(
     assert largest_error(served.ref(0).uri, ask(requests())) < 1e-3
     assert {p.verdict for p in served.sync(1, old=0)} == {"proven"}
     assert {s["state"] for s in replica_statuses(APP)} == {"ok"}
+
+
+def test_a_version_that_storage_kept_from_the_replicas_is_taken_when_the_sync_is_repeated(served: Served) -> None:
+    served.sync(0)
+    weights = Path(served.commit(13, noise=0.02, seed=13).uri) / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    target = {APP: (served.ref(13), served.ref(0))}
+    change(open_list(), lambda apps: _retargeted(apps, target))
+    while [s["state"] for s in replica_statuses(APP)] != ["bad", "bad"]:  # Serve tells one after the other
+        time.sleep(0.1)
+    weights.write_bytes(content)
+    assert {p.verdict for p in served.sync(13, old=0)} == {"proven"}
 
 
 def test_a_damaged_version_is_refused_before_anything_is_published(served: Served) -> None:
