@@ -143,7 +143,7 @@ def adopt(
         )
     model = _load_model(path).eval()
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    if model.config.tie_word_embeddings and not is_tied:
+    if getattr(model.config, "tie_word_embeddings", False) and not is_tied:
         raise ValueError(
             f"{folder}: config.json has tie_word_embeddings = true, but the weights hold an output head that differs from "
             "the input embeddings: set it to false, or remove the head's tensor"
