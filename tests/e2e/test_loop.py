@@ -146,6 +146,7 @@ def test_a_run_killed_in_collect_and_in_train_ends_as_the_undisturbed_one(undist
     def some_episodes() -> bool:
         return is_running(run, 1, "collect") and bool(run.traces.find_traces(run_id="small", iteration=1, limit=1))
 
+    assert len(keys(undisturbed, 1)) == 256  # and the store's client is loaded: its import takes as long as a collect
     kill_when(go(), some_episodes, log)
     kept = {t.episode_id for t in run.traces.find_traces(run_id="small", iteration=1, limit=10_000)}
     warm = rows_of(run)[str(run.key(0, "warmstart"))]
