@@ -93,9 +93,9 @@ def _trained(row: StageRow, ref: dict[str, Any], run: dict[str, str]) -> list[Po
     group = {**run, "model_group": row.model_group}
     metrics = ref["metrics"]
     points: list[Point] = [("troupe_policy_version", ref["model"]["version"], {**group, "of": "trained"})]
-    names = {"trained_rows": "trained_rows", "logprob_gap_mean": "logprob_gap_mean", "logprob_gap_max": "logprob_gap_max"}
+    names = ("trained_rows", "logprob_gap_mean", "logprob_gap_max")
     return points + [
-        (f"troupe_{to}", metrics[f"train/{name}"], group) for name, to in names.items() if f"train/{name}" in metrics
+        (f"troupe_{name}", metrics[f"train/{name}"], group) for name in names if f"train/{name}" in metrics
     ]
 
 

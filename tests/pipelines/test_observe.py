@@ -19,7 +19,12 @@ REFS: dict[str, dict[str, Any]] = {
     "score": {},
     "train": {
         "model": {"version": 3},
-        "metrics": {"train/trained_rows": 96, "train/logprob_gap_mean": 1e-7, "train/logprob_gap_max": 2e-6, "train/kl": 0.1},
+        "metrics": {
+            "train/trained_rows": 96,
+            "train/logprob_gap_mean": 1e-7,
+            "train/logprob_gap_max": 2e-6,
+            "train/kl": 0.1,
+        },
     },
     "sync": {"seconds": 0.4, "policy_versions": {"a": 3, "b": 2}},
     "evaluate": {"accuracy": 0.6, "champion": {"accuracy": 0.5}},
