@@ -26,16 +26,12 @@ def served(run: Run) -> dict[str, list[int]]:
 
     A cluster that was lost after the last stage that needs engines has none: they are put back as the next collect does.
     """
-    from ray.serve.exceptions import RayServeException
-
     from serve_apps.deployment import served_models
 
     apps = app_names(run)
-    try:
-        found = served_models(apps.values())
-    except RayServeException:
+    if not any(served_models(apps.values()).values()):
         serve(run, run.parents(run.config.iterations + 1))
-        found = served_models(apps.values())
+    found = served_models(apps.values())
     return {group: sorted(version for version, _ in found[app].values()) for group, app in apps.items()}
 
 
