@@ -15,6 +15,8 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
+from tests.chaos import victims
+
 ROOT = Path(__file__).parents[2]
 OPENER = build_opener(ProxyHandler({}))
 
@@ -56,6 +58,8 @@ class LocalAirflow:
 
     def __exit__(self, *_: object) -> None:
         self._script("infra/airflow.sh", "down")
+        head, _, _ = (self.folder / "ray" / "head").read_text().partition(" ")
+        victims.kill(victims.tree(int(head)))  # with engines on it Ray takes half a minute to end in order
         self._script("infra/ray_head.sh", "down")
 
     def _script(self, *command: str) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import ray
-import ray.util.state
 import torch
 from safetensors.torch import load_file
 from synthetic_traces import GROUP, rewards_of, sample_traces
@@ -23,6 +22,7 @@ from stores.files import read_file
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Trace
 from stores.weights import WeightStore
+from tests.chaos import victims
 from train_loops.config import CriticConfig, OptimizerConfig, TrainConfig
 from train_loops.engine import Engine, load_critic, load_policy
 from train_loops.holder import OrderError, TrainerHandle, attach
@@ -227,9 +227,8 @@ def test_a_controller_killed_while_workers_start_leaves_no_reservation_behind(be
     while ray.available_resources()["CPU"] > more_than_half:
         time.sleep(0.02)
     assert handle.status()["pids"] == {}
-    [controller] = ray.util.state.list_actors(
-        filters=[("class_name", "=", "TrainController"), ("state", "=", "ALIVE")], detail=True
-    )
-    os.kill(controller.pid, signal.SIGKILL)
+    killed = victims.find("ray::TrainController", [os.getpid()])
+    assert killed
+    victims.kill(killed)
     handle.wait_ready(90)
     handle.stop()
