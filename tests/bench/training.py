@@ -133,7 +133,8 @@ def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
         run.traces.write_episodes(
             [replace(t, **key, episode_id=f"{iteration}-{t.episode_id}", is_version_mixed=False) for t in traces]  # type: ignore[arg-type]
         )
-        return {"traces": plain(run.traces.pin_episodes(**key))}  # type: ignore[arg-type]
+        versions = {group: ref.version for group, ref in models.items()}
+        return {"traces": plain(run.traces.pin_episodes(**key)), "policy_versions": versions}  # type: ignore[arg-type]
 
     run.journal.once(run.key(iteration, "collect"), collect)
     run_stage(run, "score", iteration)
