@@ -121,15 +121,15 @@ def _figures(shape: str, totals: dict[str, float], *, note: str) -> list[Figure]
 def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
     """Stages collect (played, not sampled) and score of one iteration."""
     models = run.parents(iteration)
-    cast = run.cast(models)
+    cast, demonstrators = run.cast(models), run.cast(run.trained(0)).build()
     tasks = run.tasks("train")[: num_episodes // run.config.collect.episodes_per_task]
     key = {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": cast.team_key}
 
     def collect(lease: Any) -> dict[str, Any]:
+        # A demonstration belongs to iteration 0 and is version 0's; these stand in for an iteration's episodes.
         traces = demonstrate(
-            tasks, team=cast.build(), demonstrator=play, count=num_episodes, run_id=run.run_id, seed=iteration
+            tasks, team=demonstrators, demonstrator=play, count=num_episodes, run_id=run.run_id, seed=iteration
         )
-        # A demonstration belongs to iteration 0; these stand in for an iteration's episodes.
         run.traces.write_episodes(
             [replace(t, **key, episode_id=f"{iteration}-{t.episode_id}", is_version_mixed=False) for t in traces]  # type: ignore[arg-type]
         )
