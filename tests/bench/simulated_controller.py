@@ -25,6 +25,7 @@ from serve_apps.client import PolicyClient
 from serve_apps.config import CallConfig
 from serve_apps.runner import EpisodeSpec
 from serve_apps.tokenizer import load_tokenizer
+from stores.logs import carry
 from stores.traces import TraceStore
 from stores.types import Completion, FinishReason, GenerateRequest, Purpose
 from tests.bench.peer import MARK
@@ -113,7 +114,7 @@ def main() -> None:
         memory: list[float] = []
         collector = SimulatedCollector(engine)
         work: dict[str, Any] = {"cast": cast, "apps": {}, "store": store, "call": config.collect.call}
-        work |= {"in_flight": in_flight, "write_batch": config.collect.write_batch}
+        work |= {"in_flight": in_flight, "write_batch": config.collect.write_batch, "place": "0", "log": carry()}
         async for summary in collector.run(specs(iteration, count), **work):
             assert set(summary["status"]) == {"ok"}, summary["status"]
             num_stored += len(summary["status"])
