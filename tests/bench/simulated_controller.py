@@ -116,8 +116,9 @@ def main() -> None:
         work: dict[str, Any] = {"cast": cast, "apps": {}, "store": store, "call": config.collect.call}
         work |= {"in_flight": in_flight, "write_batch": config.collect.write_batch, "place": "0", "log": carry()}
         async for summary in collector.run(specs(iteration, count), **work):
-            assert set(summary["status"]) == {"ok"}, summary["status"]
-            num_stored += len(summary["status"])
+            statuses = json.loads(summary["statuses"][0])
+            assert set(statuses) <= {"ok"}, statuses
+            num_stored += int(summary["num"][0])
             if num_stored >= in_flight * (len(memory) + 1):
                 memory.append(_resident_mb())
         return memory
