@@ -382,7 +382,7 @@ class RunConfig(Settings):
             "score": True,
             "warmstart": {"stage_timeout_s"},
             "collect": {"num_workers", "episodes_in_flight", "write_batch", "stage_timeout_s"} | unused,
-            "sync": {"stage_timeout_s"},
+            "sync": {"stage_timeout_s"} | ({"proof_noise"} if self.sync.proof_noise is None else set()),
             "evaluate": {"stage_timeout_s"},
             "promote": {"stage_timeout_s"},
             "train": {

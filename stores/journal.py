@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 RUNNING, DONE, FAILED, FREE = "running", "done", "failed", "free"
 LOCK = "lock"
+"""The stage name of what is held rather than done; `model_group` is the lock's name."""
 HOLD_WAIT_S = 3600.0
 """How long `Journal.hold` waits for whoever has it: an evaluation of a large team, at most."""
-"""The stage name of what is held rather than done; `model_group` is the lock's name."""
 LIBPQ_DEADLINES = {
     "connect_timeout": 10,
     "keepalives_idle": 10,

@@ -92,7 +92,8 @@ class TraceStore:
     ) -> pa.Table:
         """One row per stored episode of this key.
 
-        It has {episode_id, group_id, task_id, status, stop_reason, error, num_turns, started_at, duration_s}. `with_tokens` adds num_tokens, the length of all its completions; it reads the turns, so it costs more.
+        It has {episode_id, group_id, task_id, status, stop_reason, error, num_turns, started_at, duration_s}.
+        `with_tokens` adds num_tokens, the length of all its completions; it reads the turns, so it costs more.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         names = ["episode_id", "group_id", "task_id", "status", "stop_reason", "error", "num_turns"]
