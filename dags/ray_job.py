@@ -22,17 +22,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from pipelines.config import parse_config
-from pipelines.jobs import (
-    ClusterUnreachable,
-    Follower,
-    JobApi,
-    Outcome,
-    Work,
-    address_of,
-    attach,
-    begin_work,
-    stage_work,
-)
+from pipelines.job_api import ClusterUnreachable, JobApi, address_of
+from pipelines.jobs import Follower, Outcome, Work, attach, begin_work, stage_work
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

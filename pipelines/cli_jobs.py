@@ -16,7 +16,8 @@ from pipelines.faults import EXIT_CODES, FaultKind
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
-    from pipelines.jobs import JobApi, Outcome, Work
+    from pipelines.job_api import JobApi
+    from pipelines.jobs import Outcome, Work
 
 Cluster = Annotated[
     str, typer.Option("--cluster", metavar="URL", help="Ray's job API, http://HOST:8265; default as in a run config.")
@@ -70,7 +71,8 @@ def submit(
 ) -> None:
     """Send a run, or one stage of it, to a Ray cluster as a job and follow it; attaches to one that runs already."""
     with errors(debug):
-        from pipelines.jobs import JobApi, address_of, attach
+        from pipelines.job_api import JobApi, address_of
+        from pipelines.jobs import attach
 
         given = load(config, [*(changes or []), *([f"cluster.address={cluster}"] if cluster else [])])
         work = _work(given, stage, iteration, model_group)
@@ -120,7 +122,7 @@ def stop(
 
 
 def _api(cluster: str) -> JobApi:
-    from pipelines.jobs import JobApi, address_of
+    from pipelines.job_api import JobApi, address_of
     from pipelines.schedule import ClusterConfig
 
     return JobApi(address_of(ClusterConfig(address=cluster)))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.config import PromoteConfig
+from pipelines.sections import PromoteConfig
 from pipelines.statistics import Interval
 
 

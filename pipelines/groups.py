@@ -21,7 +21,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from pipelines.config import BudgetConfig
+from pipelines.sections import BudgetConfig
 from serve_apps.runner import EpisodeSpec
 
 StoppedBy = Literal["tokens", "seconds", "enough"]

@@ -13,8 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.config import TaskSourceConfig
 from pipelines.run import Run
+from pipelines.sections import TaskSourceConfig
 from pipelines.tasks import digest, load_tasks
 from stores.types import EpisodeRewards, Purpose, Trace
 

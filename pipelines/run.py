@@ -148,8 +148,7 @@ class Run:
 
     def sampling(self, name: str, agent: Agent, temperature: float | None = None) -> Sampling:
         """The agent's sampling with the run config's changes."""
-        changes = self.config.agents.get(name)
-        sampling = agent.with_sampling(agent.sampling, **(changes.model_dump() if changes else {}))
+        sampling = agent.with_sampling(agent.sampling, **self.config.agent_changes(name))
         return agent.with_sampling(sampling, temperature=temperature)
 
     def parents(self, iteration: int) -> dict[str, ModelVersionRef]:

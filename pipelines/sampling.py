@@ -26,11 +26,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config import CollectConfig
 from pipelines.faults import InfrastructureLost
 from pipelines.groups import Groups, StoppedBy
 from pipelines.observe import episode_points, log_failed
 from pipelines.run import Cast
+from pipelines.sections import CollectConfig
 from serve_apps.client import PolicyClient
 from serve_apps.config import CallConfig
 from serve_apps.runner import CONTEXT_EXHAUSTED, ActingTeam, EpisodeSpec, run_episode, via

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import TaskSourceConfig
+from pipelines.sections import TaskSourceConfig
 from serve_apps.tools.math_answer import last_boxed
 from serve_apps.workflow import load_object
 from stores.types import Task

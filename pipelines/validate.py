@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pipelines.config import RunConfig
 from pipelines.credit.rule import load_credit
-from pipelines.run import Run
 from pipelines.tasks import check_disjoint, load_tasks
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from stores.types import Task
@@ -40,7 +39,7 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
     for agent in sorted(set(config.agents) - declared):
         raise ValueError(f"agents: {agent!r} is no agent of the workflow{_near(agent, declared)}")
     for name, role in workflow.agents.items():
-        sampling = Run(config).sampling(name, role)
+        sampling = role.with_sampling(role.sampling, **config.agent_changes(name))
         if not sampling.is_unfiltered:
             raise ValueError(
                 f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "

@@ -122,22 +122,23 @@ class _Lane:
         for call in batch:
             call.num_attempts += 1
         unfinished = dict(enumerate(batch))
-        fault: Exception | None = None
+        fault: Exception = ConnectionError("the replica ended the stream early")
         try:
             async with asyncio.timeout(self._config.call_timeout_s):
-                fault = await self._stream(unfinished)
+                await self._stream(unfinished)
         except TimeoutError:
             fault = TimeoutError(f"no answer within call_timeout_s = {self._config.call_timeout_s:g} s")
         except (RayError, RayServeException, ConnectionError) as error:
             fault = error
         if unfinished:
-            await self._repeat(
-                list(unfinished.values()), fault or ConnectionError("the replica ended the stream early")
-            )
+            await self._repeat(list(unfinished.values()), fault)
 
-    async def _stream(self, unfinished: dict[int, _Call]) -> Exception | None:
-        """Sends what is unfinished and takes out of it what comes back; returns why a request was given up, if one was."""
-        fault = None
+    async def _stream(self, unfinished: dict[int, _Call]) -> None:
+        """Sends what is unfinished and takes out of it what comes back.
+
+        Raises ConnectionError, after all have come back, if the engine gave up some of them.
+        """
+        given_up = ""
         if self._stream_handle is None:
             self._stream_handle = self._open_app(self._app)
         stream = self._stream_handle.remote([_wire(key, call.request) for key, call in unfinished.items()])
@@ -147,11 +148,12 @@ class _Lane:
                     if result[2] in ANSWERS:
                         _answer(unfinished.pop(key), result)
                     else:
-                        fault = ConnectionError(f"the engine ended a request with finish reason {result[2]!r}")
+                        given_up = f"the engine ended a request with finish reason {result[2]!r}"
         except asyncio.CancelledError:
             stream.cancel()
             raise
-        return fault
+        if given_up:
+            raise ConnectionError(given_up)
 
     async def _repeat(self, calls: list[_Call], fault: Exception) -> None:
         """Puts `calls` back after a pause; those at their last attempt fail."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, Protocol
 
-from pipelines.config import DottedConfig
+from pipelines.sections import DottedConfig
 from serve_apps.workflow import load_object
 from stores.types import EpisodeRewards, EpisodeStatus, Trace, TurnReward
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from pipelines.config import load_config
-from pipelines.jobs import JobApi
+from pipelines.job_api import JobApi
 from pipelines.run import Run
 from pipelines.stages import STAGES
 from tests.bench.figures import Figure

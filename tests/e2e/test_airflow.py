@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from pipelines.config import load_config
-from pipelines.jobs import JobApi
+from pipelines.job_api import JobApi
 from pipelines.run import Run
 from stores.types import TracesRef
 from tests.e2e.airflow_client import LocalAirflow

@@ -194,6 +194,10 @@ def test_what_changes_results_changes_the_identity_and_what_does_not_does_not() 
         {"collect.episodes_per_task": 4},
     )
     assert all(parse_config(changed(c), "run.yaml").sha256 == first.sha256 for c in same)
+    traces = {"uri": "traces", "run": "other"}
+    begun = {f"model_groups.{group}.model": "model" for group in DEMO["model_groups"]}
+    chosen, elsewhere = (begun | {"warmstart": {"traces": t}} for t in (traces, traces | {"weights": "weights"}))
+    assert parse_config(changed(chosen), "run.yaml").sha256 == parse_config(changed(elsewhere), "run.yaml").sha256
     assert len({first.sha256, *(parse_config(changed(c), "run.yaml").sha256 for c in other)}) == 1 + len(other)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import DottedConfig
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import Credit, credit_version, load_credit, score_trace, turn_reward
+from pipelines.sections import DottedConfig
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 FINAL = DottedConfig(path="pipelines.credit.math_final_answer:MathFinalAnswer")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.config import PromoteConfig
 from pipelines.gate import Evidence, decide
+from pipelines.sections import PromoteConfig
 from pipelines.statistics import Interval
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.config import BudgetConfig
 from pipelines.groups import Groups, covered
+from pipelines.sections import BudgetConfig
 from serve_apps.runner import EpisodeSpec
 from stores.types import Purpose, Task
 

@@ -15,18 +15,10 @@ import pytest
 from job_server import JobServer, job_server
 
 from pipelines.config import RunConfig, load_config
-from pipelines.jobs import (
-    RUN_CONFIG_VARIABLE,
-    ClusterUnreachable,
-    Follower,
-    JobApi,
-    attach,
-    begin_work,
-    loop_work,
-    package,
-    stage_work,
-)
+from pipelines.job_api import ClusterUnreachable, JobApi
+from pipelines.jobs import RUN_CONFIG_VARIABLE, Follower, attach, begin_work, loop_work, stage_work
 from pipelines.schedule import ClusterConfig
+from pipelines.working_dir import package
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 WORK = stage_work("small", "train", 3, "team")

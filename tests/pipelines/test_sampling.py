@@ -14,9 +14,9 @@ import psutil
 import pytest
 from test_watchdog import KEY, fake_run, stacks_of
 
-from pipelines.config import BudgetConfig, CollectConfig
 from pipelines.run import Cast, plain
 from pipelines.sampling import InfrastructureFailures, PromptsTooLong, Sampled, end_collectors, sample_episodes
+from pipelines.sections import BudgetConfig, CollectConfig
 from pipelines.stacks import processes_of
 from pipelines.watchdog import StageHung, Watchdog
 from serve_apps.config import CallConfig, EpisodeConfig

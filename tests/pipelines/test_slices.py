@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipelines.collect import iteration_tasks, task_slice
-from pipelines.config import CollectConfig
 from pipelines.evaluate import decision_tasks
+from pipelines.sections import CollectConfig
 from stores.types import Task
 
 TASKS = [Task(task_id=f"t{i}", prompt=str(i), answers=(str(i),)) for i in range(10)]

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from pipelines.config import DottedConfig, TaskSourceConfig
+from pipelines.sections import DottedConfig, TaskSourceConfig
 from pipelines.tasks import check_disjoint, load_tasks
 from stores.types import Task
 

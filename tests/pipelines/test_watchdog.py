@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pipelines import watchdog
-from pipelines.config import WatchdogConfig
 from pipelines.faults import ClusterLost, diagnose
+from pipelines.sections import WatchdogConfig
 from pipelines.watchdog import StageHung, Watchdog
 from stores.journal import Journal, StageKey
 from stores.waiting import waiting

@@ -1,0 +1,211 @@
+"""sections: the sections of a run config that belong to its stages, each one frozen model.
+
+What the fields of one section say together is checked here; what joins sections is in `config.py`. Pydantic and the
+standard library only.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from serve_apps.config import CallConfig, EpisodeConfig
+
+
+class Settings(BaseModel):
+    """Frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DottedConfig(Settings):
+    """Something a user names by dotted path, with settings for its constructor."""
+
+    path: str
+    """`package.module:Name`."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("path")
+    @classmethod
+    def _has_two_parts(cls, value: str) -> str:
+        module, _, name = value.partition(":")
+        if not module or not name:
+            raise ValueError(f"{value!r} is not of the form 'package.module:Name'")
+        return value
+
+
+class TaskSourceConfig(Settings):
+    """One set of tasks: a file, or a seeded generator."""
+
+    path: str = ""
+    """JSON, JSONL or Parquet file."""
+    generator: DottedConfig | None = None
+    """Called with `seed`, `split` and `count` and its settings; yields tasks. Splits never overlap."""
+    count: int | None = Field(None, ge=1)
+    """How many tasks (generator), or at most how many (file)."""
+    split: str = ""
+    """For a generator: which of its disjoint splits; default is the name of the section."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if bool(self.path) == bool(self.generator):
+            raise ValueError("give exactly one of `path` and `generator`")
+        if self.generator and self.count is None:
+            raise ValueError("a generator needs `count`")
+        return self
+
+
+class TasksConfig(Settings):
+    """Sets that never overlap: what trains, what the gate decides on, what before/after is reported on, what is watched."""
+
+    train: TaskSourceConfig
+    gate: TaskSourceConfig | None = None
+    test: TaskSourceConfig | None = None
+    sentinel: TaskSourceConfig | None = None
+    """What the champion must not forget: played by `evaluate_team` on its own schedule, never decided on."""
+
+
+class AgentConfig(Settings):
+    """Sampling of one agent; what is null keeps the workflow's own setting."""
+
+    temperature: float | None = Field(None, gt=0)
+    max_tokens: int | None = Field(None, ge=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, lt=1)
+
+
+class ModelGroupConfig(Settings):
+    """Agents that share one set of weights."""
+
+    agents: tuple[str, ...] = Field(min_length=1)
+    model: str = ""
+    """Hugging Face folder (path or URI) of version 0; empty: what the warm start made."""
+    train: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the `train` section for this model group."""
+    serve: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the `serve` section for this model group."""
+
+
+class BudgetConfig(Settings):
+    """What collect may spend in one iteration. Groups under way when it is spent are completed, no others begun."""
+
+    tokens: int | None = Field(None, ge=1)
+    """Completion tokens, of stored episodes."""
+    seconds: float | None = Field(None, gt=0)
+    """In which episodes are under way; pauses of an interrupted collect do not count."""
+
+
+class CollectConfig(Settings):
+    """How episodes are sampled."""
+
+    tasks_per_iteration: int = Field(64, ge=1)
+    episodes_per_task: int = Field(8, ge=1)
+    """Size of a group (GRPO sense)."""
+    budget: BudgetConfig = BudgetConfig()
+    oversample: float = Field(1.0, ge=1, le=4)
+    """Above 1: so many times the tasks are begun, and collect ends once `tasks_per_iteration` groups are complete."""
+    tail: Literal["carry", "cut"] = "carry"
+    """Groups that budget or over-sampling left incomplete: their tasks come first in the next iteration, or are dropped
+    until their turn comes again. What that does to the choice of tasks: pipelines/groups.py."""
+    num_workers: int = Field(1, ge=1)
+    """Collector actors; each runs many episodes at once."""
+    episodes_in_flight: int = Field(512, ge=1)
+    """Per worker."""
+    write_batch: int = Field(128, ge=1)
+    """Finished episodes written per commit, at most."""
+    stage_timeout_s: float = Field(3600, gt=0)
+    """Every stage has one: its deadline, at which the watchdog writes stacks and ends it."""
+    max_failed_share: float = Field(0.1, ge=0, le=1)
+    """Share of agent_error, tool_error, timeout and infra_error beyond which the stage fails."""
+    episode: EpisodeConfig = EpisodeConfig()
+    call: CallConfig = CallConfig()
+
+    @property
+    def num_tasks_begun(self) -> int:
+        """Tasks that an iteration begins, over-sampling included."""
+        return ceil(self.tasks_per_iteration * self.oversample)
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether a collect may end before every group that it planned is complete."""
+        return self.oversample > 1 or self.budget != BudgetConfig()
+
+
+class ScoreConfig(Settings):
+    """Scoring; the rule itself is in `credit`."""
+
+    stage_timeout_s: float = Field(900, gt=0)
+
+
+class SyncConfig(Settings):
+    """How new weights reach the engines, and what proves that they did."""
+
+    timeout_s: float = Field(120, gt=0)
+    stage_timeout_s: float = Field(900, gt=0)
+    """With the start of engines that are not running."""
+    proof_tolerance: float = Field(1e-3, gt=0)
+    """Largest |logprob difference| on the probe; about 1e-5 is seen in float32. A demo-sized model run in
+    bfloat16 is 0.1 from a probe made in float32: there give this and `proof_noise`."""
+    proof_noise: float | None = Field(None, gt=0)
+    """What of it is the engine's rounding; null: a fiftieth of `proof_tolerance`. Two versions that differ by less cannot
+    be told apart, and a version that there is no other to tell apart from has to be as near as this."""
+
+    @property
+    def noise(self) -> float:
+        """`proof_noise` or what stands for it."""
+        return self.proof_tolerance / 50 if self.proof_noise is None else self.proof_noise
+
+    @model_validator(mode="after")
+    def _noise_is_tolerated(self) -> Self:
+        if self.noise > self.proof_tolerance:
+            raise ValueError(
+                f"proof_noise = {self.noise:g} is above proof_tolerance = {self.proof_tolerance:g}: raise the second"
+            )
+        return self
+
+
+class EvaluateConfig(Settings):
+    """When and how the candidate meets the champion."""
+
+    every: int = Field(1, ge=1)
+    """Iterations between evaluations; the last iteration is always evaluated."""
+    tasks_per_decision: int | None = Field(None, ge=1)
+    """A fresh slice of the gate's tasks for every decision; null: all of them."""
+    episodes_per_task: int = Field(1, ge=1)
+    """k of avg@k and pass@k."""
+    temperature: float | None = Field(None, gt=0)
+    """null: as in training."""
+    bootstrap_samples: int = Field(10_000, ge=100)
+    confidence: float = Field(0.95, gt=0, lt=1)
+    """Of the interval of the gain that the gate decides by; accuracies are reported with 95% intervals in any case."""
+    stage_timeout_s: float = Field(3600, gt=0)
+    """Of every measurement: of the gate's tasks, the test tasks before and after, a file of tasks."""
+
+
+class PromoteConfig(Settings):
+    """The gate."""
+
+    min_gain: float = 0.0
+    """The lower confidence bound of the paired gain must exceed it: promote."""
+    non_inferiority: float | None = Field(None, gt=0)
+    """If set, a candidate that is certainly not worse than this margin is promoted too."""
+    min_ok_share: float = Field(0.9, ge=0, le=1)
+    """Floor on the share of episodes with status ok."""
+    min_format_share: float = Field(0.0, ge=0, le=1)
+    """Floor on the share of well-formed turns, per agent."""
+    on_reject: Literal["continue", "champion"] = "continue"
+    """What the next iteration trains from after a rejection. The last two checkpoints are kept: after two rejections in a
+    row `champion` goes on with its weights, but optimizer and critic start afresh (metric `train/is_state_lost`)."""
+    stage_timeout_s: float = Field(300, gt=0)
+
+
+class WatchdogConfig(Settings):
+    """Who watches a stage: says what it waits for, and ends it at its deadline (`stage_timeout_s` of its section)."""
+
+    every_s: float = Field(30, gt=0)
+    """Between two lines on what is waited for."""
+    grace_s: float = Field(30, gt=0)
+    """How long an interrupted stage may take to end by itself before its process is ended."""
