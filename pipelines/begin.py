@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.claim import claimed, next_iteration, pin, reason_to_skip
+from pipelines.collector import end_collectors
 from pipelines.progress import Screen
 from pipelines.promote import champion_version, crown, register
 from pipelines.run import Run
-from pipelines.sampling import Progress, end_collectors
+from pipelines.sampling import Progress
 from pipelines.validate import check_tasks
 from pipelines.warmstart import StepProgress, warmstart
 from pipelines.watchdog import Watchdog

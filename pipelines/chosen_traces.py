@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pipelines.run import Run
 from stores.traces import TraceStore
 from stores.types import Purpose, Trace
-from stores.weights import WeightStore, fetch
+from stores.weight_cache import fetch
+from stores.weights import WeightStore
 
 if TYPE_CHECKING:
     from train_loops.config import ChosenTracesConfig

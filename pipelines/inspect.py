@@ -127,8 +127,8 @@ def serve_config(run: Run, alias: str) -> dict[str, Any]:
 def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") -> dict[str, Any]:
     """A registered team (alias or version number) on a file of tasks; what it has played of the same tasks is kept."""
     from pipelines.cluster import connect
+    from pipelines.collector import end_collectors
     from pipelines.evaluate import play
-    from pipelines.sampling import end_collectors
     from pipelines.watchdog import Watchdog
 
     tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))

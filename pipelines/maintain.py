@@ -26,7 +26,7 @@ from stores.files import list_files, remove_folder
 from stores.journal import DONE, RUNNING, StageKey, StageRow
 from stores.logs import bound
 from stores.types import Purpose, RewardsRef, TracesRef
-from stores.weights import cache_folder, evict
+from stores.weight_cache import cache_folder, evict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -232,7 +232,7 @@ class Cast:
     def build(self) -> ActingTeam:
         """Loads workflow and tokenizers."""
         from serve_apps.runner import ActingTeam
-        from stores.weights import fetch
+        from stores.weight_cache import fetch
 
         folders = {
             group: place if isinstance(place, str) else str(fetch(place, with_tensors=False))

@@ -4,47 +4,39 @@
                               │ finished episodes, in batches
                               └──> trace store (exactly once) ──> counts back to the caller
 
-Collectors are actors of the calling process and live as long as it does: Ray Data's own actor pools would start, and
-import everything, anew in every pass. They are not detached, so that they never run yesterday's workflow code.
+A pass that was interrupted goes on: what is stored is kept, and only what failed by infrastructure is played again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import pickle
 import re
 import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.collector import Gate, collectors, hand_over
 from pipelines.faults import InfrastructureLost
 from pipelines.groups import Groups, StoppedBy
-from pipelines.observe import episode_points, log_failed
 from pipelines.run import Cast
 from pipelines.sections import CollectConfig
-from serve_apps.client import PolicyClient
-from serve_apps.config import CallConfig
-from serve_apps.runner import CONTEXT_EXHAUSTED, ActingTeam, EpisodeSpec, run_episode, via
-from stores.logs import carried, carry
-from stores.metrics import send
+from serve_apps.runner import CONTEXT_EXHAUSTED, EpisodeSpec
+from stores.logs import carry
 from stores.traces import TraceStore
-from stores.types import EpisodeStatus, Purpose, Task, Trace, TracesRef
+from stores.types import EpisodeStatus, Purpose, Task, TracesRef
 from stores.waiting import waiting
 
 FAILED = (EpisodeStatus.AGENT_ERROR, EpisodeStatus.TOOL_ERROR, EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
 INFRASTRUCTURE = (EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
 """Failures that neither the policy nor the workflow's code is to blame for."""
-WRITE_EVERY_S = 0.5
-"""A finished episode waits at most this long for company before it is stored, if nothing else finishes."""
 
 Progress = Callable[[int, int, str], None]
 """Called with episodes done, episodes in all, and a word on what is waited for."""
@@ -242,12 +234,12 @@ def _run(
     gate = Gate(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
     work = {"cast": cast, "apps": dict(apps), "store": store, "call": config.call, "replaced": replaced, "gate": gate}
     work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch, "log": carry()}
-    collectors = _collectors(config.num_workers)
-    shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(collectors)))]
+    workers = collectors(config.num_workers)
+    shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(workers)))]
     data = ray.data.from_items(shares, override_num_blocks=len(shares))
     rows = data.map_batches(
-        _hand_over,  # type: ignore[arg-type]
-        fn_kwargs={"collectors": collectors, "work": work},
+        hand_over,  # type: ignore[arg-type]
+        fn_kwargs={"workers": workers, "work": work},
         batch_size=None,
         num_cpus=0.01,
     )
@@ -259,8 +251,8 @@ def _run(
             now = time.monotonic()
             reason = groups.stopped_by(now - began)
             if gate and reason and (reason != told or now > told_at + 1):  # repeated: a collector may be a new one
-                for collector in collectors:
-                    collector.stop.remote(gate.pass_id, is_cut=reason == "enough")
+                for worker in workers:
+                    worker.stop.remote(gate.pass_id, is_cut=reason == "enough")
                 told, told_at = reason, now
             if row["num"]:
                 yield row
@@ -273,187 +265,3 @@ def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[list[EpisodeSpe
     for spec in specs:
         shares[place.setdefault(spec.group_id, len(place) % num_shares)].append(spec)
     return shares
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """What lets groups begin in a pass that may end early."""
-
-    pass_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    begun: frozenset[str]
-    """Groups of which something is stored: they are completed in any case."""
-    open_s: float
-    """Seconds after which no other group is begun."""
-
-
-class _Door:
-    """A gate at work in one collector."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._begun = set(gate.begun)
-        self._closes_at = time.monotonic() + gate.open_s
-        self.tasks: set[asyncio.Task[Trace | None]] = set()
-
-    def lets_in(self, group_id: str) -> bool:
-        """Whether an episode of this group may start."""
-        if group_id not in self._begun and time.monotonic() >= self._closes_at:
-            return False
-        self._begun.add(group_id)
-        return True
-
-    def close(self, *, is_cut: bool) -> None:
-        """No group begins any more; `is_cut`: those under way end here, too."""
-        self._closes_at = 0.0
-        for task in self.tasks if is_cut else ():
-            task.cancel()
-
-
-_warm: list[Any] = []
-"""Collectors of this process."""
-
-
-def _collectors(count: int) -> list[Any]:
-    """`count` warm collectors, spread over the cluster's nodes."""
-    import ray
-
-    cluster = ray.get_runtime_context().get_job_id()
-    if _warm and _warm[0][0] != cluster:
-        _warm.clear()
-    while len(_warm) < count:
-        options = {"num_cpus": 0.1, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
-        _warm.append((cluster, ray.remote(Collector).options(**options).remote()))
-    return [handle for _, handle in _warm[:count]]
-
-
-def warm_up(count: int) -> None:
-    """Starts the collectors without waiting for them."""
-    _collectors(count)
-
-
-def end_collectors() -> None:
-    """Ends the collectors of this process, whatever they are doing; the next pass starts others."""
-    import ray
-
-    while _warm:
-        ray.kill(_warm.pop()[1], no_restart=True)
-
-
-def _hand_over(
-    batch: dict[str, np.ndarray], collectors: Sequence[Any], work: Mapping[str, Any]
-) -> Iterator[dict[str, np.ndarray]]:
-    """A Ray Data task: gives each share of the specs to its collector and passes on what comes back."""
-    import ray
-
-    for place, specs in zip(batch["place"], batch["specs"], strict=True):
-        run = collectors[int(place)].run.options(num_returns="streaming")
-        for ref in run.remote(pickle.loads(specs), place=str(place), **work):
-            yield ray.get(ref)
-
-
-PULSE = {"groups": np.array(["{}"]), "statuses": np.array(["{}"])} | {
-    name: np.zeros(1, kind)
-    for name, kind in (("num", int), ("num_tokens", int), ("started_at", float), ("ended_at", float))
-}
-"""A row of no episode. Ray Data holds each row back until the next one comes: without it nobody would learn in time that
-the group which the pass was waiting for is complete."""
-
-
-class Collector:
-    """An actor that runs many episodes at once and stores them in batches as they finish."""
-
-    def __init__(self) -> None:
-        import lancedb  # noqa: F401
-        import pyarrow  # noqa: F401 - while nobody waits
-        from ray import serve  # noqa: F401
-        from transformers import PreTrainedTokenizerFast  # noqa: F401
-
-        self._doors: dict[str, _Door] = {}
-
-    async def run(
-        self,
-        specs: Sequence[EpisodeSpec],
-        *,
-        cast: Cast,
-        apps: Mapping[str, str],
-        store: TraceStore,
-        call: CallConfig,
-        in_flight: int,
-        write_batch: int,
-        place: str,
-        log: Mapping[str, Any],
-        replaced: Sequence[EpisodeStatus] = (),
-        gate: Gate | None = None,
-    ) -> AsyncIterator[dict[str, np.ndarray]]:
-        """Yields the summary of every batch of episodes once it is stored.
-
-        A restarted collector is handed the same specs again and skips what is stored.
-        """
-        team: ActingTeam = cast.build()
-        complete = via(self.client(apps, call))
-        room = asyncio.Semaphore(in_flight)
-
-        door = _Door(gate) if gate else None
-        if gate and door:
-            self._doors = {gate.pass_id: door}
-
-        async def one(spec: EpisodeSpec) -> Trace | None:
-            async with room:
-                if door and not door.lets_in(spec.group_id):
-                    return None
-                return await run_episode(spec, team=team, complete=complete, limits=cast.limits)
-
-        missing = await asyncio.to_thread(_missing, specs, store, replaced)
-        left = {asyncio.create_task(one(spec)) for spec in missing}
-        if door:
-            door.tasks = set(left)
-        finished: list[Trace] = []
-        while left:
-            done, left = await asyncio.wait(left, timeout=WRITE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-            finished += [trace for task in done if not task.cancelled() and (trace := task.result()) is not None]
-            if finished and (len(finished) >= write_batch or not left or not done):
-                await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
-                with carried(log):
-                    log_failed(finished, is_last=not left)
-                send(episode_points(finished, num_in_flight=min(len(left), in_flight), collector=place))
-                yield _summary(finished)
-                finished = []
-            elif door and not done:
-                yield PULSE
-
-    async def stop(self, pass_id: str, *, is_cut: bool) -> None:
-        """Begins no group of a pass any more; `is_cut`: also drops those under way, but for what has finished."""
-        if pass_id in self._doors:
-            self._doors[pass_id].close(is_cut=is_cut)
-
-    def client(self, apps: Mapping[str, str], call: CallConfig) -> PolicyClient:
-        """What answers the model calls."""
-        from serve_apps.client import ServeClient
-
-        return ServeClient(dict(apps), call)
-
-
-def _missing(specs: Sequence[EpisodeSpec], store: TraceStore, replaced: Sequence[EpisodeStatus]) -> list[EpisodeSpec]:
-    if not len(specs):
-        return []
-    first = specs[0]
-    stored = store.stored_ids(
-        run_id=first.run_id,
-        iteration=first.iteration,
-        purpose=first.purpose,
-        team_key=first.team_key,
-        but_not=replaced,
-    )
-    return [spec for spec in specs if spec.episode_id not in stored]
-
-
-def _summary(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
-    """One row: Ray Data would cut more into blocks of a row each, and 400 of those cost 0.1 s."""
-    statuses = Counter(t.status.value for t in traces)
-    return {
-        "num": np.array([len(traces)]),
-        "statuses": np.array([json.dumps(statuses)]),
-        "groups": np.array([json.dumps(Counter(t.group_id for t in traces))]),
-        "num_tokens": np.array([sum(len(u.completion_token_ids) for t in traces for u in t.turns)]),
-        "started_at": np.array([min(t.started_at for t in traces)]),
-        "ended_at": np.array([max(t.started_at + t.duration_s for t in traces)]),
-    }

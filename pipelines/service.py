@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from pipelines.collector import end_collectors
 from pipelines.evaluate import play
 from pipelines.promote import champion_version, crown, history
 from pipelines.run import Run, plain
-from pipelines.sampling import end_collectors
 from pipelines.serving import serve
 from pipelines.tasks import digest
 from pipelines.watchdog import Watchdog

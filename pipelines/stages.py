@@ -78,7 +78,7 @@ def _recover(run: Run, stage: str, model_group: str) -> Callable[[], None]:
         trainer_of(run, model_group).stop()
 
     def end_collectors() -> None:
-        from pipelines.sampling import end_collectors
+        from pipelines.collector import end_collectors
 
         end_collectors()
 

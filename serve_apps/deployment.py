@@ -16,9 +16,10 @@ from serve_apps.app_list import Apps, change, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
 from serve_apps.proof import Proof, SyncError, SyncTimeoutError, judge
+from stores.manifest import Manifest, read_manifest
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
-from stores.weights import Manifest, WeightStore, read_manifest
+from stores.weights import WeightStore
 
 IMPORT_PATH = "serve_apps.policy_app:build_app"
 POLL_S = 0.03

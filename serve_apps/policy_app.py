@@ -21,8 +21,9 @@ from ray import serve
 
 from serve_apps.config import ServeConfig
 from stores.logs import bound, configure
+from stores.manifest import read_manifest, verify_folder
 from stores.types import FinishReason, ModelVersionRef
-from stores.weights import fetch, read_manifest, verify_folder
+from stores.weight_cache import fetch
 
 logger = logging.getLogger(__name__)
 

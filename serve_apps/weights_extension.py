@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.weights import read_safetensors_header
+from stores.manifest import read_safetensors_header
 
 if TYPE_CHECKING:
     import torch

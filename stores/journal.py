@@ -14,15 +14,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, fields
-from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateTable
 
+from stores.process import is_dead, this_process
 from stores.waiting import waiting
 
 logger = logging.getLogger(__name__)
@@ -140,7 +138,7 @@ class StageRow:
     @property
     def is_free(self) -> bool:
         """True if anybody may take the lease: nobody has it, or its owner is gone."""
-        return self.status in (FAILED, FREE) or self.expires_at < time.time() or _is_dead(self.process)
+        return self.status in (FAILED, FREE) or self.expires_at < time.time() or is_dead(self.process)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,7 +360,7 @@ class Journal:
             "status": RUNNING,
             "token": token,
             "owner": owner,
-            "process": _this_process(),
+            "process": this_process(),
             "expires_at": now + lease_s,
             "started_at": now,
             "ended_at": None,
@@ -474,44 +472,3 @@ def _differences(old: Any, new: Any, place: str = "") -> list[str]:
 
 def _clock(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
-
-
-@cache
-def _host() -> str:
-    """Names the set of processes among which a pid is unique: the machine since its boot, and the container."""
-    parts = [socket.gethostname()]
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    if boot.exists():
-        parts.append(boot.read_text().strip())
-    if namespace.is_symlink():
-        parts.append(os.readlink(namespace))
-    return f"{parts[0]}~{sha256('/'.join(parts).encode()).hexdigest()[:8]}"
-
-
-def _this_process() -> str:
-    return f"{_host()} {os.getpid()} {_start_of(os.getpid())}"
-
-
-def _is_dead(process: str) -> bool:
-    """True only where it is certain: the process belongs to this machine and has ended."""
-    host, pid, start = process.rsplit(" ", 2)
-    return host == _host() and _start_of(int(pid)) != start
-
-
-def _start_of(pid: int) -> str:
-    """When a process began, in the kernel's ticks: tells it from a later one of the same pid. Empty if it has ended."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "" if Path("/proc/self/stat").exists() else _start_without_proc(pid)
-    return "" if after_name[0] in "ZX" else after_name[19]
-
-
-def _start_without_proc(pid: int) -> str:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except PermissionError:
-        return "alive"
-    return "alive"

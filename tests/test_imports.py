@@ -31,7 +31,7 @@ OWNERS = {
     "sqlalchemy": ("stores",),
     "ray.data": ("pipelines",),
 }
-WARMED = {("pipelines/sampling.py", "lancedb"), ("pipelines/sampling.py", "ray.serve")}
+WARMED = {("pipelines/collector.py", "lancedb"), ("pipelines/collector.py", "ray.serve")}
 """A collector imports these before its first episode, so that none waits for it; it uses nothing of them."""
 
 

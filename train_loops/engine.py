@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stores.weights import read_safetensors_header
+from stores.manifest import read_safetensors_header
 from train_loops.config import DeepSpeedConfig, OptimizerConfig
 
 if TYPE_CHECKING:

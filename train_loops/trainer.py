@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stores.logs import bound, carried
+from stores.manifest import Probe
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
-from stores.weights import Probe, WeightStore
+from stores.weights import WeightStore
 from train_loops.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stores.weights import Probe, WeightStore
+from stores.manifest import Probe
+from stores.weights import WeightStore
 from train_loops.config import WarmstartConfig
 from train_loops.logprobs import PolicyScorer
 from train_loops.tiny_model import build_model, save_folder

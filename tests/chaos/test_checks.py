@@ -15,8 +15,8 @@ from records import MakeTrace
 from pipelines.config import load_config
 from pipelines.run import Run
 from stores import journal
+from stores.manifest import Probe
 from stores.types import Purpose
-from stores.weights import Probe
 from tests.chaos import checks
 from tests.chaos.report import Cell, Report
 from tests.chaos.scene import CONFIG

@@ -16,9 +16,10 @@ from pipelines.chosen_traces import choose
 from pipelines.config import load_config
 from pipelines.run import Run
 from pipelines.warmstart import warmstart
+from stores.manifest import Probe
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, Purpose, Task, Trace
-from stores.weights import Probe, WeightStore
+from stores.weights import WeightStore
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 

@@ -19,8 +19,8 @@ from pipelines.maintain import maintain, plan
 from pipelines.promote import crown, register
 from pipelines.run import Run, plain
 from stores.files import list_files, open_filesystem, write_file
+from stores.manifest import Probe
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
-from stores.weights import Probe
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 PROBE = Probe(sequences=((1, 2, 3),), logprobs=((-0.1, -0.2),))

@@ -14,8 +14,9 @@ import psutil
 import pytest
 from test_watchdog import KEY, fake_run, stacks_of
 
+from pipelines.collector import end_collectors
 from pipelines.run import Cast, plain
-from pipelines.sampling import InfrastructureFailures, PromptsTooLong, Sampled, end_collectors, sample_episodes
+from pipelines.sampling import InfrastructureFailures, PromptsTooLong, Sampled, sample_episodes
 from pipelines.sections import BudgetConfig, CollectConfig
 from pipelines.stacks import processes_of
 from pipelines.watchdog import StageHung, Watchdog

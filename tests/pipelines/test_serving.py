@@ -12,8 +12,8 @@ from pipelines import serving
 from pipelines.config import load_config
 from pipelines.run import Run
 from serve_apps.deployment import ServedModel, Target
+from stores.manifest import Probe
 from stores.types import ModelVersionRef
-from stores.weights import Probe
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 PROBE = Probe(sequences=((1, 2),), logprobs=((-0.5,),))

@@ -11,7 +11,8 @@ from serve_apps.app_list import AppList, Apps, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.deployment import PolicyAppSpec, _is_same, app_entry
 from serve_apps.proof import judge, max_difference
-from stores.weights import Probe, WeightStore
+from stores.manifest import Probe
+from stores.weights import WeightStore
 
 NEW = ((-1.0, -2.0), (-3.0,))
 OLD = ((-1.5, -2.0), (-3.0,))

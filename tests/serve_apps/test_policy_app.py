@@ -31,8 +31,9 @@ from serve_apps.deployment import (
     sync_apps,
 )
 from serve_apps.proof import SyncError
+from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
-from stores.weights import Probe, WeightStore
+from stores.weights import WeightStore
 
 APP = "policy-test"
 SEQUENCES = tuple(tuple((i * 37 + j * 11) % 300 + 3 for j in range(32)) for i in range(3))

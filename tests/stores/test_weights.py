@@ -15,18 +15,11 @@ from typing import Any
 
 import pytest
 
+from stores.manifest import Manifest, Probe, read_safetensors_header, verify_folder
 from stores.types import ModelVersionRef
-from stores.weights import (
-    CACHED_S,
-    Manifest,
-    Probe,
-    WeightStore,
-    _Folder,
-    evict,
-    fetch,
-    read_safetensors_header,
-    verify_folder,
-)
+from stores.weight_cache import CACHED_S, evict, fetch
+from stores.weight_files import Folder
+from stores.weights import WeightStore
 
 PROBE = Probe(sequences=((1, 2, 3), (4, 5)), logprobs=((-0.1, -1 / 3), (-2.5e-7,)))
 
@@ -124,7 +117,7 @@ def test_commits_that_race_leave_one_whole_version(store: WeightStore, tiny_mode
 
 def test_a_late_try_leaves_a_committed_version_on_s3_as_it_is(s3_uri: str, tiny_model: Path) -> None:
     store = WeightStore(s3_uri)
-    late = _Folder.at(store.uri_of("solver", 1))
+    late = Folder.at(store.uri_of("solver", 1))
     with late.open_new() as writer:
         writer.put(tiny_model / "model.safetensors", "model.safetensors")
         ref = _commit(store, tiny_model)
@@ -139,7 +132,7 @@ def test_processes_that_fetch_the_same_version_copy_it_once(
 ) -> None:
     ref = _commit(WeightStore(s3_uri), tiny_model)
     monkeypatch.setenv("TROUPE_CACHE", str(tmp_path))
-    code = "import sys; from stores.weights import fetch; from stores.types import ModelVersionRef as R; import json\n"
+    code = "import sys; from stores.weight_cache import fetch; from stores.types import ModelVersionRef as R; import json\n"
     code += "folder = fetch(R(**json.loads(sys.argv[1]))); print(folder, folder.stat().st_ino)"
     asked = [sys.executable, "-c", code, json.dumps(asdict(ref))]
     racers = [subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from stored_head import with_stored_head
 
-from stores.weights import read_safetensors_header
+from stores.manifest import read_safetensors_header
 from train_loops.batching import Batch, collate
 from train_loops.config import DeepSpeedConfig, OptimizerConfig
 from train_loops.engine import Engine, export_weights, join_workers, load_critic, load_policy

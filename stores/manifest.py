@@ -1,0 +1,142 @@
+"""manifest: what a model version is, and what proves that its files are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+
+from stores.types import ModelVersionRef
+from stores.weight_files import MANIFEST, Folder, file_sha256
+
+MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Fixed sequences and the trainer's logprobs on them: what a served version is compared with."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    """`logprobs[i][j] = log p(sequences[i][j + 1] | sequences[i][: j + 1])`: one fewer than tokens."""
+
+    def __post_init__(self) -> None:
+        lengths = [len(s) - 1 for s in self.sequences], [len(p) for p in self.logprobs]
+        if lengths[0] != lengths[1]:
+            raise ValueError(f"a probe has one logprob fewer than tokens: need {lengths[0]}, got {lengths[1]}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a model version is, and what proves that it is whole."""
+
+    model_group: str
+    version: int
+    parent: int | None
+    """The version it was trained from; None for the first."""
+    run_id: str
+    iteration: int
+    files: Mapping[str, str]
+    """sha256 by file name."""
+    size_bytes: int
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    """dtype and shape by tensor name, over all safetensors files."""
+    is_tied: bool
+    """True if input and output embeddings are one tensor."""
+    probe: Probe
+    checkpoint: str
+    """Where training resumes from; empty if it cannot."""
+    note: str
+    created_at: float
+    """Unix seconds."""
+    folder: str = ""
+    """Where below the version the files lie; empty: beside the manifest."""
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`; floats keep every digit."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """The inverse of `to_json`; ValueError if it is no manifest."""
+        try:
+            data = {"folder": "", **json.loads(text)}
+            data = {f.name: data[f.name] for f in fields(cls)}
+            probe = data["probe"]
+            data["probe"] = Probe(
+                sequences=tuple(tuple(s) for s in probe["sequences"]), logprobs=tuple(map(tuple, probe["logprobs"]))
+            )
+            data["tensors"] = {n: (dtype, tuple(shape)) for n, (dtype, shape) in data["tensors"].items()}
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a manifest: {type(error).__name__} {error}") from None
+        return cls(**data)
+
+
+def read_manifest(ref: ModelVersionRef) -> Manifest:
+    """The manifest that `ref` names; ValueError if it is missing or another one."""
+    data = Folder.at(ref.uri).read(MANIFEST)
+    if data is None:
+        raise ValueError(
+            f"{ref.uri} has no {MANIFEST}: version {ref.version} of {ref.model_group} was never committed, or "
+            "maintenance removed it"
+        )
+    digest = sha256(data).hexdigest()
+    if digest != ref.manifest_sha256:
+        raise ValueError(
+            f"{ref.uri}/{MANIFEST} has sha256 {digest[:12]}, the ref says {ref.manifest_sha256[:12]}: "
+            "the version was replaced; take a new ref from the store"
+        )
+    return Manifest.from_json(data.decode())
+
+
+def verify_folder(folder: Path, manifest: Manifest) -> None:
+    """Compares every file's sha256 and all tensor names, dtypes and shapes; ValueError names the first that differs."""
+    verify_files(folder, manifest.files)
+    tensors = tensors_of(folder, list(manifest.files))
+    if tensors != manifest.tensors:
+        names = sorted(n for n in {*tensors, *manifest.tensors} if tensors.get(n) != manifest.tensors.get(n))
+        raise ValueError(f"{folder}: tensors {', '.join(names[:3])} are not those of the manifest")
+
+
+def verify_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Compares sha256 by file name; ValueError names the first file that is missing or another one."""
+    for name, digest in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{path} is missing, the manifest lists it")
+        found = file_sha256(path)
+        if found != digest:
+            raise ValueError(f"{path} has sha256 {found[:12]}, the manifest says {digest[:12]}: it was changed or cut")
+
+
+def read_safetensors_header(path: str | Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """dtype and shape by tensor name, without reading a tensor; ValueError if the file is cut or no safetensors file.
+
+    Format: 8 bytes little-endian header length, a JSON header, the tensors (huggingface.co/docs/safetensors).
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else size
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"{path} is not a whole safetensors file ({size} bytes)")
+        try:
+            header = json.loads(file.read(length))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise ValueError(f"{path} is not a safetensors file: its header is no JSON") from None
+    header.pop("__metadata__", None)
+    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if 8 + length + end != size:
+        raise ValueError(f"{path} has {size} bytes, its header says {8 + length + end}: the file was cut")
+    return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+
+
+def tensors_of(folder: Path, names: list[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """dtype and shape by tensor name, over those of the files that hold tensors; ValueError if none does."""
+    files = [n for n in names if n.endswith(".safetensors")]
+    if not files:
+        raise ValueError(f"{folder} holds no .safetensors file: save the model in Hugging Face layout first")
+    return {name: entry for file in files for name, entry in read_safetensors_header(folder / file).items()}

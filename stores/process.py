@@ -1,0 +1,51 @@
+"""process: names that tell a process from every other, so that whoever finds one can see whether it has ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+
+@cache
+def _host() -> str:
+    """Names the set of processes among which a pid is unique: the machine since its boot, and the container."""
+    parts = [socket.gethostname()]
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot.exists():
+        parts.append(boot.read_text().strip())
+    if namespace.is_symlink():
+        parts.append(os.readlink(namespace))
+    return f"{parts[0]}~{sha256('/'.join(parts).encode()).hexdigest()[:8]}"
+
+
+def this_process() -> str:
+    """Names this process among all that ever run on any machine: where, pid, when it began."""
+    return f"{_host()} {os.getpid()} {_start_of(os.getpid())}"
+
+
+def is_dead(process: str) -> bool:
+    """True only where it is certain: the process belongs to this machine and has ended."""
+    host, pid, start = process.rsplit(" ", 2)
+    return host == _host() and _start_of(int(pid)) != start
+
+
+def _start_of(pid: int) -> str:
+    """When a process began, in the kernel's ticks: tells it from a later one of the same pid. Empty if it has ended."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "" if Path("/proc/self/stat").exists() else _start_without_proc(pid)
+    return "" if after_name[0] in "ZX" else after_name[19]
+
+
+def _start_without_proc(pid: int) -> str:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        return "alive"
+    return "alive"
