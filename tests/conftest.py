@@ -10,6 +10,8 @@ from uuid import uuid4
 
 import pytest
 import servers
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 TEXTS = [
     "Solve the problem. Compute 12 + 3 * 45 - 6 / 7 = 890",
@@ -18,8 +20,22 @@ TEXTS = [
 ]
 
 
+class Lanes(LoadScopeScheduling):  # type: ignore[misc]
+    """Two lanes under `pytest -n 2`: the end-to-end tests, which mostly wait for other processes, beside all the rest.
+
+    More would start more Rays at once, and play the undisturbed run more than once.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "end-to-end" if nodeid.startswith("tests/e2e/") else "parts"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_program(name): skipped where the program is missing, a failure in CI")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return Lanes(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
