@@ -206,7 +206,7 @@ def test_a_stopped_collector_ends_the_stage_at_its_deadline_with_the_stacks_of_a
     assert "(stopped)" in text
     assert "ray::Collector.run" in text
     assert "ray::ServeReplica:fake-policy:FakePolicy" in text
-    assert "_hand_over" in text
+    assert "hand_over" in text
     deadline = time.monotonic() + 20
     while collectors_here() and time.monotonic() < deadline:
         time.sleep(0.2)
