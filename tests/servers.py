@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import os
 import pwd
+import random
 import secrets
 import shutil
 import signal
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,15 @@ def s3(port: int = 0) -> Iterator[S3]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that the system and Ray hand out to connections and workers.
+
+    One of theirs may be taken again before a server that takes half a minute to start binds it.
+    """
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _postgres_programs() -> Path:

@@ -9,22 +9,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket
 from typing import Any, Self
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 from tests.chaos import victims
+from tests.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 OPENER = build_opener(ProxyHandler({}))
-
-
-def free_port() -> int:
-    with socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @dataclass
