@@ -152,7 +152,7 @@ def s3(port: int = 0) -> Iterator[S3]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system and Ray hand out to connections and workers.
+    """A port that nobody listens on, above those that Ray gives to workers and below those that connections get.
 
     One of theirs may be taken again before a server that takes half a minute to start binds it.
     """
