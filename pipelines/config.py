@@ -25,12 +25,11 @@ from pipelines.sections import (
     ModelGroupConfig,
     PromoteConfig,
     ScoreConfig,
-    Settings,
     SyncConfig,
     TasksConfig,
     WatchdogConfig,
 )
-from serve_apps.config import ServeConfig
+from serve_apps.config import ServeConfig, Settings
 from stores.config import MaintainConfig, StorageConfig
 from train_loops.config import TrainConfig, WarmstartConfig
 

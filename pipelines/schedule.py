@@ -10,7 +10,9 @@ from datetime import date
 from typing import Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from serve_apps.config import Settings
 
 PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 CRON_FIELDS = (
@@ -20,12 +22,6 @@ CRON_FIELDS = (
     ("month", 1, 12, "jan feb mar apr may jun jul aug sep oct nov dec"),
     ("day of week", 0, 7, "sun mon tue wed thu fri sat"),
 )
-
-
-class Settings(BaseModel):
-    """Frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ScheduleConfig(Settings):

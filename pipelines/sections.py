@@ -9,15 +9,9 @@ from __future__ import annotations
 from math import ceil
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from serve_apps.config import CallConfig, EpisodeConfig
-
-
-class Settings(BaseModel):
-    """Frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from serve_apps.config import CallConfig, EpisodeConfig, Settings
 
 
 class DottedConfig(Settings):
