@@ -275,24 +275,32 @@ class Worker:
         return lost
 
     def _report_checkpoint(self, order: Order) -> str:
-        """Saves the engines through Ray Train; returns where, once every worker's part is stored."""
+        """Saves the engines through Ray Train; returns where, once every worker's part is stored.
+
+        On a disk they are saved where they stay: a copy of the optimizer's state would take as long as writing it.
+        """
         import ray.train
         import torch.distributed as dist
 
         assert self._models is not None
         name = self._agree(f"{order.model_group}-v{order.version}-{uuid.uuid4().hex[:8]}")
-        scratch = tempfile.mkdtemp(prefix="troupe-checkpoint-")
+        stays = "://" not in self._run_folder
+        folder = Path(self._run_folder, name) if stays else Path(tempfile.mkdtemp(prefix="troupe-checkpoint-"))
+        mode = ray.train.CheckpointUploadMode
         try:
-            self._models.policy.save(scratch, tag="policy", state={"version": order.version})
+            folder.mkdir(parents=True, exist_ok=True)
+            self._models.policy.save(folder, tag="policy", state={"version": order.version})
             if self._models.critic is not None:
-                self._models.critic.save(scratch, tag="critic", state={"num_orders": self._num_critic_orders})
+                self._models.critic.save(folder, tag="critic", state={"num_orders": self._num_critic_orders})
             ray.train.report(
                 {"version": order.version},
-                checkpoint=ray.train.Checkpoint.from_directory(scratch),
+                checkpoint=ray.train.Checkpoint.from_directory(str(folder)),
                 checkpoint_dir_name=name,
+                checkpoint_upload_mode=mode.NO_UPLOAD if stays else mode.SYNC,
             )
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            if not stays:
+                shutil.rmtree(folder, ignore_errors=True)
         if dist.get_world_size() > 1:
             dist.barrier()
         return f"{self._run_folder}/{name}"

@@ -3,52 +3,79 @@
     Troupe: collect -> score -> train -> sync, stage by stage, everything stored     both: same model folder, prompts,
     TRL:    generate -> reward -> optimizer steps, one process, nothing stored       completions, groups, tokens, cores
 
-TRL lives in an environment of its own (`.cache/trl`, lock `infra/locks/trl.txt`), made on first use.
+They take turns, iteration by iteration: on a machine whose speed drifts within minutes, one after the other compares the
+minutes. TRL lives in an environment of its own (`.cache/trl`, lock `infra/locks/trl.txt`), made on first use.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from pipelines.begin import make_version_zero
 from pipelines.cluster import connect, disconnect
+from pipelines.run import Run
 from pipelines.serving import start
 from pipelines.stages import run_stage
 from pipelines.train import trainer_of
 from tests.bench.figures import Figure, ratio
-from tests.bench.peer import MARK
+from tests.bench.peer import Peer
 from tests.bench.setting import ROOT, build_100m, open_run
 from tests.bench.single_agent import PROMPT
 
 ENVIRONMENT = ROOT / ".cache" / "trl"
 LOCK = ROOT / "infra" / "locks" / "trl.txt"
 NUM_TASKS, GROUP_SIZE, MAX_TOKENS, NUM_MINIBATCHES = 12, 8, 32, 4
-WARM_UP_ITERATIONS, TIMED_ITERATIONS = 1, 2
+WARM_UP_ITERATIONS, TIMED_ITERATIONS = 1, 3
 LR, THREADS = 1e-6, 2
 STAGES = ("collect", "score", "train", "sync")
 
 
 def measure(folder: Path) -> list[Figure]:
-    """First TRL, then Troupe: never both busy."""
+    """One iteration of TRL, one of Troupe, and so on: never both busy."""
     python = environment()
     model = build_100m(folder / "model-100m")
-    trl_s = _trl(folder, python, model)
-    ours_s, stages_s = _troupe(folder, model)
+    run = _open(folder / "troupe", model)
+    make_version_zero(run)
+    connect()
+    start(run, run.trained(0))
+    trainer = trainer_of(run, "solo")
+    trainer.wait_ready(run.config.train_config("solo").start_timeout_s)
+    theirs, ours = [], []
+    # -I: the environment is TRL's alone.
+    command = [
+        str(python),
+        "-I",
+        str(Path(__file__).with_name("trl_grpo.py")),
+        str(_settings_of_trl(folder, run, model)),
+    ]
+    environ = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(THREADS)}
+    with Peer(command, env=environ) as trl:
+        for iteration in range(1, 1 + WARM_UP_ITERATIONS + TIMED_ITERATIONS):
+            theirs.append(trl.ask({})["seconds"])
+            ours.append(_iteration(run, iteration))
+            print(f"trl: iteration {iteration}, TRL {theirs[-1]:.1f} s, Troupe {ours[-1]}", flush=True)
+    trainer.stop()
+    disconnect()
+    return _figures(theirs[WARM_UP_ITERATIONS:], ours[WARM_UP_ITERATIONS:])
+
+
+def _figures(theirs: list[float], ours: list[dict[str, float]]) -> list[Figure]:
     num = NUM_TASKS * GROUP_SIZE * TIMED_ITERATIONS
-    parts = ", ".join(f"{stage} {seconds / TIMED_ITERATIONS:.1f}" for stage, seconds in stages_s.items())
+    ours_rate, trl_rate = num / sum(sum(seconds.values()) for seconds in ours), num / sum(theirs)
+    parts = ", ".join(f"{stage} {sum(s[stage] for s in ours) / len(ours):.1f}" for stage in STAGES)
+    each = ", ".join(f"{trl_s / sum(s.values()):.2f}" for trl_s, s in zip(theirs, ours, strict=True))
     work = f"{NUM_TASKS} tasks x {GROUP_SIZE}, {MAX_TOKENS} tokens, {NUM_MINIBATCHES} steps, {TIMED_ITERATIONS} times"
+    note = f"sampling, scoring, training, weight sync; turn by turn {each}"
     return [
-        Figure(name="Troupe, 100M", value=num / ours_s, unit="samples/s", note=f"seconds per iteration: {parts}"),
-        Figure(name="TRL GRPOTrainer, 100M", value=num / trl_s, unit="samples/s", note=work),
-        ratio("Troupe / TRL", num / ours_s, num / trl_s, least=1.0, note="sampling, scoring, training, weight sync"),
+        Figure(name="Troupe, 100M", value=ours_rate, unit="samples/s", note=f"seconds per iteration: {parts}"),
+        Figure(name="TRL GRPOTrainer, 100M", value=trl_rate, unit="samples/s", note=work),
+        ratio("Troupe / TRL", ours_rate, trl_rate, least=1.0, note=note),
     ]
 
 
@@ -84,11 +111,7 @@ def _find_uv() -> str:
     return found
 
 
-def _prompts(run: Any) -> list[str]:
-    return [PROMPT.format(question=task.prompt) for task in run.tasks("train")]
-
-
-def _open(folder: Path, model: Path) -> Any:
+def _open(folder: Path, model: Path) -> Run:
     return open_run(
         "bench-trl",
         folder,
@@ -110,61 +133,35 @@ def _open(folder: Path, model: Path) -> Any:
     )
 
 
-def _trl(folder: Path, python: Path, model: Path) -> float:
-    """Seconds of the timed iterations."""
+def _settings_of_trl(folder: Path, run: Run, model: Path) -> Path:
+    """The same work, written down for `trl_grpo`."""
     settings = folder / "trl.json"
     settings.write_text(
         json.dumps(
             {
                 "model": str(model),
-                "prompts": _prompts(_open(folder / "prompts", model)),
+                "prompts": [PROMPT.format(question=task.prompt) for task in run.tasks("train")],
                 "num_completions": NUM_TASKS * GROUP_SIZE,
                 "group_size": GROUP_SIZE,
                 "max_tokens": MAX_TOKENS,
                 "num_minibatches": NUM_MINIBATCHES,
-                "num_iterations": WARM_UP_ITERATIONS + TIMED_ITERATIONS,
+                "max_iterations": WARM_UP_ITERATIONS + TIMED_ITERATIONS + 1,  # it is ended while it waits
                 "lr": LR,
                 "threads": THREADS,
             }
         )
     )
-    # -P: the folder of the script must not shadow modules; the environment is TRL's alone.
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
-    done = subprocess.run(
-        [str(python), "-P", str(Path(__file__).with_name("trl_grpo.py")), str(settings)],
-        env=env | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    [line] = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    seconds = json.loads(line.removeprefix(MARK))["seconds"]
-    print(f"trl: TRL {seconds} s per iteration", flush=True)
-    return sum(seconds[WARM_UP_ITERATIONS:])
+    return settings
 
 
-def _troupe(folder: Path, model: Path) -> tuple[float, dict[str, float]]:
-    """Seconds of the timed iterations, in all and by stage."""
-    run = _open(folder / "troupe", model)
-    make_version_zero(run)
-    connect()
-    start(run, run.trained(0))
-    trainer = trainer_of(run, "solo")
-    trainer.wait_ready(run.config.train_config("solo").start_timeout_s)
-    total, by_stage = 0.0, dict.fromkeys(STAGES, 0.0)
-    for iteration in range(1, 1 + WARM_UP_ITERATIONS + TIMED_ITERATIONS):
-        seconds = {}
-        for stage in STAGES:
-            began = time.perf_counter()
-            result = run_stage(run, stage, iteration, model_group="solo" if stage == "train" else "")
-            seconds[stage] = time.perf_counter() - began
-            if stage == "train":
-                assert not result["reason"], result["reason"]
-                print(f"trl: Troupe's train metrics {result['metrics']}", flush=True)
-        print(f"trl: Troupe iteration {iteration} {seconds}", flush=True)
-        if iteration > WARM_UP_ITERATIONS:
-            total += sum(seconds.values())
-            by_stage = {stage: by_stage[stage] + s for stage, s in seconds.items()}
-    trainer.stop()
-    disconnect()
-    return total, by_stage
+def _iteration(run: Run, iteration: int) -> dict[str, float]:
+    """Seconds of every stage."""
+    seconds = {}
+    for stage in STAGES:
+        began = time.perf_counter()
+        result = run_stage(run, stage, iteration, model_group="solo" if stage == "train" else "")
+        seconds[stage] = time.perf_counter() - began
+        if stage == "train":
+            assert not result["reason"], result["reason"]
+            print(f"trl: Troupe's train metrics {result['metrics']}", flush=True)
+    return seconds

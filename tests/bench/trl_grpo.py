@@ -1,8 +1,9 @@
 """The peer of `against_trl`: TRL's GRPOTrainer, run by the interpreter of its own environment.
 
-    python -P trl_grpo.py SETTINGS_JSON    prints a line `@@peer {"seconds": [s per iteration]}`
+    python -I trl_grpo.py SETTINGS_JSON    per line of its input one iteration, then a line `@@peer {"seconds": s}`
 
-One iteration samples `num_completions`, scores them and takes `num_minibatches` optimizer steps, one epoch.
+One iteration samples `num_completions`, scores them and takes `num_minibatches` optimizer steps, one epoch. The lines
+are those of `tests.bench.peer`, which this environment cannot import.
 """
 
 from __future__ import annotations
@@ -30,29 +31,31 @@ def reward_letters(completions: list[Any], **columns: Any) -> list[float]:
     return [letter_share(completion[0]["content"]) for completion in completions]
 
 
-class Clock(TrainerCallback):
-    """When each optimizer step began and ended; sampling happens within the first of an iteration."""
+class Turns(TrainerCallback):
+    """Waits before the first optimizer step of an iteration, in which TRL samples, and answers after its last one."""
 
-    def __init__(self) -> None:
-        self.began: list[float] = []
-        self.ended: list[float] = []
+    def __init__(self, steps_per_iteration: int) -> None:
+        self._size = steps_per_iteration
+        self._began = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Before sampling."""
-        self.began.append(time.perf_counter())
+        """Waits for a question; ends the program where there is none to come."""
+        if state.global_step % self._size == 0:
+            if not sys.stdin.readline():
+                raise SystemExit(0)
+            self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """After the optimizer step."""
-        self.ended.append(time.perf_counter())
+        """Answers it."""
+        if state.global_step % self._size == 0:
+            print("@@peer " + json.dumps({"seconds": time.perf_counter() - self._began}), flush=True)
 
 
 def main() -> None:
-    """Trains and prints seconds per iteration."""
+    """Trains as long as it is asked to."""
     settings = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(settings["threads"])
     per_step = settings["num_completions"] // settings["num_minibatches"]
-    num_steps = settings["num_iterations"] * settings["num_minibatches"]
-    clock = Clock()
     with tempfile.TemporaryDirectory() as scratch:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32),
@@ -72,7 +75,7 @@ def main() -> None:
                 num_generations=settings["group_size"],
                 max_completion_length=settings["max_tokens"],
                 num_iterations=1,
-                max_steps=num_steps,
+                max_steps=settings["max_iterations"] * settings["num_minibatches"],
                 learning_rate=settings["lr"],
                 lr_scheduler_type="constant",
                 weight_decay=0.0,
@@ -87,12 +90,9 @@ def main() -> None:
                 disable_tqdm=True,
                 seed=0,
             ),
-            callbacks=[clock],
+            callbacks=[Turns(settings["num_minibatches"])],
         )
         trainer.train()
-    size = settings["num_minibatches"]
-    seconds = [clock.ended[i + size - 1] - clock.began[i] for i in range(0, num_steps, size)]
-    print("@@peer " + json.dumps({"seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

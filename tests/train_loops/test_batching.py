@@ -207,10 +207,15 @@ def test_chunks_of_the_head_change_neither_logprobs_nor_gradients(
         return aggregate(logprobs + entropy, batch.loss_mask, mode="token_mean", denominators=denominators)
 
     want = gradient(scorer, loss_of, samples, [list(range(7))])
+    with torch.no_grad():
+        whole = completion_logprobs_and_entropy(scorer, collate(samples, range(7)))
     monkeypatch.setattr(logprobs_module, "CHUNK_TOKENS", 5)
+    monkeypatch.setattr(logprobs_module, "SCORING_CHUNK_TOKENS", 3)
     got = gradient(scorer, loss_of, samples, [list(range(7))])
     for name, g in want.items():
         torch.testing.assert_close(got[name], g, atol=1e-6, rtol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(completion_logprobs_and_entropy(scorer, collate(samples, range(7))), whole)
 
 
 def test_an_empty_microbatch_gives_every_parameter_a_gradient_of_zero(
