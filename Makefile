@@ -24,7 +24,7 @@ demo: .venv/.cpu  ## Train the two-model math team of infra/runs/demo.yaml; a st
 	fi
 
 test: check  ## Checks, then every test, end-to-end runs on the real parts included
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --disable-warnings
 
 check: .venv/.dev  ## Lint, format, import layers, types
 	$(BIN)/ruff check .

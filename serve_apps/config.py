@@ -42,8 +42,8 @@ class CallConfig(Settings):
     """How model calls reach a policy app. Deadlines nest: call < turn < episode < stage."""
 
     call_timeout_s: float = Field(60, gt=0)
-    max_attempts: int = Field(3, ge=1)
-    """A call that failed for infrastructure reasons is repeated with the same seed."""
+    max_attempts: int = Field(4, ge=1)
+    """A call that failed for infrastructure reasons is repeated with the same seed, after 0.5, 2, 8 ... seconds."""
     batch_max: int = Field(64, ge=1)
     """Requests coalesced into one Serve call."""
     batch_wait_s: float = Field(0.003, ge=0)

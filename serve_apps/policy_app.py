@@ -178,9 +178,11 @@ class Policy:
     async def generate_batch(self, requests: list[WireRequest]) -> AsyncIterator[list[WireResult]]:
         """Streams results, several at a time, as completions finish, in no particular order.
 
-        A request that does not fit into the context comes back as an error by itself. Raises EngineDeadError when the
-        engine is gone: what was not yielded by then has to be repeated elsewhere.
+        A request that does not fit into the context comes back as an error by itself. When the engine is gone the replica
+        ends: what was not yielded by then has to be repeated elsewhere.
         """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         await self._greet_engine()
         finished: list[WireResult] = []
         pending: set[asyncio.Task[WireResult]] = set()
@@ -201,6 +203,8 @@ class Policy:
                 finished = []
             if finished:
                 yield finished
+        except EngineDeadError:
+            self._end()
         finally:
             for task in pending:
                 task.cancel()
@@ -334,12 +338,17 @@ class Policy:
             await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
 
     async def _die_with_engine(self) -> None:
-        """Ends this replica as soon as its engine is dead.
-
-        Serve replaces a dead actor at once; failing health checks would take three periods, and every call fails.
-        """
+        """Ends this replica soon after its engine is dead, also where nobody asks it anything."""
         while not self._engine.errored:
             await asyncio.sleep(WATCH_S)
+        self._end()
+
+    def _end(self) -> None:
+        """Ends this replica at once.
+
+        Serve replaces a dead actor at once; failing health checks would take three periods. And a replica whose calls all
+        fail is the one that is always free: the router would send it every call, and every repetition.
+        """
         with self._named():
             logger.error("the engine is dead: this replica ends, Serve starts another")
         os._exit(1)
