@@ -53,7 +53,7 @@ class CallConfig(Settings):
 class EpisodeConfig(Settings):
     """Limits of one episode."""
 
-    turn_timeout_s: float = Field(200, gt=0)
+    turn_timeout_s: float = Field(270, gt=0)
     episode_timeout_s: float = Field(600, gt=0)
     max_attempts: int = Field(2, ge=1)
     """An infrastructure failure is an attempt, retried with the same seed; only the last is stored."""
