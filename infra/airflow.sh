@@ -106,6 +106,10 @@ up() {
   AIRFLOW__API_AUTH__JWT_SECRET=$(cat "$state/secret")
   export AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL=10
   export AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME=${AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME:-0.2} # 1: up to 3 s more per task
+  case ${AIRFLOW__DATABASE__SQL_ALCHEMY_CONN:-sqlite} in sqlite*)
+    export AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS=dags.local_airflow.SQLITE
+    export AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC=dags.local_airflow.SQLITE ;;
+  esac
   export AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL=1 # how long a short task may linger, see dags/ray_job.py
   start airflow airflow standalone
   start mlflow mlflow server --backend-store-uri "$mlflow_db" --host 127.0.0.1 --port "$mlflow_port" --workers 1

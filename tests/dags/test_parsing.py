@@ -42,7 +42,7 @@ print(json.dumps({"airflow_s": airflow_s, "seconds": seconds, "heavy": heavy, "d
 def parse(home: Path, configs: str, python: str = sys.executable) -> dict[str, Any]:
     """What Airflow finds in the DAG folder, in a process of its own."""
     environment = {
-        **os.environ,
+        **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},  # which may lead to this checkout
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",

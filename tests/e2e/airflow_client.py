@@ -69,7 +69,7 @@ class LocalAirflow:
             f"{self.url}/api/v2{path}", data=data, method=method, headers={"Content-Type": "application/json"}
         )
         try:
-            with OPENER.open(request, timeout=30) as answer:
+            with OPENER.open(request, timeout=90) as answer:  # a writer waits 60 s for another
                 return json.loads(answer.read() or b"null")
         except HTTPError as error:
             raise AssertionError(f"{method} {path}: {error.code} {error.read().decode()[:2000]}") from None
