@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,12 @@ from stores.types import ModelVersionRef
 from stores.waiting import waiting
 from stores.weights import WeightStore
 
+logger = logging.getLogger(__name__)
+
 IMPORT_PATH = "serve_apps.policy_app:build_app"
 POLL_S = 0.03
+LOOK_S = 1.0
+"""How often a sync that waits looks whether Serve has given up."""
 REPLICA_TIMEOUT_S = 30.0
 """How long one replica may take to answer a status or a probe."""
 
@@ -45,7 +50,7 @@ class PolicyAppSpec:
 
 
 def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeout_s: float) -> None:
-    """Deploys what is missing or configured differently, side by side, and waits until all apps run.
+    """Deploys what is missing, configured differently or given up by Serve, side by side, and waits until all apps run.
 
     Args:
         specs: the apps wanted; other apps on the list stay.
@@ -61,6 +66,7 @@ def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeo
 
     live = serve.status().applications
     change(open_list(state_file), edit, is_forced=any(s.name not in live for s in specs))
+    _deploy_again([s.name for s in specs])
     _wait_until_running([s.name for s in specs], deadline, timeout_s)
 
 
@@ -208,6 +214,27 @@ def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float)
             time.sleep(0.1)
 
 
+def _deploy_again(names: Iterable[str]) -> None:
+    """Has Serve try those of these apps again that it has given up; replicas that run go on.
+
+    It gives up where two replicas in a row fail to start while a version changes, and waits for a change of the deployment
+    from then on. One lost node is enough: until Ray knows of the loss, Serve starts the replacement on it, and again.
+    """
+    live = serve.status().applications
+    given_up = {name for name in names if name in live and live[name].status.value == "DEPLOY_FAILED"}
+    if not given_up:
+        return
+    for name in sorted(given_up):
+        logger.warning("app %s is deployed again: %s", name, _message(live[name]))
+    change(open_list(), lambda apps: apps | {name: _changed(apps[name]) for name in given_up & apps.keys()})
+
+
+def _changed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """`entry` with a `user_config` that says the same and is another one for Serve."""
+    settings = entry["deployments"][0]["user_config"]
+    return with_user_config(entry, settings | {"attempt": settings.get("attempt", 0) + 1})
+
+
 def _message(app: Any) -> str:
     """What Serve says about an app and its deployments."""
     if app is None:
@@ -239,7 +266,7 @@ def _repeat_refused(targets: Mapping[str, Target], timeout_s: float) -> None:
 
 def _wait_until_served(targets: Mapping[str, Target], apps: Apps, deadline: float, timeout_s: float) -> None:
     """Returns when every replica of every app reports its target; raises SyncError for a refusal or the deadline."""
-    waiting_for = dict(targets)
+    waiting_for, look_at = dict(targets), time.monotonic() + LOOK_S
     while True:
         report = {app: _statuses_if_up(app) for app in waiting_for}
         for app, statuses in report.items():
@@ -259,6 +286,9 @@ def _wait_until_served(targets: Mapping[str, Target], apps: Apps, deadline: floa
             seen = {app: {s["replica_id"]: s["version"] for s in report[app]} for app in waiting_for}
             wanted = {app: ref.version for app, (ref, _) in waiting_for.items()}
             raise SyncTimeoutError(f"after {timeout_s:g} s (sync.timeout_s) versions {wanted} are not served: {seen}")
+        if time.monotonic() > look_at:
+            _deploy_again(waiting_for)
+            look_at = time.monotonic() + LOOK_S
         with waiting(f"replicas of {', '.join(waiting_for)} to take their versions"):
             time.sleep(POLL_S)
 

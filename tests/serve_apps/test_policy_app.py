@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from ray import serve
 from safetensors.torch import load_file, save_file
 
 from serve_apps.app_list import change, open_list
@@ -288,6 +290,31 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, "the engine of a killed replica does not stay behind"
     proofs = prove_apps({APP: (served.ref(1), served.ref(0))}, served.store, tolerance=TOLERANCE, noise=NOISE)
+    assert [p.verdict for p in proofs] == ["proven"] * 2
+
+
+def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(served: Served) -> None:
+    served.sync(1)
+    served.commit(30, noise=0.02, seed=30)
+    start = Path(served.ref(0).uri)  # what a replica loads first
+    aside = start.rename(start.with_name("aside"))
+    seen: list[str] = []
+
+    def give_back() -> None:
+        deadline = time.monotonic() + 200
+        while "DEPLOY_FAILED" not in seen and time.monotonic() < deadline:
+            time.sleep(0.1)
+            seen.append(serve.status().applications[APP].status.value)
+        aside.rename(start)
+
+    helper = threading.Thread(target=give_back)
+    os.kill(replica_statuses(APP)[0]["pid"], signal.SIGKILL)
+    helper.start()
+    try:
+        proofs = served.sync(30, timeout_s=300)
+    finally:
+        helper.join()
+    assert "DEPLOY_FAILED" in seen
     assert [p.verdict for p in proofs] == ["proven"] * 2
 
 
