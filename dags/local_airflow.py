@@ -3,5 +3,4 @@
 from __future__ import annotations
 
 SQLITE = {"timeout": 60}
-"""Seconds that one writer waits for another. After SQLite's own 5 a request fails with "database is locked", and on two cores
-that train, a commit takes longer now and then."""
+"""Seconds that one writer waits for another before its request fails; SQLite's own 5 were too few on two cores that train."""

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stores.files import is_uri, local_path
 from stores.placement import ON_HEAD
 from stores.waiting import waiting
 from train_loops.config import TrainConfig
@@ -424,7 +425,8 @@ def attach(*, name: str, run_name: str, storage_path: str | Path, train: TrainCo
     """
     import ray
 
-    storage = str(storage_path) if "://" in str(storage_path) else str(Path(storage_path).absolute())
+    place = str(storage_path)
+    storage = place if is_uri(place) else str(local_path(place))
     settings = {"run_name": run_name, "storage_path": storage, "train": train.model_dump(mode="json")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     actor_name = f"trainer:{name}:{digest}"

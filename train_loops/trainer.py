@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from stores.files import is_uri
 from stores.logs import bound, carried
 from stores.manifest import Probe
 from stores.traces import TraceStore
@@ -250,7 +251,7 @@ class Worker:
         """
         import torch.distributed as dist
 
-        if dist.get_rank() == 0 and "://" not in self._run_folder:
+        if dist.get_rank() == 0 and not is_uri(self._run_folder):
             for leftover in Path(self._run_folder).glob(f"{order.model_group}-v{order.version}-*/*"):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
@@ -284,7 +285,7 @@ class Worker:
 
         assert self._models is not None
         name = self._agree(f"{order.model_group}-v{order.version}-{uuid.uuid4().hex[:8]}")
-        stays = "://" not in self._run_folder
+        stays = not is_uri(self._run_folder)
         folder = Path(self._run_folder, name) if stays else Path(tempfile.mkdtemp(prefix="troupe-checkpoint-"))
         mode = ray.train.CheckpointUploadMode
         try:

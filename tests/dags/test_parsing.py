@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+LOCAL = ROOT / "infra" / "airflow.sh"
 SMALL = ROOT / "tests" / "e2e" / "small.yaml"
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "lancedb", "mlflow", "pyarrow", "numpy", "sqlalchemy.orm")
 FILES = ("train_team", "evaluate_team", "promote_team", "rollback_team", "maintain_stores", "invalid_runs")
@@ -118,6 +119,26 @@ def test_every_invalid_config_is_named_with_key_and_fix_and_nothing_else_fails(p
 def test_the_shipped_configs_give_no_import_error(tmp_path: Path) -> None:
     found = parse(tmp_path, f"{ROOT}/infra/runs/*.yaml")
     assert found["errors"] == {}
+
+
+def test_a_writer_of_the_local_airflow_waits_for_another_one(tmp_path: Path) -> None:
+    (variable,) = {line.split()[1] for line in LOCAL.read_text().splitlines() if "CONNECT_ARGS=" in line}
+    name, _, value = variable.partition("=")
+    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path), name: value, "PYTHONPATH": str(ROOT)}
+    environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{tmp_path}/airflow.db"
+    asked = (
+        "from airflow import settings; print(settings.engine.connect().exec_driver_sql('PRAGMA busy_timeout').scalar())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.strip().endswith("60000"), done.stderr
 
 
 def test_an_airflow_with_the_light_part_only_parses_the_same_dags(tmp_path: Path, parsed: dict[str, Any]) -> None:

@@ -275,7 +275,7 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
         calls = [replace(r, seed=seed) for seed in range(4) for r in requests(max_tokens=350)]
         engine.suspend()  # or the victim might be done with its calls before it is killed
         tasks = [asyncio.ensure_future(client.generate(call)) for call in calls]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # the other one's: all calls have been routed
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # the other one's: some wait on the victim now
         os.kill(victim.pid if part == "replica" else engine.pid, signal.SIGKILL)
         if part == "replica":
             engine.resume()
