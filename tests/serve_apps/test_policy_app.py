@@ -295,7 +295,7 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
 
 def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(served: Served) -> None:
     served.sync(1)
-    served.commit(30, noise=0.02, seed=30)
+    served.commit(40, noise=0.02, seed=40)
     start = Path(served.ref(0).uri)  # what a replica loads first
     aside = start.rename(start.with_name("aside"))
     seen: list[str] = []
@@ -311,7 +311,7 @@ def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(ser
     os.kill(replica_statuses(APP)[0]["pid"], signal.SIGKILL)
     helper.start()
     try:
-        proofs = served.sync(30, timeout_s=300)
+        proofs = served.sync(40, timeout_s=300)
     finally:
         helper.join()
     assert "DEPLOY_FAILED" in seen
