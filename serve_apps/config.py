@@ -57,3 +57,25 @@ class EpisodeConfig(Settings):
     episode_timeout_s: float = Field(600, gt=0)
     max_attempts: int = Field(2, ge=1)
     """An infrastructure failure is an attempt, retried with the same seed; only the last is stored."""
+
+
+class SandboxConfig(Settings):
+    """How code that a model wrote is run."""
+
+    wall: Literal["auto", "bubblewrap", "landlock", "none"] = "auto"
+    """What stands between the code and this machine; auto: the strongest that works here, and never `none`."""
+    time_s: float = Field(2.0, gt=0)
+    """Per case, by the clock."""
+    max_time_s: float = Field(10.0, gt=0)
+    """What a task's own statement may ask for per case."""
+    memory_mib: int = Field(512, ge=64)
+    """Per process; all processes of a case together, too, looked at ten times a second."""
+    processes: int = Field(8, ge=1)
+    """Processes and threads of a case."""
+    output_kib: int = Field(256, ge=1)
+    """Standard output, error and result of a case together."""
+    scratch_mib: int = Field(16, ge=1)
+    """Files of a program in all."""
+    open_files: int = Field(64, ge=16)
+    python: str = ""
+    """Interpreter; default this one, or the system's where the sandbox's user cannot read this one."""

@@ -33,6 +33,7 @@ BENCHES = {
     "sync": "tests.bench.weight_sync",
     "overhead": "tests.bench.overhead",
     "rollout": "tests.bench.rollout",
+    "sandbox": "tests.bench.sandbox",
     "train": "tests.bench.training",
     "trl": "tests.bench.against_trl",
     "airflow": "tests.bench.airflow_stages",

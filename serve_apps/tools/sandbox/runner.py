@@ -1,0 +1,388 @@
+"""runner: the part of the sandbox that is inside it. Runs one program on many inputs, each in a child of its own.
+
+    stdin   {"code", "fn_name", limits}   {"input"}   {"input"} ...      one JSON line each
+    stdout  {"ready": true}               {case}      {case}    ...
+    begun                                 a byte      a byte    ...      from the child, just before the program has its say
+
+It knows inputs, never what is expected: who asked compares the outputs, outside. Whatever a program does to this process
+costs it its own remaining cases. Where no pid namespace ends what a dead runner leaves, the process that was started stays
+above it as its supervisor and does so. Run as a script with the standard library alone; nothing of Troupe is importable here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import io
+import json
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+_CHUNK = 1 << 16
+_ERROR, _COMPILE_ERROR = 1, 120
+_STACK_BYTES = 110 << 20
+"""Enough for 20,000 calls by way of C; the kernel keeps 128 MiB free below the stack of a process."""
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 22, 36, 38
+_PRELUDE = (
+    "from typing import *\nfrom collections import *\nfrom itertools import *\nfrom functools import *\nfrom math import *\n"
+    "from heapq import *\nfrom bisect import *\nfrom string import *\nfrom operator import *\n"
+    "from builtins import *\n"  # math and operator have a `pow` of their own, of two arguments
+    "import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys\n"
+)
+"""What judges of function-call tasks have imported already when a program begins (LeetCode's convention)."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Reads the program, then cases, until stdin ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for place in (0, 1, 2):
+        os.dup2(nothing, place)
+    _prctl(_PR_SET_DUMPABLE, 0)  # no child looks into this process
+    header = json.loads(requests.readline())
+    if header["supervised"]:
+        _leave_a_supervisor()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a case leaves behind becomes a child of this process, and is ended
+    prelude: dict[str, Any] = {}
+    if header["fn_name"]:
+        exec(_PRELUDE, prelude)  # before the fork, so that every case has it at once
+        import inspect  # noqa: F401 - likewise
+    print(json.dumps({"ready": True}), file=replies, flush=True)
+    for line in requests:
+        try:
+            case = _run_case(header, json.loads(line)["input"], prelude)
+        except OSError as fault:
+            print(json.dumps({"stderr": f"the runner: {fault}"}), file=replies, flush=True)
+            return
+        print(json.dumps(case), file=replies, flush=True)
+
+
+def _leave_a_supervisor() -> None:
+    """Goes on in a child; this process stays, and when the child has ended ends all that is left of it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    runner = os.fork()
+    if runner:
+        _close_from(0)
+        os.waitid(os.P_PID, runner, os.WEXITED | os.WNOWAIT)
+        _end_all(runner)
+        os._exit(0)
+
+
+def _run_case(header: dict[str, Any], given: Any, prelude: dict[str, Any]) -> dict[str, Any]:
+    stdin, outputs = os.pipe(), [os.pipe() for _ in range(3)]
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        _become_the_program(header, given, prelude, (stdin[0], *(writer for _, writer in outputs), header["begun"]))
+    for number in (stdin[0], *(writer for _, writer in outputs)):
+        os.close(number)
+    text = b"" if header["fn_name"] else str(given).encode(errors="surrogatepass")
+    readers = [reader for reader, _ in outputs]
+    said, why = _exchange(pid, stdin[1], text, readers, header["time_s"], header["output_bytes"])
+    seconds = time.monotonic() - began
+    status, used = _end_all(pid)
+    for place, reader in enumerate(readers):
+        while sum(map(len, said)) <= header["output_bytes"] and (data := _read(reader)):
+            said[place] += data
+        os.close(reader)
+    code = os.waitstatus_to_exitcode(status)
+    why = why or {-signal.SIGXCPU: "time", -signal.SIGXFSZ: "output", _COMPILE_ERROR: "compile"}.get(code, "")
+    return {
+        "exit_code": code,
+        "why": why,
+        "stdout": said[0].decode(errors="replace"),
+        "stderr": said[1][-4000:].decode(errors="replace"),
+        "value": said[2].decode(errors="replace"),
+        "seconds": seconds,
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "max_rss_mib": used.ru_maxrss / 1024,
+    }
+
+
+def _exchange(
+    pid: int, stdin: int, text: bytes, readers: Sequence[int], time_s: float, output_bytes: int
+) -> tuple[list[bytearray], str]:
+    """Writes the input and reads the outputs until the child ends, says too much, or its time is over."""
+    said = [bytearray() for _ in readers]
+    child = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    poll.register(stdin, select.POLLOUT)
+    for number in (stdin, *readers):
+        os.set_blocking(number, False)
+    for number in readers:
+        poll.register(number, select.POLLIN)
+    deadline, why, is_running, is_fed = time.monotonic() + time_s, "", True, False
+    while is_running and not why:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            why = "time"
+        for number, _ in poll.poll(max(left, 0) * 1000):
+            if number == child:
+                is_running = False
+            elif number == stdin:
+                text = _write(stdin, text)
+                if not text:
+                    poll.unregister(stdin)
+                    os.close(stdin)
+                    is_fed = True
+            else:
+                data = _read(number)
+                if data:
+                    said[readers.index(number)] += data
+                elif data is not None:
+                    poll.unregister(number)
+                if sum(map(len, said)) > output_bytes:
+                    why = "output"
+    os.close(child)
+    if not is_fed:
+        os.close(stdin)
+    return said, why
+
+
+def _write(number: int, text: bytes) -> bytes:
+    """What is left to be written; nothing where nobody reads."""
+    try:
+        return text[os.write(number, text[:_CHUNK]) :]
+    except BlockingIOError:
+        return text
+    except BrokenPipeError:
+        return b""
+
+
+def _read(number: int) -> bytes | None:
+    """What is there; empty at the end, None where nothing is there yet."""
+    try:
+        return os.read(number, _CHUNK)
+    except BlockingIOError:
+        return None
+
+
+def _close_from(number: int) -> None:
+    os.closerange(number, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def _end_all(pid: int) -> tuple[int, Any]:
+    """Kills every descendant until none is left, daemons included; the case's exit status and what it used."""
+    ended = None
+    while True:
+        for descendant in _descendants(os.getpid()):
+            try:
+                os.kill(descendant, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            found, status, used = os.wait4(-1, 0)
+        except ChildProcessError:
+            break
+        if found == pid:
+            ended = status, used
+    assert ended is not None, "the case was a child of this process"
+    return ended
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for task in _listed(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                children = [int(child) for child in file.read().split()]
+        except OSError:
+            continue
+        for child in children:
+            found += [child, *_descendants(child)]
+    return found
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _become_the_program(header: dict[str, Any], given: Any, prelude: dict[str, Any], pipes: tuple[int, ...]) -> None:
+    """In the child: standard streams, limits, the program. Never returns."""
+    code = _ERROR
+    try:
+        os.setsid()
+        for place, number in enumerate([fcntl.fcntl(number, fcntl.F_DUPFD, 64) for number in pipes]):
+            os.dup2(number, place)
+        _close_from(len(pipes))
+        begun = len(pipes) - 1
+        os.chdir(header["scratch"])
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="replace")
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), encoding="utf-8", errors="replace")
+        sys.stderr = io.TextIOWrapper(io.BufferedWriter(io.FileIO(2, "w")), encoding="utf-8", errors="replace")
+        sys.argv = ["program.py"]
+        _limit(header)
+        os.write(begun, b".")
+        os.close(begun)
+        code = _execute(header, given, prelude)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException as error:  # noqa: BLE001 - whatever a program raises is its exit code
+        frames = error.__traceback__.tb_next.tb_next if error.__traceback__ and error.__traceback__.tb_next else None
+        traceback.print_exception(type(error), error, frames, limit=-8)
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:  # noqa: BLE001 - a program may have put anything in place of its streams
+            code = code or _ERROR
+        os._exit(code & 0xFF)
+
+
+def _limit(header: dict[str, Any]) -> None:
+    for what, wanted in (
+        (resource.RLIMIT_CPU, int(header["time_s"]) + 1),
+        (resource.RLIMIT_AS, header["memory_bytes"]),
+        (resource.RLIMIT_STACK, min(_STACK_BYTES, header["memory_bytes"] // 2)),
+        (resource.RLIMIT_FSIZE, header["file_bytes"]),
+        (resource.RLIMIT_NOFILE, header["open_files"]),
+        (resource.RLIMIT_NPROC, header["processes"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_SIGPENDING, 256),
+    ):
+        highest = resource.getrlimit(what)[1]
+        value = wanted if highest == resource.RLIM_INFINITY else min(wanted, highest)
+        resource.setrlimit(what, (value, value))
+    sys.setrecursionlimit(600_000)
+    if header["landlock"]:
+        _confine(header["readable"], header["scratch"], bytes.fromhex(header["seccomp"]))
+
+
+def _execute(header: dict[str, Any], given: Any, prelude: dict[str, Any]) -> int:
+    try:
+        program = compile(header["code"], "program.py", "exec")
+    except BaseException:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, SystemError ...
+        traceback.print_exc(limit=0)
+        return _COMPILE_ERROR
+    module = ModuleType("solution" if header["fn_name"] else "__main__")
+    sys.modules[module.__name__] = module
+    scope = module.__dict__
+    scope.update({name: value for name, value in prelude.items() if name not in scope})
+    exec(program, scope)
+    if header["fn_name"]:
+        function = _function(scope, header["fn_name"])
+        answer = json.dumps(_plain(function(*_arguments(function, given, header["min_arguments"]))))
+        with os.fdopen(3, "w") as value:
+            value.write(answer)
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does at its end
+    return 0
+
+
+def _function(scope: dict[str, Any], name: str) -> Any:
+    solution = scope.get("Solution")
+    if name in scope:
+        return scope[name]
+    if isinstance(solution, type) and hasattr(solution, name):
+        return getattr(solution(), name)
+    raise NameError(f"the program defines neither {name} nor Solution.{name}")
+
+
+def _arguments(function: Any, given: list[Any], at_least: int) -> list[Any]:
+    """What a function is called with: a single list is spread over several parameters, and beyond the first `at_least`
+    arguments it gets only those that it takes."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return given
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(given) == 1 and isinstance(given[0], list) and len(needed) > 1:
+        return given[0]
+    if at_least and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return given[: max(at_least, len(needed))]
+    return given
+
+
+def _plain(answer: Any) -> Any:
+    """Sets as sorted lists: JSON has no word for them."""
+    if isinstance(answer, (list, tuple)):
+        return [_plain(item) for item in answer]
+    if isinstance(answer, (set, frozenset)):
+        return sorted(map(_plain, answer), key=repr)
+    if isinstance(answer, dict):
+        return {key: _plain(item) for key, item in answer.items()}
+    return answer
+
+
+def _prctl(option: int, value: int, pointer: Any = 0) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), pointer, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+class _RulesetAttr(ctypes.Structure):
+    _fields_ = [("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32)]
+
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_READ = 1 << 0 | 1 << 2 | 1 << 3  # execute, read file, read directory
+_ALL = (1 << 16) - 1
+"""Every right to files of version 5 (linux/landlock.h)."""
+_LEAST_VERSION = 6
+"""The first that keeps signals in."""
+
+
+def landlock_version() -> int:
+    """The version of the kernel's Landlock interface; 0 where it has none."""
+    return max(0, _libc.syscall(_CREATE_RULESET, None, 0, 1))
+
+
+def check_landlock(version: int) -> None:
+    """Raises OSError where the kernel's Landlock is too old to be a wall."""
+    if version < _LEAST_VERSION:
+        raise OSError(
+            f"Landlock {version} of this kernel lets signals out: version {_LEAST_VERSION} is needed (Linux 6.12)"
+        )
+
+
+def _confine(readable: Sequence[str], scratch: str, seccomp: bytes) -> None:
+    """This process and its children read `readable`, write `scratch`, reach no network and signal nobody outside."""
+    check_landlock(landlock_version())
+    attr = _RulesetAttr(_ALL, 3, 3)
+    ruleset = _libc.syscall(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
+    for path, access in (*((p, _READ) for p in readable), (scratch, _ALL), ("/dev/null", 1 << 1 | 1 << 2)):
+        number = os.open(path, os.O_PATH)
+        rule = _PathBeneath(access, number)
+        if _libc.syscall(_ADD_RULE, ruleset, 1, ctypes.byref(rule), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"landlock_add_rule {path}")
+        os.close(number)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if _libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
+        raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+    os.close(ruleset)
+    filters = ctypes.create_string_buffer(seccomp, len(seccomp))
+    program = struct.pack("HxxxxxxP", len(seccomp) // 8, ctypes.addressof(filters))
+    _prctl(_PR_SET_SECCOMP, 2, ctypes.create_string_buffer(program, len(program)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,493 @@
+"""sandbox: starts the runner behind as many walls as this machine has, and takes what comes out of it as hostile.
+
+Walls, strongest first:
+    bubblewrap   own user, pid, net, ipc, uts and mount namespaces; a read-only root with the interpreter and nothing else;
+                 an empty scratch of bounded size; no capabilities; seccomp; another user where this process is root
+    landlock     where user namespaces are blocked: files, network and signals by Landlock (Linux 6.12), seccomp, limits, a
+                 supervisor above the runner. The total of memory and disk is less well guarded
+    none         limits alone, and only where the settings ask for it: programs then run as this user
+Limits on time, memory, processes, files and output hold behind all of them. A kernel is shared in any case.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from serve_apps.config import SandboxConfig
+from serve_apps.tools.sandbox.seccomp import seccomp_program
+
+logger = logging.getLogger(__name__)
+RUNNER = Path(__file__).with_name("runner.py")
+START_DEADLINE_S = 20.0
+"""A sandbox that is not ready by then is a fault of this machine, not of the program."""
+END_DEADLINE_S = 5.0
+REMOVE_DEADLINE_S = 60.0
+GRACE_S = 2.0
+"""Beyond a case's own limit, for ending it and everything it started."""
+MAX_TIMEOUTS = 2
+"""Cases of a program that may take too long; the rest are not waited for."""
+NOBODY = 65534
+MAX_LINE_BYTES = 64 << 20
+WATCH_S = 0.1
+"""How often the memory of all processes of a sandbox is added up."""
+
+Wall = Literal["bubblewrap", "landlock", "none"]
+
+
+class SandboxUnavailable(RuntimeError):
+    """No wall works here, or a sandbox did not start, or did not start the program: it was not judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What is run."""
+
+    code: str
+    fn_name: str = ""
+    """Function, or method of `Solution`, to call with each input; empty: a program that reads standard input."""
+    min_arguments: int = 0
+    """Of a function: the arguments after so many are passed only where it takes them. 0: all are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRun:
+    """What a program did with one input."""
+
+    status: Literal["ended", "time", "memory", "output", "compile", "error", "lost"]
+    """`ended`: by itself, with exit code 0. `error`: with another one, or by a signal. `time`: too long, or not run any more.
+    `lost`: it, or an earlier case of the same program, took the runner down."""
+    stdout: str = ""
+    stderr: str = ""
+    """Its end, at most 4,000 characters."""
+    value: Any = None
+    """What the function returned, as JSON has it."""
+    has_value: bool = False
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    max_rss_mib: float = 0.0
+
+
+@dataclass
+class Sandbox:
+    """Runs programs behind the walls of this machine. Safe to use from several threads.
+
+    Raises SandboxUnavailable, naming what failed, where the wall that the settings ask for does not hold here.
+    """
+
+    config: SandboxConfig = field(default_factory=SandboxConfig)
+
+    @cached_property
+    def wall(self) -> Wall:
+        """The wall in use: the one asked for, else the first that works."""
+        wanted: Sequence[Wall] = ("bubblewrap", "landlock") if self.config.wall == "auto" else (self.config.wall,)
+        faults = []
+        for wall in wanted:
+            try:
+                self._probe(wall)
+            except SandboxUnavailable as fault:
+                faults.append(f"{wall}: {fault}")
+            else:
+                return wall
+        raise SandboxUnavailable(
+            f"code cannot be run safely on this machine ({'; '.join(faults)}): install bubblewrap and allow user "
+            "namespaces, or set sandbox.wall: none, which runs what a model wrote as this user"
+        )
+
+    def describe(self) -> str:
+        """One line on the layers that are active here."""
+        parts = {
+            "bubblewrap": ["namespaces (user, pid, net, ipc, uts, mount)", "read-only root", "no capabilities"],
+            "landlock": ["Landlock on files and network", "no namespaces"],
+            "none": ["NO WALL: programs run as this user"],
+        }[self.wall]
+        if self.wall != "none":
+            parts.append("seccomp" if seccomp_program() else "no seccomp filter for this processor")
+        if self.wall == "bubblewrap" and os.geteuid() == 0:
+            parts.append(f"user {NOBODY}")
+        parts.append(
+            f"limits: {self.config.time_s:g} s, {self.config.memory_mib} MiB, {self.config.processes} processes, "
+            f"{self.config.output_kib} KiB of output, {self.config.scratch_mib} MiB of scratch"
+        )
+        return f"sandbox: {self.wall}: {', '.join(parts)}"
+
+    def run(
+        self, program: Program, inputs: Sequence[Any], *, time_s: float | None = None, total_s: float = math.inf
+    ) -> list[CaseRun]:
+        """One result per input, in order. Raises SandboxUnavailable only if the sandbox itself does not start a program.
+
+        Args:
+            program: what is run, anew for every input.
+            inputs: text for standard input; with `fn_name` the list of arguments.
+            time_s: seconds per input, by the clock; default as the settings say.
+            total_s: seconds for all. What has not been run by then, or when MAX_TIMEOUTS inputs took too long, is `time`.
+        """
+        return self._run(self.wall, program, inputs, time_s or self.config.time_s, total_s)
+
+    def _probe(self, wall: Wall) -> None:
+        if wall == "bubblewrap" and shutil.which("bwrap") is None:
+            raise SandboxUnavailable("bwrap is not installed")
+        (ran,) = self._run(wall, Program(code="print(input()[::-1])"), ["olleh"], 10.0, math.inf)
+        if ran.status != "ended" or ran.stdout != "hello\n":
+            raise SandboxUnavailable(f"a program that reverses a word ended with {ran.status}: {ran.stderr[-300:]}")
+
+    def _run(self, wall: Wall, program: Program, inputs: Sequence[Any], time_s: float, total_s: float) -> list[CaseRun]:
+        deadline = time.monotonic() + total_s
+        results: list[CaseRun] = []
+        while len(results) < len(inputs) and not _is_enough(results, deadline):
+            try:
+                self._run_in_one(wall, program, inputs, results, time_s, deadline)
+            except OSError as fault:
+                raise SandboxUnavailable(f"this machine: {fault}") from fault
+        return results + [CaseRun(status="time")] * (len(inputs) - len(results))
+
+    def _run_in_one(
+        self,
+        wall: Wall,
+        program: Program,
+        inputs: Sequence[Any],
+        results: list[CaseRun],
+        time_s: float,
+        deadline: float,
+    ) -> None:
+        """Adds to the results until there are enough, or the sandbox is of no more use.
+
+        A program that does not begin in a new sandbox is a fault of this machine. In a used one an earlier input may have
+        seen to that: the rest then get a new one.
+        """
+        is_new = True
+        with self._started(wall, program, time_s) as runner:
+            while len(results) < len(inputs) and not _is_enough(results, deadline):
+                line = runner.ask({"input": inputs[len(results)]}, time_s + GRACE_S)
+                if not runner.has_begun:
+                    if is_new:
+                        raise SandboxUnavailable(f"the program was not begun: {_fault(line)}")
+                    return
+                is_new = False
+                if runner.is_lost:
+                    lost = CaseRun(status="memory" if runner.is_over_memory else "lost")
+                    results += [lost] * (len(inputs) - len(results))
+                else:
+                    results.append(_case(line, program))
+
+    @contextmanager
+    def _started(self, wall: Wall, program: Program, time_s: float) -> Iterator[_Runner]:
+        config = self.config
+        with ExitStack() as stack:
+            scratch = "/tmp" if wall == "bubblewrap" else stack.enter_context(_scratch())
+            header = {
+                "code": program.code,
+                "fn_name": program.fn_name,
+                "min_arguments": program.min_arguments,
+                "time_s": time_s,
+                "memory_bytes": config.memory_mib << 20,
+                "file_bytes": config.scratch_mib << 20,
+                "output_bytes": config.output_kib << 10,
+                "open_files": config.open_files,
+                "processes": config.processes + (2 if wall == "bubblewrap" else 512),
+                "scratch": scratch,
+                "supervised": wall != "bubblewrap",
+                "landlock": wall == "landlock",
+                "readable": self._readable,
+                "seccomp": (seccomp_program() or b"").hex(),
+            }
+            begun, writer = os.pipe()
+            stack.callback(os.close, begun)
+            header["begun"] = writer
+            command, files = self._command(wall)
+            files.append(writer)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,  # bwrap's own words, where it does not start; the runner closes it
+                    cwd="/",
+                    env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": scratch},
+                    pass_fds=files,
+                    start_new_session=True,
+                    **_as_nobody(wall),
+                )
+            finally:
+                for number in files:
+                    os.close(number)
+            runner = _Runner(process, begun, config.memory_mib << 20, has_namespace=wall == "bubblewrap")
+            try:
+                runner.begin(header)
+                yield runner
+            finally:
+                runner.end()
+
+    def _command(self, wall: Wall) -> tuple[list[str], list[int]]:
+        python = [self._python, "-P", "-s", "-S", "-B"]
+        if wall != "bubblewrap":
+            files = [_file_of(RUNNER.read_bytes())]  # its user may not be able to read this folder
+            return [*python, f"/dev/fd/{files[0]}"], files
+        arguments = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        arguments += ["--hostname", "sandbox"]
+        for folder in self._readable:
+            arguments += ["--ro-bind", folder, folder]
+        for name in ("bin", "lib", "lib64"):
+            if Path(f"/{name}").is_symlink():
+                arguments += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+        arguments += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        files = [_file_of(RUNNER.read_bytes())]
+        arguments += ["--ro-bind-data", str(files[0]), "/runner.py"]
+        arguments += ["--size", str(self.config.scratch_mib << 20), "--perms", "1777", "--tmpfs", "/tmp"]
+        arguments += ["--remount-ro", "/"]
+        if program := seccomp_program():
+            files.append(_file_of(program))
+            arguments += ["--seccomp", str(files[-1])]
+        # By a file: a program reads the command line of its first process, and learns no more than this.
+        files.append(_file_of(b"\0".join(a.encode() for a in arguments) + b"\0"))
+        return ["bwrap", "--args", str(files[-1]), "--", *python, "/runner.py"], files
+
+    @cached_property
+    def _python(self) -> str:
+        """An interpreter that the user of the sandbox may read: this one, else the system's."""
+        if self.config.python:
+            return self.config.python
+        own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        if own.exists() and (os.geteuid() != 0 or _is_open_to_all(own)):
+            return str(own.resolve())
+        system = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")
+        if system is None:
+            raise SandboxUnavailable(f"{own} cannot be read by user {NOBODY}, and there is no /usr/bin/python3")
+        return str(Path(system).resolve())
+
+    @cached_property
+    def _readable(self) -> list[str]:
+        prefix = str(Path(self._python).parents[1])
+        folders = ["/usr", *(f"/{n}" for n in ("bin", "lib", "lib64") if Path(f"/{n}").is_dir())]
+        folders = [f for f in folders if not Path(f).is_symlink()]
+        return folders if prefix.startswith("/usr") else [*folders, prefix]
+
+
+class _Runner:
+    """A started sandbox: a request, an answer, until one does not come."""
+
+    def __init__(self, process: subprocess.Popen[bytes], begun: int, memory_bytes: int, *, has_namespace: bool) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._begun, self._has_namespace = process, begun, has_namespace
+        self._stdin, self._stdout = process.stdin, process.stdout
+        for number in (begun, self._stdin.fileno()):
+            os.set_blocking(number, False)
+        self._buffer = bytearray()
+        self._memory_bytes = memory_bytes
+        self._first: int | None = None
+        self.is_lost = False
+        self.has_begun = False
+        """Whether the program that was asked for last had its say: what goes wrong then is its own doing."""
+        self.is_over_memory = False
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Waits until the walls stand."""
+        if self.ask(header, START_DEADLINE_S) != {"ready": True}:
+            self.end()
+            stderr = self._process.stderr.read() if self._process.stderr else b""
+            raise SandboxUnavailable(
+                f"no answer after {START_DEADLINE_S:g} s"
+                if self._process.returncode == -signal.SIGKILL
+                else f"exit code {self._process.returncode}: {stderr.decode(errors='replace')[-500:].strip()}"
+            )
+        if self._has_namespace:
+            first, *_ = _below(self._process.pid) or [-1]  # of no process: OSError
+            self._first = os.pidfd_open(first)
+
+    def ask(self, request: Mapping[str, Any], deadline_s: float) -> Any:
+        """The answer; None, and nothing from then on, where none comes in time or it is no JSON object."""
+        try:
+            answer = json.loads(self._exchange(json.dumps(request).encode() + b"\n", time.monotonic() + deadline_s))
+        except (OSError, ValueError, RecursionError):
+            answer = None
+        self.is_lost = not isinstance(answer, dict)
+        try:
+            self.has_begun = bool(os.read(self._begun, 1 << 10))
+        except BlockingIOError:
+            self.has_begun = False
+        return answer
+
+    def end(self) -> None:
+        """Ends everything, and waits until it has. With its first process the kernel ends all of a pid namespace; without
+        one they are hunted, and the supervisor, the last to go, ends what loses its parent meanwhile."""
+        if self._process.returncode is not None:
+            return
+        if self._first is not None:
+            # Not bwrap outside: that one then takes leave of it, and no zombie is left to this machine. It goes as soon as the
+            # runner is gone, which may be before the rest is.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            gone = select.poll()
+            gone.register(self._first, select.POLLIN)
+            gone.poll(1000 * END_DEADLINE_S)
+            os.close(self._first)
+        else:
+            self._stdin.close()
+            _kill_below(self._process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=END_DEADLINE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._stdin.close()
+        self._stdout.close()
+
+    def _exchange(self, request: bytes, deadline: float) -> bytes:
+        """The line that a request is answered with; empty where one of the two does not come through in time."""
+        stdin, stdout, rest = self._stdin.fileno(), self._stdout.fileno(), memoryview(request)
+        poll = select.poll()
+        poll.register(stdin, select.POLLOUT)
+        poll.register(stdout, select.POLLIN)
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or len(self._buffer) > MAX_LINE_BYTES:
+                return b""
+            ready = [number for number, _ in poll.poll(1000 * min(left, WATCH_S))]
+            if stdin in ready:
+                rest = rest[os.write(stdin, rest[: 1 << 16]) :]
+                if not rest:
+                    poll.unregister(stdin)
+            if stdout in ready:
+                data = os.read(stdout, 1 << 16)
+                if not data:
+                    return b""
+                self._buffer += data
+            if not ready and _memory_of(self._process.pid) > self._memory_bytes:
+                self.is_over_memory = True
+                return b""
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return bytes(line)
+
+
+def _is_enough(results: Sequence[CaseRun], deadline: float) -> bool:
+    return sum(r.status == "time" for r in results) >= MAX_TIMEOUTS or time.monotonic() >= deadline
+
+
+def _fault(line: Any) -> str:
+    if not isinstance(line, dict):
+        return "its runner gave no answer"
+    return str(line.get("stderr", "")).strip().rpartition("\n")[2] or f"it ended by itself: {line}"
+
+
+def _case(line: Any, program: Program) -> CaseRun:
+    """A result from what the runner, which a program may have taken over, says about it."""
+    try:
+        code, why = int(line["exit_code"]), str(line["why"])
+        status = why if why in ("time", "output", "compile") else "ended" if code == 0 else "error"
+        stderr = str(line["stderr"])
+        if status == "error" and "MemoryError" in stderr[-200:]:
+            status = "memory"
+        value, has_value = None, False
+        if program.fn_name and status == "ended":
+            has_value = bool(line["value"])
+            value = json.loads(line["value"]) if has_value else None
+        return CaseRun(
+            status=status,  # type: ignore[arg-type]
+            stdout=str(line["stdout"]),
+            stderr=stderr,
+            value=value,
+            has_value=has_value,
+            seconds=float(line["seconds"]),
+            cpu_s=float(line["cpu_s"]),
+            max_rss_mib=float(line["max_rss_mib"]),
+        )
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return CaseRun(status="lost")
+
+
+def _file_of(content: bytes) -> int:
+    """A descriptor from which `content` can be read, and no more."""
+    number = os.memfd_create("sandbox")
+    os.write(number, content)
+    os.lseek(number, 0, os.SEEK_SET)
+    os.set_inheritable(number, True)
+    return number
+
+
+def _as_nobody(wall: Wall) -> dict[str, Any]:
+    if os.geteuid() != 0 or wall == "none":
+        return {}
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+
+
+def _is_open_to_all(path: Path) -> bool:
+    folders = path.resolve().parents
+    return bool(path.stat().st_mode & 0o005 == 0o005) and all(f.stat().st_mode & 0o001 for f in folders)
+
+
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """A folder for one program's files."""
+    folder = tempfile.mkdtemp(prefix="troupe-sandbox-")
+    try:
+        if os.geteuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """By `rm`: folders in folders are too deep for shutil. What a program closed to its own user is opened first."""
+    fault = ""
+    for command in (["rm", "-rf", "--"], ["chmod", "-R", "u+rwx", "--"], ["rm", "-rf", "--"]):
+        try:
+            done = subprocess.run([*command, folder], check=False, capture_output=True, timeout=REMOVE_DEADLINE_S)
+            fault = done.stderr.decode(errors="replace")[-300:].strip()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            fault = str(error)
+            with suppress(RecursionError):
+                shutil.rmtree(folder, ignore_errors=True)  # where not even `rm` can be started
+        if not os.path.lexists(folder):
+            return
+    logger.warning("%s is left behind: %s", folder, fault)
+
+
+def _memory_of(pid: int) -> int:
+    """Resident bytes of a process and everything below it."""
+    total, page = 0, os.sysconf("SC_PAGE_SIZE")
+    for one in (pid, *_below(pid)):
+        with suppress(OSError):
+            total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * page
+    return total
+
+
+def _kill_below(pid: int) -> None:
+    """Kills everything below a process that takes in what loses its parent, until nothing is left but the dying."""
+    for _ in range(200):
+        below = _below(pid)
+        if not below:
+            return
+        for one in below:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _below(pid: int) -> list[int]:
+    """Descendants that are alive."""
+    found, todo = [], [pid]
+    while todo:
+        one = todo.pop()
+        with suppress(OSError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                todo += map(int, (task / "children").read_text().split())
+            if one != pid and Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                found.append(one)
+    return found

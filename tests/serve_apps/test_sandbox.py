@@ -1,0 +1,313 @@
+"""The sandbox and its judge against programs that do not want to be judged."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from serve_apps.config import SandboxConfig
+from serve_apps.tools.code_tests import Case, CodeTests
+from serve_apps.tools.code_verifier import CodeVerifier
+from serve_apps.tools.sandbox import Program, Sandbox, SandboxUnavailable
+from serve_apps.tools.sandbox.runner import check_landlock
+from tests.serve_apps.hostile_programs import FUNCTIONS, HONEST, HONEST_FUNCTION, PROGRAMS, TELLING
+
+pytestmark = pytest.mark.needs_program("bwrap")
+TIME_S = 1.0
+NOBODY, ORDINARY = 65534, 1234
+PYTHON = "/usr/bin/python3" if os.geteuid() == 0 else ""
+"""One that an ordinary user can read, too."""
+WRITTEN = {"x", "d", "link", "root", "loop", "kmsg", *map(str, range(1, 100))}
+"""Names under which hostile programs write into /tmp."""
+FUNCTION_TESTS = CodeTests(cases=(Case(given=[2, 3], expected=5),), fn_name="f")
+
+
+@dataclass
+class World:
+    """What a program must not reach."""
+
+    secret: str
+    folder: Path
+    port: int
+    name: str
+    num_reached: int = 0
+
+    @property
+    def tests(self) -> CodeTests:
+        """Hidden: the sum of the last two numbers, which no hostile program prints."""
+        line = f"{self.folder / 'secret'} {self.port} {self.name} {self.folder / 'socket'} {os.getpid()}"
+        return CodeTests(cases=(Case(given=line, expected=str(len(self.secret) * 7919)),))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    temporary = tempfile.TemporaryDirectory(dir="/tmp")  # not pytest's folder, which pytest closes to others
+    folder = Path(temporary.name)
+    folder.chmod(0o755)  # readable by all: only a wall keeps it from being read
+    secret = f"canary-{uuid4().hex}"
+    (folder / "secret").write_text(secret)
+    (folder / "secret").chmod(0o644)
+    if os.geteuid() == 0:
+        os.chown(folder / "secret", ORDINARY, ORDINARY)
+    listener = socket.create_server(("127.0.0.1", 0))
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind(("127.0.0.1", listener.getsockname()[1]))
+    abstract = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"troupe-{uuid4().hex}"
+    abstract.bind(f"\0{name}")
+    abstract.listen()
+    by_path = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    by_path.bind(str(folder / "socket"))
+    by_path.listen()
+    datagrams_by_path = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagrams_by_path.bind(str(folder / "socket.datagrams"))
+    for file in ("socket", "socket.datagrams"):
+        (folder / file).chmod(0o777)
+    world = World(secret, folder, listener.getsockname()[1], name)
+
+    def listen(server: socket.socket) -> None:
+        while True:
+            try:
+                if server.type == socket.SOCK_DGRAM:
+                    server.recv(1)
+                else:
+                    server.accept()[0].send(secret.encode())
+            except OSError:
+                return
+            world.num_reached += 1
+
+    servers = (listener, datagrams, abstract, by_path, datagrams_by_path)
+    for server in servers:
+        threading.Thread(target=listen, args=(server,), daemon=True).start()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TROUPE_TEST_SECRET", secret)
+        yield world
+    for server in servers:
+        server.close()
+    temporary.cleanup()
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    return sandbox_of(request.param)
+
+
+def inhabitants() -> set[int]:
+    """Processes below this one, and orphans of users whom nothing but a sandbox uses."""
+    found = {p.pid for p in psutil.Process().children(recursive=True)}
+    users = (NOBODY, ORDINARY) if os.getuid() in (0, ORDINARY) else ()
+    own = {0, 1, os.getpid(), *(p.pid for p in psutil.Process().parents())}
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            if process.uids().real in users and process.status() != psutil.STATUS_ZOMBIE:
+                above = next((p for p in process.parents() if p.uids().real not in users), None)
+                if above is None or above.pid in own:  # else it is another judge's
+                    found.add(process.pid)
+    return found
+
+
+def traces(world: World) -> list[object]:
+    """What a program could leave on this machine, or change about its judge."""
+    stat = (world.folder / "secret").stat()
+    return [
+        {*os.listdir("/tmp")} & WRITTEN,
+        [len(Path(f"/proc/sysvipc/{kind}").read_text().splitlines()) for kind in ("sem", "msg", "shm")],
+        (stat.st_mode, stat.st_mtime, os.listxattr(world.folder / "secret")),
+        (resource.getrlimit(resource.RLIMIT_NOFILE), os.getpriority(os.PRIO_PROCESS, 0)),
+        (os.sched_getaffinity(0), os.sched_getscheduler(0)),
+    ]
+
+
+def withstands(sandbox: Sandbox, world: World, name: str) -> None:
+    """Whether one program earns nothing, learns nothing and leaves nothing."""
+    judge, before, left = CodeVerifier(sandbox=sandbox), inhabitants(), traces(world)
+    free = psutil.virtual_memory().available
+    honest = CodeTests(cases=(Case(given="2 3", expected="5"),))
+    began = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        beside = pool.submit(CodeVerifier(sandbox=sandbox).judge, HONEST, honest, time_s=20)
+        judged = judge.judge(PROGRAMS[name], world.tests)
+        seconds = time.monotonic() - began
+        assert beside.result().verdict == "pass", "an honest program beside it"
+    (ran,) = sandbox.run(Program(code=PROGRAMS[name]), [world.tests.cases[0].given])
+    said = f"{judged} {ran}"
+    assert judged.verdict not in ("pass", "sandbox_error"), said
+    assert judged.passed == 0
+    assert world.secret not in said
+    assert seconds < TIME_S + 10
+    assert inhabitants() <= before, "something of it is still running"
+    assert traces(world) == left
+    assert psutil.virtual_memory().available > free - (2 << 30)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_program_escapes_or_earns_a_pass(sandbox: Sandbox, world: World, name: str) -> None:
+    reached = world.num_reached
+    withstands(sandbox, world, name)
+    assert world.num_reached == reached, "it reached the network"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="whoever is no ordinary user becomes one")
+@pytest.mark.parametrize("name", TELLING)
+def test_no_program_escapes_a_judge_that_is_an_ordinary_user(sandbox: Sandbox, world: World, name: str) -> None:
+    reached = world.num_reached
+    as_ordinary_user(lambda: withstands(sandbox_of(sandbox.wall), world, name))
+    assert world.num_reached == reached, "it reached the network"
+
+
+def test_what_a_dead_runner_leaves_is_ended(world: World) -> None:
+    sandbox, before = sandbox_of("landlock"), inhabitants()
+    code = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: os.setsid()\ntime.sleep(60)"
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(sandbox.run, Program(code=code), [""], time_s=30)
+        wait_until(lambda: len(inhabitants() - before) >= 10)
+        supervisor = next(p for p in psutil.Process().children() if p.pid not in before)
+        (runner,) = supervisor.children()
+        runner.send_signal(signal.SIGKILL)
+        assert run.result(timeout=20)[0].status == "lost"
+    assert inhabitants() <= before
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_function_is_right_by_what_it_returns(sandbox: Sandbox, name: str) -> None:
+    judged = CodeVerifier(sandbox=sandbox).judge(FUNCTIONS[name], FUNCTION_TESTS)
+    assert judged.verdict not in ("pass", "sandbox_error"), judged
+    assert CodeVerifier(sandbox=sandbox).judge(HONEST_FUNCTION, FUNCTION_TESTS).verdict == "pass"
+
+
+def test_no_program_makes_its_failure_look_like_one_of_this_machine(sandbox: Sandbox) -> None:
+    tests = CodeTests(cases=tuple(Case(given=str(n), expected=str(n)) for n in range(4)))
+    kills = "import os\nn = input()\nprint(n, flush=True)\nif n == '1': os.kill(os.getppid(), 9)"
+    judged = CodeVerifier(sandbox=sandbox).judge(kills, tests)
+    assert {c.verdict for c in judged.cases} <= {"pass", "runtime_error"}
+    unwalled = CodeVerifier(sandbox=Sandbox(SandboxConfig(wall="none")))
+    assert unwalled.judge("import os\nprint(input())\nos.rmdir(os.getcwd())", tests).passed == 4
+
+
+def test_a_program_that_was_not_begun_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = sandbox_of("landlock")
+    monkeypatch.setitem(sandbox.__dict__, "_readable", ["/nowhere"])
+    judged = CodeVerifier(sandbox=sandbox).judge("print(5)", CodeTests(cases=(Case(given="", expected="5"),)))
+    assert judged.verdict == "sandbox_error"
+    assert "/nowhere" in judged.cases[0].message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="whoever is no ordinary user becomes one")
+def test_a_machine_without_processes_is_no_fault_of_the_program() -> None:
+    def judge() -> None:
+        sandbox = sandbox_of("landlock")
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        judged = CodeVerifier(sandbox=sandbox).judge("print(5)", CodeTests(cases=(Case(given="", expected="5"),)))
+        assert judged.verdict == "sandbox_error", judged
+
+    before = scratches()
+    as_ordinary_user(judge)
+    assert scratches() <= before
+
+
+def test_more_than_1024_open_files_are_no_hindrance_and_none_is_inherited(sandbox: Sandbox) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    code = """
+import os
+for number in range(4, 4096):
+    try: print(number, os.fstat(number))
+    except OSError: pass"""
+    try:
+        with ExitStack() as stack:
+            for _ in range(1100):
+                stack.enter_context(open(os.devnull))
+            (ran,) = sandbox.run(Program(code=code), [""])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (ran.status, ran.stdout) == ("ended", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root removes anything")
+def test_a_folder_that_a_program_closed_is_removed() -> None:
+    def run() -> None:
+        code = "import os\nos.makedirs('d/e')\nos.chmod('d', 0)\nos.chmod('.', 0)"
+        (ran,) = sandbox_of("none").run(Program(code=code), [""])
+        assert ran.status == "ended", ran
+
+    before = scratches()
+    as_ordinary_user(run)
+    assert scratches() <= before
+
+
+def test_a_runner_that_does_not_read_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = tmp_path / "python"
+    deaf.write_text("#!/bin/sh\nexec sleep 60\n")
+    deaf.chmod(0o755)
+    sandbox = Sandbox(SandboxConfig(wall="none", python=str(deaf)))
+    monkeypatch.setitem(sandbox.__dict__, "wall", "none")
+    monkeypatch.setattr("serve_apps.tools.sandbox.sandbox.START_DEADLINE_S", 0.5)
+    monkeypatch.setattr("serve_apps.tools.sandbox.sandbox.END_DEADLINE_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(SandboxUnavailable, match=r"no answer after 0\.5 s"):
+        sandbox.run(Program(code="#" * (1 << 20)), [""])
+    assert time.monotonic() - began < 10
+
+
+def test_a_landlock_that_lets_signals_out_is_no_wall() -> None:
+    check_landlock(6)
+    with pytest.raises(OSError, match="version 6 is needed"):
+        check_landlock(5)
+
+
+def sandbox_of(wall: str) -> Sandbox:
+    sandbox = Sandbox(SandboxConfig(wall=wall, time_s=TIME_S, memory_mib=512, python=PYTHON))  # type: ignore[arg-type]
+    try:
+        assert sandbox.wall == wall
+    except SandboxUnavailable as fault:
+        pytest.fail(str(fault)) if wall == "bubblewrap" else pytest.skip(str(fault))
+    return sandbox
+
+
+def as_ordinary_user(action: Callable[[], None]) -> None:
+    """Does it in a child of this process that is no longer root."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        said = ""
+        try:
+            os.setgroups([])
+            os.setgid(ORDINARY)
+            os.setuid(ORDINARY)
+            action()
+        except BaseException:  # noqa: BLE001 - whatever it is, it is told outside
+            said = traceback.format_exc()
+        finally:
+            os.write(writer, said.encode()[-60_000:])
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    assert not said, said
+
+
+def scratches() -> set[str]:
+    return {f.name for f in Path("/tmp").glob("troupe-sandbox-*") if f.stat().st_uid == ORDINARY}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
