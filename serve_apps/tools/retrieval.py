@@ -1,0 +1,84 @@
+"""retrieval: settings -> the tool through which a workflow searches.
+
+    {"corpus": "runs/corpus"}                          an index in this process
+    {"documents": "package.module:function", ...}      the same, built from what the function yields, once per machine;
+                                                       further keys are its arguments
+    {"urls": ["http://host:8000/retrieve"], ...}       servers of Search-R1's contract; further keys as HttpRetriever has
+
+A retriever that gives nothing leaves its error in the trace.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from serve_apps.agent import Tool
+from serve_apps.tools.retriever import EmbeddedRetriever, HttpRetriever, Retriever, as_information
+from serve_apps.workflow import load_object
+from stores.corpus import Corpus, build_corpus
+
+MAX_DOCUMENT_CHARS = 2000
+
+
+def retriever_tool(settings: Mapping[str, Any], *, top_k: int, fail_open: bool = True, timeout_s: float = 60.0) -> Tool:
+    """A tool `retrieve(queries)` that gives the documents of all queries as text.
+
+    With `fail_open` the agents go on without documents where the retriever gives none; the trace holds the error. Raises
+    ValueError for settings that name no retriever, or one that is unknown.
+    """
+    retriever = open_retriever(settings)
+
+    async def retrieve(queries: str | Sequence[str]) -> str:
+        asked = [queries] if isinstance(queries, str) else [str(query) for query in queries]
+        rows = await retriever.search(asked, top_k)
+        found = {document.contents[:MAX_DOCUMENT_CHARS]: document for row in rows for document in row}
+        return as_information(list(found.values()))
+
+    return Tool(retrieve, timeout_s=timeout_s, fail_open=fail_open, fallback=as_information([]))
+
+
+def open_retriever(settings: Mapping[str, Any]) -> Retriever:
+    """The retriever that settings name."""
+    given = dict(settings)
+    if "corpus" in given and "urls" not in given:
+        unknown = sorted(given.keys() - {"corpus"})
+        if not unknown:
+            return EmbeddedRetriever(Corpus(str(given["corpus"])))
+    elif "documents" in given and not given.keys() & {"corpus", "urls"}:
+        path = str(given.pop("documents"))
+        return EmbeddedRetriever(Corpus(_built(path, given)))
+    elif "urls" in given and not given.keys() & {"corpus", "documents"}:
+        unknown = sorted(given.keys() - {f.name for f in fields(HttpRetriever) if f.init})
+        if not unknown:
+            return HttpRetriever(**given)
+    else:
+        raise ValueError(
+            f"workflow.settings.retriever: give `corpus`, `documents` or `urls`, got {sorted(given) or 'nothing'}"
+        )
+    raise ValueError(f"workflow.settings.retriever: unknown {', '.join(unknown)}")
+
+
+def _built(path: str, settings: Mapping[str, Any]) -> str:
+    """The corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
+    documents = load_object(path, place="workflow.settings.retriever.documents")
+    key = sha256(json.dumps([path, settings, inspect.getsource(documents)], sort_keys=True).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora" / key
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-") as scratch:
+            lines = Path(scratch) / "documents.jsonl"
+            with lines.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(document) + "\n" for document in documents(**settings))
+            build_corpus(str(Path(scratch) / "index"), lines)
+            with suppress(OSError):  # another process was first: what it made is the same
+                (Path(scratch) / "index").rename(folder)
+    return str(folder)

@@ -1,0 +1,246 @@
+"""retriever: queries -> documents, from an index in this process or from servers that speak Search-R1's contract.
+
+    await retriever.search(["who ...", "", "when ..."], top_k=3) ──> [[Document, ...], [], [Document, ...]]
+
+Whatever a server answers, rows and queries stay aligned, or the call fails with what was wrong: no reward by accident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from serve_apps.agent import ToolError, count_attempt
+from stores.corpus import Corpus, Document
+
+Request = Literal["queries", "query", "questions"]
+"""What a server wants: Search-R1's batch, Dr. MAS' single query, UnityMAS-O's pool."""
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+MAX_ANSWER_BYTES = 16 << 20
+
+
+class Retriever(Protocol):
+    """Finds documents."""
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """One row per query, in order; nothing for a blank one. Raises ToolError where no answer can be had."""
+        ...
+
+
+@dataclass(frozen=True)
+class EmbeddedRetriever:
+    """An index in this process."""
+
+    corpus: Corpus
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """See `Retriever`."""
+        return await asyncio.to_thread(self.corpus.search, queries, top_k)
+
+
+@dataclass
+class _Endpoint:
+    """One server, and whether it is worth asking."""
+
+    url: str
+    num_faults: int = 0
+    closed_until: float = 0.0
+
+
+class _Refusal(ValueError):
+    """A server takes no such request: to ask it again is of no use."""
+
+
+@dataclass
+class HttpRetriever:
+    """Servers that answer POST with documents, asked in turn.
+
+    A server that failed `max_faults` times in a row is left alone for `rest_s`, unless there is no other. One that
+    refuses a request (HTTP 404, say) is not asked the same again, the others are.
+    """
+
+    urls: Sequence[str]
+    """Whole addresses, e.g. http://host:8000/retrieve."""
+    request: Request = "queries"
+    timeout_s: float = 5.0
+    """Per attempt, from the connection to the answer's last byte."""
+    deadline_s: float = 30.0
+    """All attempts and pauses together."""
+    max_attempts: int = 5
+    """Besides those that were refused."""
+    max_in_flight: int = 64
+    cache_size: int = 10_000
+    """Queries whose documents are remembered; 0: none."""
+    max_faults: int = 3
+    rest_s: float = 10.0
+    _endpoints: list[_Endpoint] = field(init=False, repr=False)
+    _cache: OrderedDict[tuple[str, int], list[Document]] = field(init=False, repr=False, default_factory=OrderedDict)
+    _client: Any = field(init=False, repr=False, default=None)
+    _room: asyncio.Semaphore | None = field(init=False, repr=False, default=None)
+    _next: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        bad = [url for url in self.urls if not url.startswith(("http://", "https://"))]
+        if bad or not self.urls:
+            raise ValueError(f"retriever: {bad or 'no address'}: give whole addresses, e.g. http://host:8000/retrieve")
+        self._endpoints = [_Endpoint(url) for url in dict.fromkeys(self.urls)]
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """See `Retriever`."""
+        asked = list(dict.fromkeys(query for query in queries if query.strip()))
+        found = {query: self._cache[query, top_k] for query in asked if (query, top_k) in self._cache}
+        for query in found:
+            self._cache.move_to_end((query, top_k))
+        wanted = [query for query in asked if query not in found]
+        if wanted:
+            batches = [wanted] if self.request != "query" else [[query] for query in wanted]
+            parts = await asyncio.gather(*(self._ask(batch, top_k) for batch in batches))
+            rows = dict(zip(wanted, [row for part in parts for row in part], strict=True))
+            self._cache.update(((query, top_k), row) for query, row in rows.items())
+            found |= rows
+        while len(self._cache) > self.cache_size:
+            self._cache.popitem(last=False)
+        return [found[query] if query.strip() else [] for query in queries]
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def _ask(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        import httpx
+
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=512))
+            self._room = asyncio.Semaphore(self.max_in_flight)
+        assert self._room is not None, "made with the client"
+        body = json.dumps(self._payload(queries, top_k)).encode()
+        fault, num_faults = "no attempt was made", 0
+        refusals: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(self.deadline_s), self._room:
+                while num_faults < self.max_attempts and len(refusals) < len(self._endpoints):
+                    endpoint = self._choose(refusals)
+                    count_attempt()
+                    try:
+                        rows = read_rows(_json(await self._post(endpoint.url, body)), len(queries))
+                        endpoint.num_faults = 0
+                        return rows
+                    except _Refusal as error:
+                        refusals[endpoint.url] = f"{endpoint.url} {error}"
+                        self._blame(endpoint)
+                    except ValueError as error:
+                        fault = f"{endpoint.url}: {error}"
+                        self._blame(endpoint)
+                        await asyncio.sleep(min(2.0, 0.1 * 2**num_faults) * random.uniform(0.5, 1.0))
+                        num_faults += 1
+        except TimeoutError:
+            raise ToolError(f"no documents within {self.deadline_s:g} s; last {fault}") from None
+        if num_faults < self.max_attempts:
+            raise ToolError(f"{'; '.join(refusals.values())}; is it the address of the retriever, path included?")
+        raise ToolError(f"no documents after {self.max_attempts} attempts; last {fault}")
+
+    async def _post(self, url: str, body: bytes) -> bytes:
+        """The answer to one request; ValueError says why there is none."""
+        import httpx
+
+        answer = bytearray()
+        try:
+            async with (
+                asyncio.timeout(self.timeout_s),
+                self._client.stream(
+                    "POST", url, content=body, headers={"Content-Type": "application/json"}
+                ) as response,
+            ):
+                async for part in response.aiter_bytes():
+                    answer += part
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        except TimeoutError:
+            raise ValueError(f"no whole answer within {self.timeout_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        if response.status_code != 200:
+            said = f"HTTP {response.status_code}: {bytes(answer[:200]).decode(errors='replace')!r}"
+            raise ValueError(said) if response.status_code in RETRIED else _Refusal(f"answered {said}")
+        return bytes(answer)
+
+    def _payload(self, queries: Sequence[str], top_k: int) -> dict[str, Any]:
+        if self.request == "questions":
+            return {"questions": list(queries), "N": top_k}
+        wanted: dict[str, Any] = {"topk": top_k, "return_scores": True}
+        return {"queries": list(queries), **wanted} if self.request == "queries" else {"query": queries[0], **wanted}
+
+    def _choose(self, refusals: Collection[str]) -> _Endpoint:
+        """The next server in turn that did not refuse and is not at rest; where all are, the one whose rest ends first."""
+        now = time.monotonic()
+        self._next += 1
+        turn = [self._endpoints[(self._next + i) % len(self._endpoints)] for i in range(len(self._endpoints))]
+        turn = [endpoint for endpoint in turn if endpoint.url not in refusals]
+        return next((e for e in turn if e.closed_until <= now), min(turn, key=lambda e: e.closed_until))
+
+    def _blame(self, endpoint: _Endpoint) -> None:
+        endpoint.num_faults += 1
+        if endpoint.num_faults >= self.max_faults:
+            endpoint.closed_until = time.monotonic() + self.rest_s
+
+
+def read_rows(answer: Any, num_queries: int) -> list[list[Document]]:
+    """The documents in any answer of the field (seed-systems 1.1.4), one row per query.
+
+    Raises ValueError where the shape is not known, or rows and queries do not match: better no answer than another
+    query's.
+    """
+    if isinstance(answer, Mapping):
+        answer = next((answer[name] for name in ("result", "results", "top_k_docs") if name in answer), answer)
+    if not isinstance(answer, Sequence) or isinstance(answer, str):
+        raise ValueError(f"an answer of another shape: {str(answer)[:200]}")
+    rows = [row["top_k_docs"] if isinstance(row, Mapping) and "top_k_docs" in row else row for row in answer]
+    if num_queries == 1 and (not rows or not all(isinstance(row, list) for row in rows)):
+        rows = [rows]  # a single query's documents, without the row around them
+    if len(rows) != num_queries or not all(isinstance(row, list) for row in rows):
+        raise ValueError(f"{len(rows)} rows for {num_queries} queries: {str(answer)[:200]}")
+    return [[_document(item) for item in row] for row in rows]
+
+
+def as_information(documents: Sequence[Document]) -> str:
+    """Documents as Search-R1 shows them to a model, within <information> tags."""
+    lines = []
+    for number, document in enumerate(documents, 1):
+        title, newline, text = document.contents.partition("\n")
+        lines.append(f"Doc {number}(Title: {title}) {text}\n" if newline else f"Doc {number}: {title}\n")
+    return f"<information>{''.join(lines).rstrip()}</information>"
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise ValueError(f"an answer that is not JSON: {content[:200].decode(errors='replace')!r}") from None
+
+
+def _document(item: Any) -> Document:
+    score, inner = 0.0, item
+    if isinstance(item, Mapping):
+        try:
+            score = float(item.get("score") or 0.0)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"a score that is no number: {str(item)[:200]}") from None
+        inner = item.get("document", item)
+    if isinstance(inner, Mapping):
+        text = next(
+            (inner[f] for f in ("contents", "text", "content", "document") if isinstance(inner.get(f), str)), None
+        )
+        if text is None:
+            raise ValueError(f"a document without text: {str(item)[:200]}")
+        return Document(document_id=str(inner.get("id", "")), contents=text, score=score)
+    if isinstance(inner, str):
+        return Document(document_id="", contents=inner, score=score)
+    raise ValueError(f"a document of another shape: {str(item)[:200]}")

@@ -1,0 +1,189 @@
+"""corpus: documents that agents search, in a LanceDB table with a full-text index, and vectors where a model is given.
+
+build_corpus(uri, "wiki.jsonl")  ──> documents(id, contents[, vector])
+Corpus(uri).search(["who ...", ""], top_k=3) ──> [[Document, ...], []]      one row per query, in order
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from lancedb.table import Table
+
+TABLE = "documents"
+BATCH_ROWS = 10_000
+TEXT_FIELDS = ("contents", "text", "content", "document", "passage")
+TITLE_FIELDS = ("title", "wikipedia_title")
+ID_FIELDS = ("id", "_id", "docid", "doc_id")
+RANK_OFFSET = 60
+"""Of reciprocal rank fusion: score = sum of 1 / (60 + rank) (Cormack, Clarke, Buettcher 2009)."""
+
+Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
+"""Texts -> one vector each, all of one length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """What a search finds."""
+
+    document_id: str
+    contents: str
+    """Search-R1's form: the title, in quotation marks, is the first line; text without a title is all there is."""
+    score: float = 0.0
+    """Larger is better; comparable within one query only."""
+
+
+def build_corpus(uri: str, path: str | Path, *, embed: Embed | None = None) -> int:
+    """Reads documents from a JSONL file into the table below `uri`, in place of what was there; returns how many.
+
+    A row is `{"id", "contents"}` (Search-R1), or has one of the other names of the field; a title becomes the first line.
+    The file is read in parts: it may be larger than memory.
+
+    Raises ValueError, naming the line, for what is not JSON, holds no text, or bears an id for the second time; and for
+    a file without any document. What was there stays then.
+    """
+    import lancedb
+    from lancedb.index import FTS
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"corpus: {path} does not exist (seen from {Path.cwd()})")
+    rows = _rows(path)
+    first = list(islice(rows, BATCH_ROWS))
+    if not first:
+        raise ValueError(f"corpus: {path} holds no document")
+    head = _batch(first, embed)
+
+    faults: list[Exception] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from head.to_batches()
+            while part := list(islice(rows, BATCH_ROWS)):
+                yield from _batch(part, embed).to_batches()
+        except Exception as error:
+            faults.append(error)
+            raise
+
+    try:
+        table = lancedb.connect(uri).create_table(TABLE, batches(), schema=head.schema, mode="overwrite")
+    except Exception:
+        if faults:  # LanceDB wraps what its input raises into an error of its own
+            raise faults[0] from None
+        raise
+    table.create_index("contents", config=FTS(with_position=False))
+    return table.count_rows()
+
+
+class Corpus:
+    """The documents below one LanceDB URI. Cheap to make and to pickle; safe to use from several threads."""
+
+    def __init__(self, uri: str, *, embed: Embed | None = None) -> None:
+        """Args:
+        uri: LanceDB URI, a folder or object storage.
+        embed: makes the search hybrid: full text and vectors, fused by their ranks. The corpus was built with the same.
+        """
+        self.uri, self._embed = uri, embed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"uri": self.uri, "_embed": self._embed}
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """The best documents for each query, best first; nothing for a blank one. Order and number are kept."""
+        if self._embed is None:
+            return [self._by_text(query, top_k) if query.strip() else [] for query in queries]
+        asked = [query for query in queries if query.strip()]
+        vectors = dict(zip(asked, self._embed(asked), strict=True)) if asked else {}
+        return [
+            _fused([self._by_text(q, 4 * top_k), self._by_vector(vectors[q], 4 * top_k)], top_k) if q.strip() else []
+            for q in queries
+        ]
+
+    def __len__(self) -> int:
+        return self._table.count_rows()
+
+    @cached_property
+    def _table(self) -> Table:
+        import lancedb
+
+        database = lancedb.connect(self.uri)
+        try:
+            return database.open_table(TABLE)
+        except (ValueError, FileNotFoundError):
+            raise ValueError(f"corpus: {self.uri} holds no table {TABLE!r}: build it with `troupe corpus`") from None
+
+    def _by_text(self, query: str, limit: int) -> list[Document]:
+        from lancedb.query import MatchQuery
+
+        found = self._table.search(MatchQuery(query, "contents"), query_type="fts").limit(limit)  # type: ignore[call-arg]
+        rows = found.select(["id", "contents", "_score"]).to_list()
+        return [Document(document_id=r["id"], contents=r["contents"], score=r["_score"]) for r in rows]
+
+    def _by_vector(self, vector: Sequence[float], limit: int) -> list[Document]:
+        rows = self._table.search(list(vector)).limit(limit).select(["id", "contents", "_distance"]).to_list()
+        return [Document(document_id=r["id"], contents=r["contents"], score=-r["_distance"]) for r in rows]
+
+
+def _fused(rankings: Sequence[Sequence[Document]], top_k: int) -> list[Document]:
+    scores: dict[str, float] = {}
+    found = {document.document_id: document for ranking in rankings for document in ranking}
+    for ranking in rankings:
+        for rank, document in enumerate(ranking, 1):
+            scores[document.document_id] = scores.get(document.document_id, 0.0) + 1 / (RANK_OFFSET + rank)
+    best = sorted(scores, key=lambda name: (-scores[name], name))[:top_k]
+    return [Document(document_id=n, contents=found[n].contents, score=scores[n]) for n in best]
+
+
+def _batch(rows: Sequence[tuple[str, str]], embed: Embed | None) -> pa.Table:
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {"id": [name for name, _ in rows], "contents": [text for _, text in rows]}
+    if embed is not None:
+        vectors = [list(map(float, vector)) for vector in embed(columns["contents"])]
+        columns["vector"] = pa.array(vectors, pa.list_(pa.float32(), len(vectors[0])))
+    return pa.table(columns)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str]]:
+    """(id, contents) of every line."""
+    seen: set[str] = set()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            at = f"corpus: {path}:{number}"
+            try:
+                row = json.loads(line.decode("utf-8-sig"))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{at}: not UTF-8: {error}") from None
+            except (ValueError, RecursionError) as error:  # too many digits, too many brackets
+                raise ValueError(f"{at}: not JSON ({error}): {line[:60].decode(errors='replace')!r}") from None
+            name, contents = _document(row, at, str(number))
+            if name in seen:
+                raise ValueError(f"{at}: id {name!r} was used before: give each document its own")
+            seen.add(name)
+            yield name, contents
+
+
+def _document(row: Any, at: str, default_id: str) -> tuple[str, str]:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{at}: a document is a JSON object, this is {type(row).__name__}")
+    text = next((row[f] for f in TEXT_FIELDS if row.get(f)), "")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{at}: no text: one of {', '.join(TEXT_FIELDS)} must hold some; it has {sorted(row)}")
+    title = next((str(row[f]) for f in TITLE_FIELDS if row.get(f)), "")
+    name = next((str(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), default_id)
+    contents = f'"{title}"\n{text}' if title else text
+    try:
+        f"{name}{contents}".encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{at}: no text: {error}") from None
+    return name, contents

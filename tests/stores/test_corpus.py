@@ -1,0 +1,96 @@
+"""The corpus: what is found, in which order, and what is refused when it is built."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stores.corpus import BATCH_ROWS, Corpus, build_corpus
+
+DOCUMENTS = [
+    {"id": "1", "contents": '"Mira Holt"\nMira Holt was born in Tarn and paints bridges.'},
+    {"_id": "2", "title": "Tarn", "text": "Tarn is a town in the north of Velland."},
+    {"document": "Velland has the currency dorin."},
+]
+
+
+def written(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    assert build_corpus(str(folder / "index"), written(folder / "documents.jsonl", [*DOCUMENTS, ""])) == 3
+    return Corpus(str(folder / "index"))
+
+
+def test_each_query_has_its_row_and_a_blank_one_an_empty_row(corpus: Corpus) -> None:
+    rows = corpus.search(["currency of Velland", "", "Where was Mira Holt born?", "  ", "zzz"], top_k=1)
+    assert [[d.document_id for d in row] for row in rows] == [["3"], [], ["1"], [], []]
+    assert rows[0][0].score > 0
+    assert corpus.search(["Tarn"], top_k=5)[0][0].contents.startswith('"Tarn"\n')
+    assert pickle.loads(pickle.dumps(corpus)).search(["dorin"], top_k=1)[0][0].document_id == "3"
+
+
+@pytest.mark.parametrize("query", ['"unclosed', "AND OR (", "title:x^2", "*", "\\", "a" * 10_000, "☃ \x00"])
+def test_no_query_is_anything_but_words(corpus: Corpus, query: str) -> None:
+    (row,) = corpus.search([query], top_k=3)
+    assert row == []
+
+
+def letters(texts: Sequence[str]) -> list[list[float]]:
+    return [[float(text.lower().count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
+
+
+def test_with_vectors_both_rankings_count(tmp_path: Path) -> None:
+    path = written(tmp_path / "documents.jsonl", DOCUMENTS)
+    build_corpus(str(tmp_path / "index"), path, embed=letters)
+    hybrid = Corpus(str(tmp_path / "index"), embed=letters)
+    ((best, *others),) = hybrid.search(["Velland has the currency dorin."], top_k=3)
+    assert best.document_id == "3"
+    assert len(others) == 2, "vectors find what shares no word"
+    assert best.score == pytest.approx(2 / 61)
+    assert hybrid.search([""], top_k=3) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "holds no document"),
+        (["", "  "], "holds no document"),
+        ([DOCUMENTS[0], "{not json"], r"documents\.jsonl:2: not JSON"),
+        ([DOCUMENTS[0], "[" * 100_000], r"documents\.jsonl:2: not JSON \(maximum recursion"),
+        ([DOCUMENTS[0], '{"text": "a", "n": ' + "1" * 5000 + "}"], r"documents\.jsonl:2: not JSON \(Exceeds the limit"),
+        (['{"text": "\\ud800"}'], r"documents\.jsonl:1: no text: .*surrogates"),
+        (["[1, 2]"], ":1: a document is a JSON object, this is list"),
+        ([{"id": "1", "title": "x"}], ":1: no text: one of contents, text"),
+        ([{"id": "1", "text": "a"}, {"id": 1, "text": "b"}], ":2: id '1' was used before"),
+    ],
+)
+def test_what_is_no_corpus_is_refused_with_its_line(tmp_path: Path, rows: list[Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        build_corpus(str(tmp_path / "index"), written(tmp_path / "documents.jsonl", rows))
+
+
+def test_a_bad_line_far_down_is_named_and_the_old_index_stays(tmp_path: Path) -> None:
+    uri = str(tmp_path / "index")
+    build_corpus(uri, written(tmp_path / "old.jsonl", DOCUMENTS))
+    rows: list[Any] = [{"text": f"word{i}"} for i in range(BATCH_ROWS + 5)]
+    with pytest.raises(ValueError, match=rf"^corpus: .*new\.jsonl:{len(rows) + 1}: not JSON") as refused:
+        build_corpus(uri, written(tmp_path / "new.jsonl", [*rows, "{not json"]))
+    assert "Traceback" not in str(refused.value)
+    assert Corpus(uri).search(["dorin"], top_k=1)[0][0].document_id == "3"
+
+
+def test_a_corpus_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        build_corpus(str(tmp_path / "index"), tmp_path / "documents.jsonl")
+    with pytest.raises(ValueError, match=r"holds no table 'documents': build it with `troupe corpus`"):
+        Corpus(str(tmp_path / "index")).search(["a"], top_k=1)
