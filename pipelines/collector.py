@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import pickle
 import time
 import uuid
@@ -30,6 +31,8 @@ from stores.logs import carried
 from stores.metrics import send
 from stores.traces import TraceStore
 from stores.types import EpisodeStatus, Trace
+
+logger = logging.getLogger(__name__)
 
 WRITE_EVERY_S = 0.5
 """A finished episode waits at most this long for company before it is stored, if nothing else finishes."""
@@ -144,6 +147,8 @@ class Collector:
         A restarted collector is handed the same specs again and skips what is stored.
         """
         team: ActingTeam = cast.build()
+        for line in team.workflow.preflight():
+            logger.info("%s", line)
         complete = via(self.client(apps, call))
         room = asyncio.Semaphore(in_flight)
 

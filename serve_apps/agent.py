@@ -3,25 +3,75 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
+
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from serve_apps.contracts import Contract, Raw
 from stores.types import Sampling
 
 
 class Said(str):
-    """Text that remembers which event (turn or tool call) it came from, so that the next prompt's parents are known."""
+    """Text that remembers which events (turns or tool calls) it came from, so that the next prompt's parents are known."""
 
-    origin: int | None = None
+    origins: frozenset[int] = frozenset()
 
     @classmethod
-    def by(cls, text: str, origin: int) -> Said:
-        """`text`, said in event `origin`."""
+    def by(cls, text: str, *origins: int) -> Said:
+        """`text`, said in these events."""
         said = cls(text)
-        said.origin = origin
+        said.origins = frozenset(origins)
         return said
+
+    @classmethod
+    def joined(cls, *parts: str) -> Said:
+        """All parts as one text, which remembers where each of them came from."""
+        return cls.by("".join(parts), *origins_of(parts))
+
+
+def origins_of(value: Any) -> frozenset[int]:
+    """The events that a text, or what a list or mapping holds, came from."""
+    if isinstance(value, Said):
+        return value.origins
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif isinstance(value, str) or not isinstance(value, Iterable):
+        return frozenset()
+    return frozenset().union(*map(origins_of, value))
+
+
+def said_by(value: Any, origin: int) -> Any:
+    """The same text or data, whose texts remember the event that said them."""
+    if isinstance(value, str):
+        return Said.by(value, origin)
+    if isinstance(value, Mapping):
+        return {key: said_by(item, origin) for key, item in value.items()}
+    return [said_by(item, origin) for item in value] if isinstance(value, list) else value
+
+
+_attempts: ContextVar[list[int]] = ContextVar("attempts")
+
+
+def count_attempt() -> None:
+    """A tool that tries again calls this before each try: the trace then says how many there were."""
+    counter = _attempts.get(None)
+    if counter is not None:
+        counter[0] += 1
+
+
+@contextmanager
+def counted_attempts() -> Iterator[list[int]]:
+    """A list whose one number is how often `count_attempt` was called inside."""
+    token = _attempts.set([0])
+    try:
+        yield _attempts.get()
+    finally:
+        _attempts.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +83,8 @@ class Reply:
     fields: Mapping[str, Said]
     is_format_ok: bool
     is_truncated: bool
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Of a contract that reads data (JSON): what was found, as it is."""
 
     def __getitem__(self, name: str) -> Said:
         try:
@@ -53,6 +105,13 @@ class Agent:
     system: str = ""
     max_tokens: int = 512
     temperature: float = 1.0
+    cut: tuple[str, ...] = ()
+    """Inputs that lose text where the prompt has no room, the least needed first. Instructions are never cut."""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.cut if name not in self.inputs]
+        if unknown:
+            raise ValueError(f"Agent.cut names {unknown}, which its templates do not have: {sorted(self.inputs)}")
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -82,10 +141,32 @@ class Agent:
 
 @dataclass(frozen=True)
 class Tool:
-    """An async function that a workflow calls through `tools.<name>(...)`; every call is recorded."""
+    """An async function that a workflow calls through `tools.<name>(...)`; every call is recorded.
+
+    Arguments are checked against its annotations: what does not fit is a failed call, which names the argument.
+    """
 
     function: Callable[..., Awaitable[Any]]
     timeout_s: float = 30.0
+    unrecorded: tuple[str, ...] = ()
+    """Arguments that a call's record only names: what the trace holds elsewhere, or is too large."""
+    fail_open: bool = False
+    """A failed call is recorded with its error, and the workflow goes on with `fallback`."""
+    fallback: Any = ""
+
+    async def __call__(self, **arguments: Any) -> Any:
+        """Calls the function with checked arguments; ToolError names those that do not fit."""
+        try:
+            return await self._checked(**arguments)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "arguments"
+            raise ToolError(f"{place}: {first['msg']} (got {str(first['input'])[:80]!r})") from None
+
+    @cached_property
+    def _checked(self) -> Callable[..., Awaitable[Any]]:
+        settings = ConfigDict(arbitrary_types_allowed=True, revalidate_instances="never")
+        return validate_call(self.function, config=settings)  # type: ignore[call-overload]
 
 
 class ToolError(Exception):

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from serve_apps.agent import Agent, Reply, Said, Tool, ToolError
+from serve_apps.agent import Agent, Reply, Said, Tool, ToolError, counted_attempts, origins_of, said_by
 from serve_apps.client import ContextExhausted, PolicyCallError, PolicyClient
 from serve_apps.config import EpisodeConfig
+from serve_apps.prompt_budget import fit_prompt
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import (
@@ -38,6 +39,7 @@ from stores.types import (
 
 CONTEXT_EXHAUSTED = "context_exhausted"
 """Stop reason of an episode in which a prompt left no room for an answer."""
+UNRECORDED = "[unrecorded]"
 MIN_QUOTE = 12
 """Characters from which on text found inside an input counts as read from the event that said it."""
 
@@ -156,7 +158,8 @@ class _Recorder:
     async def run(self, attempt: int) -> Trace:
         started_at = time.time()
         status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
-        agents, tools = _Calls(self._ask, self.team.workflow.agents), _Calls(self._use, self.team.workflow.tools)
+        agents = _Calls(self._ask, self.team.workflow.agents, self.spec)
+        tools = _Calls(self._use, self.team.workflow.tools, self.spec)
         try:
             async with asyncio.timeout(self.limits.episode_timeout_s):
                 returned = await self.team.workflow.run(self.spec.task, agents, tools)
@@ -166,10 +169,10 @@ class _Recorder:
                 status = EpisodeStatus.TRUNCATED
         except ContextExhausted as exhausted:
             status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
-        except TimeoutError:
+        except TimeoutError as late:
             waited = time.perf_counter() - self.began
             status, stop_reason = EpisodeStatus.TIMEOUT, "timeout"
-            error = f"no end after {waited:.1f} s, {len(self.turns)} turns done"
+            error = str(late) or f"no end after {waited:.1f} s, {len(self.turns)} turns done"
         except PolicyCallError as failed:
             status, stop_reason, error = EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
         except ToolError as failed:
@@ -190,15 +193,16 @@ class _Recorder:
         self.rounds[name] = round_index + 1
         group = self.team.group_of[name]
         tokenizer = self.team.tokenizers[group]
-        messages = agent.messages(inputs)
-        prompt_ids = tokenizer.encode_chat(messages)
+        limit = self.team.max_model_len[group]
+        room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
+        messages, prompt_ids, cut = fit_prompt(agent, inputs, encode=tokenizer.encode_chat, room=room)
         sampling = self._fit(name, len(prompt_ids))
         request = GenerateRequest(
             request_id=f"{self.spec.episode_id}-{index}",
             model_group=group,
             prompt_token_ids=prompt_ids,
             sampling=sampling,
-            seed=_turn_seed(self.spec.seed, index),
+            seed=_turn_seed(self.spec.seed, name, round_index),
         )
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=inputs, task=self.spec.task, request=request)
@@ -232,6 +236,7 @@ class _Recorder:
             duration_s=end - start,
             num_attempts=completion.num_attempts,
             is_version_mixed=completion.is_version_mixed,
+            cut=cut,
         )
         meant = self.team.policy_versions[group]
         if completion.policy_version != meant:
@@ -246,6 +251,7 @@ class _Recorder:
             fields={name: Said.by(value, index) for name, value in parsed.fields.items()},
             is_format_ok=not fault,
             is_truncated=completion.finish_reason is FinishReason.LENGTH,
+            data=dict(parsed.data),
         )
 
     def _fit(self, name: str, prompt_length: int) -> Sampling:
@@ -259,44 +265,56 @@ class _Recorder:
 
     async def _use(self, name: str, tool: Tool, request: Mapping[str, Any]) -> Any:
         index = self._next_event()
-        parents = self._parents({k: v for k, v in request.items() if isinstance(v, str)}, index)
+        parents = self._parents(request, index)
         start = time.perf_counter()
+
+        def record(response: Any, error: str) -> None:
+            self.tool_calls[index] = ToolCall(
+                call_index=index,
+                tool=name,
+                caller="",
+                parents=parents,
+                request={k: UNRECORDED if k in tool.unrecorded else v for k, v in request.items()},
+                response=response,
+                num_attempts=max(1, attempts[0]),
+                error=error,
+                start_s=start - self.began,
+                duration_s=time.perf_counter() - start,
+            )
+
         response, error = None, ""
-        try:
-            async with asyncio.timeout(tool.timeout_s):
-                response = await tool.function(**request)
-        except TimeoutError:
-            error = f"no answer after {tool.timeout_s:g} s"
-        except ToolError as raised:
-            error = str(raised)
-        except Exception as raised:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
-            error = f"{type(raised).__name__}: {raised}"
-        self.tool_calls[index] = ToolCall(
-            call_index=index,
-            tool=name,
-            caller="",
-            parents=parents,
-            request=dict(request),
-            response=response,
-            error=error,
-            start_s=start - self.began,
-            duration_s=time.perf_counter() - start,
-        )
+        with counted_attempts() as attempts:
+            try:
+                async with asyncio.timeout(tool.timeout_s):
+                    response = await tool(**request)
+            except TimeoutError:
+                error = f"no answer after {tool.timeout_s:g} s"
+            except asyncio.CancelledError:
+                record(None, f"given up after {time.perf_counter() - start:.1f} s")
+                raise
+            except ToolError as raised:
+                error = str(raised)
+            except Exception as raised:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
+                error = f"{type(raised).__name__}: {raised}"
+        record(response, error)
+        if error and tool.fail_open:
+            return tool.fallback
         if error:
             raise ToolError(f"tool {name!r}: {error}")
         self.said[index] = (response,) if isinstance(response, str) else ()
-        return Said.by(response, index) if isinstance(response, str) else response
+        return said_by(response, index)
 
     def _next_event(self) -> int:
         self.num_events += 1
         return self.num_events - 1
 
-    def _parents(self, inputs: Mapping[str, str], index: int) -> tuple[int, ...]:
+    def _parents(self, inputs: Mapping[str, Any], index: int) -> tuple[int, ...]:
         """Events whose text was passed on, whole or quoted."""
-        found = {v.origin for v in inputs.values() if isinstance(v, Said) and v.origin is not None}
-        for event, texts in self.said.items():
-            quotes = [t for t in texts if len(t) >= MIN_QUOTE]
-            if event not in found and any(t in value for t in quotes for value in inputs.values()):
+        found = {*origins_of(inputs)}
+        texts = [value for value in inputs.values() if isinstance(value, str)]
+        for event, said in self.said.items():
+            quotes = [t for t in said if len(t) >= MIN_QUOTE]
+            if event not in found and any(quote in text for quote in quotes for text in texts):
                 found.add(event)
         return tuple(sorted(e for e in found if e < index))
 
@@ -338,12 +356,15 @@ class _Recorder:
 
 
 class _Calls:
-    """`agents.solver(...)` and `tools.search(...)`: attribute access by name."""
+    """`agents.solver(...)` and `tools.search(...)`: attribute access by name, or `agents["solver"](...)`."""
 
-    def __init__(self, call: Callable[..., Awaitable[Any]], known: Mapping[str, Any]) -> None:
-        self._call, self._known = call, known
+    def __init__(self, call: Callable[..., Awaitable[Any]], known: Mapping[str, Any], episode: EpisodeSpec) -> None:
+        self._call, self._known, self.episode = call, known, episode
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        return self[name]
+
+    def __getitem__(self, name: str) -> Callable[..., Awaitable[Any]]:
         if name not in self._known:
             raise AttributeError(f"no {name!r} in this workflow; it declares {', '.join(self._known) or 'none'}")
 
@@ -351,9 +372,6 @@ class _Calls:
             return self._call(name, self._known[name], inputs)
 
         return call
-
-    def __getitem__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        return getattr(self, name)
 
 
 def _recordable(returned: Any) -> Outcome:
@@ -374,5 +392,6 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _turn_seed(episode_seed: int, index: int) -> int:
-    return int.from_bytes(sha256(f"{episode_seed}/{index}".encode()).digest()[:4], "big") >> 1
+def _turn_seed(episode_seed: int, agent: str, round_index: int) -> int:
+    """The same whichever of the agents that work side by side comes first."""
+    return int.from_bytes(sha256(f"{episode_seed}/{agent}/{round_index}".encode()).digest()[:4], "big") >> 1

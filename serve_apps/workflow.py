@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from serve_apps.agent import Agent, Tool
 from stores.types import Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +32,8 @@ class Outcome:
 class Workflow:
     """Control flow among agents. Subclass it, declare `Agent` and `Tool` attributes, write `run`."""
 
-    agents: ClassVar[Mapping[str, Agent]] = {}
-    tools: ClassVar[Mapping[str, Tool]] = {}
+    agents: Mapping[str, Agent] = MappingProxyType({})
+    tools: Mapping[str, Tool] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -38,8 +42,19 @@ class Workflow:
         cls.tools = {name: value for name, value in found if isinstance(value, Tool)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """One episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; everything is recorded."""
+        """One episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; everything is recorded.
+
+        `agents.episode` says which episode it is (`EpisodeSpec`): iteration, purpose, seed.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no run(task, agents, tools)")
+
+    def preflight(self) -> list[str]:
+        """What this machine gives the workflow, a line each; empty where it needs nothing of it.
+
+        Asked by `troupe validate` and by every collector before its episodes. Raises where the machine lacks something that
+        no episode could do without.
+        """
+        return []
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -50,6 +65,17 @@ class Workflow:
     def prompts_sha256(self) -> str:
         """Identity of the prompts."""
         return sha256(json.dumps(self.prompts, sort_keys=True).encode()).hexdigest()
+
+
+async def together(*calls: Awaitable[T]) -> list[T]:
+    """What these calls give, side by side, in their order. The first that fails ends the others."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def load_object(path: str, *, place: str) -> Any:
@@ -71,9 +97,10 @@ def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
     cls = load_object(path, place="workflow.path")
     if not (isinstance(cls, type) and issubclass(cls, Workflow)):
         raise ValueError(f"workflow.path: {path!r} is not a subclass of serve_apps.workflow.Workflow")
-    if not cls.agents:
-        raise ValueError(f"workflow.path: {path!r} declares no Agent attribute")
     try:
-        return cls(**settings)
+        workflow = cls(**settings)
     except TypeError as error:
         raise ValueError(f"workflow.settings: {path} does not take them: {error}") from None
+    if not workflow.agents:
+        raise ValueError(f"workflow.path: {path!r} declares no Agent: as a class attribute, or in its constructor")
+    return workflow

@@ -67,6 +67,7 @@ TURN = pa.struct(
         ("duration_s", pa.float64()),
         ("num_attempts", pa.int32()),
         ("is_version_mixed", pa.bool_()),
+        ("cut", pa.string()),
     ]
 )
 TOOL_CALL = pa.struct(
@@ -145,7 +146,9 @@ def episode_table(traces: Sequence[Trace]) -> pa.Table:
     turns = [turn for trace in traces for turn in trace.turns]
     calls = [call for trace in traces for call in trace.tool_calls]
     sampling = _struct_array(SAMPLING, [turn.sampling for turn in turns])
-    turn_array = _struct_array(TURN, turns, sampling=sampling, fields=[_dump(t.fields) for t in turns])
+    turn_array = _struct_array(
+        TURN, turns, sampling=sampling, fields=[_dump(t.fields) for t in turns], cut=[_dump(t.cut) for t in turns]
+    )
     call_array = _struct_array(
         TOOL_CALL, calls, request=[_dump(c.request) for c in calls], response=[_dump(c.response) for c in calls]
     )
@@ -218,7 +221,9 @@ def _turns(array: pa.StructArray) -> list[Turn]:
     columns = _columns(array, as_tuples=("parents", "prompt_token_ids", "completion_token_ids", "rollout_logprobs"))
     columns["sampling"] = _sampling(array.field("sampling"))
     columns["finish_reason"] = [FinishReason(v) for v in columns["finish_reason"]]
-    columns["fields"] = [json.loads(v) for v in columns["fields"]]
+    for name in ("fields", "cut"):
+        if name in columns:  # a table of an earlier version has no `cut`
+            columns[name] = [json.loads(v) for v in columns[name]]
     return _records(Turn, columns)
 
 

@@ -52,13 +52,17 @@ class TraceStore:
         self.__dict__.update(state)
 
     def create(self) -> None:
-        """Makes what is missing of the two tables; safe to call again and from several processes at once."""
+        """Makes what is missing of the two tables; safe to call again and from several processes at once.
+
+        Raises ValueError where a table of another version of Troupe is there already.
+        """
         for name, schema in SCHEMAS.items():
             try:
                 self._connect().create_table(name, schema=schema)
             except ValueError as error:
                 if "already exists" not in str(error):
                     raise
+                self._check_schema(name, schema)
 
     def write_episodes(self, traces: Sequence[Trace], *, replaced: Sequence[EpisodeStatus] = ()) -> int:
         """Stores what is not there yet and returns how many episodes were new; the first writer of a key wins.
@@ -349,6 +353,15 @@ class TraceStore:
         if replaced:
             merge = merge.when_matched_update_all(where=f"target.status IN ({_list(replaced)})")
         return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
+
+    def _check_schema(self, name: str, schema: pa.Schema) -> None:
+        stored = self._open(name).schema
+        other = [f.name for f in schema if f.name not in stored.names or stored.field(f.name).type != f.type]
+        if other:
+            raise ValueError(
+                f"table {name} in {self.uri} was made by another version of Troupe (its columns {', '.join(other)} differ): "
+                "what it holds can be read, not added to; give the run a storage.root of its own"
+            )
 
     def _connect(self) -> DBConnection:
         if self._connection is None or self._connection[0] != os.getpid():

@@ -127,6 +127,8 @@ class Turn:
     duration_s: float
     num_attempts: int = 1
     is_version_mixed: bool = False
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """Characters that each input lost for want of room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_apps.contracts import Raw, Tags
+from serve_apps.contracts import Boxed, JsonKeys, OneOf, Raw, Tags, Thinking
 
 BOTH = Tags("SOLUTION", "ANSWER")
 STATUS = Tags("STATUS", choices={"STATUS": ("correct", "incorrect")})
@@ -52,3 +52,61 @@ def test_raw_takes_anything_but_nothing() -> None:
 def test_choices_for_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="VERDICT"):
         Tags("STATUS", choices={"VERDICT": ("yes",)})
+
+
+def test_blocks_may_have_a_number_of_words_at_most() -> None:
+    short = Tags("A", max_words={"A": 2})
+    assert (short.parse("<A>one two</A>").fault, short.parse("<A>1 2 3</A>").fault) == (
+        "",
+        "<A> has 3 words, at most 2 are allowed",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "choice", "fault"),
+    [
+        ("<search>x</search>", "search", ""),
+        ("<search> </search>", "search", "<search> is empty"),
+        ("<end></end>", "end", ""),
+        ("<end/>", "end", ""),
+        ("<search>x", "", "none of <search>, <end>"),
+        ("<search>x</search><end/>", "search", "text outside <search>: '<end/>'"),
+    ],
+)
+def test_one_of_several_tags_decides(text: str, choice: str, fault: str) -> None:
+    parsed = OneOf("search", "end", may_be_empty=("end",)).parse(text)
+    assert (parsed.fields["choice"], parsed.fault) == (choice, fault)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "data"),
+    [
+        ('{"q": ["a", "", "b", "c"], "n": 8}', {"q": '["a", "b"]', "n": "8"}, {"q": ["a", "b"], "n": 8}),
+        ('```json\n{"q": "a ", "n": false}\n```', {"q": "a", "n": "false"}, {"q": "a", "n": False}),
+        ('{"q": [], "n": 1}', {"q": "", "n": "1"}, {"n": 1}),
+        ("nothing", {"q": "", "n": ""}, {}),
+    ],
+)
+def test_json_values_stay_what_they_are(text: str, fields: dict[str, str], data: dict[str, object]) -> None:
+    parsed = JsonKeys("q", "n", max_items=2).parse(text)
+    assert (parsed.fields, parsed.data) == (fields, data)
+    assert bool(parsed.fault) == (len(data) < 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "is_ok"),
+    [
+        ("<think>so</think><A>1</A>", "1", True),
+        ("<A>1</A>", "1", False),
+        ("<think>a</think><think>b</think><A>1</A>", "1", False),
+        ("<think>no end<A>1</A>", "1", False),
+    ],
+)
+def test_thoughts_stand_before_everything_else(text: str, value: str, is_ok: bool) -> None:
+    parsed = Thinking(Tags("A")).parse(text)
+    assert (parsed.fields["a"], not parsed.fault) == (value, is_ok)
+
+
+def test_the_last_box_is_the_answer() -> None:
+    assert Boxed().parse(r"\boxed{1} no: \boxed{\frac{1}{2}}.").fields["answer"] == r"\frac{1}{2}"
+    assert Boxed().parse(r"so \boxed{1").fault and Boxed().parse(r"\boxed{ }").fault

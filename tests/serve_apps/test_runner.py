@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serve_apps.agent import Agent, Tool, ToolError
+from serve_apps.agent import Agent, Tool, ToolError, count_attempt
 from serve_apps.client import PolicyCallError
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Tags
 from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
 from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow
+from serve_apps.workflow import Outcome, Workflow, together
 from stores.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
 
@@ -101,6 +102,7 @@ async def start(
     limits: EpisodeConfig = LIMITS,
     finish: FinishReason = FinishReason.STOP,
     max_model_len: int = 256,
+    max_tokens: int = 32,
     index: int = 0,
     version: Callable[[AgentCall], int] = lambda call: 3,
 ) -> Trace:
@@ -116,7 +118,7 @@ async def start(
         group_of=dict.fromkeys(workflow.agents, "g"),
         tokenizers={"g": tokenizer},
         max_model_len={"g": max_model_len},
-        sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=32)),
+        sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=max_tokens)),
         policy_versions={"g": 3},
         team_key="team",
     )
@@ -233,6 +235,85 @@ def test_a_prompt_longer_than_the_context_is_a_typed_stop(tiny_model: Path) -> N
     trace = play(Pair(), tiny_model, lambda call: "<ANSWER>1</ANSWER>", max_model_len=8)
     assert (trace.status, trace.stop_reason) == (EpisodeStatus.TRUNCATED, "context_exhausted")
     assert "the context holds 8" in trace.error
+
+
+class Reads(Workflow):
+    """Asks with a text that may be cut."""
+
+    reader = Agent(prompt="Read {found} and answer {question}", cut=("found",))
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        reply = await agents.reader(found="red green blue " * 200, question=task.prompt)
+        return Outcome(answer=reply.text)
+
+
+def test_what_was_cut_from_a_prompt_is_in_the_stored_turn(tiny_model: Path) -> None:
+    trace = play(Reads(), tiny_model, lambda call: "12", max_model_len=128)
+    (turn,) = trace.turns
+    assert turn.prompt_text.startswith("Read red") and turn.prompt_text.endswith("and answer 3 * 4")
+    assert turn.cut["found"] > 1000
+    (stored,) = traces_of(episode_table([trace]).combine_chunks().to_batches()[0])
+    assert stored.turns[0].cut == turn.cut
+
+
+def test_an_agent_that_may_fill_the_context_leaves_half_of_it_to_the_prompt(tiny_model: Path) -> None:
+    trace = play(Reads(), tiny_model, lambda call: "12", max_model_len=128, max_tokens=512)
+    (turn,) = trace.turns
+    assert "red" in turn.prompt_text and len(turn.prompt_token_ids) <= 64
+
+
+class Waits(Workflow):
+    """Gives a tool less time than the tool gives itself."""
+
+    reader = Agent(prompt="Read {question}")
+
+    def __init__(self) -> None:
+        self.tools = {"again": Tool(self._again), "slow": Tool(self._slow)}
+
+    async def _again(self) -> str:
+        for _ in range(3):
+            count_attempt()
+        return "third time"
+
+    async def _slow(self) -> str:
+        await asyncio.sleep(30)
+        return ""
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        found = await tools.again()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await tools.slow()
+        return Outcome(answer=found)
+
+
+def test_a_tools_attempts_and_a_call_that_was_given_up_are_recorded(tiny_model: Path) -> None:
+    trace = play(Waits(), tiny_model, lambda call: "12")
+    assert (trace.status, trace.answer) == (EpisodeStatus.OK, "third time")
+    assert [(c.tool, c.num_attempts) for c in trace.tool_calls] == [("again", 3), ("slow", 1)]
+    assert trace.tool_calls[1].error.startswith("given up after 0.1")
+
+
+class SideBySide(Workflow):
+    """Two agents at once, begun in either order."""
+
+    one = Agent(prompt="Read {question}")
+    other = Agent(prompt="Read {question}")
+
+    def __init__(self, *names: str) -> None:
+        self.order = names
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        await together(*(agents[name](question=task.prompt) for name in self.order))
+        return Outcome(answer="")
+
+
+def test_seeds_do_not_depend_on_who_came_first(tiny_model: Path) -> None:
+    seeds = [
+        {t.agent: t.seed for t in play(SideBySide(*names), tiny_model, lambda call: "12").turns}
+        for names in (("one", "other"), ("other", "one"))
+    ]
+    assert seeds[0] == seeds[1] and len({*seeds[0].values()}) == 2
 
 
 def test_an_infrastructure_failure_is_an_attempt_with_the_same_seed(tiny_model: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from stores.rows import episode_table, traces_of
@@ -61,6 +62,20 @@ def test_no_answer_of_a_tool_loses_its_episode(make_trace: Callable[..., Trace],
     (stored,) = traces_of(episode_table([trace]).to_batches()[0])
     assert stored.tool_calls[0].response == kept
     assert stored.error == "\\ud83d"
+
+
+def test_a_table_of_another_version_is_read_and_not_added_to(tmp_path: Path, make_trace: Callable[..., Trace]) -> None:
+    import lancedb
+
+    old = episode_table([make_trace(0)])
+    at = old.schema.get_field_index("turns")
+    kept = [field for field in old.schema.field(at).type.value_type if field.name != "cut"]
+    turns = pa.array(old["turns"].to_pylist(), pa.list_(pa.struct(kept)))
+    lancedb.connect(str(tmp_path)).create_table("episodes", old.set_column(at, "turns", turns))
+    store = TraceStore(str(tmp_path))
+    with pytest.raises(ValueError, match=r"another version of Troupe .its columns turns differ.: .* storage.root"):
+        store.create()
+    assert store.get_trace(make_trace(0).episode_id).turns[0].cut == {}
 
 
 def test_the_first_writer_of_an_episode_wins(store: TraceStore, make_trace: Callable[..., Trace]) -> None:

@@ -1,0 +1,67 @@
+"""prompt_budget: an agent's inputs and the room there is -> a prompt that fits, and what was cut from it.
+
+Only inputs that the agent names in `cut` lose text, in that order; instructions never do. Of a text the beginning and the
+end stay: what is in the middle goes first, and of the two ends the newer one keeps more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from serve_apps.agent import Agent, Said, origins_of
+
+MARK = " [...] "
+HEAD_SHARE = 0.25
+
+Messages = list[dict[str, str]]
+
+
+def fit_prompt(
+    agent: Agent, inputs: Mapping[str, str], *, encode: Callable[[Messages], Sequence[int]], room: int
+) -> tuple[Messages, list[int], dict[str, int]]:
+    """Messages, their token ids, and the characters cut per input.
+
+    Args:
+        agent: its templates, and which inputs may be cut.
+        inputs: what the templates are filled with.
+        encode: messages -> token ids, as the model will see them.
+        room: tokens that the prompt may have. Where nothing is left to cut it has more: the caller stops then.
+    """
+    given = dict(inputs)
+    messages = agent.messages(given)
+    token_ids = list(encode(messages))
+    cut: dict[str, int] = {}
+    for name in agent.cut:
+        if len(token_ids) <= room:
+            break
+        full = given[name]
+
+        def fits(kept: int, name: str = name, full: str = full) -> bool:
+            return len(encode(agent.messages({**given, name: shorten(full, kept)}))) <= room
+
+        kept = _largest(fits, len(full))
+        given[name] = shorten(full, kept)
+        if kept < len(full):
+            cut[name] = len(full) - kept
+        messages = agent.messages(given)
+        token_ids = list(encode(messages))
+    return messages, token_ids, cut
+
+
+def shorten(text: str, kept: int) -> str:
+    """`kept` characters of a text, from its two ends."""
+    if kept >= len(text):
+        return text
+    if kept <= 0:
+        return ""
+    head = int(kept * HEAD_SHARE)
+    return Said.by(text[:head] + MARK + text[len(text) - (kept - head) :], *origins_of(text))
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that fits, by halving; 0 if none does."""
+    low, high = 0, most - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
