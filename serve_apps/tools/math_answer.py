@@ -6,6 +6,8 @@ deadline must hold in any thread and against code that no signal handler can int
     is_correct --- equal text, plain numbers ---------------------> verdict
          \\---- anything else --> child (math-verify, alarm, rlimit) --> verdict; killed by its alarm --> not correct
 
+or, with `rules="strings"`, by the reference systems' own rules: numbers and spelling alone, for comparison with theirs.
+
 Run as a script, this file is that child: one JSON request per line in, one verdict per line out.
 """
 
@@ -21,7 +23,7 @@ import threading
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 MAX_ANSWER_CHARS = 1000
 """A longer answer is not correct (unless it is the reference, letter by letter)."""
@@ -30,7 +32,8 @@ DEADLINE_S = 5
 _START_DEADLINE_S = 120
 _MEMORY_BYTES = 4 << 30
 
-_TAG = re.compile(r"<(?:FINAL_)?ANSWER>(.*?)</(?:FINAL_)?ANSWER>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(/?)(?:FINAL_)?ANSWER>", re.IGNORECASE)
+_BRACE = re.compile(r"\\(?:boxed|fbox)\{|[{}]")
 _ANNOUNCED = re.compile(r"answer\s*(?:is\b\s*:?|:)(.*)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[+-]?\.\d+")
 _FRACTION = re.compile(r"([+-]?)(?:\\[dt]?frac\{([+-]?\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))")
@@ -43,9 +46,9 @@ _UNEVALUATED = re.compile(
 
 def extract_answer(text: str) -> str:
     r"""The answer stated last: in answer tags, in `\boxed{}`, after "answer:" or "answer is"; else all of `text`."""
-    tagged = _TAG.findall(text)
-    if tagged:
-        text = tagged[-1]
+    tagged = _last_tagged(text)
+    if tagged is not None:
+        text = tagged
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip()
@@ -55,27 +58,32 @@ def extract_answer(text: str) -> str:
 
 def last_boxed(text: str) -> str | None:
     r"""What the last complete `\boxed{...}` holds, braces balanced; None if there is none."""
-    end = len(text)
-    while (start := max(text.rfind("\\boxed{", 0, end), text.rfind("\\fbox{", 0, end))) >= 0:
-        opening = text.index("{", start)
-        depth = 0
-        for position in range(opening, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[opening + 1 : position]
-        end = start
-    return None
+    last, answer = -1, None
+    opened: list[re.Match[str]] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append(brace)
+        elif opened:
+            box = opened.pop()
+            if len(box[0]) > 1 and box.start() > last:
+                last, answer = box.start(), text[box.end() : brace.start()]
+    return answer
 
 
-def is_correct(answer: str, references: Sequence[str]) -> bool:
+def is_correct(answer: str, references: Sequence[str], *, rules: Literal["verify", "strings"] = "verify") -> bool:
     """Whether `answer` means the same as any of `references`. Never raises on what a model wrote.
 
     A reference that is a plain number wants a number: an expression that has yet to be evaluated is not an answer.
     (math-verify alone takes `7+6*8` for 55, so that a model would learn to copy the question.) Against symbolic
     references math-verify's notion of equality holds. What it cannot judge within `DEADLINE_S` is not correct.
 
+    With `rules="strings"`: equal numbers, fractions included, or the same spelling but for case, space and how LaTeX
+    writes fractions, roots, text, degrees and large brackets (UnityMAS-O, seed-systems 1.1.6).
+
     Raises RuntimeError only if math-verify itself cannot be started.
     """
+    if rules == "strings":
+        return _is_same_string(answer, references)
     return _is_correct(answer, tuple(references))
 
 
@@ -83,6 +91,50 @@ def is_correct(answer: str, references: Sequence[str]) -> bool:
 def _is_correct(answer: str, references: tuple[str, ...]) -> bool:
     stated = _clean(extract_answer(answer))
     return bool(stated) and any(_matches(stated, _clean(extract_answer(reference))) for reference in references)
+
+
+def _last_tagged(text: str) -> str | None:
+    last, start = None, -1
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            start = start if start >= 0 else tag.end()
+        elif start >= 0:
+            last, start = text[start : tag.start()], -1
+    return last
+
+
+def _is_same_string(answer: str, references: Sequence[str]) -> bool:
+    stated = _canonical(extract_answer(answer))
+    number = _plain_number(stated.replace(",", ""))
+    for reference in references:
+        wanted = _canonical(extract_answer(reference))
+        if stated and stated == wanted:
+            return True
+        if number is not None and number == _plain_number(wanted.replace(",", "")):
+            return True
+    return False
+
+
+def _canonical(text: str) -> str:
+    """One spelling: `\\dfrac{X}{2}` and `x/2`, `\\sqrt2` and `\\sqrt{2}`, `90^\\circ` and `90`, `\\text{ cm}` and `cm`."""
+    text = _clean(text)
+    if len(text) > MAX_ANSWER_CHARS:
+        return text
+    text = re.sub(r"\s|\^\s*\{?\s*\\circ\s*\}?|\^?\\degree|°", "", text)
+    text = re.sub(r"\\[dtc]?frac", r"\\frac", text)
+    text = re.sub(r"\\frac(\w)(\w)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\sqrt(\w)", r"\\sqrt{\1}", text)
+    before = ""
+    while text != before:  # from the innermost braces outwards
+        before = text
+        text = re.sub(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{([^{}]*)\}", r"\1", text)
+        text = re.sub(r"\\sqrt\{([^{}]*)\}", r"sqrt(\1)", text)
+        text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", lambda f: f"{_bracketed(f[1])}/{_bracketed(f[2])}", text)
+    return text.casefold()
+
+
+def _bracketed(part: str) -> str:
+    return part if re.fullmatch(r"-?[\w.]+", part) else f"({part})"
 
 
 def _clean(text: str) -> str:

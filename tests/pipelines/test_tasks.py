@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.sections import DottedConfig, TaskSourceConfig
 from pipelines.tasks import check_disjoint, load_tasks
+from serve_apps.tools.code_tests import Case, read_tests
 from stores.types import Task
 
 
@@ -35,6 +36,12 @@ def written(tmp_path: Path, *rows: dict[str, Any]) -> Path:
         ({"prompt": "p", "reward_model": {"style": "rule", "ground_truth": "7"}, "answer": "8"}, "p", ("7",)),
         ({"question": "gsm", "answer": "2 + 2 = 4\n#### 4"}, "gsm", ("4",)),
         ({"question": "zero", "answer": 0}, "zero", ("0",)),
+        ({"question": "q", "reward_model": "Paris"}, "q", ("Paris",)),
+        ({"question": "q", "reward_model": ["Paris", "paris"]}, "q", ("Paris", "paris")),
+        ({"question": "q", "reward_model": '{"ground_truth": "Paris"}'}, "q", ("Paris",)),
+        ({"question": "q", "answer": "[1, 2]"}, "q", ("[1, 2]",)),
+        ({"prompt": "Be good.\n### Question:\nAdd.\n\n### Answer: (in backticks)\n", "answer": "1"}, "Add.", ("1",)),
+        ({"prompt": "### Question: Add.\n### Format: stdin", "answer": "1"}, "Add.\n### Format: stdin", ("1",)),
     ],
 )
 def test_the_field_names_of_math_data_are_read(
@@ -42,6 +49,56 @@ def test_the_field_names_of_math_data_are_read(
 ) -> None:
     (task,) = load(written(tmp_path, row))
     assert (task.prompt, task.answers, task.source) == (prompt, answers, "math")
+
+
+CASES = [{"input": [1, 2], "output": 3}, {"input": [4, 5], "output": 9}]
+CALLS = [Case(given=[1, 2], expected=3), Case(given=[4, 5], expected=9)]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"tests": CASES, "fn_name": "f"},
+        {"tests": {"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"}, "fn_name": "other"},
+        {"tests": CASES, "function_name": "f"},
+        {"tests": json.dumps(CASES), "metadata": {"func_name": "f"}},
+        {"test_cases": CASES, "metadata": '{"func_name": "f"}', "extra_info": {"fn_name": "other"}},
+        {"tests": CASES, "extra_info": {"fn_name": "f"}, "label": {"fn_name": "other"}},
+        {"tests": CASES, "extra_info": '{"fn_name": "f"}'},
+        {"tests": CASES, "label": {"fn_name": "f"}},
+        {"private_tests": CASES, "function_name": "f"},
+        {"extra_info": {"private_test_cases": CASES, "fn_name": "f"}},
+        {"reward_model": {"ground_truth": CASES, "fn_name": "f"}},
+        {"reward_model": {"answer": {"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"}}},
+        {"reward_model": {"answer": json.dumps(CASES)}, "fn_name": "f"},
+        {"answer": CASES, "fn_name": "f"},
+        {"label": {"tests": CASES, "fn_name": "f"}},
+        {"label": json.dumps({"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"})},
+    ],
+)
+def test_a_functions_name_and_tests_are_found_wherever_a_row_has_them(tmp_path: Path, beside: dict[str, Any]) -> None:
+    (task,) = load(written(tmp_path, {"problem": "p", **beside}))
+    tests = read_tests(task.metadata["tests"], place="t")
+    assert (tests.fn_name, list(tests.cases), tests.public, task.answers) == ("f", CALLS, (), ())
+
+
+def test_a_rows_checker_reaches_its_tests(tmp_path: Path) -> None:
+    cases = [{"input": "1 2", "output": "3"}]
+    rows = [
+        {"problem": "p", "tests": cases, "checker_type": "unordered_tokens"},
+        {"problem": "q", "tests": cases, "checker_code": "def check(given, expected, actual): return True"},
+        {"problem": "r", "private_tests": cases, "metadata": {"special_judge": True, "checker": "def check(*_): ..."}},
+    ]
+    tests = [read_tests(task.metadata["tests"], place="t") for task in load(written(tmp_path, *rows))]
+    assert [t.checker for t in tests] == ["unordered_tokens", "custom", "custom"]
+    assert tests[2].checker_code == "def check(*_): ..."
+
+
+def test_tests_beside_public_ones_are_the_hidden_ones(tmp_path: Path) -> None:
+    cases = [{"input": str(i), "output": str(i)} for i in range(3)]
+    (task,) = load(written(tmp_path, {"problem": "p", "tests": cases, "public_tests": cases[:1]}))
+    tests = read_tests(task.metadata["tests"], place="t")
+    assert ([c.given for c in tests.public], [c.given for c in tests.cases]) == (["0"], ["1", "2"])
 
 
 def test_verl_parquet_with_messages_and_extra_info_is_read(tmp_path: Path) -> None:
@@ -76,7 +133,7 @@ def test_ids_are_stable_and_given_ids_win(tmp_path: Path) -> None:
         ("t.json", "[]", "holds no task"),
         ("t.jsonl", '{"question": "a", "answer": "1"}\n{oops\n', r"t\.jsonl:2: not JSON .*oops"),
         ("t.jsonl", "[1]\n", r"t\.jsonl:1: a task is a JSON object, this is list"),
-        ("t.json", '{"a": 1}\n{"a": 1}', r"t\.json:2: not JSON .*\.jsonl"),
+        ("t.json", '{"a": 1}\n{"a": 1}', r"t\.json: not JSON .*\.jsonl"),
         (
             "t.jsonl",
             '\n{"question": "a", "answr": "1"}\n',
@@ -89,6 +146,19 @@ def test_ids_are_stable_and_given_ids_win(tmp_path: Path) -> None:
             '{"id": 1, "query": "a", "answer": 1}\n{"id": 1, "query": "b", "answer": 1}',
             r":2: .*'1'.*jsonl:1",
         ),
+        ("t.jsonl", '{"question": "a", "answer": 1}\n' + "[" * 100_000, r"t\.jsonl:2: not JSON .*recursion"),
+        ("t.jsonl", '{"question": "a", "answer": ' + "1" * 5000 + "}", r"t\.jsonl:1: not JSON .*4300 digits"),
+        (
+            "t.json",
+            '[{"question": "a", "answer": 1}, ' + "[" * 100_000,
+            r"t\.json: not JSON after item 1 \(more than 200 brackets",
+        ),
+        (
+            "t.json",
+            '[{"question": "a", "answer": ' + "1" * 5000 + "}]",
+            r"t\.json: not JSON after item 0 .*integer overflow",
+        ),
+        ("t.json", '{"question": "a"}', r"t\.json: holds no list"),
         ("t.parquet", "no", "not Parquet"),
         ("t.csv", "no", "no known kind"),
     ],

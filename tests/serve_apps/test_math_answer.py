@@ -15,6 +15,9 @@ from serve_apps.tools.math_answer import extract_answer, is_correct
     [
         ("so \\boxed{3} and then \\boxed{\\frac{1}{2}} hold", "\\frac{1}{2}"),
         ("\\boxed{5} and an open \\boxed{6", "5"),
+        ("\\boxed{a \\fbox{b}} } c", "b"),
+        ("\\boxed{\\{2,1\\}} {", "\\{2,1\\}"),
+        ("</ANSWER><ANSWER>4<ANSWER>5</ANSWER> 6</ANSWER>", "4<ANSWER>5"),
         ("<ANSWER>4</ANSWER> <FINAL_ANSWER> 55 </FINAL_ANSWER>", "55"),
         ("First answer: 3\nThe final answer is: 12", "12"),
         ("  17 ", "17"),
@@ -87,3 +90,35 @@ def test_a_deadline_holds_off_the_main_thread_against_one_endless_c_call() -> No
     assert verdicts == [False]
     assert time.monotonic() - start < 30
     assert is_correct("1+x", ["x+1"]), "the judge works again after it was killed"
+
+
+@pytest.mark.parametrize("text", ["\\boxed{", "{", "<ANSWER>", "answer ", "\\boxed{<ANSWER>"])
+def test_the_time_to_extract_grows_with_the_text_and_no_faster(text: str) -> None:
+    start = time.monotonic()
+    extract_answer(text * 40_000)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "is_same"),
+    [
+        ("<ANSWER>4</ANSWER><FINAL_ANSWER>\\boxed{1,234}</FINAL_ANSWER>", "1234", True),
+        ("The answer: 0.5", "\\frac{1}{2}", True),
+        ("14/2", "7", True),
+        ("\\dfrac{\\sqrt{3}}{2}", "\\frac{\\sqrt3}2", False),
+        ("\\dfrac{\\sqrt{3}}{2}", "\\frac{\\sqrt3}{2}", True),
+        ("x/2", "\\frac{X}{2}", True),
+        ("90^{\\circ}", "90", True),
+        ("5\\text{ cm}", "5cm", True),
+        ("\\left(1, 2\\right)", "(1,2)", True),
+        ("East", "\\text{east}", True),
+        ("x+1", "1+x", False),
+        ("2\\sqrt{3}", "\\sqrt{12}", False),
+        ("\\frac{1}{0}", "1", False),
+        ("1e999999999", "1", False),
+        ("", "", False),
+        ("9" * 5000, "9", False),
+    ],
+)
+def test_the_string_rules_know_numbers_and_spelling_alone(answer: str, reference: str, is_same: bool) -> None:
+    assert is_correct(answer, ["zzz", reference], rules="strings") is is_same

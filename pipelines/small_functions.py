@@ -1,0 +1,77 @@
+"""small_functions: tasks to write a short function on two integers, with one public test and hidden ones.
+
+"Write f(a, b): the sum of a and b, doubled."     def f(a, b): return (a + b) * 2
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from hashlib import sha256
+from itertools import product
+from typing import Any
+
+from stores.types import Task
+
+FIRST: dict[str, tuple[str, Callable[[int, int], int]]] = {
+    "the sum of a and b": ("a + b", lambda a, b: a + b),
+    "the product of a and b": ("a * b", lambda a, b: a * b),
+    "a minus b": ("a - b", lambda a, b: a - b),
+    "b minus a": ("b - a", lambda a, b: b - a),
+    "the larger of a and b": ("max(a, b)", max),
+    "the smaller of a and b": ("min(a, b)", min),
+}
+THEN: dict[str, tuple[str, Callable[[int], int]]] = {
+    "doubled": ("{} * 2", lambda x: x * 2),
+    "squared": ("{} ** 2", lambda x: x**2),
+    "negated": ("-{}", lambda x: -x),
+    "without its sign": ("abs({})", abs),
+    **{f"plus {k}": (f"{{}} + {k}", lambda x, k=k: x + k) for k in range(1, 30)},  # type: ignore[misc]
+    **{f"minus {k}": (f"{{}} - {k}", lambda x, k=k: x - k) for k in range(1, 30)},  # type: ignore[misc]
+    **{f"times {k}": (f"{{}} * {k}", lambda x, k=k: x * k) for k in range(3, 10)},  # type: ignore[misc]
+}
+SHARES = {"test": 0.25, "gate": 0.2, "sentinel": 0.05}
+"""Of all tasks; the others are for training."""
+NUM_PUBLIC, NUM_HIDDEN = 1, 4
+
+
+def generate(seed: int, split: str, count: int) -> list[Task]:
+    """`count` tasks of a split, the same for the same arguments; ValueError where the split holds fewer."""
+    pairs = [(one, two) for one, two in product(FIRST, THEN) if split_of(one, two) == split]
+    if count > len(pairs):
+        raise ValueError(f"small_functions: split {split!r} holds {len(pairs)} tasks, {count} were asked for")
+    return [_task(one, two) for one, two in random.Random(f"{seed}/{split}").sample(pairs, count)]
+
+
+def solution(prompt: str) -> str:
+    """The right program for a task's prompt."""
+    one, _, two = prompt.removeprefix("Write f(a, b): ").removesuffix(".").rpartition(", ")
+    first, then = FIRST[one][0], THEN[two][0]
+    inner = first if first.startswith(("max", "min")) else f"({first})"
+    return f"def f(a, b): return {then.format(inner)}"
+
+
+def split_of(one: str, two: str) -> str:
+    """The split that a task belongs to, the same for any seed and machine."""
+    position = int.from_bytes(sha256(f"{one}/{two}".encode()).digest()[:8], "big") / 2**64
+    for split, share in SHARES.items():
+        position -= share
+        if position < 0:
+            return split
+    return "train"
+
+
+def _task(one: str, two: str) -> Task:
+    rng = random.Random(f"{one}/{two}")
+    calls = [[rng.randint(-20, 20), rng.randint(-20, 20)] for _ in range(NUM_PUBLIC + NUM_HIDDEN)]
+    while len({*map(tuple, calls)}) < len(calls):
+        calls = [[rng.randint(-20, 20), rng.randint(-20, 20)] for _ in calls]
+    values = [THEN[two][1](FIRST[one][1](*call)) for call in calls]
+    tests: dict[str, Any] = {
+        "fn_name": "f",
+        "public_tests": {"inputs": calls[:NUM_PUBLIC], "outputs": values[:NUM_PUBLIC]},
+        "private_tests": {"inputs": calls[NUM_PUBLIC:], "outputs": values[NUM_PUBLIC:]},
+    }
+    prompt = f"Write f(a, b): {one}, {two}."
+    name = sha256(prompt.encode()).hexdigest()[:16]
+    return Task(task_id=name, prompt=prompt, answers=(), source="small_functions", metadata={"tests": tests})

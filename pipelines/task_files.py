@@ -1,0 +1,102 @@
+"""task_files: a JSON, JSONL or Parquet file -> its rows one after another, each with the place where it stands.
+
+A file may be larger than memory: no more than a few rows are held at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+PARQUET_ROWS = 64
+"""Held at once; a row of hidden tests may have megabytes."""
+MAX_DEPTH = 200
+"""Brackets within brackets in JSON."""
+
+_BRACKETS = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
+
+
+def read_rows(path: Path, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, row) of every row; ValueError, naming place and line, for what its suffix does not promise."""
+    readers = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".parquet": _parquet}
+    if path.suffix not in readers:
+        raise ValueError(f"{place}: {path} is of no known kind: use one of {', '.join(readers)}")
+    if not path.is_file():
+        raise ValueError(f"{place}: task file {path} does not exist (seen from {Path.cwd()})")
+    for at, row in readers[path.suffix](path):
+        if not isinstance(row, dict):
+            raise ValueError(f"{at}: a task is a JSON object, this is {type(row).__name__}: {str(row)[:60]!r}")
+        yield at, row
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                at = f"{path}:{number}"
+                try:
+                    yield at, json.loads(line.decode("utf-8-sig"))
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{at}: not UTF-8: {error}") from None
+                except (ValueError, RecursionError) as error:  # too many digits, too many brackets
+                    raise ValueError(f"{at}: not JSON ({error}): {line[:60].decode(errors='replace')!r}") from None
+
+
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    import ijson
+
+    number = 0
+    try:
+        with path.open("rb") as file:
+            if file.read(3) != b"\xef\xbb\xbf":
+                file.seek(0)
+            for number, row in enumerate(_items(file), 1):
+                yield f"{path}: item {number}", row
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8: {error}") from None
+    except (ijson.JSONError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"{path}: not JSON after item {number} ({said}); one object per line is called .jsonl"
+        ) from None
+    if number == 0:
+        with path.open("rb") as file:
+            if file.read(64).strip()[:1] not in (b"[", b""):
+                raise ValueError(f"{path}: holds no list, a task file holds a list of objects")
+
+
+def _items(file: BinaryIO) -> Iterator[Any]:
+    """The items of a list. ijson's own `items` keeps the path to where it reads, whose length nobody bounds."""
+    import ijson
+
+    depth, is_list, builder = 0, False, ijson.ObjectBuilder()
+    # Without use_float, which refuses integers of more than 64 bits, ijson 3.6 dies (SIGSEGV) of one of 5000 digits.
+    for event, value in ijson.basic_parse(file, use_float=True):
+        change = _BRACKETS.get(event, 0)
+        depth += change
+        if depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} brackets within one another")
+        if change == depth == 1 and not is_list:
+            is_list = event == "start_array"
+        elif is_list and depth:
+            builder.event(event, value)
+            if depth == 1:
+                yield builder.value
+                builder = ijson.ObjectBuilder()
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20)
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not Parquet after row {number}: {error}") from None

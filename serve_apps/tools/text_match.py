@@ -1,0 +1,41 @@
+"""text_match: a short answer against references, by words (SQuAD's normalisation; seed-systems 1.1.3)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize(text: str) -> str:
+    """Lower case, no punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, references: Sequence[str]) -> float:
+    """1 if the answer is any of the references but for case, punctuation, articles and space; else 0, as for none at all."""
+    return float(any(_words(answer) == _words(reference) != [] for reference in references))
+
+
+def f1(answer: str, references: Sequence[str]) -> float:
+    """Largest harmonic mean of word precision and recall over the references; 0 without any.
+
+    Words count as often as they occur. No answer: 0.
+    """
+    return max((_f1(_words(answer), _words(reference)) for reference in references), default=0.0)
+
+
+def _words(text: str) -> list[str]:
+    """Normalised; as it stands where that leaves nothing ("A", "+")."""
+    return normalize(text).split() or text.split()
+
+
+def _f1(said: list[str], wanted: list[str]) -> float:
+    if not said or not wanted:
+        return 0.0
+    common = sum((Counter(said) & Counter(wanted)).values())
+    return 2 * common / (len(said) + len(wanted))
