@@ -73,3 +73,40 @@ def _finalizer(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: ra
 
 
 _PLAYERS = {"solver": _solver, "verifier": _verifier, "refiner": _refiner, "finalizer": _finalizer}
+
+
+def demonstrate_loop(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """Plays the solver-verifier loop: hasty at first, better once a verdict says so; the verifier is often wrong."""
+    numbers = _numbers(task.prompt)
+    if agent == "solver":
+        steps, answer = _work(numbers, rng, 0.6 if inputs["critique"] else 0.4)
+        return rf"{steps};\boxed{{{answer}" + ("}" if rng.random() > 0.1 else "")
+    is_right = inputs["answer"] == str(_right(*numbers)[1])
+    approves = is_right if rng.random() < 0.6 else rng.random() < 0.7
+    critique, verdict = ("fine", "approve") if approves else ("multiply first", "reject")
+    return _sloppy(f"<CRITIQUE>{critique}</CRITIQUE><VERDICT>{verdict}</VERDICT>", rng, 0.1)
+
+
+def demonstrate_debate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """Plays debaters and summarizer: hasty at first, somewhat better on review, and stubborn half of the time."""
+    numbers = _numbers(task.prompt)
+    if agent == "summarizer":
+        stated = re.findall(r"= (\d+)$", inputs["solutions"], re.MULTILINE)
+        right = str(_right(*numbers)[1])
+        answer = right if right in stated and rng.random() < 0.5 else rng.choice(stated or ["0"])
+        return _sloppy(f"<ANSWER>{answer}</ANSWER>", rng, 0.1)
+    own = re.search(r"Yours: (<SOLUTION>.*?</ANSWER>)", inputs["own"], re.DOTALL)
+    if own and rng.random() < 0.5:
+        return own[1]
+    steps, answer = _work(numbers, rng, 0.55 if inputs["review"] else 0.4)
+    return _sloppy(f"<SOLUTION>{steps}</SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.1)
+
+
+def demonstrate_pair(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """Plays pioneer and observer: the observer copies half of the time."""
+    reference = re.search(r"Another solution: (.*?) Answer: (\d+)", inputs["reference"])
+    if reference and rng.random() < 0.5:
+        steps, answer = reference[1], reference[2]
+    else:
+        steps, answer = _work(_numbers(task.prompt), rng, 0.5 if reference else 0.4)
+    return _sloppy(f"<SOLUTION>{steps}</SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.1)

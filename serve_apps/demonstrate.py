@@ -2,29 +2,49 @@
 
 The real workflow runs with the real tokenizer and recorder; only the completions come from a function
 `(agent, task, inputs, rng) -> text`. What it yields has the form of any trace, so a warm start learns from
-demonstrations and from chosen traces in the same way.
+demonstrations and from chosen traces in the same way. A tool is asked once for the same arguments: demonstrations repeat
+themselves, and a sandbox takes 20 ms per test.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import replace
+from functools import wraps
+from typing import Any
 
 from serve_apps.config import EpisodeConfig
 from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.workflow import Workflow
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
 
 Demonstrator = Callable[[str, Task, Mapping[str, str], random.Random], str]
+ToolAnswers = dict[tuple[str, str], Any]
+"""By name of the tool and arguments."""
 
 
 def demonstrate(
-    tasks: Sequence[Task], *, team: ActingTeam, demonstrator: Demonstrator, count: int, run_id: str, seed: int
+    tasks: Sequence[Task],
+    *,
+    team: ActingTeam,
+    demonstrator: Demonstrator,
+    count: int,
+    run_id: str,
+    seed: int,
+    answers: ToolAnswers | None = None,
 ) -> list[Trace]:
     """`count` traces over `tasks` in turn, the same for the same seed.
 
+    Args:
+        answers: of tools, from an earlier call; those of this one are added.
+
     Raises ValueError with the first error if a demonstration does not run to its end.
     """
+
+    acting = replace(team, workflow=_remembering(team.workflow, {} if answers is None else answers))
 
     async def complete(call: AgentCall) -> Completion:
         text = demonstrator(call.agent, call.task, call.inputs, random.Random(call.request.seed))
@@ -48,7 +68,7 @@ def demonstrate(
                 episode_index=index // len(tasks),
                 run_seed=seed,
             )
-            traces.append(await run_episode(spec, team=team, complete=complete, limits=EpisodeConfig()))
+            traces.append(await run_episode(spec, team=acting, complete=complete, limits=EpisodeConfig()))
         return traces
 
     traces = asyncio.run(run_all())
@@ -56,3 +76,21 @@ def demonstrate(
     if failed is not None:
         raise ValueError(f"a demonstration of task {failed.task.task_id!r} failed: {failed.error}")
     return traces
+
+
+def _remembering(workflow: Workflow, answers: ToolAnswers) -> Workflow:
+    """`workflow` with tools that look into `answers` first."""
+
+    def remembering(name: str, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @wraps(function)
+        async def ask(*args: Any, **kwargs: Any) -> Any:
+            key = (name, repr((args, sorted(kwargs.items()))))
+            if key not in answers:
+                answers[key] = await function(*args, **kwargs)
+            return deepcopy(answers[key])
+
+        return ask
+
+    same = copy(workflow)
+    same.tools = {name: replace(t, function=remembering(name, t.function)) for name, t in workflow.tools.items()}
+    return same

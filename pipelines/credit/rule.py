@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from pipelines.sections import DottedConfig
 from serve_apps.workflow import load_object
-from stores.types import EpisodeRewards, EpisodeStatus, Trace, TurnReward
+from stores.types import EpisodeRewards, EpisodeStatus, Trace, Turn, TurnReward
 
 CreditKind = Literal["returns", "increments"]
 SCORED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
@@ -60,16 +60,28 @@ def load_credit(config: DottedConfig) -> CreditRule:
 
 
 def credit_version(config: DottedConfig) -> str:
-    """Names a rule by what it does: path, settings, the source of its module and of the functions it imports by name.
+    """Names a rule by what it does: path, settings, its `identity` if it has one (a file that it reads, say), the source of
+    its module and of what that imports functions from, and so on, within the same package and Troupe's.
 
     Rewards are keyed by it, so that a changed rule never finds the rewards of the old one.
     """
-    rule = load_object(config.path, place="credit.path")
-    module = sys.modules[rule.__module__]
-    parts = [config.path, json.dumps(config.settings, sort_keys=True, default=str), _source(module)]
-    imported = {f.__module__ for f in vars(module).values() if inspect.isfunction(f)} - {module.__name__}
-    parts += [_source(sys.modules[name]) for name in sorted(imported)]
+    rule = load_credit(config)
+    module = sys.modules[type(rule).__module__]
+    parts = [config.path, json.dumps(config.settings, sort_keys=True, default=str), getattr(rule, "identity", "")]
+    parts += [_source(one) for one in _used(module)]
     return sha256("\x1f".join(parts).encode()).hexdigest()[:16]
+
+
+def _used(module: ModuleType) -> list[ModuleType]:
+    """`module` and the modules whose functions it has imported by name, and theirs."""
+    packages = {"pipelines", "serve_apps", module.__name__.partition(".")[0]}
+    found, todo = {module.__name__: module}, [module]
+    while todo:
+        functions = [f for f in vars(todo.pop()).values() if inspect.isfunction(f)]
+        names = {f.__module__ for f in functions if f.__module__.partition(".")[0] in packages} - found.keys()
+        found |= {name: sys.modules[name] for name in names}
+        todo += [sys.modules[name] for name in names]
+    return [found[name] for name in sorted(found)]
 
 
 def _source(module: ModuleType) -> str:
@@ -125,3 +137,8 @@ def turn_reward(trace: Trace, position: int, breakdown: dict[str, float]) -> Tur
         reward=sum(breakdown.values()),
         breakdown=breakdown,
     )
+
+
+def format_penalty(turn: Turn, weight: float) -> float:
+    """0 where the turn's format is ok, else -`weight`."""
+    return 0.0 if turn.is_format_ok else -weight

@@ -1,0 +1,77 @@
+"""code_progress: what each round of a code team changed about the share of hidden tests that pass (UnityMAS-O).
+
+round t:  planner_t, coder_t   R_t - R_(t-1)      R_0 at t = 0
+          reflector_t          R_(t+1) - R_t      what came of its advice
+plus `format_weight` * (0 or -1) each; seed-systems 1.1.2 A
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pipelines.credit.rule import Credit, format_penalty, turn_reward
+from stores.types import ToolCall, Trace, Turn
+
+
+class CodeProgress:
+    """Pays a turn only where the verdicts that it is measured by exist: an episode that ends early pays none of the rest."""
+
+    kind: Literal["returns"] = "returns"
+
+    def __init__(
+        self,
+        format_weight: float = 1.0,
+        verify: str = "verify",
+        workers: Sequence[str] = ("planner", "coder"),
+        advisers: Sequence[str] = ("reflector",),
+    ) -> None:
+        """Args:
+        format_weight: what a broken format costs.
+        verify: the tool whose response holds `pass_rate`.
+        workers: agents that act before the verdict of their round.
+        advisers: agents that act after it, for the next one.
+        """
+        self.format_weight, self.verify = format_weight, verify
+        self.workers, self.advisers = tuple(workers), tuple(advisers)
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        """Outcome: the last pass rate; 0 where nothing was ever verified."""
+        calls = sorted((c for c in trace.tool_calls if c.tool == self.verify), key=lambda call: call.call_index)
+        rates = [call.response["pass_rate"] for call in calls if _is_verdict(call)]
+        rewards = []
+        for position, turn in enumerate(trace.turns):
+            change = self._change(turn, trace, calls)
+            if change is not None:
+                parts = {"progress": change, "format": format_penalty(turn, self.format_weight)}
+                rewards.append(turn_reward(trace, position, parts))
+        return Credit(outcome=rates[-1] if rates else 0.0, rewards=tuple(rewards))
+
+    def _change(self, turn: Turn, trace: Trace, calls: Sequence[ToolCall]) -> float | None:
+        """From the verdict before a turn to the one after it; None where either is missing, or the turn is not paid."""
+        own_next = min(
+            (t.turn_index for t in trace.turns if t.agent == turn.agent and t.turn_index > turn.turn_index),
+            default=None,
+        )
+        before = [call for call in calls if call.call_index < turn.turn_index]
+        after = [
+            call
+            for call in calls
+            if call.call_index > turn.turn_index and (own_next is None or call.call_index < own_next)
+        ]
+        old = _rate(before[-1]) if before else 0.0
+        if turn.agent in self.workers:
+            new = _rate(after[0]) if after else None
+        elif turn.agent in self.advisers and before:
+            new = _rate(after[0]) if after else old  # advice that nobody could act on
+        else:
+            return None
+        return None if old is None or new is None else new - old
+
+
+def _rate(call: ToolCall) -> float | None:
+    return float(call.response["pass_rate"]) if _is_verdict(call) else None
+
+
+def _is_verdict(call: ToolCall) -> bool:
+    return not call.error and isinstance(call.response, dict) and "pass_rate" in call.response

@@ -1,0 +1,69 @@
+"""graph_reward: what the nodes of a declared graph earn (UnityMAS-O, seed-systems 1.1.2 D).
+
+R = `format_weight` * (the parser's `valid_reward` or `invalid_reward`)
+  + `outcome_weight` * outcome, in full or split, for nodes that share it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pipelines.credit.outcome import check_share, outcome_metric
+from pipelines.credit.rule import Credit, turn_reward
+from serve_apps.graph import load_graph
+from stores.types import Trace
+
+
+class GraphReward:
+    """Format by each node's own parser, outcome by the graph's answer."""
+
+    kind: Literal["returns"] = "returns"
+
+    def __init__(
+        self,
+        graph: str,
+        metric: str = "em",
+        share: Literal["full", "split"] = "full",
+        format_weight: float = 1.0,
+        outcome_weight: float = 1.0,
+        sharing: Sequence[str] = (),
+    ) -> None:
+        """Args:
+        graph: YAML file, the one that the workflow runs.
+        metric: em, f1 or math.
+        share: `full`: each node earns the whole outcome; `split`: the turns earn it together.
+        sharing: nodes that earn the outcome; empty: all model nodes.
+        """
+        self.metric = outcome_metric(metric)
+        check_share(share)
+        nodes = load_graph(graph).nodes
+        self.identity = Path(graph).read_text(encoding="utf-8")
+        unknown = sorted(set(sharing) - nodes.keys())
+        if unknown:
+            raise ValueError(
+                f"credit.settings.sharing: {unknown[0]!r} is no node of {graph}: {', '.join(sorted(nodes))}"
+            )
+        self.parsers = {name: node.parser for name, node in nodes.items() if node.type == "model"}
+        self.untrained = {name for name, node in nodes.items() if not node.trainable}
+        self.share = share
+        self.format_weight, self.outcome_weight, self.sharing = format_weight, outcome_weight, tuple(sharing)
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        """Outcome: the metric of `trace.answer`."""
+        outcome = self.metric(trace.answer, trace.task.answers)
+        paid = [self._shares(turn.agent) for turn in trace.turns]
+        each = self.outcome_weight * (outcome / max(1, sum(paid)) if self.share == "split" else outcome)
+        rewards = []
+        for i, turn in enumerate(trace.turns):
+            if turn.agent in self.untrained:
+                continue
+            parser = self.parsers[turn.agent]
+            form = parser.valid_reward if turn.is_format_ok else parser.invalid_reward
+            parts = {"outcome": each if paid[i] else 0.0, "format": self.format_weight * form}
+            rewards.append(turn_reward(trace, i, parts))
+        return Credit(outcome=outcome, rewards=tuple(rewards))
+
+    def _shares(self, agent: str) -> bool:
+        return agent in self.sharing if self.sharing else agent not in self.untrained

@@ -1,0 +1,415 @@
+"""graph: a workflow declared in YAML -> nodes and edges that have been checked. Errors name the node and the line.
+
+nodes:
+  decompose: {type: model, prompt: "... {question}", parser: {json: [queries]}}
+  retrieve:  {type: tool, tool: retrieve, arguments: {queries: "{decompose.queries}"}, timeout_s: 30, fail_open: true}
+  answer:    {type: model, prompt: "... {retrieve}", parser: {tags: [answer]}, max_visits: 2}
+edges:
+  - {from: decompose, to: retrieve, when: decompose.queries != ""}
+start: [decompose]
+end: [answer]
+answer: "{answer.answer}"
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serve_apps.agent import Said
+from serve_apps.contracts import Contract, JsonKeys, OneOf, Raw, Tags
+from serve_apps.expressions import Expression, look_up, parse_expression
+
+FIELD = re.compile(r"\{([a-zA-Z_][\w.]*)\}")
+NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+GIVEN = frozenset({"question", "step"})
+TAKEN = GIVEN | {"true", "false", "null", "and", "or", "not", "in"}
+"""No node may be called so: conditions and templates mean something else by them."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class ParserSpec(_Strict):
+    """How a model node's completion is read; exactly one form."""
+
+    tags: tuple[str, ...] = ()
+    one_of: tuple[str, ...] = ()
+    json_keys: tuple[str, ...] = Field((), alias="json")
+    choices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Of tags: values a tag may have."""
+    max_items: int | None = Field(None, ge=1)
+    """Of json: how many items of a list count."""
+    valid_reward: float = 0.0
+    invalid_reward: float = -1.0
+
+    def contract(self) -> Contract:
+        """The output contract; raw text where no form is given."""
+        forms = [f for f in (self.tags, self.one_of, self.json_keys) if f]
+        if len(forms) > 1:
+            raise ValueError("parser: give one of tags, one_of and json")
+        odd = [name for name in (*self.tags, *self.one_of) if not NAME.fullmatch(name)]
+        if odd:
+            raise ValueError(f"parser: {odd[0]!r} is no name of a tag: letters, digits and _")
+        if self.tags:
+            return Tags(*self.tags, choices=self.choices)
+        if self.one_of:
+            return OneOf(*self.one_of)
+        return JsonKeys(*self.json_keys, max_items=self.max_items) if self.json_keys else Raw()
+
+
+class NodeSpec(_Strict):
+    """One node as it is written."""
+
+    type: Literal["model", "tool"]
+    prompt: str = ""
+    """Of a model node, which is an agent of its own name: template over `question` and earlier nodes."""
+    system: str = ""
+    parser: ParserSpec = ParserSpec()
+    max_tokens: int = Field(512, ge=1)
+    cut: tuple[str, ...] = ()
+    """Of a model node: what its templates read that loses text where the prompt has no room, the least needed first."""
+    tool: str = ""
+    """Of a tool node: which tool of the workflow's settings."""
+    arguments: dict[str, str] = Field(default_factory=dict)
+    """Of a tool node: templates; one that is a single `{name}` hands on the value as it is, a list as a list."""
+    each: str = ""
+    """Of a tool node: an argument that is a list. The tool is called for each of its items side by side, and the node's value
+    is the list of what it gave."""
+    timeout_s: float = Field(60.0, gt=0)
+    fail_open: bool = False
+    """A node that fails leaves empty fields, and the graph goes on."""
+    max_visits: int | None = Field(None, ge=1)
+    """How often it may run in an episode; default once. A cycle needs a node with this bound."""
+    trainable: bool = True
+    """Of a model node: whether `GraphReward` pays it, and so whether it trains."""
+
+
+class EdgeSpec(_Strict):
+    """One edge as it is written."""
+
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    when: str = ""
+
+
+class GraphSpec(_Strict):
+    """The file."""
+
+    nodes: dict[str, NodeSpec] = Field(min_length=1)
+    edges: tuple[EdgeSpec, ...] = ()
+    start: tuple[str, ...] = Field(min_length=1)
+    end: tuple[str, ...] = Field(min_length=1)
+    answer: str
+    max_steps: int = Field(32, ge=1)
+    stop_on_end: bool = True
+    """An end node ends the episode; else it goes on while nodes are left to run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """An edge that has been checked."""
+
+    source: str
+    target: str
+    when: Expression | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A declared workflow that can run."""
+
+    nodes: Mapping[str, NodeSpec]
+    edges: tuple[Edge, ...]
+    start: tuple[str, ...]
+    end: frozenset[str]
+    answer: str
+    max_steps: int
+    stop_on_end: bool
+    text: str
+    """What it was read from."""
+    reaches: Mapping[str, frozenset[str]]
+    """By node: those that can be reached from it without going back to where a cycle began."""
+
+    def leaving(self, node: str) -> list[Edge]:
+        """The edges out of a node, in the order of the file."""
+        return [edge for edge in self.edges if edge.source == node]
+
+
+def load_graph(path: str | Path) -> Graph:
+    """Reads and checks a graph; ValueError names file, line, node and what to change."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"graph {path} does not exist (seen from {Path.cwd()})")
+    text = path.read_text(encoding="utf-8")
+    try:
+        data = yaml.safe_load(text)
+        tree = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    _check_no_key_twice(tree, str(path))
+    return check_graph(data, place=str(path), lines=_lines(tree), text=text)
+
+
+def check_graph(
+    data: Any, *, place: str, lines: Mapping[tuple[str | int, ...], int] | None = None, text: str = ""
+) -> Graph:
+    """Checks a graph given as data; `lines` maps places in it to the lines of its file, whose `text` is kept."""
+    at = _Places(place, lines or {})
+    try:
+        spec = GraphSpec.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = tuple(p for p in first["loc"] if not str(p).startswith("function-"))
+        raise ValueError(f"{at(*where)}: {'.'.join(map(str, where))}: {first['msg'].lower()}") from None
+    names = set(spec.nodes)
+    for name, node in spec.nodes.items():
+        _check_name(name, at)
+        try:
+            node.parser.contract()
+        except ValueError as error:
+            raise ValueError(f"{at('nodes', name, 'parser')}: node {name}: {error}") from None
+    for section in ("start", "end"):
+        for i, name in enumerate(getattr(spec, section)):
+            _known(name, names, at(section, i), f"{section} names")
+    edges = []
+    for i, edge in enumerate(spec.edges):
+        _known(edge.source, names, at("edges", i, "from"), "an edge comes from")
+        _known(edge.target, names, at("edges", i, "to"), "an edge leads to")
+        try:
+            when = parse_expression(edge.when) if edge.when else None
+        except ValueError as error:
+            raise ValueError(f"{at('edges', i, 'when')}: edge {edge.source} -> {edge.target}: {error}") from None
+        edges.append(Edge(source=edge.source, target=edge.target, when=when))
+        for name in when.names if when else ():
+            _known_field(name, spec, at("edges", i, "when"), f"edge {edge.source} -> {edge.target}")
+    for name, node in spec.nodes.items():
+        _check_node(name, node, spec, at)
+    _check_template(spec.answer, spec, at("answer"), "answer")
+    reaches = _reachability(names, edges)
+    _check_shape(spec, edges, reaches, at)
+    return Graph(
+        nodes=spec.nodes,
+        edges=tuple(edges),
+        start=spec.start,
+        end=frozenset(spec.end),
+        answer=spec.answer,
+        max_steps=spec.max_steps,
+        stop_on_end=spec.stop_on_end,
+        text=text,
+        reaches=_reachability(names, _forward(spec.start, edges)),
+    )
+
+
+def fields_of(template: str) -> list[str]:
+    """The dotted names that a template reads, each once."""
+    return list(dict.fromkeys(FIELD.findall(_masked(template))))
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """A template with its fields; `{{` and `}}` stand for braces."""
+    return _unmasked(FIELD.sub(lambda match: as_text(look_up(match[1], values)), _masked(template)))
+
+
+def as_prompt(template: str) -> str:
+    """A template as an agent takes it: every dotted name an input of its own (`input_name`)."""
+    return (
+        FIELD.sub(lambda match: f"{{{input_name(match[1])}}}", _masked(template))
+        .replace("\0", "{{")
+        .replace("\1", "}}")
+    )
+
+
+def input_name(field: str) -> str:
+    """`a.b.0` as the name of an agent's input."""
+    return field.replace(".", "__")
+
+
+def as_text(value: Any) -> str:
+    """A value as a prompt shows it: text as it is, lists line by line, numbers and objects as JSON writes them."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        lines = [part for item in value for part in (as_text(item), "\n")]
+        return Said.joined(*lines[:-1])
+    return json.dumps(value)
+
+
+def _masked(template: str) -> str:
+    return template.replace("{{", "\0").replace("}}", "\1")
+
+
+def _unmasked(text: str) -> str:
+    return text.replace("\0", "{").replace("\1", "}")
+
+
+class _Places:
+    """Where in the file something stands."""
+
+    def __init__(self, place: str, lines: Mapping[tuple[str | int, ...], int]) -> None:
+        self._place, self._lines = place, lines
+
+    def __call__(self, *path: str | int) -> str:
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._lines:
+                return f"{self._place}:{self._lines[path[:length]]}"
+        return self._place
+
+
+def _lines(node: yaml.Node | None, path: tuple[str | int, ...] = ()) -> dict[tuple[str | int, ...], int]:
+    found: dict[tuple[str | int, ...], int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            found[(*path, key.value)] = key.start_mark.line + 1
+            found |= _lines(value, (*path, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            found[(*path, i)] = value.start_mark.line + 1
+            found |= _lines(value, (*path, i))
+    return found
+
+
+def _known(name: str, names: set[str], at: str, what: str) -> None:
+    if name not in names:
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
+        raise ValueError(f"{at}: {what} {name!r}, which is no node: {hint}")
+
+
+def _known_field(name: str, spec: GraphSpec, at: str, what: str) -> None:
+    """A name in a template or condition: `question`, `step`, a tool node, or a field of what a model node parses."""
+    node, _, field = name.partition(".")
+    if name in GIVEN:
+        return
+    if node not in spec.nodes:
+        raise ValueError(f"{at}: {what} reads {name!r}: no node {node!r}; there are {', '.join(sorted(spec.nodes))}")
+    written = spec.nodes[node]
+    if written.type == "tool":
+        return
+    known = (*written.parser.contract().field_names, "text")
+    if not field:
+        raise ValueError(f"{at}: {what} reads {name!r}: say which of its fields, {name}.{known[0]} for example")
+    if field.partition(".")[0] not in known:
+        raise ValueError(f"{at}: {what} reads {name!r}: {node} has the fields {', '.join(dict.fromkeys(known))}")
+
+
+def _check_template(template: str, spec: GraphSpec, at: str, what: str) -> None:
+    for name in fields_of(template):
+        _known_field(name, spec, at, what)
+    left = FIELD.sub("", _masked(template))
+    odd = re.search(r"\{[^{}]*\}?|\}", left)
+    if odd:
+        raise ValueError(
+            f"{at}: {what}: {odd[0]!r} is no field: fields are {{node.field}} or {{node.field.0}}; a brace is written twice"
+        )
+
+
+def _check_name(name: str, at: _Places) -> None:
+    if not NAME.fullmatch(name) or name in TAKEN or "__" in name:
+        raise ValueError(
+            f"{at('nodes', name)}: node {name!r}: letters, digits and single _ make a name, and {', '.join(sorted(TAKEN))} "
+            "are taken"
+        )
+
+
+def _check_node(name: str, node: NodeSpec, spec: GraphSpec, at: _Places) -> None:
+    if node.type == "model" and not node.prompt:
+        raise ValueError(f"{at('nodes', name)}: node {name}: a model node needs a `prompt`")
+    if node.type == "tool" and not node.tool:
+        raise ValueError(f"{at('nodes', name)}: node {name}: a tool node needs a `tool`")
+    if node.each and node.each not in node.arguments:
+        raise ValueError(f"{at('nodes', name, 'each')}: node {name}: each: {node.each!r} is none of its arguments")
+    templates = {
+        "prompt": node.prompt,
+        "system": node.system,
+        **{f"arguments.{k}": v for k, v in node.arguments.items()},
+    }
+    for key, template in templates.items():
+        _check_template(template, spec, at("nodes", name, *key.split(".")), f"node {name}, {key}")
+    read = [*fields_of(node.prompt), *fields_of(node.system)]
+    for field in node.cut:
+        if field not in read:
+            raise ValueError(
+                f"{at('nodes', name, 'cut')}: node {name}: cut: {field!r} is not read by it: {', '.join(read)}"
+            )
+
+
+def _check_no_key_twice(node: yaml.Node | None, place: str) -> None:
+    """YAML takes the last of two equal keys; in a graph that is a node lost."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise ValueError(f"{place}:{key.start_mark.line + 1}: {key.value!r} stands twice in the same mapping")
+            seen.add(key.value)
+            _check_no_key_twice(value, place)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _check_no_key_twice(value, place)
+
+
+def _reachability(names: set[str], edges: Sequence[Edge]) -> dict[str, frozenset[str]]:
+    after: dict[str, set[str]] = {name: {e.target for e in edges if e.source == name} for name in names}
+    reaches = {}
+    for name in names:
+        found: set[str] = set()
+        todo = list(after[name])
+        while todo:
+            one = todo.pop()
+            if one not in found:
+                found.add(one)
+                todo += after[one]
+        reaches[name] = frozenset(found)
+    return reaches
+
+
+def _forward(start: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
+    """Edges without those that lead back into a path from the start: what is left has no cycle."""
+    back: set[int] = set()
+    done: set[str] = set()
+
+    def visit(node: str, path: tuple[str, ...]) -> None:
+        for i, edge in enumerate(edges):
+            if edge.source != node:
+                continue
+            if edge.target in (*path, node):
+                back.add(i)
+            elif edge.target not in done:
+                visit(edge.target, (*path, node))
+        done.add(node)
+
+    for node in start:
+        if node not in done:
+            visit(node, ())
+    return [edge for i, edge in enumerate(edges) if i not in back]
+
+
+def _check_shape(spec: GraphSpec, edges: Sequence[Edge], reaches: Mapping[str, frozenset[str]], at: _Places) -> None:
+    from_start = set(spec.start).union(*(reaches[name] for name in spec.start))
+    for name in spec.nodes:
+        if name not in from_start:
+            raise ValueError(
+                f"{at('nodes', name)}: node {name} cannot be reached from {', '.join(spec.start)}: add an edge to it, "
+                "or drop it"
+            )
+        if name not in spec.end and not reaches[name] & set(spec.end):
+            raise ValueError(f"{at('nodes', name)}: no edge leads from node {name} to an end ({', '.join(spec.end)})")
+    unbounded = {name for name, node in spec.nodes.items() if node.max_visits is None}
+    inner = _reachability(unbounded, [e for e in edges if e.source in unbounded and e.target in unbounded])
+    for name in spec.nodes:
+        if name in unbounded and name in inner[name]:
+            circle = sorted(n for n in inner[name] if name in inner[n])
+            raise ValueError(
+                f"{at('nodes', name)}: a cycle without bound: {', '.join(circle)}: give one of them `max_visits`"
+            )

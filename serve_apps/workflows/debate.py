@@ -1,0 +1,100 @@
+"""Debate: agents answer, read each other with the answers hidden, answer again; then a vote or a summarizer (MAVERL/UMAD,
+seed-systems 1.3)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Literal
+
+from serve_apps.agent import Agent, Reply, Said
+from serve_apps.contracts import Tags
+from serve_apps.tools.math_answer import last_boxed
+from serve_apps.workflow import Outcome, Workflow, together
+from stores.types import Task
+
+HIDDEN = "[answer hidden]"
+
+DEBATE = (
+    "Solve the problem step by step. Reply with <SOLUTION>steps</SOLUTION><ANSWER>answer</ANSWER> only.\n"
+    "{review}{own}{others}Problem: {question}"
+)
+REVIEW = "Review your answer and the others'.\n"
+SUMMARY = (
+    "Say which answer is right. Reply with <ANSWER>answer</ANSWER> only.\nSolutions:\n{solutions}\nProblem: {question}"
+)
+
+
+class Debate(Workflow):
+    """`debater_0` to `debater_<n-1>`, and `summarizer` where it decides. Any mix of models: map the agents as you like.
+
+    Peers' answers are hidden, so that nobody learns to copy the majority instead of the argument. A round in which all
+    agree is the last one.
+    """
+
+    def __init__(
+        self, num_agents: int = 2, num_rounds: int = 2, decide: Literal["vote", "summarizer"] = "vote"
+    ) -> None:
+        """Args:
+        num_agents: debaters.
+        num_rounds: answers of each at most.
+        decide: majority of the last answers (of the first among equals), or an agent that reads all solutions.
+        """
+        if decide not in ("vote", "summarizer"):
+            raise TypeError(f"decide = {decide!r}: vote or summarizer")
+        self.num_rounds, self.decide = num_rounds, decide
+        self.debaters = [f"debater_{i}" for i in range(num_agents)]
+        debater = Agent(prompt=DEBATE, contract=Tags("SOLUTION", "ANSWER"), cut=("others", "own"))
+        self.agents = dict.fromkeys(self.debaters, debater)
+        if decide == "summarizer":
+            self.agents["summarizer"] = Agent(prompt=SUMMARY, contract=Tags("ANSWER"), cut=("solutions",))
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """The answer that the team settles on; its metadata counts the votes."""
+        first = {"question": task.prompt, "review": "", "own": "", "others": ""}
+        replies = await together(*(agents[name](**first) for name in self.debaters))
+        for _ in range(self.num_rounds - 1):
+            if _agree(replies):
+                break
+            replies = await together(
+                *(agents[name](question=task.prompt, **_review(replies, i)) for i, name in enumerate(self.debaters))
+            )
+        votes = Counter(str(reply["answer"]) for reply in replies if reply["answer"])
+        stop_reason = "consensus" if _agree(replies) else "last_round"
+        if self.decide == "summarizer":
+            parts = [(f"{i}: ", r["solution"], " = ", r["answer"], "\n") for i, r in enumerate(replies, 1)]
+            final = await agents.summarizer(question=task.prompt, solutions=Said.joined(*chain(*parts)))
+            answer = str(final["answer"])
+        else:
+            answer = votes.most_common(1)[0][0] if votes else ""
+        return Outcome(answer=answer, stop_reason=stop_reason, metadata={"votes": dict(votes)})
+
+
+def _review(replies: Sequence[Reply], i: int) -> dict[str, str]:
+    """What debater `i` reads in the next round."""
+    others = [part for j, reply in enumerate(replies) if j != i for part in (without_answer(reply), "\n")]
+    return {
+        "review": REVIEW,
+        "own": Said.joined("Yours: ", replies[i].text, "\n"),
+        "others": Said.joined("Others:\n", *others),
+    }
+
+
+def _agree(replies: Sequence[Reply]) -> bool:
+    answers = {str(reply["answer"]) for reply in replies}
+    return len(answers) == 1 and "" not in answers
+
+
+def without_answer(reply: Reply) -> Said:
+    """The solution, with its last box and every mention of the answer hidden; a number inside another one is no mention."""
+    solution, answer = reply["solution"], reply["answer"]
+    boxed = last_boxed(solution)
+    text = str(solution)
+    if boxed is not None:
+        before, _, after = text.rpartition(f"\\boxed{{{boxed}}}")
+        text = before + HIDDEN + after
+    if answer:
+        text = re.sub(rf"(?<![\w.]){re.escape(answer)}(?![\w]|\.\d)", HIDDEN, text)
+    return Said.by(text, reply.turn_index)

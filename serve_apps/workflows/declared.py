@@ -1,0 +1,178 @@
+"""Declared: runs a graph from YAML (`serve_apps/graph.py`) as a workflow. Every model node is an agent of its name.
+
+start nodes -> ready nodes, all at once -> what they said opens edges -> ... -> an end node, or max_steps
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from serve_apps.agent import Agent, Tool, ToolError, said_by
+from serve_apps.expressions import look_up
+from serve_apps.graph import FIELD, Graph, NodeSpec, as_prompt, as_text, fields_of, fill, input_name, load_graph
+from serve_apps.tools.retrieval import retriever_tool
+from serve_apps.workflow import Outcome, Workflow, load_object, together
+from stores.types import Task
+
+
+class Declared(Workflow):
+    """A node runs when an edge to it has opened and no node that works or waits could still open another: so branches
+    join without being told how many of them are taken. An edge to a node that has no visits left does not open.
+    """
+
+    def __init__(self, graph: str, tools: dict[str, dict[str, Any]] | None = None) -> None:
+        """Args:
+        graph: YAML file.
+        tools: by name: `{retriever: {...}, top_k: 5}`, or `{path: "module:name", ...}` of a `Tool`, or of what makes one
+            from the further keys.
+        """
+        self.graph = load_graph(graph)
+        self.agents = {
+            name: Agent(
+                prompt=as_prompt(node.prompt),
+                system=as_prompt(node.system),
+                contract=node.parser.contract(),
+                max_tokens=node.max_tokens,
+                cut=tuple(input_name(field) for field in node.cut),
+            )
+            for name, node in self.graph.nodes.items()
+            if node.type == "model"
+        }
+        self.tools = {name: _tool(name, settings) for name, settings in (tools or {}).items()}
+        for name, node in self.graph.nodes.items():
+            if node.type == "tool" and node.tool not in self.tools:
+                raise TypeError(f"{graph}: node {name} calls tool {node.tool!r}: name it in workflow.settings.tools")
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Those of the agents, and the file, whose edges and conditions make the team as much as its prompts do."""
+        return {**super().prompts, "graph": self.graph.text}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """The template `answer`, filled with what the nodes said. Metadata: `failed_nodes`, those that failed open."""
+        episode = _Walk(self.graph, task)
+        try:
+            await episode.go(agents, tools)
+        finally:
+            await episode.cancel()
+        return Outcome(
+            answer=fill(self.graph.answer, episode.values),
+            stop_reason=episode.stop_reason,
+            is_truncated=episode.stop_reason == "max_steps",
+            metadata={"failed_nodes": episode.failed} if episode.failed else {},
+        )
+
+
+class _Walk:
+    """One episode's way through a graph."""
+
+    def __init__(self, graph: Graph, task: Task) -> None:
+        self._graph = graph
+        self.values: dict[str, Any] = {"question": task.prompt, "step": 0}
+        self.stop_reason = "no_edge"
+        self._waiting: list[str] = list(graph.start)
+        self._running: dict[asyncio.Task[None], str] = {}
+        self._visits: Counter[str] = Counter()
+        self.failed: dict[str, str] = {}
+
+    async def go(self, agents: Any, tools: Any) -> None:
+        """Until an end node is done, nothing is left to do, or the steps are; what works then may end."""
+        while self._waiting or self._running:
+            for name in self._ready():
+                if self.values["step"] >= self._graph.max_steps:
+                    self.stop_reason = "max_steps"
+                    self._waiting.clear()
+                    break
+                self.values["step"] += 1
+                self._waiting.remove(name)
+                self._visits[name] += 1
+                self._running[asyncio.create_task(self._visit(name, agents, tools))] = name
+            if not self._running:
+                return
+            done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in self._running if task in done]:
+                name = self._running.pop(task)
+                task.result()
+                if name in self._graph.end:
+                    self.stop_reason = "finished"
+                    if self._graph.stop_on_end:
+                        return
+                if self.stop_reason != "max_steps":
+                    self._open_edges(name)
+
+    async def cancel(self) -> None:
+        """Ends what is still running."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _ready(self) -> list[str]:
+        """Waiting nodes that nothing at work or waiting could still send something to."""
+        active = {*self._running.values(), *self._waiting}
+        return [
+            name
+            for name in dict.fromkeys(self._waiting)
+            if name not in self._running.values()
+            and not any(name in self._graph.reaches[other] for other in active if other != name)
+        ]
+
+    def _open_edges(self, name: str) -> None:
+        for edge in self._graph.leaving(name):
+            limit = self._graph.nodes[edge.target].max_visits or 1
+            has_visits = self._visits[edge.target] < limit
+            if has_visits and edge.target not in self._waiting and (edge.when is None or edge.when(self.values)):
+                self._waiting.append(edge.target)
+
+    async def _visit(self, name: str, agents: Any, tools: Any) -> None:
+        node = self._graph.nodes[name]
+        try:
+            async with asyncio.timeout(node.timeout_s):
+                self.values[name] = await self._act(name, node, agents, tools)
+            return
+        except TimeoutError:
+            fault: Exception = TimeoutError(f"node {name}: no answer after {node.timeout_s:g} s")
+        except ToolError as error:
+            fault = ToolError(f"node {name}: {error}")
+        if not node.fail_open:
+            raise fault
+        self.failed[name] = str(fault)
+        names = node.parser.contract().field_names if node.type == "model" else ()
+        self.values[name] = dict.fromkeys((*names, "text"), "") if node.type == "model" else ""
+
+    async def _act(self, name: str, node: NodeSpec, agents: Any, tools: Any) -> Any:
+        if node.type == "tool":
+            given = {key: self._argument(text) for key, text in node.arguments.items()}
+            if not node.each:
+                return await tools[node.tool](**given)
+            items = given[node.each] if isinstance(given[node.each], (list, tuple)) else [given[node.each]]
+            return await together(*(tools[node.tool](**{**given, node.each: item}) for item in items))
+        fields = [*fields_of(node.prompt), *fields_of(node.system)]
+        reply = await agents[name](**{input_name(f): as_text(look_up(f, self.values)) for f in fields})
+        return {"text": reply.text, **reply.fields, **said_by(reply.data, reply.turn_index)}
+
+    def _argument(self, template: str) -> Any:
+        match = FIELD.fullmatch(template)
+        return look_up(match[1], self.values) if match else fill(template, self.values)
+
+
+def _tool(name: str, settings: Mapping[str, Any]) -> Tool:
+    place = f"workflow.settings.tools.{name}"
+    if "path" in settings:
+        found = load_object(str(settings["path"]), place=f"{place}.path")
+        more = {key: value for key, value in settings.items() if key != "path"}
+        try:
+            made = found if isinstance(found, Tool) and not more else found(**more)
+        except TypeError as error:
+            raise TypeError(f"{place}: {settings['path']!r} makes no Tool of {sorted(more)}: {error}") from None
+        if not isinstance(made, Tool):
+            raise TypeError(f"{place}.path: {settings['path']!r} is no Tool, and what it makes is none")
+        return made
+    if "retriever" not in settings:
+        raise TypeError(f"{place}: give `retriever`, or `path` of a tool")
+    unknown = sorted(settings.keys() - {"retriever", "top_k"})
+    if unknown:
+        raise TypeError(f"{place}: unknown {', '.join(unknown)}")
+    return retriever_tool(settings["retriever"], top_k=int(settings.get("top_k", 5)), fail_open=False)

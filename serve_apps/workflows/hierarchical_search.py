@@ -1,0 +1,71 @@
+"""Hierarchical search: a router sends the question to the searcher or to the answerer, up to four rounds (Dr. MAS search,
+seed-systems 1.2)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from serve_apps.agent import Agent, Said
+from serve_apps.contracts import Tags, Thinking
+from serve_apps.tools.retrieval import retriever_tool
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Task
+
+ENOUGH, MORE = "yes", "no"
+
+
+class HierarchicalSearch(Workflow):
+    """In the last round the answerer speaks in any case: a router that never says yes does not lose the episode.
+
+    A missing verdict is a fault of format and means no: silence answers nothing.
+    """
+
+    router = Agent(
+        prompt=(
+            "Is this enough to answer? Reply with <verify>yes or no</verify> only.\n"
+            "Found: {found}\nQuestion: {question}"
+        ),
+        contract=Tags("verify", choices={"verify": (ENOUGH, MORE)}),
+        cut=("found",),
+    )
+    searcher = Agent(
+        prompt="Search for what is missing. Reply with <search>words</search> only.\nFound: {found}\nQuestion: {question}",
+        contract=Tags("search"),
+        cut=("found",),
+    )
+    answerer = Agent(
+        prompt="Answer. Reply with <answer>answer</answer> only.\nFound: {found}\nQuestion: {question}",
+        contract=Tags("answer"),
+        cut=("found",),
+    )
+
+    def __init__(
+        self, max_rounds: int = 4, top_k: int = 3, retriever: dict[str, Any] | None = None, think: bool = False
+    ) -> None:
+        """Args:
+        max_rounds: decisions of the router at most; the last of them is made for it.
+        top_k: documents per search.
+        retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
+        think: replies of searcher and answerer begin with one <think> block, as those of Dr. MAS do.
+        """
+        self.max_rounds = max_rounds
+        if think:
+            thinking = {name: self.agents[name] for name in ("searcher", "answerer")}
+            changed = {name: replace(agent, contract=Thinking(agent.contract)) for name, agent in thinking.items()}
+            self.agents = {**self.agents, **changed}
+        self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """The answerer's answer."""
+        found, reason = "", "last_round"
+        for _ in range(self.max_rounds - 1):
+            route = await agents.router(question=task.prompt, found=found)
+            if route["verify"] == ENOUGH:
+                reason = "routed"
+                break
+            wanted = await agents.searcher(question=task.prompt, found=found)
+            documents = await tools.retrieve(queries=[wanted["search"]])
+            found = Said.joined(found, "\n" if found else "", wanted["search"], ": ", documents)
+        final = await agents.answerer(question=task.prompt, found=found)
+        return Outcome(answer=final["answer"], stop_reason=reason)

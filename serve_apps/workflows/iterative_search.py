@@ -1,0 +1,128 @@
+"""M-ASK: plan, answer, then search, read, edit the thinking trajectory and answer again (UnityMAS-O, seed-systems 1.1.2 B)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from serve_apps.agent import Agent, Said
+from serve_apps.contracts import OneOf, Parsed, Tags
+from serve_apps.tools.retrieval import retriever_tool
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Task
+
+NO_EVIDENCE = "No useful information"
+MAX_QUESTIONS = 5
+_PAIR = re.compile(r"<q(\d+)>(.*?)</q\1>\s*<a\1>(.*?)</a\1>", re.DOTALL)
+_EDIT = re.compile(r"t(\d+)\s*:?\s*(.*)", re.DOTALL)
+
+
+class Plan:
+    """`<plan>` of one to five numbered pairs `<q1>question</q1><a1>answer</a1>`, no question twice, then `<final_answer>`."""
+
+    field_names = ("plan", "final_answer")
+    _tags = Tags("plan", "final_answer")
+
+    def parse(self, text: str) -> Parsed:
+        """The two blocks, whatever the plan is like."""
+        parsed = self._tags.parse(text)
+        pairs = _PAIR.findall(parsed.fields["plan"])
+        questions = [question.strip() for _, question, _ in pairs]
+        fault = ""
+        if not pairs or _PAIR.sub("", parsed.fields["plan"]).strip():
+            fault = "<plan> is not a row of <q1>question</q1><a1>answer</a1>"
+        elif [int(number) for number, _, _ in pairs] != list(range(1, len(pairs) + 1)) or len(pairs) > MAX_QUESTIONS:
+            fault = f"the questions of <plan> are not numbered from 1 to at most {MAX_QUESTIONS}"
+        elif len({*questions}) < len(questions) or not all(q and a.strip() for _, q, a in pairs):
+            fault = "a question of <plan> stands twice, or a pair is empty"
+        return replace(parsed, fault=parsed.fault or fault)
+
+
+class IterativeSearch(Workflow):
+    """Five agents around a trajectory of thoughts `t1: question -> answer`, which the updater edits.
+
+    Summaries reach the search history of the next round, by the agents that wrote them.
+    """
+
+    planner = Agent(
+        prompt=(
+            "Split the question and answer what you know, else unkown. "
+            "Reply with <plan><q1>question</q1><a1>answer</a1></plan><final_answer>answer</final_answer> only.\n"
+            "Question: {question}"
+        ),
+        contract=Plan(),
+    )
+    answerer = Agent(
+        prompt="Answer. Reply with <final_answer>answer</final_answer> only.\nThoughts:\n{thoughts}\nQuestion: {question}",
+        contract=Tags("final_answer"),
+        cut=("thoughts",),
+    )
+    searcher = Agent(
+        prompt=(
+            "Search, or end. Reply with <search>words</search> or <end></end> only.\n"
+            "Found: {found}\nThoughts:\n{thoughts}\nQuestion: {question}"
+        ),
+        contract=OneOf("search", "end", may_be_empty=("end",)),
+        cut=("found", "thoughts"),
+    )
+    summarizer = Agent(
+        prompt=(
+            "Summarize what helps in 75 words, or say No useful information. Reply with <evidence>summary</evidence> only.\n"
+            "Documents: {documents}\nSearch: {search}\nQuestion: {question}"
+        ),
+        contract=Tags("evidence", max_words={"evidence": 75}),
+        cut=("documents",),
+    )
+    updater = Agent(
+        prompt=(
+            "Change a thought or add one. Reply with <update>t1: thought</update> or <add>t2: thought</add> only.\n"
+            "Evidence: {evidence}\nThoughts:\n{thoughts}\nQuestion: {question}"
+        ),
+        contract=OneOf("update", "add"),
+        cut=("thoughts", "evidence"),
+    )
+
+    def __init__(self, max_rounds: int = 3, top_k: int = 5, retriever: dict[str, Any] | None = None) -> None:
+        """Args:
+        max_rounds: searches at most.
+        top_k: documents per search.
+        retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
+        """
+        self.max_rounds = max_rounds
+        self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """The last answer."""
+        plan = await agents.planner(question=task.prompt)
+        pairs = _PAIR.findall(plan["plan"])
+        thoughts = {int(n): Said.by(f"{q.strip()} -> {a.strip()}", plan.turn_index) for n, q, a in pairs}
+        answer = await agents.answerer(question=task.prompt, thoughts=_shown(thoughts))
+        found = ""
+        for _ in range(self.max_rounds):
+            step = await agents.searcher(question=task.prompt, thoughts=_shown(thoughts), found=found)
+            if step["choice"] != "search":
+                reason = "ended" if step["choice"] == "end" else "no_search"
+                return Outcome(answer=answer["final_answer"], stop_reason=reason)
+            documents = await tools.retrieve(queries=[step["search"]])
+            summary = await agents.summarizer(question=task.prompt, search=step["search"], documents=documents)
+            evidence = summary["evidence"] or NO_EVIDENCE
+            found = Said.joined(found, "\n" if found else "", step["search"], ": ", evidence)
+            edit = await agents.updater(question=task.prompt, evidence=evidence, thoughts=_shown(thoughts))
+            _apply(edit["update"] or edit["add"], thoughts, edit.turn_index)
+            answer = await agents.answerer(question=task.prompt, thoughts=_shown(thoughts))
+        return Outcome(answer=answer["final_answer"], stop_reason="last_round")
+
+
+def _shown(thoughts: dict[int, Said]) -> Said:
+    parts = [part for number, text in sorted(thoughts.items()) for part in ("\n", f"t{number}: ", text)]
+    return Said.joined(*parts[1:])
+
+
+def _apply(edit: str, thoughts: dict[int, Said], origin: int) -> None:
+    """`tK: text` replaces thought K or adds it; text without a number is a new thought."""
+    match = _EDIT.match(edit.strip())
+    if match:
+        thoughts[int(match[1])] = Said.by(match[2].strip(), origin)
+    elif edit.strip():
+        thoughts[max(thoughts, default=0) + 1] = Said.by(edit.strip(), origin)

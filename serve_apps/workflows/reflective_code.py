@@ -1,0 +1,140 @@
+"""Reflective code: plan, code, run the tests, reflect, up to three rounds (UnityMAS-O, seed-systems 1.1.2 A)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from serve_apps.agent import Agent, Said, Tool, ToolError
+from serve_apps.config import SandboxConfig
+from serve_apps.contracts import Tags
+from serve_apps.prompt_budget import shorten
+from serve_apps.tools.code_tests import CodeTests, expand_batched, read_tests
+from serve_apps.tools.code_verifier import NOT_JUDGED, CodeVerifier, Judgement, extract_code, time_limit
+from serve_apps.tools.sandbox import Sandbox
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Task
+
+MAX_HISTORY_CHARS, MAX_EXAMPLE_CHARS = 12_000, 3_000
+VERIFY_TIMEOUT_S = 1_800.0
+"""Waiting for a free lane counts; what a program may take is bounded by the judge itself."""
+
+
+class ReflectiveCode(Workflow):
+    """planner -> coder -> verify (tool) -> reflector. What a prompt shows are public tests; hidden ones pay.
+
+    The tests are in `task.metadata["tests"]`, in any shape of the field.
+    """
+
+    planner = Agent(
+        prompt=(
+            "Plan the program. Reply with <pseudocode>plan</pseudocode> only.\n"
+            "{history}{how}\nExamples:\n{examples}\nTask: {question}"
+        ),
+        contract=Tags("pseudocode"),
+        cut=("history", "examples"),
+    )
+    coder = Agent(
+        prompt=(
+            "Write the program in Python. Reply with <code>program</code> only.\n"
+            "{history}{how}\nPlan: {plan}\nExamples:\n{examples}\nTask: {question}"
+        ),
+        contract=Tags("code"),
+        cut=("history", "plan", "examples"),
+    )
+    reflector = Agent(
+        prompt=(
+            "Say what is wrong and how to mend it. Reply with <reflection>advice</reflection> only.\n"
+            "{how}\nProgram: {code}\nResult: {result}\nTask: {question}"
+        ),
+        contract=Tags("reflection"),
+        cut=("result", "code"),
+    )
+
+    def __init__(
+        self,
+        max_rounds: int = 3,
+        max_examples: int = 3,
+        max_cases: int = 8,
+        sandbox: dict[str, Any] | None = None,
+    ) -> None:
+        """Args:
+        max_rounds: programs at most.
+        max_examples: public tests that prompts show.
+        max_cases: hidden tests that are run per program.
+        sandbox: settings of the sandbox (`SandboxConfig`).
+        """
+        self.max_rounds, self.max_examples = max_rounds, max_examples
+        self._judge = CodeVerifier(sandbox=Sandbox(SandboxConfig(**(sandbox or {}))), max_cases=max_cases)
+        self._lanes = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="judge")
+        self.tools = {"verify": Tool(self._verify, timeout_s=VERIFY_TIMEOUT_S, unrecorded=("tests",))}
+
+    def preflight(self) -> list[str]:
+        """The walls of the sandbox here."""
+        return [self._judge.sandbox.describe()]
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """The last program; stops when it passes every test."""
+        place = f"task {task.task_id}"
+        tests = expand_batched(read_tests(task.metadata.get("tests"), place=place), task.prompt, place=place)
+        shown = tests.public[: self.max_examples]
+        about = {
+            "question": task.prompt,
+            "how": f"Define the function {tests.fn_name}."
+            if tests.fn_name
+            else "Read standard input, print the answer.",
+        }
+        examples = shorten("\n".join(f"{case.given} -> {case.expected}" for case in shown), MAX_EXAMPLE_CHARS)
+        history, program, checked = Said(""), Said(""), {"pass_rate": 0.0}
+        for round_index in range(self.max_rounds):
+            earlier = shorten(history, MAX_HISTORY_CHARS)
+            plan = await agents.planner(**about, history=earlier, examples=examples)
+            draft = await agents.coder(
+                **about, history=earlier, plan=plan["pseudocode"] or plan.text, examples=examples
+            )
+            program = Said.by(extract_code(draft["code"] or draft.text), draft.turn_index)
+            checked = await tools.verify(code=program, tests=tests, num_shown=len(shown), statement=task.prompt)
+            if checked["pass_rate"] == 1.0 or round_index == self.max_rounds - 1:
+                break
+            advice = await agents.reflector(
+                question=task.prompt, how=about["how"], code=program, result=checked["result"]
+            )
+            history = Said.joined(
+                history,
+                *("Earlier program: ", program, "\nIts result: ", checked["result"]),
+                *("\nAdvice: ", advice["reflection"] or advice.text, "\n"),
+            )
+        stop_reason = "passed" if checked["pass_rate"] == 1.0 else "last_round"
+        return Outcome(answer=program, stop_reason=stop_reason, metadata={"pass_rate": checked["pass_rate"]})
+
+    async def _verify(self, code: str, tests: CodeTests, num_shown: int, statement: str) -> dict[str, Any]:
+        """The share of hidden tests that pass; in words how many, and what the first shown one that failed gave."""
+        judged = await self._judged(code, tests, statement)
+        result = f"{judged.passed} of {judged.total} tests passed; {judged.verdict.replace('_', ' ')}"
+        if judged.verdict != "pass" and num_shown:
+            shown = replace(tests, cases=tests.public[:num_shown])
+            looked = await self._judged(code, shown, statement)
+            for case, found in zip(shown.cases, looked.cases, strict=True):
+                if found.verdict != "pass":
+                    said = found.said or found.message[-200:] or found.verdict.replace("_", " ")
+                    result += f"\nFor {case.given} it should give {case.expected}, it gave: {said}"
+                    break
+        return {
+            "pass_rate": judged.pass_rate,
+            "verdict": judged.verdict,
+            "passed": judged.passed,
+            "total": judged.total,
+            "result": result,
+        }
+
+    async def _judged(self, code: str, tests: CodeTests, statement: str) -> Judgement:
+        """ToolError where there is no verdict: the episode is left out."""
+        ask = partial(self._judge.judge, code, tests, time_s=time_limit(statement), problem=statement)
+        judged = await asyncio.get_running_loop().run_in_executor(self._lanes, ask)
+        if judged.verdict in NOT_JUDGED:
+            raise ToolError(f"{judged.verdict}: {next(c.message for c in judged.cases if c.verdict in NOT_JUDGED)}")
+        return judged

@@ -1,0 +1,44 @@
+"""Single agent with tools, turn by turn: the degenerate case, a loop of one role (Search-R1's form)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_apps.agent import Agent, Said
+from serve_apps.contracts import OneOf
+from serve_apps.tools.retrieval import retriever_tool
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Task
+
+
+class SingleAgent(Workflow):
+    """One agent that searches as often as it likes, up to a bound, and answers."""
+
+    agent = Agent(
+        prompt=(
+            "Search, or answer. Reply with <search>words</search> or <answer>answer</answer> only.\n"
+            "Found: {found}\nQuestion: {question}"
+        ),
+        contract=OneOf("search", "answer"),
+        cut=("found",),
+    )
+
+    def __init__(self, max_turns: int = 4, top_k: int = 3, retriever: dict[str, Any] | None = None) -> None:
+        """Args:
+        max_turns: turns at most; one that searches in the last has no answer.
+        top_k: documents per search.
+        retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
+        """
+        self.max_turns = max_turns
+        self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """The answer, or none where the turns ran out."""
+        found = ""
+        for _ in range(self.max_turns):
+            step = await agents.agent(question=task.prompt, found=found)
+            if step["choice"] == "answer":
+                return Outcome(answer=step["answer"], stop_reason="answered")
+            if step["choice"] == "search":
+                found = Said.joined(found, "\n" if found else "", await tools.retrieve(queries=[step["search"]]))
+        return Outcome(answer="", stop_reason="last_turn", is_truncated=True)
