@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help demo test check bench chaos up airflow down clean system lock
+.PHONY: help demo test check bench chaos workflows up airflow down clean system lock
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -37,6 +37,9 @@ bench: .venv/.dev  ## Ratios against peers and limits, side by side; runs/bench/
 
 chaos: .venv/.dev  ## kill -9 of every kind of process in every stage; what is done is kept in runs/chaos/report.json
 	$(BIN)/python -m tests.chaos
+
+workflows: .venv/.dev  ## Train every workflow of infra/workflows from nothing; runs/workflows/table.md. Goes on where it was
+	$(BIN)/python -m tests.showcase
 
 up: .venv/.cpu  ## Start a Ray head that outlives commands (this machine only)
 	@infra/ray_head.sh up

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it: `troupe --help` answers at 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from pipelines import cli_jobs, cli_service
+from pipelines import cli_jobs, cli_service, cli_tools
 from pipelines.cli_options import (
     Address,
     Changes,
@@ -280,12 +281,14 @@ def maintain(
 
 cli_jobs.add_to(app)
 cli_service.add_to(app)
+cli_tools.add_to(app)
 
 
 def _check(config: RunConfig) -> None:
     from pipelines.validate import check
 
-    check(config)
+    for line in check(config):
+        print(line, file=sys.stderr)
 
 
 def _team(text: str) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from pipelines.sections import (
 )
 from serve_apps.config import ServeConfig, Settings
 from stores.config import MaintainConfig, StorageConfig
-from train_loops.config import TrainConfig, WarmstartConfig
+from train_loops.config import TinyModelConfig, TrainConfig, WarmstartConfig
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -88,6 +88,7 @@ class RunConfig(Settings):
         for group in self.model_groups:
             self.train_config(group)
             self.serve_config(group)
+            self.tiny_model(group)
         return self
 
     @model_validator(mode="after")
@@ -175,6 +176,15 @@ class RunConfig(Settings):
         """The `serve` section with this model group's overrides."""
         return _override(self.serve, self.model_groups[model_group].serve, f"model_groups.{model_group}.serve")
 
+    def tiny_model(self, model_group: str) -> TinyModelConfig | None:
+        """`warmstart.tiny_model` with this model group's overrides; None where version 0 is a given model."""
+        changes, place = self.model_groups[model_group].tiny_model, f"model_groups.{model_group}.tiny_model"
+        if self.warmstart is None or self.warmstart.tiny_model is None:
+            if changes:
+                raise ValueError(f"{place}: there is no warmstart.tiny_model that it could change")
+            return None
+        return _override(self.warmstart.tiny_model, changes, place)
+
     def agent_changes(self, name: str) -> dict[str, Any]:
         """What the `agents` section changes of the workflow's agent: setting -> value, None where it changes nothing."""
         return self.agents[name].model_dump() if name in self.agents else {}
@@ -214,6 +224,11 @@ class RunConfig(Settings):
             },
         }
         data = self.model_dump(mode="json", exclude=capacity)
+        for group in data["model_groups"].values():
+            if not group["tiny_model"]:
+                del group["tiny_model"]
+        if self.warmstart and self.warmstart.tiny_model and self.warmstart.tiny_model.architecture == "qwen3":
+            del data["warmstart"]["tiny_model"]["architecture"]
         return sha256(repr(_sorted(data)).encode()).hexdigest()
 
 
@@ -227,36 +242,56 @@ def _sorted(value: Any) -> Any:
 
 def _override(base: T, changes: Mapping[str, Any], place: str) -> T:
     """`base` with nested `changes`, validated again; errors carry `place`."""
-
-    def merge(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        for key, value in new.items():
-            nested = isinstance(value, Mapping) and isinstance(old.get(key), dict)
-            old[key] = merge(old[key], value) if nested else value
-        return old
-
     try:
-        return type(base).model_validate(merge(base.model_dump(exclude_unset=True), changes))
+        return type(base).model_validate(_merge(base.model_dump(exclude_unset=True), changes))
     except ValidationError as error:
         raise ValueError(explain(error, type(base), place)) from None
+
+
+def _merge(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`old` with the values of `new`, mapping by mapping."""
+    for key, value in new.items():
+        nested = isinstance(value, Mapping) and isinstance(old.get(key), dict)
+        old[key] = _merge(old[key], value) if nested else value
+    return old
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Reads and validates a run config; `overrides` maps dotted keys to values.
 
+    A config may begin from another one: `extends: other.yaml`, relative to its own folder. Its keys replace those of the
+    other, section by section; `model_groups` replaces the whole mapping.
+
     Raises ValueError with value, place and fix for anything that is wrong with the file or its content.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"run config {path} does not exist: check the path, from {Path.cwd()}")
-    try:
-        data = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date that does not exist
-        raise ValueError(f"{path} is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: a run config is a mapping of sections, this is {type(data).__name__}")
+    data = _read_config(Path(path), ())
     for key, value in (overrides or {}).items():
         _assign(data, key, value)
     return parse_config(data, str(path))
+
+
+def _read_config(file: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
+    by = f" (named by `extends` in {extended_by[-1]})" if extended_by else ""
+    if not file.is_file():
+        raise ValueError(f"run config {file}{by} does not exist: check the path, from {Path.cwd()}")
+    try:
+        data = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date that does not exist
+        raise ValueError(f"{file} is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{file}: a run config is a mapping of sections, this is {type(data).__name__}")
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise ValueError(f"{file}: extends = {base!r} is no path: name one run config")
+    parent, chain = file.parent / base, (*extended_by, file)
+    if parent.resolve() in {one.resolve() for one in chain}:
+        raise ValueError(f"{file}: extends = {base} leads back to itself: {' -> '.join(map(str, (*chain, parent)))}")
+    inherited = _read_config(parent, chain)
+    if "model_groups" in data:  # a mapping is one thing: an agent must not keep its group of before
+        inherited.pop("model_groups", None)
+    return _merge(inherited, data)
 
 
 def parse_config(data: Mapping[str, Any], place: str) -> RunConfig:

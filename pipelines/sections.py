@@ -40,7 +40,9 @@ class TaskSourceConfig(Settings):
     count: int | None = Field(None, ge=1)
     """How many tasks (generator), or at most how many (file)."""
     split: str = ""
-    """For a generator: which of its disjoint splits; default is the name of the section."""
+    """Which of a generator's disjoint splits, or of the parts of `shares`; default is the name of the section."""
+    shares: dict[str, float] = Field(default_factory=dict)
+    """Cuts a file into parts by task id, e.g. {train: 0.8, gate: 0.1, test: 0.1}, so that one file gives all sets."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -48,6 +50,10 @@ class TaskSourceConfig(Settings):
             raise ValueError("give exactly one of `path` and `generator`")
         if self.generator and self.count is None:
             raise ValueError("a generator needs `count`")
+        if self.generator and self.shares:
+            raise ValueError("a generator has splits of its own: drop `shares`")
+        if self.shares and (min(self.shares.values()) < 0 or sum(self.shares.values()) > 1 + 1e-9):
+            raise ValueError(f"`shares` are parts of 1, got {self.shares}")
         return self
 
 
@@ -77,6 +83,8 @@ class ModelGroupConfig(Settings):
     agents: tuple[str, ...] = Field(min_length=1)
     model: str = ""
     """Hugging Face folder (path or URI) of version 0; empty: what the warm start made."""
+    tiny_model: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of `warmstart.tiny_model` for this model group: another family, shape or vocabulary."""
     train: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the `train` section for this model group."""
     serve: dict[str, Any] = Field(default_factory=dict)

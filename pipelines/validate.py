@@ -17,8 +17,8 @@ from serve_apps.workflow import Workflow, load_object, load_workflow
 from stores.types import Task
 
 
-def check(config: RunConfig) -> None:
-    """Raises ValueError for the first thing that cannot work."""
+def check(config: RunConfig) -> list[str]:
+    """What this machine gives the workflow, a line each; raises ValueError for the first thing that cannot work."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
     load_credit(config.credit)
@@ -26,6 +26,7 @@ def check(config: RunConfig) -> None:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
     check_tasks(config)
     _check_models(config)
+    return workflow.preflight()
 
 
 def _check_agents(config: RunConfig, workflow: Workflow) -> None:
@@ -71,9 +72,8 @@ def check_tasks(config: RunConfig) -> None:
 
 
 def _check_models(config: RunConfig) -> None:
-    tiny = config.warmstart.tiny_model if config.warmstart else None
     for group, settings in config.model_groups.items():
-        wanted = config.serve_config(group).max_model_len
+        tiny, wanted = config.tiny_model(group), config.serve_config(group).max_model_len
         if tiny is not None and not settings.model and wanted > tiny.max_position:
             raise ValueError(
                 f"serve.max_model_len = {wanted} but warmstart.tiny_model.max_position = {tiny.max_position}: lower the "

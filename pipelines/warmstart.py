@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +22,7 @@ from stores.files import is_uri, local_path, open_filesystem
 from stores.types import Trace, team_key
 
 if TYPE_CHECKING:
+    from serve_apps.demonstrate import ToolAnswers
     from train_loops.config import WarmstartConfig
 
 StepProgress = Callable[[int, int, float], None]
@@ -41,60 +42,82 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, An
 
     settings = run.config.warmstart
     with tempfile.TemporaryDirectory() as scratch:
-        folders, metrics, probes = _folders(run, settings, Path(scratch), progress)
+        starts, metrics = _starts(run, settings, Path(scratch), progress)
         models = {
             group: run.weights.ref(group, 0)
             or adopt(
-                folder,
+                start.folder,
                 store=run.weights,
                 model_group=group,
                 run_id=run.run_id,
-                sequences=probes,
+                sequences=start.probes,
                 note="warm start" if settings else f"adopted from {run.config.model_groups[group].model}",
             )
-            for group, folder in folders.items()
+            for group, start in starts.items()
         }
     return {"models": {group: plain(ref) for group, ref in models.items()}, "metrics": metrics}
 
 
-def _folders(
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What becomes version 0 of a model group."""
+
+    folder: Path
+    probes: Sequence[Sequence[int]] | None = None
+    """Token sequences that it is recognised by; None: any."""
+
+
+def _starts(
     run: Run, settings: WarmstartConfig | None, scratch: Path, progress: StepProgress | None
-) -> tuple[dict[str, Path], dict[str, float], Sequence[Sequence[int]] | None]:
-    """Model folder of every group, metrics, and token sequences for the probe."""
-    if settings is None:
-        return {group: _local(g.model, scratch) for group, g in run.config.model_groups.items()}, {}, None
-    if settings.tiny_model is not None:
+) -> tuple[dict[str, _Start], dict[str, float]]:
+    """Of every model group, with metrics."""
+    if settings is not None and settings.tiny_model is not None:
         return _tiny(run, settings, scratch, progress)
-    folders: dict[str, Path] = {}
-    metrics: dict[str, float] = {}
-    probes = None
     bases = {group: _local(g.model, scratch) for group, g in run.config.model_groups.items()}
+    if settings is None:
+        return {group: _Start(base) for group, base in bases.items()}, {}
+    starts: dict[str, _Start] = {}
+    metrics: dict[str, float] = {}
     chosen: list[Trace] = []
     if settings.traces is not None:
         chosen = choose(run, settings.traces, count=settings.num_demonstrations, folders=bases)
     for group, base in bases.items():
-        pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), group)
-        folders[group], found = _learn(run, settings, pairs, scratch / group, base, None, progress)
+        pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), [group])
+        folder, found = _learn(run, settings, pairs, scratch / group, base, None, progress)
+        starts[group] = _Start(folder, _probes(pairs))
         metrics |= {f"{group}/{name}": value for name, value in found.items()}
-        probes = [[*p, *c] for p, c in pairs[:NUM_PROBES]]
-    return folders, metrics, probes
+    return starts, metrics
 
 
 def _tiny(
     run: Run, settings: WarmstartConfig, scratch: Path, progress: StepProgress | None
-) -> tuple[dict[str, Path], dict[str, float], Sequence[Sequence[int]]]:
-    """One model for all groups, tokenizer and weights made from the demonstrations alone."""
+) -> tuple[dict[str, _Start], dict[str, float]]:
+    """One model for all groups of the same shape, tokenizer and weights made from the demonstrations alone."""
     from train_loops.tiny_model import build_model, build_tokenizer, save_folder
 
-    assert settings.tiny_model is not None, "only called for tiny models"
     spy = _TextSpy()
-    _demonstrations(run, settings, {}, spy)
-    tokenizer = build_tokenizer(spy.texts, vocab_size=settings.tiny_model.vocab_size)
-    blank = save_folder(build_model(settings.tiny_model, tokenizer, seed=run.config.seed), tokenizer, scratch / "blank")
-    traces = _demonstrations(run, settings, {group: blank for group in run.config.model_groups})
-    pairs = _pairs(traces)
-    folder, metrics = _learn(run, settings, pairs, scratch / "tiny", None, tokenizer, progress)
-    return dict.fromkeys(run.config.model_groups, folder), metrics, [[*p, *c] for p, c in pairs[:NUM_PROBES]]
+    answers: ToolAnswers = {}
+    _demonstrations(run, settings, {}, spy, answers)
+    groups: dict[Any, list[str]] = {}
+    for group in run.config.model_groups:
+        groups.setdefault(run.config.tiny_model(group), []).append(group)
+    tokenizers: dict[Any, Any] = {}
+    blanks: dict[str, Path] = {}
+    for shape, members in groups.items():
+        tokenizers[shape] = build_tokenizer(spy.texts, vocab_size=shape.vocab_size)
+        model = build_model(shape, tokenizers[shape], seed=run.config.seed)
+        blanks |= dict.fromkeys(members, save_folder(model, tokenizers[shape], scratch / f"blank-{members[0]}"))
+    traces = _demonstrations(run, settings, blanks, answers=answers)
+    starts: dict[str, _Start] = {}
+    metrics: dict[str, float] = {}
+    for shape, members in groups.items():
+        pairs = _pairs(traces, members)
+        own = settings.model_copy(update={"tiny_model": shape})
+        folder, found = _learn(run, own, pairs, scratch / f"tiny-{members[0]}", None, tokenizers[shape], progress)
+        starts |= dict.fromkeys(members, _Start(folder, _probes(pairs)))
+        prefix = "" if len(groups) == 1 else f"{'+'.join(members)}/"
+        metrics |= {f"{prefix}{name}": value for name, value in found.items()}
+    return starts, metrics
 
 
 def _learn(
@@ -121,7 +144,11 @@ def _learn(
 
 
 def _demonstrations(
-    run: Run, settings: WarmstartConfig, folders: Mapping[str, Path], spy: _TextSpy | None = None
+    run: Run,
+    settings: WarmstartConfig,
+    folders: Mapping[str, Path],
+    spy: _TextSpy | None = None,
+    answers: ToolAnswers | None = None,
 ) -> list[Trace]:
     """Traces from the demonstrator, tokenized by `folders`, or only listened to by `spy`."""
     from serve_apps.demonstrate import demonstrate
@@ -133,6 +160,7 @@ def _demonstrations(
         count=settings.num_demonstrations,
         run_id=run.run_id,
         seed=run.config.seed,
+        answers=answers,
     )
 
 
@@ -174,14 +202,18 @@ class _TextSpy:
         return self.texts[token_ids[0]]
 
 
-def _pairs(traces: Sequence[Trace], model_group: str = "") -> list[tuple[Sequence[int], Sequence[int]]]:
-    """Prompt and completion ids of every turn, of one model group or of all."""
+def _pairs(traces: Sequence[Trace], model_groups: Collection[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Prompt and completion ids of every turn of these model groups."""
     return [
         (turn.prompt_token_ids, turn.completion_token_ids)
         for trace in traces
         for turn in trace.turns
-        if not model_group or turn.model_group == model_group
+        if turn.model_group in model_groups
     ]
+
+
+def _probes(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[int]]:
+    return [[*prompt, *completion] for prompt, completion in pairs[:NUM_PROBES]]
 
 
 def _local(model: str, scratch: Path) -> Path:

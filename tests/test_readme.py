@@ -52,22 +52,30 @@ def example(language: str, name: str) -> str:
     return found[1]
 
 
+def write_examples(folder: Path) -> None:
+    """The README's workflow, its two configs and tasks for them."""
+    workflow, config = example("python", "my_team.py"), example("yaml", "my_team.yaml")
+    assert len(workflow.splitlines()) + len(config.splitlines()) < 40, "a new workflow is short, config included"
+    (folder / "my_team.py").write_text(workflow)
+    (folder / "my_team.yaml").write_text(config)
+    (folder / "my_run.yaml").write_text(example("yaml", "my_run.yaml"))
+    (folder / "tasks").mkdir()
+    for first, section in ((0, "train"), (100, "gate"), (200, "test")):
+        rows = [json.dumps({"question": f"What is {n}*2?", "answer": str(2 * n)}) for n in range(first, first + 64)]
+        for place in (folder, folder / "tasks"):
+            (place / f"{section}.jsonl").write_text("\n".join(rows))
+
+
 def test_the_example_workflow_and_config_could_start(tmp_path: Path) -> None:
-    workflow = example("python", "my_team.py")
-    assert len(workflow.splitlines()) < 40
-    (tmp_path / "my_team.py").write_text(workflow)
-    (tmp_path / "my_run.yaml").write_text(example("yaml", "my_run.yaml"))
+    write_examples(tmp_path)
     (tmp_path / "models" / "base").mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "models" / "base" / name).write_text("{}")
-    (tmp_path / "tasks").mkdir()
-    for first, section in ((0, "train"), (100, "gate"), (200, "test")):
-        rows = [json.dumps({"question": f"What is {n}+1?", "answer": str(n + 1)}) for n in range(first, first + 32)]
-        (tmp_path / "tasks" / f"{section}.jsonl").write_text("\n".join(rows))
     troupe = Path(sys.executable).parent / "troupe"
-    done = subprocess.run([troupe, "validate", "my_run.yaml"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "ok (2 model groups, 2 agents)" in done.stdout
+    for config, groups in (("my_run.yaml", 2), ("my_team.yaml", 1)):
+        done = subprocess.run([troupe, "validate", config], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"ok ({groups} model groups, 2 agents)" in done.stdout
 
 
 def test_every_make_target_of_the_readme_exists() -> None:

@@ -121,8 +121,9 @@ class TrainConfig(Settings):
 
 
 class TinyModelConfig(Settings):
-    """A Qwen3-shaped model built from nothing, with its own tokenizer."""
+    """A model built from nothing, with its own tokenizer."""
 
+    architecture: Literal["qwen3", "llama"] = "qwen3"
     hidden_size: int = 128
     intermediate_size: int = 384
     num_layers: int = 3

@@ -1,4 +1,4 @@
-"""tiny_model: a shape and some texts -> a Qwen3-shaped model folder with its own tokenizer and chat template.
+"""tiny_model: a shape and some texts -> a model folder (Qwen3 or Llama) with its own tokenizer and chat template.
 
 For laptops, tests and the demo. The folder has the layout of any Hugging Face model, so nothing downstream knows
 that it is tiny.
@@ -9,12 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from train_loops.config import TinyModelConfig
+
+ARCHITECTURES: dict[str, tuple[Any, Any]] = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+"""What `TinyModelConfig.architecture` names: config and model class; both take the same settings."""
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 
@@ -60,9 +74,10 @@ def _tags(text: str) -> list[str]:
     return re.findall(r"</?[A-Z_]+>", text)
 
 
-def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCausalLM:
+def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
     """An untrained float32 model for `tokenizer`; the same seed gives the same weights."""
-    config = Qwen3Config(
+    config_class, model_class = ARCHITECTURES[shape.architecture]
+    config = config_class(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -81,12 +96,12 @@ def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, s
     )
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(config)
+    model = model_class(config)
     torch.random.set_rng_state(state)
     return model
 
 
-def save_folder(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> Path:
+def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> Path:
     """Writes weights, config, tokenizer and chat template in Hugging Face layout."""
     path = Path(folder)
     model.save_pretrained(path, safe_serialization=True)

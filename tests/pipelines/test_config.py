@@ -177,6 +177,50 @@ def test_a_dotted_override_changes_one_key_and_keeps_its_neighbours(tmp_path: Pa
         load_config(path, {"seed.x": 1})
 
 
+def test_a_config_begins_from_another_and_replaces_its_mapping_whole(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(DEMO))
+    (tmp_path / "more").mkdir()
+    path = tmp_path / "more" / "run.yaml"
+    team = {"team": {"agents": ["solver", "verifier", "refiner", "finalizer"]}}
+    path.write_text(
+        yaml.safe_dump({"extends": "../base.yaml", "collect": {"episodes_per_task": 4}, "model_groups": team})
+    )
+    base, config = load_config(tmp_path / "base.yaml"), load_config(path, {"seed": 7})
+    assert (config.collect.episodes_per_task, config.seed) == (4, 7)
+    assert config.collect.tasks_per_iteration == base.collect.tasks_per_iteration
+    assert list(config.model_groups) == ["team"]
+
+
+def test_a_base_that_is_missing_or_leads_in_a_circle_is_named(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
+    one.write_text("extends: gone.yaml")
+    with pytest.raises(ValueError, match=r"gone\.yaml \(named by `extends` in .*one\.yaml\) does not exist"):
+        load_config(one)
+    one.write_text("extends: other.yaml")
+    other.write_text("extends: one.yaml")
+    with pytest.raises(ValueError, match=r"extends = one\.yaml leads back to itself: .*one\.yaml -> .*other\.yaml -> "):
+        load_config(one)
+    one.write_text("extends: [other.yaml]")
+    with pytest.raises(ValueError, match=r"extends = \['other\.yaml'\] is no path: name one run config"):
+        load_config(one)
+
+
+def test_a_model_group_may_be_of_another_family() -> None:
+    data = changed({"model_groups.solver_verifier.tiny_model": {"architecture": "llama", "vocab_size": 400}})
+    config = parse_config(data, "run.yaml")
+    shapes = [config.tiny_model(group) for group in ("solver_verifier", "refiner_finalizer")]
+    assert [(s.architecture, s.vocab_size) for s in shapes if s] == [("llama", 400), ("qwen3", 512)]
+    assert config.sha256 != parse_config(DEMO, "run.yaml").sha256
+    with pytest.raises(
+        ValueError, match=r"model_groups\.solver_verifier\.tiny_model: .*layers.*did you mean 'num_layers'"
+    ):
+        parse_config(changed({"model_groups.solver_verifier.tiny_model": {"layers": 2}}), "run.yaml")
+    without = changed({f"model_groups.{group}.model": "m" for group in DEMO["model_groups"]}, without="warmstart")
+    without["model_groups"]["solver_verifier"]["tiny_model"] = {"architecture": "llama"}
+    with pytest.raises(ValueError, match=r"there is no warmstart\.tiny_model that it could change"):
+        parse_config(without, "run.yaml")
+
+
 def test_overrides_of_a_model_group_hold_for_it_alone() -> None:
     config = parse_config(changed({"model_groups.solver_verifier.train": {"optimizer": {"lr": 0.5}}}), "run.yaml")
     assert config.train_config("solver_verifier").optimizer.lr == 0.5

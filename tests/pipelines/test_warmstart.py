@@ -1,0 +1,35 @@
+"""Version 0 of model groups of different families: each learns its own agents' turns with its own tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM
+
+from pipelines.config import load_config
+from pipelines.run import Run
+from pipelines.warmstart import warmstart
+from stores.types import ModelVersionRef
+
+SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
+GROUPS = {
+    "qwen": {"agents": ["solver", "refiner"]},
+    "llama": {"agents": ["verifier", "finalizer"], "tiny_model": {"architecture": "llama", "vocab_size": 360}},
+}
+
+
+def test_two_families_begin_from_the_same_demonstrations(tmp_path: Path) -> None:
+    changes = {"warmstart.num_demonstrations": 60, "warmstart.num_epochs": 1, "model_groups": GROUPS}
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))
+    run.open()
+    made = warmstart(run)
+    refs = {group: ModelVersionRef(**ref) for group, ref in made["models"].items()}
+    folders = {group: Path(run.weights.fetch(ref)) for group, ref in refs.items()}
+    models = {group: type(AutoModelForCausalLM.from_pretrained(folder)).__name__ for group, folder in folders.items()}
+    assert models == {"qwen": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+    sizes = {group: json.loads((folder / "config.json").read_text())["vocab_size"] for group, folder in folders.items()}
+    assert sizes["llama"] < sizes["qwen"]
+    for group, ref in refs.items():
+        assert max(max(ids) for ids in run.weights.manifest(ref).probe.sequences) < sizes[group]
+    assert {"qwen/warmstart/loss", "llama/warmstart/loss"} <= set(made["metrics"])
