@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 SQLITE = {"timeout": 60}
-"""Seconds that one writer waits for another before its request fails; SQLite's own 5 were too few on two cores that train."""
+"""Seconds that one writer waits for another before its request fails; SQLite's own are 5."""

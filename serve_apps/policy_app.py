@@ -276,7 +276,7 @@ class Policy:
     # -- versions -----------------------------------------------------------------------------------------------
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Makes `user_config` {version, uri, manifest_sha256} live in place, or keeps the old weights and says why.
+        """Makes `user_config` {version, uri, manifest_sha256; `attempt` is Serve's alone} live, or keeps the old weights and says why.
 
         Never raises for bad weights: Serve would kill the replica.
         """

@@ -40,17 +40,17 @@ print(json.dumps({"airflow_s": airflow_s, "seconds": seconds, "heavy": heavy, "d
 """
 
 
-def parse(home: Path, configs: str, python: str = sys.executable) -> dict[str, Any]:
-    """What Airflow finds in the DAG folder, in a process of its own."""
+def run_airflow(home: Path, code: str, *arguments: str, python: str = sys.executable, **variables: str) -> str:
+    """The last line that `code` prints in a process with an Airflow of its own."""
     environment = {
         **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},  # which may lead to this checkout
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-        "TROUPE_RUN_CONFIGS": configs,
+        **variables,
     }
     done = subprocess.run(
-        [python, "-c", PROBE, str(ROOT / "dags"), *HEAVY],
+        [python, "-c", code, *arguments],
         cwd=home,
         env=environment,
         capture_output=True,
@@ -59,7 +59,13 @@ def parse(home: Path, configs: str, python: str = sys.executable) -> dict[str, A
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return done.stdout.splitlines()[-1]
+
+
+def parse(home: Path, configs: str, python: str = sys.executable) -> dict[str, Any]:
+    """What Airflow finds in the DAG folder."""
+    said = run_airflow(home, PROBE, str(ROOT / "dags"), *HEAVY, python=python, TROUPE_RUN_CONFIGS=configs)
+    return dict(json.loads(said))
 
 
 def write(path: Path, **changes: Any) -> Path:
@@ -124,21 +130,10 @@ def test_the_shipped_configs_give_no_import_error(tmp_path: Path) -> None:
 def test_a_writer_of_the_local_airflow_waits_for_another_one(tmp_path: Path) -> None:
     (variable,) = {line.split()[1] for line in LOCAL.read_text().splitlines() if "CONNECT_ARGS=" in line}
     name, _, value = variable.partition("=")
-    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path), name: value, "PYTHONPATH": str(ROOT)}
-    environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{tmp_path}/airflow.db"
     asked = (
         "from airflow import settings; print(settings.engine.connect().exec_driver_sql('PRAGMA busy_timeout').scalar())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", asked],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.strip().endswith("60000"), done.stderr
+    assert run_airflow(tmp_path, asked, PYTHONPATH=str(ROOT), **{name: value}) == "60000"
 
 
 def test_an_airflow_with_the_light_part_only_parses_the_same_dags(tmp_path: Path, parsed: dict[str, Any]) -> None:
