@@ -151,12 +151,14 @@ def peak_mib(folder: Path, suffix: str, shapes: Sequence[str], count: int, pad: 
 def test_ten_thousand_tasks_of_each_shape_stream_in_flat_memory(suffix: str, tmp_path: Path) -> None:
     """What reading holds beyond the ids does not grow with the file: 9,000 more rows of 3 kB would be 26 MiB."""
     few, many = [peak_mib(tmp_path, suffix, SHAPES, count, pad=3000) for count in (1_000, 10_000)]
+    print(f"{few:.0f} -> {many:.0f} MiB")
     assert many < few + 14, f"{few} -> {many} MiB"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 def test_rows_of_half_a_megabyte_are_not_held_together(suffix: str, tmp_path: Path) -> None:
     few, many = [peak_mib(tmp_path, suffix, ["math"], count, pad=1 << 19) for count in (64, 256)]
+    print(f"{few:.0f} -> {many:.0f} MiB")
     assert many < few + 72, f"{few} -> {many} MiB"
 
 
