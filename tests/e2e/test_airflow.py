@@ -141,7 +141,7 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
 
     # Airflow has fixed its iteration and is on its way; the local runner, which is faster, goes along on the same one.
     airflow.pause(DAG, is_paused=False)
-    airflow.wait("its fourth iteration", lambda: latest_iteration(airflow) == 4, 120)
+    airflow.wait("its fourth iteration", lambda: latest_iteration(airflow) == 4, 240)
     local = train(scene.config, log, airflow.ray_address)
     deadline = time.monotonic() + 240
     while not begun_here(run, 4, ("train", "sync", "evaluate")):

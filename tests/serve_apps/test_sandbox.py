@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -205,6 +206,20 @@ def test_a_program_that_was_not_begun_is_not_judged(monkeypatch: pytest.MonkeyPa
     judged = CodeVerifier(sandbox=sandbox).judge("print(5)", CodeTests(cases=(Case(given="", expected="5"),)))
     assert judged.verdict == "sandbox_error"
     assert "/nowhere" in judged.cases[0].message
+
+
+def test_a_program_that_begins_in_a_later_sandbox_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox, start, tries = sandbox_of("landlock"), Sandbox._started, []
+    readable = sandbox._readable
+
+    def start_late(self: Sandbox, *args: Any) -> Any:
+        self.__dict__["_readable"] = readable if tries else ["/nowhere"]
+        tries.append(1)
+        return start(self, *args)
+
+    monkeypatch.setattr(Sandbox, "_started", start_late)
+    judged = CodeVerifier(sandbox=sandbox).judge("print(5)", CodeTests(cases=(Case(given="", expected="5"),)))
+    assert (judged.verdict, len(tries)) == ("pass", 2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="whoever is no ordinary user becomes one")

@@ -42,6 +42,8 @@ GRACE_S = 2.0
 """Beyond a case's own limit, for ending it and everything it started."""
 MAX_TIMEOUTS = 2
 """Cases of a program that may take too long; the rest are not waited for."""
+MAX_STARTS = 3
+"""New sandboxes for a program that was not begun: it has had no say, and a machine under load may just have been late."""
 NOBODY = 65534
 MAX_LINE_BYTES = 64 << 20
 WATCH_S = 0.1
@@ -52,6 +54,10 @@ Wall = Literal["bubblewrap", "landlock", "none"]
 
 class SandboxUnavailable(RuntimeError):
     """No wall works here, or a sandbox did not start, or did not start the program: it was not judged."""
+
+
+class _NotBegun(SandboxUnavailable):
+    """The walls stand, the program was not started behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +155,14 @@ class Sandbox:
     def _run(self, wall: Wall, program: Program, inputs: Sequence[Any], time_s: float, total_s: float) -> list[CaseRun]:
         deadline = time.monotonic() + total_s
         results: list[CaseRun] = []
+        num_late = 0
         while len(results) < len(inputs) and not _is_enough(results, deadline):
             try:
                 self._run_in_one(wall, program, inputs, results, time_s, deadline)
+            except _NotBegun:
+                num_late += 1
+                if num_late == MAX_STARTS:
+                    raise
             except OSError as fault:
                 raise SandboxUnavailable(f"this machine: {fault}") from fault
         return results + [CaseRun(status="time")] * (len(inputs) - len(results))
@@ -167,8 +178,8 @@ class Sandbox:
     ) -> None:
         """Adds to the results until there are enough, or the sandbox is of no more use.
 
-        A program that does not begin in a new sandbox is a fault of this machine. In a used one an earlier input may have
-        seen to that: the rest then get a new one.
+        A program that does not begin in a new sandbox is a fault of this machine: `_NotBegun`. In a used one an earlier
+        input may have seen to that: the rest then get a new one.
         """
         is_new = True
         with self._started(wall, program, time_s) as runner:
@@ -176,7 +187,7 @@ class Sandbox:
                 line = runner.ask({"input": inputs[len(results)]}, time_s + GRACE_S)
                 if not runner.has_begun:
                     if is_new:
-                        raise SandboxUnavailable(f"the program was not begun: {_fault(line)}")
+                        raise _NotBegun(f"the program was not begun: {_fault(line)}")
                     return
                 is_new = False
                 if runner.is_lost:
