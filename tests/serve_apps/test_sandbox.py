@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -198,6 +200,26 @@ def test_no_program_makes_its_failure_look_like_one_of_this_machine(sandbox: San
     assert {c.verdict for c in judged.cases} <= {"pass", "runtime_error"}
     unwalled = CodeVerifier(sandbox=Sandbox(SandboxConfig(wall="none")))
     assert unwalled.judge("import os\nprint(input())\nos.rmdir(os.getcwd())", tests).passed == 4
+
+
+NO_FORK = """
+import ctypes
+from serve_apps.tools.sandbox import Program, Sandbox
+from serve_apps.config import SandboxConfig
+forks = []
+count = ctypes.CFUNCTYPE(None)(lambda: forks.append(1))
+ctypes.CDLL(None).__register_atfork(count, None, None, None)
+for wall in ("bubblewrap", "landlock"):
+    (ran,) = Sandbox(SandboxConfig(wall=wall)).run(Program(code="print(5)"), [""])
+    print(wall, ran.stdout.strip(), len(forks))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to give up")
+def test_no_fork_handler_of_a_library_runs_when_a_sandbox_starts() -> None:
+    """grpcio's waits for ever, now and then, in the child of a process with threads, as a collector is."""
+    ran = subprocess.run([sys.executable, "-c", NO_FORK], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.splitlines() == ["bubblewrap 5 0", "landlock 5 0"]
 
 
 def test_a_program_that_was_not_begun_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,7 +233,6 @@ class Sandbox:
                     env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": scratch},
                     pass_fds=files,
                     start_new_session=True,
-                    **_as_nobody(wall),
                 )
             finally:
                 for number in files:
@@ -249,7 +248,7 @@ class Sandbox:
         python = [self._python, "-P", "-s", "-S", "-B"]
         if wall != "bubblewrap":
             files = [_file_of(RUNNER.read_bytes())]  # its user may not be able to read this folder
-            return [*python, f"/dev/fd/{files[0]}"], files
+            return [*_as_nobody(wall), *python, f"/dev/fd/{files[0]}"], files
         arguments = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         arguments += ["--hostname", "sandbox"]
         for folder in self._readable:
@@ -267,7 +266,7 @@ class Sandbox:
             arguments += ["--seccomp", str(files[-1])]
         # By a file: a program reads the command line of its first process, and learns no more than this.
         files.append(_file_of(b"\0".join(a.encode() for a in arguments) + b"\0"))
-        return ["bwrap", "--args", str(files[-1]), "--", *python, "/runner.py"], files
+        return [*_as_nobody(wall), "bwrap", "--args", str(files[-1]), "--", *python, "/runner.py"], files
 
     @cached_property
     def _python(self) -> str:
@@ -431,10 +430,15 @@ def _file_of(content: bytes) -> int:
     return number
 
 
-def _as_nobody(wall: Wall) -> dict[str, Any]:
+def _as_nobody(wall: Wall) -> list[str]:
+    """What a command of root is put behind to give its rights up.
+
+    A command, not `subprocess.Popen(user=...)`: with that one Python forks, which runs the fork handlers of every library
+    in this process, and that of grpcio (Ray brings it) was seen to wait for ever in the child. Without, it is a vfork.
+    """
     if os.geteuid() != 0 or wall == "none":
-        return {}
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        return []
+    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
 
 
 def _is_open_to_all(path: Path) -> bool:
