@@ -60,7 +60,10 @@ def test_a_stage_in_another_thread_is_ended_too_and_leaves_nothing_behind(tmp_pa
         with pytest.raises(StageHung, match="train of team, iteration 1"):
             pool.submit(watchdog_in, StageKey("run", 1, "train", "team"), spin).result()
         assert pool.submit(sum, range(5)).result() == 10
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("watchdog")]
+    watchdogs = [thread for thread in threading.enumerate() if thread.name.startswith("watchdog")]
+    for thread in watchdogs:  # the stage does not wait for the last lines of its watchdog
+        thread.join(timeout=10)
+    assert not [thread for thread in watchdogs if thread.is_alive()]
 
 
 def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_path: Path) -> None:
