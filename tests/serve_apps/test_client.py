@@ -112,7 +112,7 @@ def test_a_call_that_hangs_is_cancelled_at_its_deadline_and_repeated() -> None:
         yield [echo(item) for item in batch]
 
     handle = FakeHandle(script)
-    (answer,) = ask(handle, 1, call_timeout_s=0.05)
+    (answer,) = ask(handle, 1, call_timeout_s=0.5)
     assert answer.num_attempts == 2 and handle.num_cancelled == 1
 
 

@@ -20,7 +20,7 @@ FUNCTION = CodeTests(
 
 @pytest.fixture(scope="module")
 def judge() -> CodeVerifier:
-    return CodeVerifier(sandbox=Sandbox(SandboxConfig(time_s=1)))
+    return CodeVerifier(sandbox=Sandbox(SandboxConfig(time_s=2)))
 
 
 @pytest.mark.parametrize(
@@ -168,22 +168,22 @@ def test_after_two_cases_that_took_too_long_no_more_is_run(judge: CodeVerifier) 
     tests = CodeTests(cases=tuple(Case(given=str(n), expected=str(n)) for n in range(8)))
     code = "n = int(input())\nwhile n in (1, 3): pass\nprint(n)"
     for parallel in (1, 3):
-        judged = CodeVerifier(sandbox=judge.sandbox, parallel=parallel).judge(code, tests, time_s=0.5)
+        judged = CodeVerifier(sandbox=judge.sandbox, parallel=parallel).judge(code, tests, time_s=1.5)
         assert [c.verdict for c in judged.cases] == ["pass", "time", "pass", *["time"] * 5]
         assert judged.cases[7].seconds == 0
 
 
 def test_a_submission_has_a_limit_in_all(judge: CodeVerifier) -> None:
-    verifier = CodeVerifier(sandbox=judge.sandbox, total_s=1.0)
-    judged = verifier.judge("import time\ntime.sleep(0.7)\nprint(sum(map(int, input().split())))", ADD)
+    verifier = CodeVerifier(sandbox=judge.sandbox, total_s=2.5)
+    judged = verifier.judge("import time\ntime.sleep(1.5)\nprint(sum(map(int, input().split())))", ADD)
     assert [c.verdict for c in judged.cases] == ["pass", "pass", "time", "time"]
 
 
 def test_a_statement_may_not_ask_for_more_than_the_settings_allow() -> None:
     judge = CodeVerifier(sandbox=Sandbox(SandboxConfig(max_time_s=0.5)))
-    judged = judge.judge("import time\ntime.sleep(3)\nprint(0)", ADD, time_s=1000)
+    judged = judge.judge("import time\ntime.sleep(30)\nprint(0)", ADD, time_s=1000)
     assert judged.cases[0].verdict == "time"
-    assert judged.cases[0].seconds < 2
+    assert judged.cases[0].seconds < 10
 
 
 def test_tests_without_a_case_are_refused(judge: CodeVerifier) -> None:
@@ -226,7 +226,7 @@ def test_the_code_of_many_tags_is_found_in_linear_time() -> None:
     began = time.monotonic()
     extract_code("<code>" * 40_000)
     assert extract_code("<code>a</code>" * 40_000 + "<code>b</code><code>") == "b"
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_a_tool_that_gets_nonsense_is_a_tool_error(tiny_model: Path) -> None:
 
 
 def test_an_episode_without_end_is_a_timeout(tiny_model: Path) -> None:
-    limits = EpisodeConfig(turn_timeout_s=0.1, episode_timeout_s=0.3)
+    limits = EpisodeConfig(turn_timeout_s=1, episode_timeout_s=2)
     trace = play(Slow(), tiny_model, lambda call: "hm", limits=limits)
     assert trace.status is EpisodeStatus.TIMEOUT
     assert "1 turns done" in trace.error

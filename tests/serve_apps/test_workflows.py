@@ -146,14 +146,14 @@ def test_a_debater_that_fails_ends_the_calls_of_the_others(tokenizer: ChatTokeni
     class Team(Debate):
         async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
             async def slow() -> None:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(1)
                 late.append("spoke")
 
             await together(slow(), agents.debater_0(wrong="input"))
             raise AssertionError
 
     trace = play(Team(), SUM, lambda *_: "", tokenizer)
-    asyncio.run(asyncio.sleep(0.3))
+    asyncio.run(asyncio.sleep(1.2))
     assert (trace.status, late) == (EpisodeStatus.AGENT_ERROR, [])
 
 

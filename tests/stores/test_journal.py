@@ -101,12 +101,12 @@ def test_an_owner_that_stopped_beating_is_replaced_when_its_lease_ends_and_recor
     journal: Journal, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    owner = _racer(journal, mark, seconds=0.5, lease_s=1.0)
+    owner = _racer(journal, mark, seconds=10, lease_s=1.0)
     _wait_for(mark)
     os.kill(owner.pid, signal.SIGSTOP)
     began = time.monotonic()
     assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 2}
-    assert 0.2 < time.monotonic() - began < 10
+    assert 0.2 < time.monotonic() - began < 30
     os.kill(owner.pid, signal.SIGCONT)
     _, errors = owner.communicate(timeout=30)
     assert "LeaseLost" in errors
@@ -118,15 +118,15 @@ def test_heartbeats_keep_a_lease_longer_than_its_length(journal: Journal) -> Non
 
     def long_work(lease: Lease) -> dict[str, object]:
         entered.set()
-        time.sleep(1.2)
+        time.sleep(5)
         lease.check()
         return {"by": "first"}
 
-    first = threading.Thread(target=journal.once, args=(KEY, long_work), kwargs={"lease_s": 0.4, "owner": "first"})
+    first = threading.Thread(target=journal.once, args=(KEY, long_work), kwargs={"lease_s": 2, "owner": "first"})
     first.start()
     entered.wait()
-    with pytest.raises(TimeoutError, match=r"train of solver, iteration 2 of run run: first .* gave up after 0.6 s"):
-        journal.once(KEY, lambda lease: {"by": "second"}, wait_s=0.6)
+    with pytest.raises(TimeoutError, match=r"train of solver, iteration 2 of run run: first .* gave up after 3 s"):
+        journal.once(KEY, lambda lease: {"by": "second"}, wait_s=3)
     assert journal.once(KEY, lambda lease: others.append(lease) or {}) == {"by": "first"}
     first.join()
     assert others == []
@@ -136,7 +136,7 @@ def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
     def slow(lease: Lease) -> dict[str, object]:
         taker = Journal(journal.url)
         assert taker._take(KEY, lease.token + 1, "other", 30)
-        time.sleep(0.5)
+        time.sleep(2)
         lease.check()
         return {}
 
@@ -198,14 +198,14 @@ def test_connections_that_the_server_ends_are_made_again(postgres_url: str) -> N
     others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
 
     def work(lease: Lease) -> dict[str, object]:
-        time.sleep(0.3)
+        time.sleep(0.8)
         with admin.begin() as connection:
             assert connection.execute(sa.text(f"{others} AND pid <> pg_backend_pid()")).scalar_one() > 0
-        time.sleep(0.3)
+        time.sleep(1.5)
         lease.check()
         return {"token": lease.token}
 
-    assert journal.once(KEY, work, lease_s=0.4) == {"token": 1}
+    assert journal.once(KEY, work, lease_s=2) == {"token": 1}
     journal.put_value("run", "champion", {"version": 1})
     assert journal.value("run", "champion") == {"version": 1}
 
