@@ -20,13 +20,39 @@ class OptimizerConfig(Settings):
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or down to `min_lr_share` of `lr` at `decay_steps`."""
     warmup_steps: int = Field(0, ge=0)
+    decay_steps: int = Field(0, ge=0)
+    """Optimizer steps, warm-up included, after which the rate stays at its least; needed by linear and cosine."""
+    min_lr_share: float = Field(0.0, ge=0, le=1)
     max_grad_norm: float = Field(1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _decay_has_an_end(self) -> Self:
+        if self.schedule == "constant" and (self.decay_steps or self.min_lr_share):
+            raise ValueError("decay_steps and min_lr_share need schedule: linear or cosine")
+        if self.schedule != "constant" and self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"schedule: {self.schedule} needs decay_steps above warmup_steps = {self.warmup_steps}, "
+                f"got {self.decay_steps}"
+            )
+        return self
+
+
+class AdaptiveKLConfig(Settings):
+    """Coefficient of the KL in the reward, steered to a target (Ziegler 2019, as in verl 0.8; seed-systems 2.1)."""
+
+    target: float = Field(0.1, gt=0)
+    """Wanted KL to the reference, nats per token."""
+    horizon: int = Field(10_000, ge=1)
+    """Episodes over which the coefficient may double or halve several times: larger is slower."""
 
 
 class LossConfig(Settings):
-    """PPO clip loss. Defaults are those of verl 0.8 (seed-systems 2.1)."""
+    """The policy loss. Defaults are those of verl 0.8 (seed-systems 2.1)."""
 
+    policy: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.2, gt=0)
     dual_clip: float | None = Field(3.0, gt=1)
@@ -34,15 +60,32 @@ class LossConfig(Settings):
     aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = (
         "token_mean"
     )
+    norm_tokens: int | None = Field(None, ge=1)
+    """Divisor of `seq_mean_token_sum_norm`; null: the longest completion of the minibatch."""
     entropy_coef: float = 0.0
     kl_in_loss_coef: float = Field(0.0, ge=0)
     kl_in_reward_coef: float = Field(0.0, ge=0)
     kl_estimator: Literal["k1", "abs", "k2", "k3"] = "k3"
+    adaptive_kl: AdaptiveKLConfig | None = None
+    """Adapts `kl_in_reward_coef`, which is where it starts."""
+
+    @model_validator(mode="after")
+    def _adapted_kl_is_there(self) -> Self:
+        if self.adaptive_kl is not None and self.kl_in_reward_coef == 0:
+            raise ValueError("loss.adaptive_kl needs loss.kl_in_reward_coef above 0: the coefficient it starts from")
+        return self
 
 
 class CriticConfig(Settings):
-    """The value model of PPO: own weights, started from the policy's trunk."""
+    """The value model of PPO."""
 
+    kind: Literal["own", "shared", "frozen"] = "own"
+    """`own`: weights of its own, started from the policy's trunk. `shared`: a value head on the policy's trunk, trained
+    with it in one backward pass. `frozen`: a small head on features of the frozen warm-start trunk."""
+    hidden_size: int = Field(0, ge=0)
+    """Width of the head's hidden layer; 0: the head is linear."""
+    value_coef: float = Field(0.1, gt=0)
+    """Weight of the value loss beside the policy loss; `shared` only."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
     value_clip: float = Field(0.5, gt=0)
     warmup_iterations: int = Field(0, ge=0)
@@ -54,18 +97,102 @@ class AdvantageConfig(Settings):
 
     gamma: float = Field(1.0, gt=0, le=1)
     gae_lambda: float = Field(1.0, ge=0, le=1)
-    whiten: Literal["all", "agent", "none"] = "all"
-    """PPO only: over which rows GAE advantages are whitened."""
+    whiten: Literal["all", "agent", "none"] | None = None
+    """Over which rows GAE and REINFORCE++ advantages are whitened; null: `agent` for ippo, mappo and happo, else `all`."""
+    group_by: Literal["task", "task_agent", "task_agent_round", "task_round", "batch_agent"] | None = None
+    """Which rows are compared with one another; null: the algorithm's own. `task` compares episodes, the others turns;
+    `batch_agent` is for agents with one sample per task."""
     normalize_std: bool = True
-    """GRPO family: divide by the group's standard deviation (False: Dr.GRPO)."""
+    """Group estimators: divide by the group's standard deviation (False: Dr. GRPO)."""
     ddof: Literal[0, 1] = 1
     eps: float = Field(1e-6, gt=0)
-    singleton: Literal["zero", "raw"] = "zero"
-    """A group of one carries no comparison: zero (honest) or the raw reward (what the references do)."""
+    singleton: Literal["zero", "raw", "batch"] = "zero"
+    """A group of one carries no comparison: zero (honest), the raw reward (what the references do), or compared with all
+    turns of its agent in the iteration."""
+    step_gamma: float = Field(0.95, gt=0, le=1)
+    """GiGPO: discount per turn of an episode."""
+    step_weight: float = Field(1.0, ge=0)
+    """GiGPO: weight of the step advantage beside the episode's."""
+    similarity: float = Field(1.0, gt=0, le=1)
+    """GiGPO: prompts at least so alike are one anchor; 1: equal prompts only."""
+    nll_gain: float = Field(0.0, ge=0)
+    """UMAD's alpha: advantages times exp(-alpha * normalised mean NLL of the completion in its group); 0: off."""
+
+
+class OverlongConfig(Settings):
+    """DAPO's soft penalty for completions near their limit (seed-systems 2.2)."""
+
+    buffer_tokens: int = Field(ge=1)
+    """The last tokens below an agent's max_tokens, over which the penalty grows from 0 to `penalty`."""
+    penalty: float = Field(1.0, gt=0)
+
+
+class AgentTrainConfig(Settings):
+    """The learning signal of one agent."""
+
+    weight: float = Field(1.0, ge=0)
+    """Its advantages are multiplied by it; 0: the agent is not trained."""
+    overlong: OverlongConfig | None = None
+    """Instead of `train.overlong`."""
+    entropy_coef: float | None = None
+    """Instead of `train.loss.entropy_coef`."""
+
+
+class RowsConfig(Settings):
+    """How turns become rows. Neither changes the gradient."""
+
+    merge: bool = True
+    """Turns that extend each other exactly (prompt = earlier prompt + completion) are computed as one row."""
+    pack: bool = True
+    """Rows lie end to end without padding, each attending to itself only."""
+
+
+class TeamConfig(Settings):
+    """What learns from the whole team before the model groups do: a central critic, or a mixer of per-agent Qs."""
+
+    mixer: Literal["none", "vdn", "qmix"] = "none"
+    """Q-credit (VDN, QMIX at turn level) takes the place of the turns' rewards, for any group estimator."""
+    optimizer: OptimizerConfig = OptimizerConfig(lr=5e-4, max_grad_norm=10.0)
+    num_epochs: int = Field(4, ge=1)
+    num_minibatches: int = Field(4, ge=1)
+    gamma: float = Field(0.99, gt=0, le=1)
+    """Per turn."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    value_clip: float = Field(0.2, gt=0)
+    huber_delta: float = Field(10.0, gt=0)
+    value_norm: bool = True
+    """Values are learned normalised by a running mean and standard deviation (MAPPO)."""
+    embedding_size: int = Field(64, ge=1)
+    mixer_size: int = Field(32, ge=1)
+    hidden_size: int = Field(64, ge=1)
+    target_tau: float = Field(0.005, gt=0, le=1)
+    """Soft update of the target critics and the target mixer, after every step."""
+    replay_episodes: int = Field(5000, ge=1)
+    warmup_iterations: int = Field(0, ge=0)
+    """Iterations in which the mixer learns and the turns keep their own rewards."""
+    max_log_factor: float = Field(0.6931471805599453, gt=0)
+    """HAPPO: log M is clipped to +- this (log 2)."""
+    order: Literal["random", "fixed"] = "random"
+    """HAPPO: in which order groups are updated; random is seeded and kept in the journal."""
 
 
 class MismatchConfig(Settings):
     """Trainer against engine on the same tokens (design rule 4), absolute logprob difference in nats."""
+
+    correction: Literal["none", "token", "sequence"] = "token"
+    """Truncated importance weights beyond tolerance: per token, or one per turn (the product over its tokens)."""
+    always: bool = False
+    """Correct within tolerance too, for traces of other versions."""
+    reject_token: tuple[float, float] | None = None
+    """Tokens whose weight exp(old - rollout) lies outside are masked."""
+    reject_sequence: tuple[float, float] | None = None
+    """Turns whose geometric mean weight lies outside are masked whole."""
+    decoupled: bool = False
+    """Decoupled PPO: the ratio is taken to the recomputed old logprobs, and weighed by exp(old - rollout); False with
+    `old_logprobs: rollout`: the ratio is taken to the rollout's."""
+    old_logprobs: Literal["recompute", "rollout_if_close"] = "recompute"
+    """`rollout_if_close`: the forward pass for the old logprobs is spared while the gap, measured on a part of the rows,
+    stays within tolerance."""
 
     tolerance_mean: float = Field(1e-3, gt=0)
     """Beyond it (or `tolerance_max`) truncated importance weights are applied."""
@@ -74,6 +201,8 @@ class MismatchConfig(Settings):
     """Beyond it the stage fails."""
     truncation: float = Field(2.0, gt=1)
     """Cap of the importance weight exp(old - rollout)."""
+    min_ess: float = Field(0.0, ge=0, le=1)
+    """An effective sample size (share of the rows) below it fails the stage; 0: never."""
 
 
 class DeepSpeedConfig(Settings):
@@ -82,18 +211,72 @@ class DeepSpeedConfig(Settings):
     zero_stage: Literal[0, 1, 2, 3] = 0
     bf16: bool = False
     gradient_checkpointing: bool = False
+    offload_optimizer: bool = False
+    """Optimizer state in CPU memory; needs zero_stage >= 1."""
+    offload_parameters: bool = False
+    """Parameters in CPU memory; needs zero_stage 3."""
+
+    @model_validator(mode="after")
+    def _offload_needs_partitions(self) -> Self:
+        if self.offload_optimizer and self.zero_stage < 1:
+            raise ValueError("deepspeed.offload_optimizer needs deepspeed.zero_stage of at least 1")
+        if self.offload_parameters and self.zero_stage < 3:
+            raise ValueError("deepspeed.offload_parameters needs deepspeed.zero_stage: 3")
+        return self
+
+
+class LoraConfig(Settings):
+    """An adapter (peft) per model group over a base that several groups share."""
+
+    rank: int = Field(8, ge=1)
+    alpha: float = Field(16.0, gt=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+Algorithm = Literal[
+    "ppo",
+    "ippo",
+    "mappo",
+    "happo",
+    "grpo",
+    "dr_mas",
+    "at_grpo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+    "opo",
+    "gpg",
+    "pass_at_k",
+    "gigpo",
+    "counterfactual",
+    "leave_one_out",
+]
+"""Advantage estimators: each is the file of its name in train_loops/advantages/ (ppo, ippo, mappo and happo: gae)."""
+GAE_ALGORITHMS = ("ppo", "ippo", "mappo", "happo")
+TEAM_CRITIC_ALGORITHMS = ("mappo", "happo")
+"""Their values come from the team's central critic, not from one of the model group's."""
 
 
 class TrainConfig(Settings):
     """How one model group learns."""
 
-    algorithm: Literal["ppo", "grpo", "dr_mas"] = "dr_mas"
+    algorithm: Algorithm = "dr_mas"
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     critic: CriticConfig = CriticConfig()
     mismatch: MismatchConfig = MismatchConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    lora: LoraConfig | None = None
+    """Train an adapter instead of all weights; see `model_groups.<name>.base`."""
+    rows: RowsConfig = RowsConfig()
+    team: TeamConfig = TeamConfig()
+    """Must be the same for all model groups."""
+    overlong: OverlongConfig | None = None
+    agents: dict[str, AgentTrainConfig] = Field(default_factory=dict)
+    """Learning signal per agent."""
     num_epochs: int = Field(1, ge=1)
     num_minibatches: int = Field(1, ge=1)
     """Optimizer steps per epoch: fixed, whatever the number of rows."""
@@ -113,10 +296,23 @@ class TrainConfig(Settings):
     start_timeout_s: float = Field(300, gt=0)
     stage_timeout_s: float = Field(3600, gt=0)
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether the model group trains a critic of its own."""
+        return self.algorithm in GAE_ALGORITHMS and self.algorithm not in TEAM_CRITIC_ALGORITHMS
+
+    @property
+    def is_whole_team(self) -> bool:
+        """Whether a learner of the whole team runs before the model groups."""
+        return self.algorithm in TEAM_CRITIC_ALGORITHMS or self.team.mixer != "none"
+
     @model_validator(mode="after")
-    def _ppo_only_settings(self) -> Self:
-        if self.algorithm != "ppo" and self.critic != CriticConfig():
-            raise ValueError(f"train.critic is set but algorithm {self.algorithm!r} has no critic: use ppo or drop it")
+    def _critic_is_used(self) -> Self:
+        if not self.has_critic and self.critic != CriticConfig():
+            raise ValueError(
+                f"train.critic is set but algorithm {self.algorithm!r} has no critic of its own: use ppo or ippo, "
+                "or drop it (mappo and happo: the central critic's settings are train.team)"
+            )
         return self
 
 

@@ -1,0 +1,63 @@
+"""rewarded_rows: what an advantage estimator sees of an iteration's training rows.
+
+An estimator is a file of this folder with one pure function of the file's name:
+
+    name(rows: RewardedRows, settings: AdvantageConfig) -> [N] one advantage per row, or N arrays, one per token
+
+`estimator` finds it by its config name (`train.algorithm`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_loops.config import GAE_ALGORITHMS, AdvantageConfig
+
+Rows = Sequence[NDArray[np.floating]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardedRows:
+    """N rows of one model group, in the same order everywhere; per-token arrays are over completion tokens only."""
+
+    token_rewards: Rows
+    """Per row, one per completion token: the turn's reward on the last one, the KL term (if any) on each."""
+    group_ids: Sequence[str]
+    """Episodes of one task in one iteration."""
+    episode_ids: Sequence[str]
+    agents: Sequence[str]
+    turn_indices: Sequence[int]
+    """Place in the episode: time order."""
+    round_indices: Sequence[int]
+    prompts: Sequence[Sequence[int]] = ()
+    """Token ids of each row's prompt: GiGPO's anchors."""
+    values: Rows = ()
+    """For the GAE family, else empty."""
+    trajectories: Sequence[Sequence[int]] = ()
+    """For the GAE family: rows that chain, see `rows.trajectories_of`."""
+    baselines: Sequence[float | None] = field(default=())
+    """Per row, what a variant of its episode earned there (greedy, counterfactual ...); None where none was played."""
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """[N], a row's reward, minus beta times its summed KL where KL is in the reward."""
+        return np.array([np.asarray(r, dtype=np.float64).sum() for r in self.token_rewards])
+
+    @property
+    def lengths(self) -> list[int]:
+        """[N], completion tokens."""
+        return [len(r) for r in self.token_rewards]
+
+
+Estimator = Callable[[RewardedRows, AdvantageConfig], NDArray[np.float64] | list[NDArray[np.float64]]]
+
+
+def estimator(algorithm: str) -> Estimator:
+    """The function behind a config name."""
+    name = "gae" if algorithm in GAE_ALGORITHMS else algorithm
+    return getattr(import_module(f"train_loops.advantages.{name}"), name)
