@@ -281,7 +281,7 @@ class TrainConfig(Settings):
     num_minibatches: int = Field(1, ge=1)
     """Optimizer steps per epoch: fixed, whatever the number of rows."""
     microbatch_tokens: int = Field(16384, ge=1)
-    """Padded tokens per forward and backward pass."""
+    """Tokens per forward and backward pass, padding included."""
     train_statuses: tuple[Literal["ok", "truncated", "agent_error", "tool_error", "timeout"], ...] = ("ok", "truncated")
     """Episodes that are trained on; the credit rule pays those that are added, with the answer they ended with, if any."""
     train_mixed_versions: bool = False

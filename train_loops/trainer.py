@@ -381,16 +381,15 @@ def _reference(order: Order, store: WeightStore) -> Any:
 
 
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
-    import torch
-
+    from train_loops.batching import collate_turns
     from train_loops.engine import device
+    from train_loops.logprobs import completion_logprobs
 
     logprobs = []
     with policy.evaluating():
         for ids in sequences:
-            token_ids = torch.tensor([list(ids)], device=device())
-            mask = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
-            logprobs.append(tuple(policy(token_ids, mask, torch.ones(1, device=device()))[0][0].tolist()))
+            batch = collate_turns([(ids[:1], ids[1:])]).to(device())
+            logprobs.append(tuple(completion_logprobs(policy, batch).tolist()))  # type: ignore[arg-type]
     return tuple(logprobs)
 
 
