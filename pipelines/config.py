@@ -122,7 +122,7 @@ class RunConfig(Settings):
             pairs.append((("sync.timeout_s", self.sync.timeout_s), stage))
             starts = {self.serve_config(group).start_timeout_s for group in self.model_groups}
             pairs += [(("serve.start_timeout_s", start), stage) for start in starts]
-        trains = {self.train_config(group) for group in self.model_groups}
+        trains = [self.train_config(group) for group in self.model_groups]
         for train in trains:
             stage = ("train.stage_timeout_s", train.stage_timeout_s)
             pairs.append((("train.order_timeout_s", train.order_timeout_s), stage))
