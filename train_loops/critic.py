@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from train_loops.batching import Batch
+from train_loops.logprobs import at_least_float32, hidden_states
+from train_loops.packed_attention import install
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,6 +23,7 @@ class ValueModel(nn.Module):
 
     def __init__(self, trunk: PreTrainedModel) -> None:
         super().__init__()
+        install(trunk)
         self.trunk = trunk
         self.head = nn.Linear(trunk.config.hidden_size, 1, dtype=next(trunk.parameters()).dtype)
         nn.init.zeros_(self.head.weight)
@@ -33,17 +36,12 @@ class ValueModel(nn.Module):
 
         return cls(AutoModel.from_pretrained(folder, dtype=dtype))
 
-    def forward(self, token_ids: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
-        """[B, T-1] float32: at t the value of the state in which token t+1 was sampled; 0 outside `loss_mask`.
-
-        Args:
-            token_ids: [B, T], padded on the right.
-            loss_mask: [B, T-1] bool.
-        """
-        hidden = self.trunk(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
-        return self.head(hidden).squeeze(-1).float() * loss_mask
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """[N] float32: the value of the state in which each completion token was sampled."""
+        hidden = hidden_states(self.trunk, batch)
+        return at_least_float32(self.head(hidden).squeeze(-1))[: len(batch.targets)]
 
 
 def completion_values(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """[B, T-1] float32, 0 outside the loss mask. `model`: a `ValueModel`, or a DeepSpeed engine around one."""
-    return model(batch.token_ids, batch.loss_mask)
+    """[N] float32. `model`: a `ValueModel`, or a DeepSpeed engine around one."""
+    return model(batch)

@@ -37,7 +37,8 @@ from train_loops.config import TrainConfig
 
 if TYPE_CHECKING:
     from train_loops.engine import Engine
-    from train_loops.learner import Learned, Models
+    from train_loops.learner import Learned
+    from train_loops.models import Models
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ class Worker:
         )
         read = time.perf_counter()
         held, self._held = self._held, None
-        trains_policy = order.train.algorithm != "ppo" or (
+        trains_policy = not order.train.has_critic or (
             self._num_critic_orders >= order.train.critic.warmup_iterations
         )
         learned = learn(
@@ -215,7 +216,7 @@ class Worker:
     def _hold(self, order: Order, store: WeightStore, folder: Path) -> None:
         """Makes the engines in memory be at the order's parent."""
         from train_loops.engine import Engine, load_critic, load_policy
-        from train_loops.learner import Models
+        from train_loops.models import Models
 
         if self._held == order.parent and self._train == order.train and self._models is not None:
             return
@@ -229,7 +230,7 @@ class Worker:
         settings = order.train.deepspeed
         policy = Engine(load_policy(folder, settings), optimizer=order.train.optimizer, config=settings)
         critic = None
-        if order.train.algorithm == "ppo":
+        if order.train.has_critic:
             critic = Engine(load_critic(folder, settings), optimizer=order.train.critic.optimizer, config=settings)
         self._models = Models(policy=policy, critic=critic, reference=_reference(order, store))
         checkpoint = store.manifest(order.parent).checkpoint
@@ -381,16 +382,15 @@ def _reference(order: Order, store: WeightStore) -> Any:
 
 
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
-    import torch
-
+    from train_loops.batching import collate_turns
     from train_loops.engine import device
+    from train_loops.logprobs import completion_logprobs
 
     logprobs = []
     with policy.evaluating():
         for ids in sequences:
-            token_ids = torch.tensor([list(ids)], device=device())
-            mask = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
-            logprobs.append(tuple(policy(token_ids, mask, torch.ones(1, device=device()))[0][0].tolist()))
+            batch = collate_turns([(ids[:1], ids[1:])]).to(device())
+            logprobs.append(tuple(completion_logprobs(policy, batch).tolist()))  # type: ignore[arg-type]
     return tuple(logprobs)
 
 
