@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.run import Run
+from stores.manifest import whole_model
 from stores.traces import TraceStore
 from stores.types import Purpose, Trace
 from stores.weight_cache import fetch
@@ -91,7 +92,7 @@ def _check_tokenizer(choice: ChosenTracesConfig, group: str, traces: Sequence[Tr
             f"warmstart.traces: {place} holds none of the versions of {group!r} that acted, so nothing tells whether "
             f"their tokenizer is that of {folder}: set warmstart.traces.weights to the model versions of {choice.run!r}"
         )
-    if _vocabulary(fetch(ref, with_tensors=False)) != _vocabulary(folder):
+    if _vocabulary(fetch(whole_model(ref), with_tensors=False)) != _vocabulary(folder):
         raise ValueError(
             f"warmstart.traces: the traces hold token ids of the tokenizer in {ref.uri}, model group {group!r} starts "
             f"from {folder} with another one: start from a model with that tokenizer, or use a demonstrator"

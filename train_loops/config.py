@@ -182,17 +182,15 @@ class MismatchConfig(Settings):
     correction: Literal["none", "token", "sequence"] = "token"
     """Truncated importance weights beyond tolerance: per token, or one per turn (the product over its tokens)."""
     always: bool = False
-    """Correct within tolerance too, for traces of other versions."""
+    """Correct within tolerance too: decoupled PPO (Hilton 2022), whose ratio is to the recomputed old logprobs and whose
+    weights are exp(old - rollout); for traces of other versions."""
     reject_token: tuple[float, float] | None = None
     """Tokens whose weight exp(old - rollout) lies outside are masked."""
     reject_sequence: tuple[float, float] | None = None
     """Turns whose geometric mean weight lies outside are masked whole."""
-    decoupled: bool = False
-    """Decoupled PPO: the ratio is taken to the recomputed old logprobs, and weighed by exp(old - rollout); False with
-    `old_logprobs: rollout`: the ratio is taken to the rollout's."""
     old_logprobs: Literal["recompute", "rollout_if_close"] = "recompute"
-    """`rollout_if_close`: the forward pass for the old logprobs is spared while the gap, measured on a part of the rows,
-    stays within tolerance."""
+    """`rollout_if_close`: the engine's logprobs stand for the old ones, and their forward pass is spared, while the gap,
+    measured on a part of the rows, stays within tolerance."""
 
     tolerance_mean: float = Field(1e-3, gt=0)
     """Beyond it (or `tolerance_max`) truncated importance weights are applied."""
@@ -228,7 +226,8 @@ class DeepSpeedConfig(Settings):
 class LoraConfig(Settings):
     """An adapter (peft) per model group over a base that several groups share."""
 
-    rank: int = Field(8, ge=1)
+    rank: int = Field(8, ge=1, le=512)
+    """At most the smaller dimension of every layer it is put on, and the 512 that vLLM serves."""
     alpha: float = Field(16.0, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

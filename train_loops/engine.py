@@ -70,14 +70,19 @@ def device() -> torch.device:
 
 def load_policy(folder: str | Path, config: DeepSpeedConfig) -> PolicyScorer:
     """The policy in `folder` (Hugging Face layout), ready for an `Engine`."""
-    from transformers import AutoModelForCausalLM
-
     from train_loops.logprobs import PolicyScorer
+
+    return PolicyScorer(load_model(folder, config))
+
+
+def load_model(folder: str | Path, config: DeepSpeedConfig) -> Any:
+    """The causal language model in `folder`, as a policy is trained from it."""
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=_dtype(config), attn_implementation="sdpa")
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return PolicyScorer(model)
+    return model
 
 
 def load_critic(folder: str | Path, config: DeepSpeedConfig) -> ValueModel:
@@ -91,8 +96,13 @@ def load_critic(folder: str | Path, config: DeepSpeedConfig) -> ValueModel:
 
 
 def load_reference(folder: str | Path, config: DeepSpeedConfig) -> nn.Module:
-    """The policy in `folder`, frozen: called without gradients only. Under ZeRO-3 partitioned like the others."""
-    module = load_policy(folder, config).eval().requires_grad_(False).to(device())
+    """The policy in `folder`, frozen: see `freeze`."""
+    return freeze(load_policy(folder, config), config)
+
+
+def freeze(module: nn.Module, config: DeepSpeedConfig) -> nn.Module:
+    """A module that is called without gradients only. Under ZeRO-3 partitioned like the others."""
+    module = module.eval().requires_grad_(False).to(device())
     if config.zero_stage < 3:
         return module
     import deepspeed
@@ -117,10 +127,12 @@ class Engine:
         # bf16 weights need float32 masters, which DeepSpeed keeps in its ZeRO optimizers.
         self._stage = max(config.zero_stage, 1) if config.bf16 else config.zero_stage
         self.num_steps = 0
+        self._is_whole = all(parameter.requires_grad for parameter in module.parameters())
+        """False for an adapter: its checkpoints leave the frozen base out."""
         self._deepspeed, self._optimizer, _, _ = deepspeed.initialize(
             model=module.to(device()),
             optimizer=torch.optim.AdamW(
-                module.parameters(),
+                [parameter for parameter in module.parameters() if parameter.requires_grad],
                 lr=optimizer.lr,
                 betas=optimizer.betas,
                 eps=optimizer.eps,
@@ -184,7 +196,9 @@ class Engine:
 
     def save(self, folder: str | Path, *, tag: str, state: Mapping[str, Any]) -> None:
         """Writes weights, optimizer and `state` (JSON values); all workers call it, each may have its own folder."""
-        self._deepspeed.save_checkpoint(str(folder), tag=tag, save_latest=False)
+        self._deepspeed.save_checkpoint(
+            str(folder), tag=tag, save_latest=False, exclude_frozen_parameters=not self._is_whole
+        )
         about = {"state": dict(state), "num_steps": self.num_steps, "layout": self._layout()}
         (Path(folder) / f"{tag}.json").write_text(json.dumps(about))
 
@@ -207,11 +221,11 @@ class Engine:
                 f"checkpoint {path} was written with {about['layout']}, this is {self._layout()}: train with the old "
                 "number of workers and ZeRO stage, or from the weights alone"
             )
-        self._deepspeed.load_checkpoint(str(folder), tag=tag)
+        self._deepspeed.load_checkpoint(str(folder), tag=tag, load_module_strict=self._is_whole)
         self.num_steps = about["num_steps"]
         return about["state"]
 
-    def tensors(self, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, module: nn.Module, *, only_trainable: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters of `module` (a part of this engine's) on the CPU, whole, one after the other.
 
         Tied parameters come once. All workers iterate.
@@ -219,6 +233,8 @@ class Engine:
         import deepspeed
 
         for name, parameter in module.named_parameters():
+            if only_trainable and not parameter.requires_grad:
+                continue
             if self._stage < 3:
                 yield name, parameter.detach().to("cpu", copy=True)
                 continue

@@ -33,6 +33,8 @@ class Sample:
     max_tokens: int
     """The agent's limit on completion tokens."""
     status: EpisodeStatus
+    outcome: float = 0.0
+    """The episode's result: what credit is held against."""
     baseline: float | None = None
     """What variants of the episode, in which this turn was replaced, earned there; None where there are none."""
 
@@ -83,6 +85,7 @@ def samples_of(
                 temperature=turn.sampling.temperature,
                 max_tokens=turn.sampling.max_tokens,
                 status=trace.status,
+                outcome=rewards.outcome if rewards is not None else 0.0,
             )
         )
     return samples
