@@ -129,7 +129,14 @@ def make_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, out: 
 
 
 def adopt_adapter(
-    base: ModelVersionRef, *, store: WeightStore, model_group: str, run_id: str, config: LoraConfig, seed: int, out: Path
+    base: ModelVersionRef,
+    *,
+    store: WeightStore,
+    model_group: str,
+    run_id: str,
+    config: LoraConfig,
+    seed: int,
+    out: Path,
 ) -> ModelVersionRef:
     """Commits a fresh adapter of `base` as version 0 of `model_group`; it answers the base's probe as the base does."""
     probe = store.manifest(base).probe
