@@ -76,9 +76,11 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _swapped_groups_can_be(self) -> Self:
-        groups = self.swap.groups if self.swap is not None else ()
+        if self.swap is None:
+            return self
+        groups = self.swap.groups
         if len(groups) != len(set(groups)):
-            raise ValueError(f"swap.groups: {groups[:1]} cannot exchange agents with itself: name two model groups")
+            raise ValueError(f"swap.groups: {groups[0]!r} cannot exchange agents with itself: name two model groups")
         for group in groups:
             if group not in self.model_groups:
                 raise ValueError(f"swap.groups: {group!r} is no model group{near(group, self.model_groups)}")
