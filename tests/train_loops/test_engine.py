@@ -142,7 +142,7 @@ def test_a_checkpoint_that_is_missing_or_of_another_model_is_refused_by_the_name
     policy.save(tmp_path, tag="policy", state={})
     assert policy.fits(tmp_path, tag="policy") and not critic.fits(tmp_path, tag="policy")
     assert not critic.fits(tmp_path, tag="critic")
-    with pytest.raises(ValueError, match="head.bias is not there, wanted \\(1,\\)"):
+    with pytest.raises(ValueError, match=r"head.bias is not there, wanted \(1,\)"):
         critic.load(tmp_path, tag="policy")
     with pytest.raises(ValueError, match="holds no checkpoint of 'critic'"):
         critic.load(tmp_path, tag="critic")

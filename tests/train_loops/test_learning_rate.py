@@ -41,7 +41,10 @@ def test_a_schedule_gives_these_rates(settings: dict[str, Any], expected: list[f
     ("settings", "message"),
     [
         ({"schedule": "cosine"}, "needs decay_steps above warmup_steps = 0, got 0"),
-        ({"schedule": "linear", "warmup_steps": 9, "decay_steps": 9}, "needs decay_steps above warmup_steps = 9, got 9"),
+        (
+            {"schedule": "linear", "warmup_steps": 9, "decay_steps": 9},
+            "needs decay_steps above warmup_steps = 9, got 9",
+        ),
         ({"decay_steps": 100}, "need schedule: linear or cosine"),
         ({"min_lr_share": 0.1}, "need schedule: linear or cosine"),
     ],

@@ -33,6 +33,8 @@ class Job:
     config: TrainConfig
     resumes: str = ""
     """Folder of a checkpoint to start from; then only the second order is trained."""
+    warms_up: bool = False
+    """Whether only the critic learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +42,11 @@ class Result:
     """What a job did."""
 
     losses: tuple[float, ...]
-    """Policy loss, critic loss and gradient norm of each order."""
+    """Losses and gradient norms of each order."""
     weights: torch.Tensor
     """All parameters, of policy and critic, after the last order."""
+    head: torch.Tensor
+    """Those of the value head on the policy's trunk; empty where there is none."""
 
 
 def play(jobs: Sequence[Job], out: Path, *, weights_uri: str, parent: ModelVersionRef) -> dict[str, Result]:
@@ -58,14 +62,18 @@ def play(jobs: Sequence[Job], out: Path, *, weights_uri: str, parent: ModelVersi
         losses: list[float] = []
         for seed in (2,) if job.resumes else (1, 2):
             funnel = Funnel(model_group=GROUP, statuses=["ok"])
-            metrics = learn(
-                samples, models, config=job.config, credit_kind="returns", seed=seed, funnel=funnel
-            ).metrics
-            losses += [metrics[f"train/{name}"] for name in ("loss", "critic_loss", "grad_norm") if f"train/{name}" in metrics]
+            about = {"config": job.config, "seed": seed, "funnel": funnel, "trains_policy": not job.warms_up}
+            metrics = learn(samples, models, credit_kind="returns", **about).metrics
+            names = [f"train/{name}" for name in ("loss", "critic_loss", "grad_norm", "critic_grad_norm")]
+            losses += [metrics[name] for name in names if name in metrics]
             if seed == 1:
                 save(models, out / job.name / "half")
-        weights = [x.flatten().float() for e in engines(models).values() for _, x in e.tensors(e.module)]
-        results[job.name] = Result(losses=tuple(losses), weights=torch.cat(weights))
+        named = [(name, x.flatten()) for e in engines(models).values() for name, x in e.tensors(e.module)]
+        results[job.name] = Result(
+            losses=tuple(losses),
+            weights=torch.cat([x for _, x in named]),
+            head=torch.cat([x for name, x in named if name.startswith("value_head.")] or [torch.zeros(0)]),
+        )
         models.close()
     return results
 
@@ -91,9 +99,11 @@ def _work(rank: int, jobs: Sequence[Job], out: Path, weights_uri: str, parent: M
 
 
 def rows(folder: Path) -> list[Sample]:
-    """Samples of both agents, the second of each episode longer by padding with other prompts."""
+    """32 samples of both agents."""
     traces, rewards = sample_traces(folder, num_tasks=4, group_size=4)
-    found = [s for t, r in zip(traces, rewards, strict=True) for s in samples_of(t, r, model_group=GROUP, statuses=["ok"])]
+    found = [
+        s for t, r in zip(traces, rewards, strict=True) for s in samples_of(t, r, model_group=GROUP, statuses=["ok"])
+    ]
     return sorted(found, key=lambda s: (s.episode_id, s.turn_index))
 
 
