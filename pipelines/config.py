@@ -105,7 +105,9 @@ class RunConfig(Settings):
                     "give train: {lora: {rank: 8}}, or drop the base to train all weights"
                 )
             if settings.base in self.model_groups:
-                raise ValueError(f"model_groups.{group}.base = {settings.base!r} is a model group: a base needs a name of its own")
+                raise ValueError(
+                    f"model_groups.{group}.base = {settings.base!r} is a model group: a base needs a name of its own"
+                )
         for base, members in self.bases.items():
             for what in ("model", "tiny_model", "serve"):
                 given = {group: getattr(self.model_groups[group], what) for group in members}

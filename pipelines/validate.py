@@ -76,7 +76,11 @@ def _check_models(config: RunConfig) -> None:
     for group, settings in config.model_groups.items():
         tiny, wanted = config.tiny_model(group), config.serve_config(group).max_model_len
         if tiny is not None and not settings.model:
-            shape = {**tiny.model_dump(), "num_attention_heads": tiny.num_heads, "num_key_value_heads": tiny.num_kv_heads}
+            shape = {
+                **tiny.model_dump(),
+                "num_attention_heads": tiny.num_heads,
+                "num_key_value_heads": tiny.num_kv_heads,
+            }
             _check_rank(config, group, shape)
         if tiny is not None and not settings.model and wanted > tiny.max_position:
             raise ValueError(

@@ -129,7 +129,14 @@ def make_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, out: 
 
 
 def adopt_adapter(
-    base: ModelVersionRef, *, store: WeightStore, model_group: str, run_id: str, config: LoraConfig, seed: int, out: Path
+    base: ModelVersionRef,
+    *,
+    store: WeightStore,
+    model_group: str,
+    run_id: str,
+    config: LoraConfig,
+    seed: int,
+    out: Path,
 ) -> ModelVersionRef:
     """Commits a fresh adapter of `base` as version 0 of `model_group`; it answers the base's probe as the base does."""
     probe = store.manifest(base).probe
@@ -158,13 +165,13 @@ def export_adapter(engine: Engine, out: str | Path) -> Path:
 
 def merge_adapter(base: str | Path, adapter: str | Path, out: str | Path) -> Path:
     """Writes base + adapter as one model in Hugging Face layout, in float32; config and tokenizer are the base's."""
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import Linear
 
     merged = load_model(base, DeepSpeedConfig())
     with torch.no_grad():
         for name, layer in load_adapted(base, adapter, DeepSpeedConfig()).model.named_modules():
-            if isinstance(layer, LoraLayer):
-                merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)  # type: ignore[operator]
+            if isinstance(layer, Linear):
+                merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)
     shutil.copytree(base, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
     merged.save_pretrained(out)
     return Path(out)
