@@ -1,64 +1,101 @@
-"""batching: training rows -> minibatches (one optimizer step) -> microbatches (one backward) -> padded tensors.
+"""batching: training rows -> minibatches (one optimizer step) -> microbatches (one backward) -> flat tensors.
 
-    rows --deal at random--> minibatches --sort by length, cut by token budget--> microbatches --deal to workers--> plan
+    chains --deal at random--> minibatches --sort by length, cut by token budget--> microbatches --deal to workers--> plan
 
-Every worker computes the same plan from the lengths of all rows and takes its own share of it.
+Every worker computes the same plan from the lengths of all samples and takes its own share of it. Whole chains are
+dealt whether or not they are merged, so that merging changes no minibatch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from train_loops.merging import Chain
 from train_loops.rows import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A microbatch, padded on the right. B rows, T tokens; position t of a [B, T-1] tensor is about token t+1.
+    """A microbatch: rows of tokens, and flat [N] tensors about their completion tokens, in the order of `rows` and time.
 
-    An empty microbatch (see `plan`) is one row of two pad tokens with nothing in `loss_mask`: forward and backward run
-    over every module, and its gradient is zero.
+    Rows are padded on the right, [B, T], or packed end to end, [1, T]; B and T of the padded shape of an empty
+    microbatch (see `plan`) are 1 and 2, and N is 0: forward and backward run over every module, with zero gradient.
     """
 
     token_ids: torch.Tensor
     """[B, T] int64."""
-    loss_mask: torch.Tensor
-    """[B, T-1] bool, True where the target token is a completion token."""
+    position_ids: torch.Tensor | None
+    """[1, T] int64, from 0 in every packed row; None where rows are padded."""
+    row_lengths: tuple[int, ...]
+    """Tokens of every packed row, which attends to itself only; empty where rows are padded."""
+    predictors: torch.Tensor
+    """[N] int64: where in the flattened [B * T] hidden states each completion token is predicted."""
+    targets: torch.Tensor
+    """[N] int64: the completion tokens."""
     temperature: torch.Tensor
-    """[B] float32."""
+    """[N] float32, of the sampling distribution."""
+    row_of_token: torch.Tensor
+    """[N] int64: the place in `rows` of each token's sample."""
     rows: tuple[int, ...]
-    """Which samples these are; shorter than B (empty) for an empty microbatch."""
+    """Which samples these are."""
+    completion_lengths: tuple[int, ...]
+    """Completion tokens of each of `rows`; they add up to N."""
+    num_tokens: int
+    """Tokens that are computed, padding left out; a merged beginning counts once."""
+
+    @property
+    def num_padding(self) -> int:
+        """Padding that is computed beside them."""
+        return self.token_ids.numel() - self.num_tokens
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return Batch(
+        return replace(
+            self,
             token_ids=self.token_ids.to(device),
-            loss_mask=self.loss_mask.to(device),
+            position_ids=None if self.position_ids is None else self.position_ids.to(device),
+            predictors=self.predictors.to(device),
+            targets=self.targets.to(device),
             temperature=self.temperature.to(device),
-            rows=self.rows,
+            row_of_token=self.row_of_token.to(device),
         )
 
 
-def collate(samples: Sequence[Sample], rows: Sequence[int], *, pad_id: int = 0) -> Batch:
-    """Pads `samples[i] for i in rows` to one batch; no rows give an empty microbatch (see `Batch`)."""
-    picked = [samples[i] for i in rows]
-    lengths = [len(s.token_ids) for s in picked] or [2]
-    token_ids = np.full((len(lengths), max(lengths)), pad_id, dtype=np.int64)
-    loss_mask = np.zeros((len(lengths), max(lengths) - 1), dtype=bool)
-    for i, s in enumerate(picked):
-        token_ids[i, : lengths[i]] = s.token_ids
-        loss_mask[i, s.prompt_length - 1 : lengths[i] - 1] = True
-    return Batch(
-        token_ids=torch.from_numpy(token_ids),
-        loss_mask=torch.from_numpy(loss_mask),
-        temperature=torch.tensor([s.temperature for s in picked] or [1.0], dtype=torch.float32),
-        rows=tuple(rows),
-    )
+def collate(samples: Sequence[Sample], chains: Sequence[Chain], *, pack: bool = False, pad_id: int = 0) -> Batch:
+    """Lays every chain as one row, with the completions of all its samples; no chains give an empty microbatch.
+
+    Chains may lack samples of those that `chains_of` found, and a sample alone is a chain of one.
+
+    Args:
+        pack: rows end to end; False: rows padded on the right with `pad_id`.
+    """
+    completions = [
+        _Completion(
+            row=row,
+            sample=i,
+            start=samples[i].prompt_length,
+            stop=len(samples[i].token_ids),
+            temperature=samples[i].temperature,
+        )
+        for row, chain in enumerate(chains)
+        for i in chain
+    ]
+    return _lay_out([samples[chain[-1]].token_ids for chain in chains], completions, pack=pack, pad_id=pad_id)
+
+
+def collate_turns(turns: Sequence[tuple[Sequence[int], Sequence[int]]], *, pad_id: int = 0) -> Batch:
+    """Prompts and completions that are no samples, at temperature 1: a padded row each."""
+    rows = [[*prompt, *completion] for prompt, completion in turns]
+    completions = [
+        _Completion(row=i, sample=i, start=len(prompt), stop=len(rows[i]), temperature=1.0)
+        for i, (prompt, _) in enumerate(turns)
+    ]
+    return _lay_out(rows, completions, pack=False, pad_id=pad_id)
 
 
 def lay(
@@ -68,77 +105,140 @@ def lay(
     | NDArray[np.floating],
     batch: Batch,
 ) -> torch.Tensor:
-    """Per-row values (a number, or an array over the row's completion tokens; indexed like the samples) -> [B, T-1].
+    """Per-row values (a number, or an array over the row's completion tokens; indexed like the samples) -> [N].
 
-    float32 on the batch's device, 0 outside the loss mask.
+    float32 on the batch's device.
     """
-    out = torch.zeros(batch.loss_mask.shape, dtype=torch.float32)
-    if batch.rows:
-        mask = batch.loss_mask.cpu()
-        counts = mask.sum(1).tolist()
-        flat = [np.broadcast_to(per_row[i], (n,)) for i, n in zip(batch.rows, counts, strict=True)]
-        out[mask] = torch.from_numpy(np.concatenate(flat).astype(np.float32))
-    return out.to(batch.loss_mask.device)
+    flat = [np.broadcast_to(per_row[i], (n,)) for i, n in zip(batch.rows, batch.completion_lengths, strict=True)]
+    values = np.concatenate([np.empty(0), *flat]).astype(np.float32)
+    return torch.from_numpy(values).to(batch.targets.device)
 
 
 def lift(values: torch.Tensor, batch: Batch) -> dict[int, NDArray[np.float32]]:
-    """[B, T-1] -> {row: array over its completion tokens}; the inverse of `lay`."""
-    mask = batch.loss_mask.cpu()
-    host = values.detach().float().cpu()
-    return {row: host[i][mask[i]].numpy() for i, row in enumerate(batch.rows)}
+    """[N] -> {row: array over its completion tokens}; the inverse of `lay`."""
+    host = values.detach().float().cpu().split(batch.completion_lengths)
+    return {row: x.numpy() for row, x in zip(batch.rows, host, strict=True)}
 
 
-def deal_minibatches(num_rows: int, num_minibatches: int, *, seed: int) -> list[list[int]]:
-    """All rows, in random order, dealt into minibatches whose sizes differ by at most one.
+def deal_minibatches(chains: Sequence[Chain], num_minibatches: int, *, seed: int) -> list[list[Chain]]:
+    """All chains, in random order, dealt into minibatches whose numbers of chains differ by at most one.
 
     The number of minibatches, hence of optimizer steps, is `num_minibatches` whatever the number of rows; only where
-    there are fewer rows than that it is `num_rows`, because a step without rows would still decay weights and moments.
+    there are fewer chains than that it is their number, because a step without rows would still decay weights and
+    moments.
     """
-    order = np.random.default_rng(seed).permutation(num_rows)
-    return [part.tolist() for part in np.array_split(order, min(num_minibatches, num_rows))] if num_rows else []
+    if not chains:
+        return []
+    order = np.random.default_rng(seed).permutation(len(chains))
+    return [[chains[i] for i in part] for part in np.array_split(order, min(num_minibatches, len(chains)))]
 
 
-def microbatches(rows: Sequence[int], lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-    """Cuts one minibatch, sorted by length, so that rows x longest row <= `max_tokens`.
+def microbatches(
+    chains: Sequence[Chain], lengths: Sequence[int], *, max_tokens: int, pack: bool = False
+) -> list[list[Chain]]:
+    """Cuts one minibatch, sorted by length, so that a microbatch has at most `max_tokens` tokens, padding included.
 
     A row longer than the budget is a microbatch of its own: rows are never cut.
 
     Args:
-        rows: indices into `lengths`.
-        lengths: tokens of every row.
-        max_tokens: padded tokens per microbatch.
+        chains: each of them a row.
+        lengths: tokens of every sample.
+        max_tokens: rows x longest row; packed: the sum of the rows.
     """
-    cut: list[list[int]] = []
-    for row in sorted(rows, key=lambda i: (-lengths[i], i)):
-        if cut and (len(cut[-1]) + 1) * lengths[cut[-1][0]] <= max_tokens:
-            cut[-1].append(row)
+    cut: list[list[Chain]] = []
+    num_tokens = 0
+    for chain in sorted(chains, key=lambda chain: (-lengths[chain[-1]], chain)):
+        length = lengths[chain[-1]]
+        added = length if pack or not cut else lengths[cut[-1][0][-1]]
+        if cut and num_tokens + added <= max_tokens:
+            cut[-1].append(chain)
+            num_tokens += added
         else:
-            cut.append([row])
+            cut.append([chain])
+            num_tokens = length
     return cut
 
 
 def plan(
+    chains: Sequence[Chain],
     lengths: Sequence[int],
     *,
     num_minibatches: int,
     microbatch_tokens: int,
+    merge: bool = True,
+    pack: bool = True,
     num_workers: int = 1,
     rank: int = 0,
     seed: int,
-) -> list[list[list[int]]]:
-    """One epoch for one worker: `plan[minibatch][microbatch]` = rows. All workers together see every row once.
+) -> list[list[list[Chain]]]:
+    """One epoch for one worker: `plan[minibatch][microbatch]` = rows. All workers together see every sample once.
 
-    Every worker gets the same number of microbatches in every minibatch, of about the same padded size at the same
-    place (collectives stay in step). Where there are too few rows for that, some are empty lists: `collate` turns
-    them into a batch of zero weight.
+    Every worker gets the same number of microbatches in every minibatch, of about the same size at the same place
+    (collectives stay in step). Where there are too few rows for that, some are empty lists: `collate` turns them into
+    a batch of zero weight.
+
+    Args:
+        chains: see `merging.chains_of`.
+        lengths: tokens of every sample.
+        merge: a chain is a row; False: every sample of it is one, in the same minibatch.
+        pack: see `collate`.
     """
     return [
-        _share(microbatches(rows, lengths, max_tokens=microbatch_tokens), num_workers)[rank]
-        for rows in deal_minibatches(len(lengths), num_minibatches, seed=seed)
+        _share(
+            microbatches(
+                dealt if merge else [(i,) for chain in dealt for i in chain],
+                lengths,
+                max_tokens=microbatch_tokens,
+                pack=pack,
+            ),
+            num_workers,
+        )[rank]
+        for dealt in deal_minibatches(chains, num_minibatches, seed=seed)
     ]
 
 
-def _share(cut: list[list[int]], num_workers: int) -> list[list[list[int]]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Completion:
+    """Tokens `start` to `stop` of a row, which one sample sampled."""
+
+    row: int
+    sample: int
+    start: int
+    stop: int
+    temperature: float
+
+
+def _lay_out(rows: Sequence[Sequence[int]], completions: Sequence[_Completion], *, pack: bool, pad_id: int) -> Batch:
+    lengths = [len(row) for row in rows]
+    is_packed = pack and len(rows) > 1
+    if is_packed:
+        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        token_ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])[None]
+    else:
+        width = max(lengths, default=2)
+        begins = np.arange(len(rows)) * width
+        token_ids = np.full((max(len(rows), 1), width), pad_id, dtype=np.int64)
+        for i, row in enumerate(rows):
+            token_ids[i, : lengths[i]] = row
+    counts = [c.stop - c.start for c in completions]
+    spans = [np.arange(begins[c.row] + c.start, begins[c.row] + c.stop) for c in completions]
+    targets = np.concatenate([np.empty(0, dtype=np.int64), *spans])
+    positions = np.concatenate([np.arange(n) for n in lengths])[None] if is_packed else None
+    return Batch(
+        token_ids=torch.from_numpy(token_ids),
+        position_ids=None if positions is None else torch.from_numpy(positions),
+        row_lengths=tuple(lengths) if is_packed else (),
+        predictors=torch.from_numpy(targets - 1),
+        targets=torch.from_numpy(token_ids.reshape(-1)[targets]),
+        temperature=torch.tensor(np.repeat([c.temperature for c in completions], counts), dtype=torch.float32),
+        row_of_token=torch.from_numpy(np.repeat(np.arange(len(completions)), counts)),
+        rows=tuple(c.sample for c in completions),
+        completion_lengths=tuple(counts),
+        num_tokens=sum(lengths),
+    )
+
+
+def _share(cut: list[list[Chain]], num_workers: int) -> list[list[list[Chain]]]:
     """Microbatches (longest rows first) -> one list per worker, all of one length."""
     while len(cut) % num_workers and any(len(rows) > 1 for rows in cut):
         at = max(range(len(cut)), key=lambda i: len(cut[i]))

@@ -182,17 +182,15 @@ class MismatchConfig(Settings):
     correction: Literal["none", "token", "sequence"] = "token"
     """Truncated importance weights beyond tolerance: per token, or one per turn (the product over its tokens)."""
     always: bool = False
-    """Correct within tolerance too, for traces of other versions."""
+    """Correct within tolerance too: decoupled PPO (Hilton 2022), whose ratio is to the recomputed old logprobs and whose
+    weights are exp(old - rollout); for traces of other versions."""
     reject_token: tuple[float, float] | None = None
     """Tokens whose weight exp(old - rollout) lies outside are masked."""
     reject_sequence: tuple[float, float] | None = None
     """Turns whose geometric mean weight lies outside are masked whole."""
-    decoupled: bool = False
-    """Decoupled PPO: the ratio is taken to the recomputed old logprobs, and weighed by exp(old - rollout); False with
-    `old_logprobs: rollout`: the ratio is taken to the rollout's."""
     old_logprobs: Literal["recompute", "rollout_if_close"] = "recompute"
-    """`rollout_if_close`: the forward pass for the old logprobs is spared while the gap, measured on a part of the rows,
-    stays within tolerance."""
+    """`rollout_if_close`: the engine's logprobs stand for the old ones, and their forward pass is spared, while the gap,
+    measured on a part of the rows, stays within tolerance."""
 
     tolerance_mean: float = Field(1e-3, gt=0)
     """Beyond it (or `tolerance_max`) truncated importance weights are applied."""
@@ -282,7 +280,7 @@ class TrainConfig(Settings):
     num_minibatches: int = Field(1, ge=1)
     """Optimizer steps per epoch: fixed, whatever the number of rows."""
     microbatch_tokens: int = Field(16384, ge=1)
-    """Padded tokens per forward and backward pass."""
+    """Tokens per forward and backward pass, padding included."""
     train_statuses: tuple[Literal["ok", "truncated", "agent_error", "tool_error", "timeout"], ...] = ("ok", "truncated")
     """Episodes that are trained on; the credit rule pays those that are added, with the answer they ended with, if any."""
     train_mixed_versions: bool = False

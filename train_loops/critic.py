@@ -1,7 +1,8 @@
-"""critic: a Hugging Face trunk and a linear head -> the value of each completion token's state."""
+"""critic: a Hugging Face trunk and a head -> the value of each completion token's state."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,41 +10,55 @@ import torch
 from torch import nn
 
 from train_loops.batching import Batch
+from train_loops.logprobs import at_least_float32, hidden_states
+from train_loops.packed_attention import install
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+def value_head(width: int, *, hidden_size: int, dtype: torch.dtype) -> nn.Module:
+    """[N, width] -> [N, 1], linear or with one hidden layer. It starts at zero, so that the first values are all zero."""
+    last = nn.Linear(hidden_size or width, 1, dtype=dtype)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.Linear(width, hidden_size, dtype=dtype), nn.Tanh(), last) if hidden_size else last
+
+
 class ValueModel(nn.Module):
-    """V(s): s is everything before a token. The head starts at zero, so that the first values are all zero."""
+    """V(s): s is everything before a token. A model of its own, or a head on the features of a frozen trunk."""
 
     trunk: PreTrainedModel
 
-    def __init__(self, trunk: PreTrainedModel) -> None:
+    def __init__(self, trunk: PreTrainedModel, *, hidden_size: int = 0, is_frozen: bool = False) -> None:
         super().__init__()
-        self.trunk = trunk
-        self.head = nn.Linear(trunk.config.hidden_size, 1, dtype=next(trunk.parameters()).dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        install(trunk)
+        self.trunk = trunk.requires_grad_(not is_frozen)
+        self._is_frozen = is_frozen
+        dtype = next(trunk.parameters()).dtype
+        self.head = value_head(trunk.config.hidden_size, hidden_size=hidden_size, dtype=dtype)
 
     @classmethod
-    def from_policy(cls, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> ValueModel:
+    def from_policy(
+        cls,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        hidden_size: int = 0,
+        is_frozen: bool = False,
+    ) -> ValueModel:
         """A fresh critic on the trunk of the policy in `folder` (Hugging Face layout)."""
         from transformers import AutoModel
 
-        return cls(AutoModel.from_pretrained(folder, dtype=dtype))
+        return cls(AutoModel.from_pretrained(folder, dtype=dtype), hidden_size=hidden_size, is_frozen=is_frozen)
 
-    def forward(self, token_ids: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
-        """[B, T-1] float32: at t the value of the state in which token t+1 was sampled; 0 outside `loss_mask`.
-
-        Args:
-            token_ids: [B, T], padded on the right.
-            loss_mask: [B, T-1] bool.
-        """
-        hidden = self.trunk(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
-        return self.head(hidden).squeeze(-1).float() * loss_mask
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """[N] float32: the value of the state in which each completion token was sampled."""
+        with torch.no_grad() if self._is_frozen else nullcontext():
+            hidden = hidden_states(self.trunk, batch)
+        return at_least_float32(self.head(hidden).squeeze(-1))[: len(batch.targets)]
 
 
 def completion_values(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """[B, T-1] float32, 0 outside the loss mask. `model`: a `ValueModel`, or a DeepSpeed engine around one."""
-    return model(batch.token_ids, batch.loss_mask)
+    """[N] float32. `model`: a `ValueModel`, or a DeepSpeed engine around one."""
+    return model(batch)

@@ -55,3 +55,15 @@ def token_rewards(
         r[-1] += reward
         rows.append(r)
     return rows
+
+
+def adapted_coef(coef: float, *, kl: float, num_episodes: int, target: float, horizon: int) -> float:
+    """The next KL coefficient (Ziegler 2019): coef (1 + clip(kl / target - 1, +-0.2) num_episodes / horizon).
+
+    Args:
+        kl: measured KL to the reference, nats per token.
+        num_episodes: of the iteration.
+        target, horizon: see `AdaptiveKLConfig`.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * num_episodes / horizon)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from train_loops.batching import Batch
+from train_loops.packed_attention import install, refuse_unpackable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,6 +33,8 @@ class PolicyScorer(nn.Module):
     """
 
     model: PreTrainedModel
+    value_head: nn.Module | None
+    """[N, H] -> [N, 1], of a critic that shares the policy's trunk."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -42,45 +45,62 @@ class PolicyScorer(nn.Module):
                     f"{type(model).__name__} has {name}={getattr(config, name)}: its logits are not head(hidden), "
                     "which PolicyScorer computes; use another base model"
                 )
+        install(model)
         self.model = model
+        self.value_head = None
 
     def forward(
-        self, token_ids: torch.Tensor, loss_mask: torch.Tensor, temperature: torch.Tensor, with_entropy: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprobs and entropy, both [B, T-1] float32 and 0 outside `loss_mask`.
+        self, batch: Batch, *, with_entropy: bool = False, with_values: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logprobs, entropy and values of the completion tokens, all [N] float32.
 
         Args:
-            token_ids: [B, T], padded on the right. No attention mask is needed: attention is causal.
-            loss_mask: [B, T-1] bool, which targets to score.
-            temperature: [B], of the sampling distribution.
             with_entropy: else the entropy is all zeros.
+            with_values: of the states in which the tokens were sampled, from `value_head`; else all zeros.
         """
-        hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
-        picked = loss_mask
-        if not loss_mask.any():  # score one position, times zero: every parameter still takes part in backward
-            picked = torch.zeros_like(loss_mask)
-            picked[0, 0] = True
-        rows = picked.nonzero()[:, 0]
-        values = _score(
+        hidden = hidden_states(self.model.get_decoder(), batch)
+        num_tokens = len(batch.targets)
+        is_empty = num_tokens == 0
+        scored = _score(
             self.model.get_output_embeddings(),
-            hidden[picked],
-            token_ids[:, 1:][picked],
-            temperature.float()[rows],
+            hidden,
+            batch.token_ids[0, :1] if is_empty else batch.targets,
+            batch.temperature.new_ones(1) if is_empty else batch.temperature,
             with_entropy=with_entropy,
-        )
-        out = hidden.new_zeros((2, *loss_mask.shape), dtype=torch.float32)
-        out = out.masked_scatter(picked.expand_as(out), values) * loss_mask
-        return out[0], out[1]
+        )[:, :num_tokens]
+        if not with_values:
+            return scored[0], scored[1], torch.zeros_like(scored[0])
+        if self.value_head is None:
+            raise ValueError("this policy has no value head: values come from a critic of train.critic.kind: shared")
+        return scored[0], scored[1], at_least_float32(self.value_head(hidden).squeeze(-1))[:num_tokens]
 
 
 def completion_logprobs(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """[B, T-1] float32, 0 outside the loss mask. `model`: a `PolicyScorer`, or a DeepSpeed engine around one."""
-    return model(batch.token_ids, batch.loss_mask, batch.temperature)[0]
+    """[N] float32. `model`: a `PolicyScorer`, or a DeepSpeed engine around one."""
+    return model(batch)[0]
 
 
 def completion_logprobs_and_entropy(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """As `completion_logprobs`, with the entropy of the sampling distribution at each scored position (nats)."""
-    return model(batch.token_ids, batch.loss_mask, batch.temperature, with_entropy=True)
+    return model(batch, with_entropy=True)[:2]
+
+
+def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """[N, H]: what `trunk` makes of everything before each completion token.
+
+    [1, H] for an empty microbatch: whoever slices the result away ([:0]) still runs backward over every parameter.
+    """
+    packed: dict[str, Any] = {}
+    if batch.row_lengths:
+        refuse_unpackable(trunk)
+        packed = {"position_ids": batch.position_ids, "row_lengths": batch.row_lengths}
+    hidden = trunk(input_ids=batch.token_ids, use_cache=False, **packed).last_hidden_state.flatten(0, 1)
+    return hidden[batch.predictors] if len(batch.predictors) else hidden[:1]
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """bfloat16 and float16 -> float32; float64 stays."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _score(
@@ -94,7 +114,7 @@ def _score(
     weight, bias = head.weight, getattr(head, "bias", None)
 
     def chunk(h: torch.Tensor, ids: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(h, weight, bias).float() / t[:, None]
+        logits = at_least_float32(F.linear(h, weight, bias)) / t[:, None]
         logprobs = _gather(logits, ids)
         return torch.stack([logprobs, _entropy(logits) if with_entropy else torch.zeros_like(logprobs)])
 

@@ -1,8 +1,8 @@
-"""losses: pure per-token losses, and their aggregation with global denominators (formulas of seed-systems 2.1).
+"""losses: pure per-token losses, and their aggregation with global denominators (formulas of seed-systems 2.1, 2.2).
 
-Shapes: [B, T-1] everywhere, position t about token t+1; `mask` is bool. A loss per token is summed up by `aggregate`,
-whose denominators belong to the whole minibatch: how rows were cut into microbatches, or dealt to workers, never
-changes a row's gradient. Metrics are sums over masked tokens, so they add up the same way; divide by `num_tokens`.
+Shapes: flat [N], N = the completion tokens of a microbatch, row by row; `row_of_token` [N] says which row each belongs to.
+A loss per token is summed up by `aggregate`, whose denominators belong to the whole minibatch: how rows were cut into
+microbatches, or dealt to workers, never changes a row's gradient. What a loss says about its tokens is per token too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from typing import Literal
 
 import torch
 
+from train_loops.config import LossConfig
+
+About = dict[str, torch.Tensor]
+"""Figures per token, detached."""
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 
 
@@ -25,19 +29,24 @@ class Denominators:
     num_rows: int
     """Rows with at least one trainable token."""
     max_tokens: int
-    """Trainable tokens of the longest row."""
+    """Trainable tokens of the longest row, or `loss.norm_tokens`."""
 
     @classmethod
-    def of(cls, completion_lengths: Sequence[int]) -> Denominators:
-        """From the completion lengths of all rows of the minibatch, on all workers; each at least 1."""
+    def of(cls, completion_lengths: Sequence[int], *, norm_tokens: int | None = None) -> Denominators:
+        """From the completion lengths of all rows of the minibatch, on all workers; each at least 1.
+
+        `norm_tokens` takes the place of the longest row (`loss.norm_tokens`).
+        """
         return cls(
             num_tokens=max(sum(completion_lengths), 1),
             num_rows=max(sum(n > 0 for n in completion_lengths), 1),
-            max_tokens=max(completion_lengths, default=1) or 1,
+            max_tokens=norm_tokens or max(completion_lengths, default=1) or 1,
         )
 
 
-def aggregate(loss: torch.Tensor, mask: torch.Tensor, *, mode: Aggregation, denominators: Denominators) -> torch.Tensor:
+def aggregate(
+    loss: torch.Tensor, row_of_token: torch.Tensor, *, mode: Aggregation, denominators: Denominators
+) -> torch.Tensor:
     """One microbatch's share of the minibatch loss, a scalar: the shares of all microbatches add up to the loss.
 
     A data-parallel engine that averages gradients over W workers needs the share times W.
@@ -47,82 +56,172 @@ def aggregate(loss: torch.Tensor, mask: torch.Tensor, *, mode: Aggregation, deno
         seq_mean_token_mean      sum_i (sum_t L_it / tokens_i) / num_rows
         seq_mean_token_sum_norm  sum_it L / max_tokens
     """
-    per_row = torch.where(mask, loss.float(), 0.0).sum(-1)
+    loss = _at_least_float32(loss)
     if mode == "token_mean":
-        return per_row.sum() / denominators.num_tokens
+        return loss.sum() / denominators.num_tokens
     if mode == "seq_mean_token_sum":
-        return per_row.sum() / denominators.num_rows
+        return loss.sum() / denominators.num_rows
     if mode == "seq_mean_token_mean":
-        return (per_row / mask.sum(-1).clamp(min=1)).sum() / denominators.num_rows
+        return (loss / _tokens_of_row(row_of_token)).sum() / denominators.num_rows
     if mode == "seq_mean_token_sum_norm":
-        return per_row.sum() / denominators.max_tokens
+        return loss.sum() / denominators.max_tokens
     raise ValueError(f"train.loss.aggregation is {mode!r}; known: {Aggregation.__args__}")  # type: ignore[attr-defined]
+
+
+def policy_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    row_of_token: torch.Tensor,
+    *,
+    loss: LossConfig,
+    importance_weights: torch.Tensor | None = None,
+    kept: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, About]:
+    """The loss per token that `loss.policy` names, weighed and masked.
+
+    Args:
+        importance_weights: constants that multiply the loss (see `mismatch`).
+        kept: bool; where it is False the loss is 0. Denominators count such tokens all the same.
+
+    Returns:
+        Loss per token [N], and per token: `ratio`, `approx_kl`, `clip_share` and, for ppo_clip, `dual_clip_share`.
+    """
+    clips = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
+    if loss.policy == "ppo_clip":
+        per_token, about = ppo_clip(logprobs, old_logprobs, advantages, dual_clip=loss.dual_clip, **clips)
+    elif loss.policy == "gspo":
+        per_token, about = gspo(logprobs, old_logprobs, advantages, row_of_token, **clips)
+    elif loss.policy == "cispo":
+        per_token, about = cispo(logprobs, old_logprobs, advantages, **clips)
+    elif loss.policy == "reinforce":
+        per_token, about = reinforce(logprobs, old_logprobs, advantages)
+    else:
+        raise ValueError(f"train.loss.policy is {loss.policy!r}; known: ppo_clip, gspo, cispo, reinforce")
+    if importance_weights is not None:
+        per_token = per_token * importance_weights
+    if kept is not None:
+        per_token = torch.where(kept, per_token, 0.0)
+    return per_token, about
 
 
 def ppo_clip(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    mask: torch.Tensor,
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
-    importance_weights: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> tuple[torch.Tensor, About]:
     """PPO's clipped surrogate (Schulman 2017), asymmetric (DAPO), with dual clip (Ye 2020) for negative advantages.
 
         d = clamp(logprobs - old_logprobs, +-20), r = e^d
         L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high));  A < 0: L = min(L, -A dual_clip)
 
-    Args:
-        importance_weights: truncated exp(old - rollout) per token (see `mismatch`), constants; they multiply L.
-
     Returns:
-        Loss per token, and sums over masked tokens: `ratio`, `approx_kl` (-d), `clip_share` (clip decides),
-        `dual_clip_share` (dual clip decides).
+        Loss per token, and per token `ratio`, `approx_kl` (-d), `clip_share` (1 where the clip decides) and
+        `dual_clip_share` (1 where dual clip decides).
     """
-    d = (logprobs.float() - old_logprobs).clamp(-20, 20)
+    d = _log_ratio(logprobs, old_logprobs)
     ratio = d.exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(plain, clipped)
-    is_dual = torch.zeros_like(mask)
+    is_dual = torch.zeros_like(ratio, dtype=torch.bool)
     if dual_clip is not None:
         bound = -advantages * dual_clip
         is_dual = (advantages < 0) & (loss > bound)
         loss = torch.where(advantages < 0, torch.minimum(loss, bound), loss)
-    if importance_weights is not None:
-        loss = loss * importance_weights
-    with torch.no_grad():
-        metrics = {
-            "ratio": _masked_sum(ratio, mask),
-            "approx_kl": _masked_sum(-d, mask),
-            "clip_share": _masked_sum((clipped > plain).float(), mask),
-            "dual_clip_share": _masked_sum(is_dual.float(), mask),
-        }
-    return loss, metrics
+    return loss, _about(ratio, d, clipped > plain) | {"dual_clip_share": is_dual.detach().float()}
+
+
+def gspo(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    row_of_token: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[torch.Tensor, About]:
+    """GSPO (arXiv 2507.18071): the ratio of the whole completion, length-normalised, on each of its tokens.
+
+        s_i = exp(mean_t d_t);  per token  sg[s_i] pi / sg[pi], its log clamped to at most 10
+        L = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), always aggregated by seq_mean_token_mean
+
+    The paper clips at 3e-4 and 4e-4. Every row of the microbatch must be there whole.
+    """
+    d = _log_ratio(logprobs, old_logprobs)
+    num_rows = int(row_of_token.max()) + 1 if len(row_of_token) else 0
+    mean = d.new_zeros(num_rows).index_add(0, row_of_token, d / _tokens_of_row(row_of_token))[row_of_token]
+    ratio = (mean.detach() + logprobs - logprobs.detach()).clamp(max=10).exp()
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    return torch.maximum(plain, clipped), _about(ratio, d, clipped > plain)
+
+
+def cispo(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[torch.Tensor, About]:
+    """CISPO (MiniMax-M1, arXiv 2506.13585): L = -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs."""
+    d = _log_ratio(logprobs, old_logprobs).detach()
+    ratio = d.exp()
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -clipped * advantages * _at_least_float32(logprobs), _about(ratio, d, clipped != ratio)
+
+
+def reinforce(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor
+) -> tuple[torch.Tensor, About]:
+    """L = -A logprobs (Williams 1992); right for one step per iteration, the ratio is only looked at."""
+    d = _log_ratio(logprobs, old_logprobs).detach()
+    return -advantages * _at_least_float32(logprobs), _about(d.exp(), d, torch.zeros_like(d))
 
 
 def value_loss(
-    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, *, value_clip: float
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """1/2 max((v - G)^2, (clip(v, v_old +- value_clip) - G)^2) per token.
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    *,
+    value_clip: float,
+    huber_delta: float | None = None,
+) -> tuple[torch.Tensor, About]:
+    """max(l(v - G), l(clip(v, v_old +- value_clip) - G)) per token, l(x) = 1/2 x^2, or Huber's (as MAPPO has it).
+
+        huber: 1/2 x^2 where |x| <= delta, else delta (|x| - delta / 2)
 
     Returns:
-        Loss per token, and sums over masked tokens: `value_clip_share`, `values`, `returns`.
+        Loss per token, and per token `value_clip_share` (1 where the clip decides).
     """
-    values = values.float()
+    values = _at_least_float32(values)
     near = torch.clamp(values, old_values - value_clip, old_values + value_clip)
-    plain, clipped = (values - returns).square(), (near - returns).square()
-    with torch.no_grad():
-        metrics = {
-            "value_clip_share": _masked_sum((clipped > plain).float(), mask),
-            "values": _masked_sum(values, mask),
-            "returns": _masked_sum(returns, mask),
-        }
-    return 0.5 * torch.maximum(plain, clipped), metrics
+    plain, clipped = (_error(v - returns, huber_delta) for v in (values, near))
+    return torch.maximum(plain, clipped), {"value_clip_share": (clipped > plain).detach().float()}
 
 
-def _masked_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return torch.where(mask, x, 0.0).sum()
+def _error(x: torch.Tensor, delta: float | None) -> torch.Tensor:
+    square = 0.5 * x.square()
+    return square if delta is None else torch.where(x.abs() <= delta, square, delta * (x.abs() - 0.5 * delta))
+
+
+def _log_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
+    return (_at_least_float32(logprobs) - old_logprobs).clamp(-20, 20)
+
+
+def _about(ratio: torch.Tensor, d: torch.Tensor, is_clipped: torch.Tensor) -> About:
+    return {"ratio": ratio.detach(), "approx_kl": -d.detach(), "clip_share": is_clipped.detach().float()}
+
+
+def _tokens_of_row(row_of_token: torch.Tensor) -> torch.Tensor:
+    """[N]: how many tokens the row of each token has."""
+    return torch.bincount(row_of_token)[row_of_token] if len(row_of_token) else row_of_token
+
+
+def _at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()

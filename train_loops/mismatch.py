@@ -50,32 +50,65 @@ def measure(old: Rows, rollout: Rows, agents: Sequence[str], *, config: Mismatch
     return {agent: _agreement(np.concatenate(xs), config.tolerance_max) for agent, xs in sorted(of_agent.items())}
 
 
-def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Literal["none", "truncate"]:
-    """`none` where all agents are within tolerance, `truncate` where one is beyond (use `truncated_weights`).
+def is_close(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> bool:
+    """Whether all agents are within tolerance."""
+    return all(a.mean_abs <= config.tolerance_mean and a.max_abs <= config.tolerance_max for a in agreements.values())
+
+
+def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Literal["none", "correct"]:
+    """`none` where all agents are within tolerance, `correct` where one is beyond or `always` is set (use `correct`).
 
     Raises:
-        MismatchError: an agent's mean difference is beyond `limit_mean`, or not a number.
+        MismatchError: an agent's mean difference is beyond `limit_mean`, or not a number, or its effective sample size
+            is below `min_ess`.
     """
     for agent, a in agreements.items():
+        found = (
+            f"agent {agent!r}: trainer and engine differ by {a.mean_abs:.3g} nats on average (max {a.max_abs:.3g}, "
+            f"KL {a.kl_k3:.3g}, effective sample size {a.ess:.3f}, {a.num_tokens} tokens)"
+        )
         if not a.mean_abs <= config.limit_mean:
             raise MismatchError(
-                f"agent {agent!r}: trainer and engine differ by {a.mean_abs:.3g} nats on average (max {a.max_abs:.3g}, "
-                f"KL {a.kl_k3:.3g}, effective sample size {a.ess:.3f}, {a.num_tokens} tokens), beyond "
-                f"train.mismatch.limit_mean={config.limit_mean:g}; the engine served other weights, another "
-                "temperature or another precision than the trainer's parent version"
+                f"{found}, beyond train.mismatch.limit_mean={config.limit_mean:g}; the engine served other weights, "
+                "another temperature or another precision than the trainer's parent version"
             )
-    is_near = all(
-        a.mean_abs <= config.tolerance_mean and a.max_abs <= config.tolerance_max for a in agreements.values()
-    )
-    return "none" if is_near else "truncate"
+        if a.ess < config.min_ess:
+            raise MismatchError(
+                f"{found}; the effective sample size is below train.mismatch.min_ess={config.min_ess:g}: these turns say "
+                "too little about the weights to train; sample again, or train on traces of a nearer version"
+            )
+    return "correct" if config.always or not is_close(agreements, config=config) else "none"
 
 
-def truncated_weights(old: Rows, rollout: Rows, *, cap: float) -> list[NDArray[np.float64]]:
-    """min(exp(old - rollout), cap) per completion token (truncated importance sampling, Ionides 2008)."""
-    return [
-        np.exp(np.minimum(np.asarray(o, dtype=np.float64) - np.asarray(r, dtype=np.float64), np.log(cap)))
-        for o, r in zip(old, rollout, strict=True)
+def correct(
+    old: Rows, rollout: Rows, *, config: MismatchConfig
+) -> tuple[list[NDArray[np.float64]] | None, list[NDArray[np.float64]] | None]:
+    """Importance weights and what is kept, per completion token; None for what the settings leave out.
+
+    token      w_t = min(exp(old_t - rollout_t), truncation)           (Ionides 2008)
+    sequence   w_t = min(exp(sum_t (old_t - rollout_t)), truncation)   for all tokens of a turn
+    kept_t     1 where exp(old_t - rollout_t) lies in `reject_token` and the turn's geometric mean
+               exp(mean_t (old_t - rollout_t)) in `reject_sequence`, else 0
+    """
+    gaps = [
+        np.asarray(o, dtype=np.float64) - np.asarray(r, dtype=np.float64) for o, r in zip(old, rollout, strict=True)
     ]
+    weights = None
+    if config.correction == "token":
+        weights = [np.exp(np.minimum(x, np.log(config.truncation))) for x in gaps]
+    elif config.correction == "sequence":
+        weights = [np.full(len(x), np.exp(min(float(x.sum()), np.log(config.truncation)))) for x in gaps]
+    if config.reject_token is None and config.reject_sequence is None:
+        return weights, None
+    kept = [_within(x, config.reject_token) * _within(np.full(len(x), x.mean()), config.reject_sequence) for x in gaps]
+    return weights, kept
+
+
+def _within(log_weights: NDArray[np.float64], bounds: tuple[float, float] | None) -> NDArray[np.float64]:
+    if bounds is None:
+        return np.ones(len(log_weights))
+    low, high = bounds
+    return ((log_weights >= np.log(max(low, 1e-300))) & (log_weights <= np.log(high))).astype(np.float64)
 
 
 def _agreement(x: NDArray[np.float64], tolerance: float) -> Agreement:

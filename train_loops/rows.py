@@ -30,7 +30,13 @@ class Sample:
     """One per completion token, under the sampling distribution."""
     reward: float
     temperature: float
+    max_tokens: int
+    """The agent's limit on completion tokens."""
     status: EpisodeStatus
+    outcome: float = 0.0
+    """The episode's result: what credit is held against."""
+    baseline: float | None = None
+    """What variants of the episode, in which this turn was replaced, earned there; None where there are none."""
 
     @property
     def completion_length(self) -> int:
@@ -48,7 +54,7 @@ def samples_of(
 ) -> list[Sample]:
     """The turns of `model_group` that train, in time order.
 
-    Left out: episodes whose status is not in `statuses`, episodes sampled by more than one version of a model group
+    Left out: variants of an episode (re-run with another turn, or greedily), episodes whose status is not in `statuses`, episodes sampled by more than one version of a model group
     (unless `train_mixed_versions`), turns without completion tokens, turns that the credit rule gave no reward
     (nothing becomes reward 0 by accident). The `Funnel` counts each.
 
@@ -56,7 +62,7 @@ def samples_of(
         ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
             that does not exist, filtered sampling.
     """
-    if not _is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
+    if trace.variant or not _is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
         return []
     reward_of = _rewards_by_turn(trace, rewards)
     samples = []
@@ -77,7 +83,9 @@ def samples_of(
                 rollout_logprobs=list(turn.rollout_logprobs),
                 reward=reward_of[turn.turn_index],
                 temperature=turn.sampling.temperature,
+                max_tokens=turn.sampling.max_tokens,
                 status=trace.status,
+                outcome=rewards.outcome if rewards is not None else 0.0,
             )
         )
     return samples
@@ -111,7 +119,9 @@ class Funnel:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def see(self, trace: Trace, rewards: EpisodeRewards | None) -> None:
-        """Counts one episode; `rewards` is None where the credit rule gave none."""
+        """Counts one episode, unless it is a variant; `rewards` is None where the credit rule gave none."""
+        if trace.variant:
+            return
         is_ok = _is_trainable(trace, statuses=self.statuses, train_mixed_versions=self.train_mixed_versions)
         scored = {r.turn_index for r in rewards.rewards} if rewards is not None else set()
         for turn in _turns_of(trace, self.model_group):

@@ -37,7 +37,8 @@ from train_loops.config import TrainConfig
 
 if TYPE_CHECKING:
     from train_loops.engine import Engine
-    from train_loops.learner import Learned, Models
+    from train_loops.learner import Learned
+    from train_loops.models import Models
 
 logger = logging.getLogger(__name__)
 
@@ -175,9 +176,7 @@ class Worker:
         )
         read = time.perf_counter()
         held, self._held = self._held, None
-        trains_policy = order.train.algorithm != "ppo" or (
-            self._num_critic_orders >= order.train.critic.warmup_iterations
-        )
+        trains_policy = not order.train.has_critic or (self._num_critic_orders >= order.train.critic.warmup_iterations)
         learned = learn(
             samples,
             self._models,
@@ -216,7 +215,7 @@ class Worker:
         """Makes the engines in memory be at the order's parent."""
         from train_loops.adapters import load_version
         from train_loops.engine import Engine, load_critic
-        from train_loops.learner import Models
+        from train_loops.models import Models
 
         if self._held == order.parent and self._train == order.train and self._models is not None:
             return
@@ -231,7 +230,7 @@ class Worker:
         module = load_version(store, order.parent, settings, order.train.lora)
         policy = Engine(module, optimizer=order.train.optimizer, config=settings)
         critic = None
-        if order.train.algorithm == "ppo":
+        if order.train.has_critic:
             trunk = store.fetch(whole_model(order.parent))
             critic = Engine(load_critic(trunk, settings), optimizer=order.train.critic.optimizer, config=settings)
         self._models = Models(policy=policy, critic=critic, reference=_reference(order, store, policy))
@@ -393,16 +392,15 @@ def _reference(order: Order, store: WeightStore, policy: Engine) -> Any:
 
 
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
-    import torch
-
+    from train_loops.batching import collate_turns
     from train_loops.engine import device
+    from train_loops.logprobs import completion_logprobs
 
     logprobs = []
     with policy.evaluating():
         for ids in sequences:
-            token_ids = torch.tensor([list(ids)], device=device())
-            mask = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
-            logprobs.append(tuple(policy(token_ids, mask, torch.ones(1, device=device()))[0][0].tolist()))
+            batch = collate_turns([(ids[:1], ids[1:])]).to(device())
+            logprobs.append(tuple(completion_logprobs(policy, batch).tolist()))  # type: ignore[arg-type]
     return tuple(logprobs)
 
 

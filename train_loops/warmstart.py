@@ -18,8 +18,9 @@ import torch
 
 from stores.manifest import Probe
 from stores.weights import WeightStore
+from train_loops.batching import collate_turns
 from train_loops.config import WarmstartConfig
-from train_loops.logprobs import PolicyScorer
+from train_loops.logprobs import PolicyScorer, completion_logprobs
 from train_loops.tiny_model import build_model, save_folder
 
 if TYPE_CHECKING:
@@ -79,18 +80,17 @@ def warmstart(
     )
     started, losses, num_tokens, num_targets = time.perf_counter(), [], 0, 0
     for step, picked in enumerate(batches, 1):
-        token_ids, loss_mask, size = _tensors([rows[i] for i in picked])
+        batch = collate_turns([rows[i] for i in picked])
         for group in optimizer.param_groups:
             group["lr"] = config.optimizer.lr * _factor(step, len(batches), config.optimizer.warmup_steps)
-        logprobs, _ = scorer(token_ids, loss_mask, torch.ones(len(picked)))
-        targets = int(loss_mask.sum())
-        loss = -logprobs.sum() / targets
+        targets = len(batch.targets)
+        loss = -completion_logprobs(scorer, batch).sum() / targets
         loss.backward()
         torch.nn.utils.clip_grad_norm_(scorer.parameters(), config.optimizer.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
-        num_tokens += size
+        num_tokens += batch.num_tokens
         num_targets += targets
         if not np.isfinite(losses[-1]):
             raise ValueError(f"warm start: loss {losses[-1]} at step {step}; lower warmstart.optimizer.lr")
@@ -228,18 +228,6 @@ def _batches(rows: Sequence[Demonstration], *, config: WarmstartConfig, seed: in
         )
         cuts = np.split(sorted_rows, range(config.batch_turns, len(rows), config.batch_turns))
         yield from (cuts[i].tolist() for i in random.permutation(len(cuts)))
-
-
-def _tensors(rows: Sequence[Demonstration]) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Token ids [B, T] padded on the right, loss mask [B, T-1], and the number of tokens that are not padding."""
-    lengths = [len(p) + len(c) for p, c in rows]
-    token_ids = np.zeros((len(rows), max(lengths)), dtype=np.int64)
-    loss_mask = np.zeros((len(rows), max(lengths) - 1), dtype=bool)
-    for i, (prompt, completion) in enumerate(rows):
-        token_ids[i, : len(prompt)] = prompt
-        token_ids[i, len(prompt) : lengths[i]] = completion
-        loss_mask[i, len(prompt) - 1 : lengths[i] - 1] = True
-    return torch.from_numpy(token_ids), torch.from_numpy(loss_mask), sum(lengths)
 
 
 def _factor(step: int, num_steps: int, warmup_steps: int) -> float:

@@ -144,6 +144,7 @@ def _write_rows(run: Run, iteration: int) -> Path:
     """The iteration's training rows and the trainer's cuts, for a loop that knows nothing of Troupe."""
     from train_loops.batching import plan
     from train_loops.learner import read_rows
+    from train_loops.merging import chains_of
 
     collected, scored = (run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score"))
     assert collected and scored
@@ -153,13 +154,20 @@ def _write_rows(run: Run, iteration: int) -> Path:
     advantages = np.array([s.reward for s in samples])
     advantages = (advantages - advantages.mean()) / advantages.std()
     lengths = [len(s.token_ids) for s in samples]
+    chains = chains_of(samples)
     cuts: dict[str, Any] = {"microbatch_tokens": config.microbatch_tokens, "seed": run.config.seed + iteration}
+    cuts |= {"merge": False, "pack": False}
     rows = [
         {"ids": [int(i) for i in s.token_ids], "prompt_length": s.prompt_length, "advantage": float(a)}
         for s, a in zip(samples, advantages, strict=True)
     ]
-    [score] = plan(lengths, num_minibatches=1, **cuts)
-    steps = plan(lengths, num_minibatches=config.num_minibatches, **cuts)
+    [score] = plan(chains, lengths, num_minibatches=1, **cuts)
+    steps = plan(chains, lengths, num_minibatches=config.num_minibatches, **cuts)
     path = Path(run.folder) / f"rows-{iteration}.json"
-    path.write_text(json.dumps({"rows": rows, "score": score, "steps": steps}))
+    path.write_text(json.dumps({"rows": rows, "score": _plain(score), "steps": [_plain(step) for step in steps]}))
     return path
+
+
+def _plain(cuts: list[list[tuple[int, ...]]]) -> list[list[int]]:
+    """Microbatches of chains of one -> microbatches of rows."""
+    return [[row for (row,) in cut] for cut in cuts]

@@ -14,9 +14,12 @@ from stores.traces import TraceStore
 from stores.types import Purpose
 from train_loops.config import AdvantageConfig, DeepSpeedConfig, LossConfig, OptimizerConfig, TrainConfig
 from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
-from train_loops.learner import Learned, Models, TrainingDivergedError, _probe_rows, learn, read_rows
+from train_loops.learner import Learned, learn, read_rows
 from train_loops.mismatch import MismatchError
+from train_loops.models import Models
 from train_loops.rows import Funnel, Sample, samples_of
+from train_loops.scoring import probe_rows
+from train_loops.update import TrainingDivergedError
 
 LR = OptimizerConfig(lr=3e-3)
 
@@ -65,7 +68,7 @@ def test_an_order_raises_the_probability_of_what_was_rewarded(tiny_model: Path, 
     assert wanted_probability(engines.policy, samples) > before + 0.01
     metrics = learned.metrics
     assert metrics["train/steps"] == 4 and metrics["train/skipped_steps"] == 0
-    assert metrics["train/logprob_gap_max"] < 1e-5 and metrics["train/is_truncated"] == 0
+    assert metrics["train/logprob_gap_max"] < 1e-5 and metrics["train/is_corrected"] == 0
     assert metrics["train/rows"] == 128 and metrics["train/completion_tokens"] == 768
     assert metrics["train/kl_k3"] > 0 and metrics["train/grad_norm"] > 0
     assert set(learned.agents) == {"solver", "verifier"}
@@ -93,7 +96,7 @@ def test_one_shifted_token_id_is_seen_and_many_fail_the_order(tiny_model: Path, 
 
     one = run([shifted(samples[0]), *samples[1:]], models(tiny_model, config), config)
     assert one.agents[samples[0].agent]["logprob_gap_max"] > config.mismatch.tolerance_max
-    assert one.metrics["train/is_truncated"] == 1
+    assert one.metrics["train/is_corrected"] == 1
     with pytest.raises(MismatchError, match="trainer and engine differ"):
         run([shifted(s) for s in samples], models(tiny_model, config), config)
 
@@ -204,7 +207,7 @@ def test_two_workers_learn_what_one_does(tiny_model: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("num_rows", "wanted"), [(1, 1), (8, 8), (100, 10), (400, 25), (4000, 41)])
 def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_order(num_rows: int, wanted: int) -> None:
-    rows = _probe_rows([100] * num_rows)
+    rows = probe_rows([100] * num_rows)
     assert len(rows) == len(set(rows)) == wanted
-    assert rows == _probe_rows([100] * num_rows)
+    assert rows == probe_rows([100] * num_rows)
     assert max(rows) >= num_rows // 2, "not only the first agents"

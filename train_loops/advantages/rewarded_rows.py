@@ -4,19 +4,19 @@ An estimator is a file of this folder with one pure function of the file's name:
 
     name(rows: RewardedRows, settings: AdvantageConfig) -> [N] one advantage per row, or N arrays, one per token
 
-`estimator` finds it by its config name (`train.algorithm`).
+`estimator` finds it by its config name (`train.algorithm`). The GAE family, which needs values, is apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
-from train_loops.config import GAE_ALGORITHMS, AdvantageConfig
+from train_loops.config import AdvantageConfig
 
 Rows = Sequence[NDArray[np.floating]]
 
@@ -36,11 +36,7 @@ class RewardedRows:
     round_indices: Sequence[int]
     prompts: Sequence[Sequence[int]] = ()
     """Token ids of each row's prompt: GiGPO's anchors."""
-    values: Rows = ()
-    """For the GAE family, else empty."""
-    trajectories: Sequence[Sequence[int]] = ()
-    """For the GAE family: rows that chain, see `rows.trajectories_of`."""
-    baselines: Sequence[float | None] = field(default=())
+    baselines: Sequence[float | None] = ()
     """Per row, what a variant of its episode earned there (greedy, counterfactual ...); None where none was played."""
 
     @property
@@ -58,6 +54,5 @@ Estimator = Callable[[RewardedRows, AdvantageConfig], NDArray[np.float64] | list
 
 
 def estimator(algorithm: str) -> Estimator:
-    """The function behind a config name."""
-    name = "gae" if algorithm in GAE_ALGORITHMS else algorithm
-    return getattr(import_module(f"train_loops.advantages.{name}"), name)
+    """The function behind a config name that is not of the GAE family (there see `learning_signal`)."""
+    return getattr(import_module(f"train_loops.advantages.{algorithm}"), algorithm)

@@ -1,0 +1,16 @@
+"""at_grpo: turns of one agent in one round of a task's episodes compared with one another (AT-GRPO, PettingLLMs)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_loops.advantages.grouping import group_keys, normalize
+from train_loops.advantages.rewarded_rows import RewardedRows
+from train_loops.config import AdvantageConfig
+
+
+def at_grpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
+    """[N]: (R - mean) / (std + eps) over the rows of the same task, agent and round (seed-systems 2.3)."""
+    keys = group_keys(rows, settings, default="task_agent_round")
+    return normalize(rows.scores, keys, settings, batch_keys=rows.agents)

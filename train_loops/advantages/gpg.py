@@ -1,0 +1,17 @@
+"""gpg: rewards minus their group's mean, scaled up for the rows without reward (GPG, arXiv 2504.02546)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_loops.advantages.grouping import group_keys, minus_mean
+from train_loops.advantages.rewarded_rows import RewardedRows
+from train_loops.config import AdvantageConfig
+
+
+def gpg(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
+    """[N]: alpha (R - mean_group), alpha = rows / rows with a reward other than 0 (f_norm 1, as in verl)."""
+    scores = rows.scores
+    alpha = len(scores) / max(int(np.count_nonzero(scores)), 1)
+    return alpha * minus_mean(scores, group_keys(rows, settings, default="task"), settings)

@@ -1,0 +1,89 @@
+"""grouping: which rows are compared with one another, and how (seed-systems 2.2, 2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from train_loops.advantages.rewarded_rows import RewardedRows
+from train_loops.config import AdvantageConfig
+
+Keys = Sequence[Hashable]
+
+
+def group_keys(rows: RewardedRows, settings: AdvantageConfig, *, default: str) -> Keys:
+    """The group of each row, by `settings.group_by` or the algorithm's own.
+
+    `task`: all turns of a task's episodes. `task_agent`: of one agent. `task_agent_round`, `task_round`: of one round.
+    `batch_agent`: all turns of an agent in the iteration, whatever the task.
+    """
+    by = settings.group_by or default
+    if by == "task":
+        return list(rows.group_ids)
+    if by == "task_agent":
+        return list(zip(rows.group_ids, rows.agents, strict=True))
+    if by == "task_round":
+        return list(zip(rows.group_ids, rows.round_indices, strict=True))
+    if by == "task_agent_round":
+        return list(zip(rows.group_ids, rows.agents, rows.round_indices, strict=True))
+    if by == "batch_agent":
+        return list(rows.agents)
+    raise ValueError(
+        f"advantage.group_by is {by!r}; known: task, task_agent, task_agent_round, task_round, batch_agent"
+    )
+
+
+def normalize(
+    scores: ArrayLike, keys: Keys, settings: AdvantageConfig, *, batch_keys: Keys = ()
+) -> NDArray[np.float64]:
+    """(x - mean) / (std + eps) among equal keys, [N] -> [N]; without the division where `normalize_std` is off.
+
+    Equal scores give exactly 0, whatever the rounding. A group of one gives what `settings.singleton` says: 0, its raw
+    score, or where it stands among all rows of its `batch_keys` (agents; none: all rows).
+    """
+    x = np.asarray(scores, dtype=np.float64)
+    out = np.zeros_like(x)
+    for members in members_of(keys):
+        group = x[members]
+        if len(members) > 1:
+            out[members] = _standardized(group, group, settings)
+        elif settings.singleton == "raw":
+            out[members] = group
+        elif settings.singleton == "batch":
+            batch = x if not batch_keys else x[[key == batch_keys[members[0]] for key in batch_keys]]
+            out[members] = _standardized(group, batch, settings)
+    return out
+
+
+def minus_mean(scores: ArrayLike, keys: Keys, settings: AdvantageConfig) -> NDArray[np.float64]:
+    """x - mean among equal keys, [N] -> [N]; singletons as in `normalize`."""
+    return normalize(scores, keys, settings.model_copy(update={"normalize_std": False}))
+
+
+def members_of(keys: Keys) -> list[list[int]]:
+    """Rows of each key."""
+    members: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(keys):
+        members.setdefault(key, []).append(i)
+    return list(members.values())
+
+
+def per_episode(rows: RewardedRows) -> tuple[NDArray[np.float64], list[str], NDArray[np.int64]]:
+    """Scores averaged over each episode's rows, the group of each episode, and the episode of each row.
+
+    An episode whose agents are paid differently counts with the mean of what its turns earned, as in verl.
+    """
+    first: dict[tuple[str, str], int] = {}
+    pairs = zip(rows.group_ids, rows.episode_ids, strict=True)
+    episode_of = np.array([first.setdefault(pair, len(first)) for pair in pairs], dtype=np.int64)
+    scores = np.bincount(episode_of, weights=rows.scores) / np.bincount(episode_of)
+    return scores, [group for group, _ in first], episode_of
+
+
+def _standardized(x: NDArray[np.float64], among: NDArray[np.float64], settings: AdvantageConfig) -> NDArray[np.float64]:
+    if among.min() == among.max():
+        return np.zeros_like(x)
+    scale = among.std(ddof=settings.ddof) + settings.eps if settings.normalize_std else 1.0
+    return (x - among.mean()) / scale

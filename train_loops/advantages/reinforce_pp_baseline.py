@@ -1,0 +1,17 @@
+"""reinforce_pp_baseline: rewards minus their group's mean, whitened over the iteration (arXiv 2501.03262)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_loops.advantages.grouping import group_keys, minus_mean
+from train_loops.advantages.reinforce_pp import whitened
+from train_loops.advantages.rewarded_rows import RewardedRows
+from train_loops.config import AdvantageConfig
+
+
+def reinforce_pp_baseline(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
+    """Per row and token: R - mean_group on every token, then whitened (`advantage.whiten`)."""
+    centred = minus_mean(rows.scores, group_keys(rows, settings, default="task"), settings)
+    return whitened([np.full(n, a) for n, a in zip(rows.lengths, centred, strict=True)], rows, settings)

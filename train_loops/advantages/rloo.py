@@ -1,0 +1,25 @@
+"""rloo: each episode against the mean of the others of its task (REINFORCE leave-one-out, arXiv 2402.14740)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_loops.advantages.grouping import Keys, group_keys, members_of, minus_mean, per_episode
+from train_loops.advantages.rewarded_rows import RewardedRows
+from train_loops.config import AdvantageConfig
+
+
+def rloo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
+    """[N]: n / (n - 1) (R - mean_group), which is R minus the mean of the others; [1, 0, 0, 1] -> +-2/3."""
+    if settings.group_by not in (None, "task"):
+        return _leave_one_out(rows.scores, group_keys(rows, settings, default="task"), settings)
+    scores, groups, episode_of = per_episode(rows)
+    return _leave_one_out(scores, groups, settings)[episode_of]
+
+
+def _leave_one_out(scores: NDArray[np.float64], keys: Keys, settings: AdvantageConfig) -> NDArray[np.float64]:
+    factor = np.ones(len(scores))
+    for members in members_of(keys):
+        factor[members] = len(members) / max(len(members) - 1, 1)
+    return factor * minus_mean(scores, keys, settings)

@@ -1,0 +1,115 @@
+"""figures: what an order's rows, scores, advantages and agreements say -> metrics of the model group and of each agent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_loops.learning_signal import LearningSignal
+from train_loops.mismatch import Agreement
+from train_loops.rows import Funnel, Sample
+
+Rows = Sequence[NDArray[np.floating]]
+
+
+def row_figures(
+    samples: Sequence[Sample], scores: Mapping[str, Rows], signal: LearningSignal, is_active: NDArray[np.bool_]
+) -> dict[str, float]:
+    """`train/<name>` of all rows together, before the first step."""
+    flat = np.concatenate(signal.advantages)
+    metrics = {
+        "train/rows": float(len(samples)),
+        "train/tokens": float(sum(len(s.token_ids) for s in samples)),
+        "train/completion_tokens": float(sum(s.completion_length for s in samples)),
+        "train/non_zero_advantage_rows": float(is_active.sum()),
+        "train/reward_mean": float(signal.rewards.mean()),
+        "train/advantage_mean": float(flat.mean()),
+        "train/advantage_std": float(flat.std()),
+        "train/groups_without_signal": _share_without_signal(signal.group_ids, is_active),
+    }
+    if "entropy" in scores:
+        metrics["train/entropy"] = float(np.concatenate(scores["entropy"]).mean())
+    if "ref" in scores:
+        metrics["train/kl_ref_k3"] = _k3(scores["old"], scores["ref"])
+    if signal.returns is not None:
+        target, value = np.concatenate(signal.returns), np.concatenate(scores["values"])
+        metrics["train/return_mean"] = float(target.mean())
+        metrics["train/value_mean"] = float(value.mean())
+        metrics["train/explained_variance"] = float(1 - (target - value).var() / max(float(target.var()), 1e-12))
+    return metrics
+
+
+def agent_figures(
+    samples: Sequence[Sample],
+    scores: Mapping[str, Rows],
+    signal: LearningSignal,
+    is_active: NDArray[np.bool_],
+    agreements: Mapping[str, Agreement],
+) -> dict[str, dict[str, float]]:
+    """The same per agent, with its agreement between trainer and engine, and how its credit follows the outcome."""
+    rows_of: dict[str, list[int]] = defaultdict(list)
+    for i, s in enumerate(samples):
+        rows_of[s.agent].append(i)
+    figures = {}
+    for agent, rows in rows_of.items():
+        a = agreements[agent]
+        about = {
+            "rows": float(len(rows)),
+            "completion_tokens": float(sum(samples[i].completion_length for i in rows)),
+            "reward_mean": float(signal.rewards[rows].mean()),
+            "advantage_std": float(np.concatenate([signal.advantages[i] for i in rows]).std()),
+            "groups_without_signal": _share_without_signal([signal.group_ids[i] for i in rows], is_active[rows]),
+            "logprob_gap_mean": a.mean_abs,
+            "logprob_gap_max": a.max_abs,
+            "mismatch_kl_k3": a.kl_k3,
+            "ess": a.ess,
+        }
+        if "entropy" in scores:
+            about["entropy"] = float(np.concatenate([scores["entropy"][i] for i in rows]).mean())
+        if "ref" in scores:
+            about["kl_ref_k3"] = _k3([scores["old"][i] for i in rows], [scores["ref"][i] for i in rows])
+        correlation = credit_correlation(
+            [float(np.mean(signal.advantages[i])) for i in rows], [samples[i].outcome for i in rows]
+        )
+        if correlation is not None:
+            about["credit_correlation"] = correlation
+        figures[agent] = about
+    return figures
+
+
+def agreement_figures(agreements: Mapping[str, Agreement]) -> dict[str, float]:
+    """The agreement of all agents: the mean over tokens, the worst maximum, the least effective sample size."""
+    every = agreements.values()
+    num_tokens = sum(a.num_tokens for a in every)
+    return {
+        "train/logprob_gap_mean": sum(a.mean_abs * a.num_tokens for a in every) / num_tokens,
+        "train/logprob_gap_max": max(a.max_abs for a in every),
+        "train/ess": min(a.ess for a in every),
+    }
+
+
+def funnel_figures(funnel: Funnel) -> dict[str, dict[str, float]]:
+    """Per agent `funnel/<stage>`, turns."""
+    return {agent: {f"funnel/{stage}": float(n) for stage, n in c.items()} for agent, c in funnel.counts.items()}
+
+
+def credit_correlation(credit: Sequence[float], outcomes: Sequence[float]) -> float | None:
+    """Pearson's r of a turn's advantage and its episode's outcome; None where either does not vary."""
+    x, y = np.asarray(credit, dtype=np.float64), np.asarray(outcomes, dtype=np.float64)
+    if x.std() == 0 or y.std() == 0:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _share_without_signal(group_ids: Sequence[str], is_active: NDArray[np.bool_]) -> float:
+    """Share of groups none of whose rows has an advantage."""
+    active = {group for group, active in zip(group_ids, is_active, strict=True) if active}
+    return 1 - len(active) / max(len(set(group_ids)), 1)
+
+
+def _k3(old: Rows, ref: Rows) -> float:
+    d = np.concatenate(old).astype(np.float64) - np.concatenate(ref)
+    return float((np.exp(np.clip(-d, -20, 20)) + d - 1).mean())

@@ -1,0 +1,75 @@
+"""scoring: rows and models -> logprobs, entropy and values of every completion token, under the parent weights.
+
+Every worker scores its share; all know everything afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from train_loops.batching import lift
+from train_loops.config import MismatchConfig
+from train_loops.critic import completion_values
+from train_loops.layout import Layout
+from train_loops.logprobs import completion_logprobs
+from train_loops.mismatch import is_close, measure
+from train_loops.models import Models
+from train_loops.rows import Sample
+
+Rows = Sequence[NDArray[np.floating]]
+
+PROBE_SHARE, MIN_PROBE_TOKENS, MAX_PROBE_TOKENS = 1 / 16, 1024, 4096
+"""Of an order's tokens: on how many a difference between two sets of weights is measured without scoring all rows."""
+
+
+def score_rows(layout: Layout, models: Models, *, rows: Sequence[int], names: Sequence[str]) -> dict[str, Rows]:
+    """Per row of `rows` and completion token what `names` asks for; every worker calls it with the same arguments.
+
+    Args:
+        names: of `old`, `entropy` (the policy's), `ref` (the reference's), `values` (the critic's, or of the value head
+            on the policy's trunk).
+    """
+    found: dict[str, dict[int, NDArray[np.float32]]] = {name: {} for name in names}
+    has_policy = bool({"old", "entropy"} & set(names)) or ("values" in names and models.shares_trunk)
+    for chains in layout.share(rows):
+        batch = layout.batch(chains)
+        scores: dict[str, Any] = {}
+        with models.policy.evaluating():
+            if has_policy:
+                with_values = "values" in names and models.shares_trunk
+                out = models.policy(batch, with_entropy="entropy" in names, with_values=with_values)
+                scores = dict(zip(("old", "entropy", "values"), out, strict=True))
+            if "ref" in names:
+                assert models.reference is not None
+                scores["ref"] = completion_logprobs(models.reference, batch)
+        if "values" in names and models.critic is not None:
+            with models.critic.evaluating():
+                scores["values"] = completion_values(models.critic, batch)
+        for name in names:
+            found[name] |= lift(scores[name], batch)
+    if dist.get_world_size() > 1:
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, found)
+        found = {name: {row: x for part in parts for row, x in part[name].items()} for name in found}
+    return {name: [rows_of[i] for i in rows] for name, rows_of in found.items()}
+
+
+def is_rollout_close(samples: Sequence[Sample], layout: Layout, models: Models, *, config: MismatchConfig) -> bool:
+    """Whether the engine's logprobs may stand for the old ones: measured on some rows from all over the order."""
+    rows = probe_rows([len(s.token_ids) for s in samples])
+    old = score_rows(layout, models, rows=rows, names=["old"])["old"]
+    rollout = [np.asarray(samples[i].rollout_logprobs, dtype=np.float64) for i in rows]
+    return is_close(measure(old, rollout, [samples[i].agent for i in rows], config=config), config=config)
+
+
+def probe_rows(lengths: Sequence[int]) -> list[int]:
+    """Rows, drawn at random but always the same, that together have about the wanted number of tokens; at least one."""
+    num_tokens = sum(lengths)
+    wanted = min(MAX_PROBE_TOKENS, max(MIN_PROBE_TOKENS, PROBE_SHARE * num_tokens))
+    num_rows = min(len(lengths), max(1, round(len(lengths) * wanted / num_tokens)))
+    return np.random.default_rng(0).permutation(len(lengths))[:num_rows].tolist()
