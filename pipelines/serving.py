@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Set
 
 from pipelines.run import Run
+from serve_apps.adapters import AdapterRoom
 from serve_apps.deployment import PolicyAppSpec, Proof, ServedModel, Target, ensure_apps, served_models, sync_apps
 from stores.manifest import whole_model
 from stores.types import ModelVersionRef
@@ -60,7 +61,12 @@ def app_specs(run: Run, models: Mapping[str, ModelVersionRef], apps: Mapping[str
         groups = [group for group, app in apps.items() if app == name]
         weights, first = run.config.weights_name(groups[0]), models[groups[0]]
         adapters = {group: models[group] for group in groups} if weights in bases else {}
-        ranks = [lora.rank for group in adapters if (lora := run.config.train_config(group).lora) is not None]
+        loras = [lora for group in adapters if (lora := run.config.train_config(group).lora) is not None]
+        room = AdapterRoom(
+            model_groups=tuple(adapters),
+            max_rank=max((lora.rank for lora in loras), default=0),
+            target_modules=tuple(sorted({module for lora in loras for module in lora.target_modules})),
+        )
         specs.append(
             PolicyAppSpec(
                 name=name,
@@ -68,7 +74,7 @@ def app_specs(run: Run, models: Mapping[str, ModelVersionRef], apps: Mapping[str
                 model=whole_model(first),
                 serve=run.config.serve_config(groups[0]),
                 adapters=adapters,
-                max_lora_rank=max(ranks, default=0),
+                room=room if adapters else None,
             )
         )
     return specs

@@ -50,13 +50,30 @@ class Place:
         }
 
 
-def adapter_arguments(num_groups: int, max_rank: int) -> dict[str, Any]:
-    """Keyword arguments of `AsyncEngineArgs` for an engine that serves an adapter to each of so many model groups."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRoom:
+    """What an engine needs to know of the adapters that it will be given; plain values on the wire."""
+
+    model_groups: tuple[str, ...]
+    """One adapter each, all of one base."""
+    max_rank: int
+    target_modules: tuple[str, ...]
+    """Layers that any of them changes."""
+
+
+def adapter_arguments(room: AdapterRoom) -> dict[str, Any]:
+    """Keyword arguments of `AsyncEngineArgs`.
+
+    Layers that no adapter changes are left as they are. That keeps the output head whole, too: wrapped for adapters it
+    takes one row per request, and the engine dies of a request for the logprobs of its prompt, which every proof is.
+    """
+    num_groups = len(room.model_groups)
     return {
         "enable_lora": True,
         "max_loras": num_groups,
         "max_cpu_loras": 2 * num_groups,  # while versions change, requests under way still need the old ones
-        "max_lora_rank": next(rank for rank in ENGINE_RANKS if rank >= max_rank),
+        "max_lora_rank": next(rank for rank in ENGINE_RANKS if rank >= room.max_rank),
+        "lora_target_modules": list(room.target_modules),
     }
 
 

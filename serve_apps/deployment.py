@@ -13,6 +13,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from serve_apps.adapters import AdapterRoom
 from serve_apps.app_list import Apps, change, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
@@ -57,18 +58,13 @@ class PolicyAppSpec:
     serve: ServeConfig
     adapters: Mapping[str, ModelVersionRef] = field(default_factory=dict)
     """By model group, where they are adapters of `model`: what a new app starts with, too."""
-    max_lora_rank: int = 0
+    room: AdapterRoom | None = None
+    """For these adapters."""
 
     @property
     def args(self) -> PolicyArgs:
         """What the app is built from."""
-        return PolicyArgs(
-            model_group=self.model_group,
-            model=self.model,
-            serve=self.serve,
-            adapters=tuple(self.adapters),
-            max_lora_rank=self.max_lora_rank,
-        )
+        return PolicyArgs(model_group=self.model_group, model=self.model, serve=self.serve, adapters=self.room)
 
 
 def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeout_s: float) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ray import serve
 
-from serve_apps.adapters import Place, ServedAdapters, adapter_arguments
+from serve_apps.adapters import AdapterRoom, Place, ServedAdapters, adapter_arguments
 from serve_apps.config import ServeConfig
 from stores.logs import bound, configure
 from stores.manifest import read_manifest, verify_folder
@@ -56,9 +56,8 @@ class PolicyArgs:
     model: ModelVersionRef
     """The version that a replica loads first; `user_config` may name a later one, unless it is a base."""
     serve: ServeConfig
-    adapters: tuple[str, ...] = ()
-    """The model groups that are adapters of the model."""
-    max_lora_rank: int = 0
+    adapters: AdapterRoom | None = None
+    """Where the model is a base that model groups share."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
@@ -67,19 +66,22 @@ class PolicyArgs:
             "model": asdict(self.model),
             "serve": self.serve.model_dump(mode="json"),
         }
-        more = {"adapters": list(self.adapters), "max_lora_rank": self.max_lora_rank}
-        return whole | more if self.adapters else whole
+        return whole | {"adapters": asdict(self.adapters)} if self.adapters else whole
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicyArgs:
         """The inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
+        room = data.get("adapters")
         return cls(
             model_group=data["model_group"],
             model=ModelVersionRef(**data["model"]),
             serve=ServeConfig.model_validate(data["serve"]),
-            adapters=tuple(data.get("adapters", ())),
-            max_lora_rank=data.get("max_lora_rank", 0),
+            adapters=None if room is None else AdapterRoom(**{k: _tuple(v) for k, v in room.items()}),
         )
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -123,9 +125,7 @@ def engine_environment(config: ServeConfig) -> dict[str, str]:
     return env
 
 
-def engine_arguments(
-    config: ServeConfig, model: Path, *, num_adapters: int = 0, max_lora_rank: int = 0
-) -> dict[str, Any]:
+def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | None = None) -> dict[str, Any]:
     """Keyword arguments of `AsyncEngineArgs`; what `config.engine` sets wins."""
     arguments: dict[str, Any] = {
         "model": str(model),
@@ -153,8 +153,8 @@ def engine_arguments(
             arguments["distributed_executor_backend"] = "uni"
     elif config.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"  # the replica holds the GPUs; no Ray actors of vLLM's own
-    if num_adapters:
-        arguments |= adapter_arguments(num_adapters, max_lora_rank)
+    if adapters is not None:
+        arguments |= adapter_arguments(adapters)
     return arguments | config.engine
 
 
@@ -185,11 +185,11 @@ class Policy:
 
         config = self._args.serve
         self._folder = folder
-        num_adapters = len(self._args.adapters)
-        arguments = engine_arguments(config, folder, num_adapters=num_adapters, max_lora_rank=self._args.max_lora_rank)
+        room = self._args.adapters
+        arguments = engine_arguments(config, folder, room)
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        if num_adapters:
-            self._adapters = ServedAdapters(self._engine, self._args.adapters)
+        if room is not None:
+            self._adapters = ServedAdapters(self._engine, room.model_groups)
         self._stop_token_ids = stop_token_ids(folder)
         self._max_model_len = self._engine.model_config.max_model_len
 
@@ -244,7 +244,7 @@ class Policy:
         key, prompt, max_tokens, temperature, top_p, top_k, min_p, model_group, seed = request
         adapter = self._adapters.request_of(model_group) if self._adapters else None
         if self._adapters and adapter is None:
-            served = ", ".join(self._args.adapters)
+            served = ", ".join(self._adapters.places)
             return self._error_result(request, REFUSED, f"no adapter of {model_group!r} is live; groups are {served}")
         try:
             params = SamplingParams(

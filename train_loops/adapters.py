@@ -189,6 +189,10 @@ def check_fit(model: nn.Module, config: LoraConfig) -> None:
     """ValueError where the model lacks a target, or one is smaller than the rank: names the nearest that works."""
     linear = {name.rpartition(".")[2]: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     for target in config.target_modules:
+        if target == "lm_head":
+            raise ValueError(
+                "train.lora.target_modules: 'lm_head' is the output head, which stays the base's: leave it out"
+            )
         if target not in linear:
             near = get_close_matches(target, linear, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(linear))}"

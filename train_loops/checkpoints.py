@@ -171,5 +171,3 @@ def _misfit(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int
         if wanted.get(name) != stored.get(name):
             return f"{name} is {stored.get(name, 'not there')}, wanted {wanted.get(name, 'nothing of that name')}"
     return ""
-
-
