@@ -7,7 +7,9 @@ from collections.abc import Mapping, Set
 
 from pipelines.run import Run
 from serve_apps.adapters import AdapterRoom
-from serve_apps.deployment import PolicyAppSpec, Proof, ServedModel, Target, ensure_apps, served_models, sync_apps
+from serve_apps.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
+from serve_apps.proof import Proof
+from serve_apps.proving import Target
 from stores.manifest import whole_model
 from stores.types import ModelVersionRef
 

@@ -17,8 +17,9 @@ from serve_apps.adapters import AdapterRoom
 from serve_apps.app_list import Apps, change, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
-from serve_apps.proof import Proof, SyncError, SyncTimeoutError, Verdict, judge, telling
-from stores.manifest import Probe, read_manifest
+from serve_apps.proof import Proof, SyncError, SyncTimeoutError
+from serve_apps.proving import REPLICA_TIMEOUT_S, Target, handle_of, prove_apps, serves, versions_of
+from stores.manifest import read_manifest
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
 from stores.weights import WeightStore
@@ -29,21 +30,9 @@ IMPORT_PATH = "serve_apps.policy_app:build_app"
 POLL_S = 0.03
 LOOK_S = 1.0
 """How often a sync that waits looks whether Serve has given up."""
-REPLICA_TIMEOUT_S = 30.0
-"""How long one replica may take to answer a status or a probe."""
 
 ServedModel = tuple[int, str]
 """Version and sha256 of its manifest: a run that is begun again counts its versions from 0, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What an app should serve a model group with; an app whose groups are adapters of one base has a target for each."""
-
-    app: str
-    model: ModelVersionRef
-    before: ModelVersionRef | None = None
-    """What it must be told apart from; None: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,70 +109,6 @@ def sync_apps(
     return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started)
 
 
-def prove_apps(
-    targets: Sequence[Target],
-    weights: WeightStore,
-    *,
-    tolerance: float,
-    noise: float,
-    started: float | None = None,
-) -> list[Proof]:
-    """Asks every replica of every app for the versions it serves and their logprobs on the targets' probe sequences.
-
-    All model groups of an app are asked in one call, which the engine computes as one batch.
-    Raises SyncError, naming replica, model group, version and numbers, if a replica is not proven; changes nothing.
-    """
-    since = time.monotonic() if started is None else started
-    probes = {target: _probes(target, weights) for target in targets}
-    pending = []
-    for app in dict.fromkeys(target.app for target in targets):
-        asked = [target for target in targets if target.app == app]
-        sequences = {target.model.model_group: _probe_sequences(*probes[target]) for target in asked}
-        pending.append((app, asked, _handle(app).broadcast("probe", sequences)))
-    proofs = []
-    for app, asked, broadcast in pending:
-        with waiting(f"replicas of {app} to prove {_versions(asked)}"):
-            answers = broadcast.results(timeout_s=REPLICA_TIMEOUT_S)
-        for statuses, logprobs in answers:
-            for target in asked:
-                (status,) = (s for s in statuses if s["model_group"] == target.model.model_group)
-                judged = _judged(logprobs[target.model.model_group], *probes[target], tolerance=tolerance, noise=noise)
-                proofs.append(_proof(target, status, judged, seconds=time.monotonic() - since))
-    _raise_for_failures(proofs, targets, tolerance, noise)
-    return proofs
-
-
-def _judged(
-    logprobs: list[list[float]], new: Probe, old: Probe | None, *, tolerance: float, noise: float
-) -> tuple[Verdict, float, float | None]:
-    on_old = logprobs[len(new.sequences) :] or logprobs if old else None
-    return judge(
-        logprobs[: len(new.sequences)],
-        new.logprobs,
-        on_old,
-        old.logprobs if old else None,
-        tolerance=tolerance,
-        noise=noise,
-    )
-
-
-def _proof(
-    target: Target, status: Mapping[str, Any], judged: tuple[Verdict, float, float | None], *, seconds: float
-) -> Proof:
-    verdict, to_new, to_old = judged
-    return Proof(
-        app=target.app,
-        model_group=target.model.model_group,
-        replica_id=status["replica_id"],
-        pid=status["pid"],
-        version=status["version"],
-        max_difference_new=to_new,
-        max_difference_old=to_old,
-        verdict=verdict if _serves(status, target.model) else "failed",
-        seconds=seconds,
-    )
-
-
 def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
     """{model group: {replica_id: model}} of every replica that answers. Args: apps: the app of every model group."""
     statuses = {app: _statuses_if_up(app) for app in set(apps.values())}
@@ -199,7 +124,7 @@ def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
 
 def replica_statuses(app: str) -> list[dict[str, Any]]:
     """What every running replica says of every model group that it serves: `Policy.statuses()`."""
-    answers = _handle(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S)
+    answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S)
     return [status for statuses in answers for status in statuses]
 
 
@@ -311,8 +236,8 @@ def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:
     for app in dict.fromkeys(target.app for target in targets):
         asked = [target for target in targets if target.app == app]
         if any(_refuses(status, target.model) for status in _statuses_if_up(app) for target in asked):
-            with waiting(f"replicas of {app} to try {_versions(asked)} again"):
-                _handle(app).broadcast("retry").results(timeout_s=timeout_s, return_exceptions=True)
+            with waiting(f"replicas of {app} to try {versions_of(asked)} again"):
+                handle_of(app).broadcast("retry").results(timeout_s=timeout_s, return_exceptions=True)
 
 
 def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, timeout_s: float) -> None:
@@ -328,7 +253,7 @@ def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, t
                         f"app {target.app!r}, replica {s['replica_id']}, model group {s['model_group']!r} refused version "
                         f"{target.model.version} and keeps {s['version']}: {s['error']}"
                     )
-            num_right = sum(_serves(s, target.model) for s in statuses)
+            num_right = sum(serves(s, target.model) for s in statuses)
             if num_right == len(statuses) == apps[target.app]["args"]["serve"]["num_replicas"]:
                 waiting_for.remove(target)
         if not waiting_for:
@@ -336,81 +261,25 @@ def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, t
         if time.monotonic() > deadline:
             seen = {app: [(s["replica_id"], s["model_group"], s["version"]) for s in report[app]] for app in report}
             raise SyncTimeoutError(
-                f"after {timeout_s:g} s (sync.timeout_s) {_versions(waiting_for)} are not served: {seen}"
+                f"after {timeout_s:g} s (sync.timeout_s) {versions_of(waiting_for)} are not served: {seen}"
             )
         if time.monotonic() > look_at:
             _deploy_again({target.app for target in waiting_for})
             look_at = time.monotonic() + LOOK_S
-        with waiting(f"replicas to take {_versions(waiting_for)}"):
+        with waiting(f"replicas to take {versions_of(waiting_for)}"):
             time.sleep(POLL_S)
-
-
-def _versions(targets: Iterable[Target]) -> str:
-    return ", ".join(f"{target.model.model_group}@{target.model.version}" for target in targets)
 
 
 def _statuses_if_up(app: str) -> list[dict[str, Any]]:
     """Statuses of the replicas that answer; a replica that is being replaced is simply not there yet."""
     try:
-        answers = _handle(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
+        answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
     except (RayError, RayServeException):
         return []
     return [status for statuses in answers if isinstance(statuses, list) for status in statuses]
-
-
-def _serves(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
-    return (status["version"], status["manifest_sha256"]) == (ref.version, ref.manifest_sha256)
 
 
 def _refuses(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
     """Whether a replica says of this version of its group that it does not take it."""
     wanted = status["model_group"], status["wanted_sha256"]
     return status["state"] == "bad" and wanted == (ref.model_group, ref.manifest_sha256)
-
-
-def _handle(app: str) -> Any:
-    return serve.get_app_handle(app)
-
-
-def _probes(target: Target, weights: WeightStore) -> tuple[Probe, Probe | None]:
-    """What the target is recognised by, and what it is told apart from.
-
-    Of an adapter it is one sequence: all adapters of an app are proven at once, and reading one sequence that tells well
-    proves as much as reading several that do not.
-    """
-    manifest = weights.manifest(target.model)
-    new, old = manifest.probe, weights.manifest(target.before).probe if target.before else None
-    if manifest.base is None or (old is not None and old.sequences != new.sequences):
-        return new, old
-    base = weights.manifest(manifest.base).probe
-    others = [other.logprobs for other in (old, base) if other is not None and other.sequences == new.sequences]
-    best = telling(new.logprobs, others)
-    return _only(new, best), None if old is None else _only(old, best)
-
-
-def _only(probe: Probe, index: int) -> Probe:
-    return Probe(sequences=(probe.sequences[index],), logprobs=(probe.logprobs[index],))
-
-
-def _probe_sequences(new: Probe, old: Probe | None) -> list[list[int]]:
-    """The new version's probe sequences, then the old one's if they are others."""
-    more = () if old is None or old.sequences == new.sequences else old.sequences
-    return [list(sequence) for sequence in (*new.sequences, *more)]
-
-
-def _raise_for_failures(proofs: Sequence[Proof], targets: Sequence[Target], tolerance: float, noise: float) -> None:
-    failed = [p for p in proofs if p.verdict == "failed"]
-    if not failed:
-        return
-    wanted = {(target.app, target.model.model_group): target.model.version for target in targets}
-    lines = [
-        f"app {p.app!r}, replica {p.replica_id} (pid {p.pid}), model group {p.model_group!r} should serve version "
-        f"{wanted[p.app, p.model_group]}, says {p.version}; max |logprob difference| to it {p.max_difference_new:.3g} "
-        + (
-            f"(without another version to tell it apart from, sync.proof_noise = {noise:g} is allowed)"
-            if p.max_difference_old is None
-            else f"(tolerance {tolerance:g}), to the version before {p.max_difference_old:.3g}"
-        )
-        for p in failed
-    ]
-    raise SyncError("\n".join(lines), proofs)

@@ -11,7 +11,8 @@ from pipelines.cluster import connect
 from pipelines.sections import SyncConfig
 from serve_apps.adapters import AdapterRoom
 from serve_apps.config import ServeConfig
-from serve_apps.deployment import PolicyAppSpec, Target, ensure_apps, replica_statuses, sync_apps
+from serve_apps.deployment import PolicyAppSpec, ensure_apps, replica_statuses, sync_apps
+from serve_apps.proving import Target
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 from tests.bench.figures import Figure, ratio

@@ -11,7 +11,8 @@ import pytest
 from pipelines import serving
 from pipelines.config import load_config
 from pipelines.run import Run
-from serve_apps.deployment import ServedModel, Target
+from serve_apps.deployment import ServedModel
+from serve_apps.proving import Target
 from stores.manifest import Probe
 from stores.types import ModelVersionRef
 

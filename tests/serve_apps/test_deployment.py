@@ -11,9 +11,10 @@ import pytest
 from serve_apps.adapters import AdapterRoom
 from serve_apps.app_list import AppList, Apps, with_user_config
 from serve_apps.config import ServeConfig
-from serve_apps.deployment import PolicyAppSpec, Target, _is_same, _probes, _retargeted, app_entry
+from serve_apps.deployment import PolicyAppSpec, _is_same, _retargeted, app_entry
 from serve_apps.policy_app import PolicyArgs
 from serve_apps.proof import judge, max_difference, telling
+from serve_apps.proving import Target, _probes
 from stores.manifest import Probe
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore

@@ -16,17 +16,9 @@ from safetensors.torch import load_file, save_file
 from serve_apps.adapters import AdapterRoom
 from serve_apps.client import RequestRefused, ServeClient
 from serve_apps.config import CallConfig, ServeConfig
-from serve_apps.deployment import (
-    PolicyAppSpec,
-    Target,
-    ensure_apps,
-    prove_apps,
-    remove_apps,
-    replica_statuses,
-    served_models,
-    sync_apps,
-)
+from serve_apps.deployment import PolicyAppSpec, ensure_apps, remove_apps, replica_statuses, served_models, sync_apps
 from serve_apps.proof import SyncError
+from serve_apps.proving import Target, prove_apps
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
