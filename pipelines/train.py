@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipelines.retrain import train_config
 from pipelines.run import Run, plain
 from stores.logs import carry
 from stores.types import ModelVersionRef
@@ -60,7 +61,7 @@ def make_order(
         "traces": traces,
         "rewards": rewards,
         "credit_kind": run.credit.kind,
-        "train": run.config.train_config(model_group).model_dump(mode="json"),
+        "train": train_config(run, iteration, model_group).model_dump(mode="json"),
         "traces_uri": run.traces_uri,
         "weights_uri": run.weights_uri,
     }

@@ -176,9 +176,7 @@ class Worker:
         )
         read = time.perf_counter()
         held, self._held = self._held, None
-        trains_policy = not order.train.has_critic or (
-            self._num_critic_orders >= order.train.critic.warmup_iterations
-        )
+        trains_policy = not order.train.has_critic or (self._num_critic_orders >= order.train.critic.warmup_iterations)
         learned = learn(
             samples,
             self._models,
