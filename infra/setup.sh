@@ -104,7 +104,7 @@ lock() {
   "$uv" pip compile pyproject.toml --extra airflow --extra postgres -c infra/locks/dev.txt \
     "${options[@]}" "${flags[@]}" -o infra/locks/airflow.txt
   # Of the CPU builds' versions gpu.txt keeps those of the packages that pyproject.toml names; CUDA's vllm pins the rest.
-  local named='^(asyncpg|boto3|deepspeed|jinja2|lancedb|math-verify|mlflow|numpy|plotly|psycopg|psycopg-binary|pyarrow|'
+  local named='^(asyncpg|boto3|deepspeed|jinja2|lancedb|math-verify|mlflow|numpy|peft|plotly|psycopg|psycopg-binary|pyarrow|'
   named+='pydantic|pyyaml|ray|rich|safetensors|sqlalchemy|tokenizers|transformers|typer)=='
   options=(--python-version 3.11 --no-header --no-annotate --quiet)
   "$uv" pip compile pyproject.toml --extra gpu --extra postgres --extra s3 "${options[@]}" "${flags[@]}" \

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.run import Run
-from pipelines.vocabulary import version_that_acted, vocabulary
+from pipelines.vocabulary import version_that_acted, vocabulary, vocabulary_of
 from stores.traces import TraceStore
 from stores.types import Purpose, Trace
-from stores.weight_cache import fetch
 from stores.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _check_tokenizer(choice: ChosenTracesConfig, group: str, traces: Sequence[Tr
             f"warmstart.traces: {place} holds none of the versions of {group!r} that acted, so nothing tells whether "
             f"their tokenizer is that of {folder}: set warmstart.traces.weights to the model versions of {choice.run!r}"
         )
-    if vocabulary(fetch(ref, with_tensors=False)) != vocabulary(folder):
+    if vocabulary_of(ref) != vocabulary(folder):
         raise ValueError(
             f"warmstart.traces: the traces hold token ids of the tokenizer in {ref.uri}, model group {group!r} starts "
             f"from {folder} with another one: start from a model with that tokenizer, or use a demonstrator"

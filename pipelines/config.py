@@ -127,6 +127,32 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _adapters_have_one_base(self) -> Self:
+        for group, settings in self.model_groups.items():
+            has_lora = self.train_config(group).lora is not None
+            if has_lora and not settings.base:
+                raise ValueError(
+                    f"model_groups.{group}: train.lora trains an adapter, but of which base? name one: base: shared"
+                )
+            if settings.base and not has_lora:
+                raise ValueError(
+                    f"model_groups.{group}.base = {settings.base!r}: a base stays frozen, so train.lora is needed: "
+                    "give train: {lora: {rank: 8}}, or drop the base to train all weights"
+                )
+            if settings.base in self.model_groups:
+                raise ValueError(
+                    f"model_groups.{group}.base = {settings.base!r} is a model group: a base needs a name of its own"
+                )
+        for base, members in self.bases.items():
+            for what in ("model", "tiny_model", "serve"):
+                given = {group: getattr(self.model_groups[group], what) for group in members}
+                if any(value != given[members[0]] for value in given.values()):
+                    raise ValueError(
+                        f"model_groups with base {base!r} share one model on one app, but differ in `{what}`: {given}"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _sampling_is_unfiltered(self) -> Self:
         for name, agent in self.agents.items():
             for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
@@ -203,6 +229,19 @@ class RunConfig(Settings):
         """Model group of every agent."""
         return {agent: group for group, settings in self.model_groups.items() for agent in settings.agents}
 
+    @property
+    def bases(self) -> dict[str, list[str]]:
+        """The model groups of every base that adapters share."""
+        found: dict[str, list[str]] = {}
+        for group, settings in self.model_groups.items():
+            if settings.base:
+                found.setdefault(settings.base, []).append(group)
+        return found
+
+    def weights_name(self, model_group: str) -> str:
+        """Whose whole weights the group's policy is made of: its base's or its own."""
+        return self.model_groups[model_group].base or model_group
+
     def groups_at(self, iteration: int) -> dict[str, str]:
         """Model group of every agent in the episodes that `iteration` trains on: see `swap`."""
         if self.swap is None or not self.swap.is_swapped(iteration):
@@ -277,8 +316,9 @@ class RunConfig(Settings):
         if self.swap is None:
             del data["swap"]
         for group in data["model_groups"].values():
-            if not group["tiny_model"]:
-                del group["tiny_model"]
+            for unused_key in ("tiny_model", "base"):
+                if not group[unused_key]:
+                    del group[unused_key]
         if self.warmstart and self.warmstart.tiny_model and self.warmstart.tiny_model.architecture == "qwen3":
             del data["warmstart"]["tiny_model"]["architecture"]
         return sha256(repr(_sorted(data)).encode()).hexdigest()

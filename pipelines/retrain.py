@@ -20,10 +20,9 @@ from pipelines.claim import next_iteration
 from pipelines.config import near
 from pipelines.run import Run, plain
 from pipelines.stored_runs import stored_run
-from pipelines.vocabulary import version_that_acted, vocabulary
+from pipelines.vocabulary import version_that_acted, vocabulary_of
 from stores.files import is_uri, local_path
 from stores.types import ModelVersionRef, Trace, TracesRef
-from stores.weight_cache import fetch
 from train_loops.config import TrainConfig
 
 DOOR = "--from-traces"
@@ -198,7 +197,7 @@ def _check_tokenizers(
                 f"{DOOR} {source}: {other.weights_uri} holds none of the versions of {group!r} that acted, so nothing "
                 "tells whether their tokenizer is the same"
             )
-        if vocabulary(fetch(acted, with_tensors=False)) != vocabulary(fetch(model, with_tensors=False)):
+        if vocabulary_of(acted) != vocabulary_of(model):
             raise ValueError(
                 f"{DOOR} {source}: the traces hold token ids of the tokenizer in {acted.uri}, model group {group!r} has "
                 f"another one in {model.uri}: start it from a model with that tokenizer"

@@ -242,10 +242,11 @@ class Cast:
     def build(self) -> ActingTeam:
         """Loads workflow and tokenizers."""
         from serve_apps.runner import ActingTeam
+        from stores.manifest import whole_model
         from stores.weight_cache import fetch
 
         folders = {
-            group: place if isinstance(place, str) else str(fetch(place, with_tensors=False))
+            group: place if isinstance(place, str) else str(fetch(whole_model(place), with_tensors=False))
             for group, place in self.tokenizers.items()
         }
         return ActingTeam(

@@ -83,6 +83,8 @@ class ModelGroupConfig(Settings):
     agents: tuple[str, ...] = Field(min_length=1)
     model: str = ""
     """Hugging Face folder (path or URI) of version 0; empty: what the warm start made."""
+    base: str = ""
+    """Name of a frozen model that all groups which name it share; each trains an adapter of it, as `train.lora` says."""
     tiny_model: dict[str, Any] = Field(default_factory=dict)
     """Overrides of `warmstart.tiny_model` for this model group: another family, shape or vocabulary."""
     train: dict[str, Any] = Field(default_factory=dict)

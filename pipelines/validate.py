@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pipelines.config import RunConfig, near
 from pipelines.credit.rule import load_credit
@@ -68,6 +69,13 @@ def check_tasks(config: RunConfig) -> None:
 def _check_models(config: RunConfig) -> None:
     for group, settings in config.model_groups.items():
         tiny, wanted = config.tiny_model(group), config.serve_config(group).max_model_len
+        if tiny is not None and not settings.model:
+            shape = {
+                **tiny.model_dump(),
+                "num_attention_heads": tiny.num_heads,
+                "num_key_value_heads": tiny.num_kv_heads,
+            }
+            _check_rank(config, group, shape)
         if tiny is not None and not settings.model and wanted > tiny.max_position:
             raise ValueError(
                 f"serve.max_model_len = {wanted} but warmstart.tiny_model.max_position = {tiny.max_position}: lower the "
@@ -82,8 +90,33 @@ def _check_models(config: RunConfig) -> None:
         for name, what in (("config.json", "model config"), ("tokenizer.json", "tokenizer")):
             if not (folder / name).is_file():
                 raise ValueError(f"{place}: folder {settings.model} has no {what} ({name}): save it beside the weights")
-        limit = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+        shape = json.loads((folder / "config.json").read_text())
+        _check_rank(config, group, shape)
+        limit = shape.get("max_position_embeddings")
         if limit is not None and wanted > limit:
             raise ValueError(
                 f"serve.max_model_len = {wanted} but the model of {group!r} takes {limit} tokens: lower it"
             )
+
+
+def _check_rank(config: RunConfig, group: str, shape: dict[str, Any]) -> None:
+    """ValueError where a rank is above the smaller dimension of a layer; `shape` has the names of a Hugging Face config.
+
+    Layers and sizes that such a config does not name are looked at when the adapter is made.
+    """
+    lora = config.train_config(group).lora
+    if lora is None or not {"hidden_size", "intermediate_size", "num_attention_heads"} <= shape.keys():
+        return
+    hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
+    head_dim = shape.get("head_dim") or hidden // heads
+    keys = min(hidden, head_dim * (shape.get("num_key_value_heads") or heads))
+    narrow = {"q_proj": min(hidden, head_dim * heads), "o_proj": min(hidden, head_dim * heads)}
+    narrow |= {"k_proj": keys, "v_proj": keys}
+    narrow |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), min(hidden, shape["intermediate_size"]))
+    limits = {target: narrow[target] for target in lora.target_modules if target in narrow}
+    if limits and lora.rank > min(limits.values()):
+        target = min(limits, key=lambda name: limits[name])
+        raise ValueError(
+            f"model_groups.{group}.train.lora.rank = {lora.rank} is above the smaller dimension of {target} "
+            f"({limits[target]}): take at most {limits[target]}"
+        )

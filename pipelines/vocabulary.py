@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stores.manifest import whole_model
 from stores.types import ModelVersionRef, Trace
+from stores.weight_cache import fetch
 from stores.weights import WeightStore
 
 NO_IDS = ("truncation", "padding", "version")
@@ -21,6 +23,11 @@ def version_that_acted(weights: WeightStore, group: str, traces: Iterable[Trace]
     """
     acted = {trace.policy_versions[group] for trace in traces if group in trace.policy_versions}
     return next((ref for version in sorted({0, *acted}) if (ref := weights.ref(group, version))), None)
+
+
+def vocabulary_of(ref: ModelVersionRef) -> dict[str, Any]:
+    """`vocabulary` of a model version; an adapter has that of its base."""
+    return vocabulary(fetch(whole_model(ref), with_tensors=False))
 
 
 def vocabulary(folder: Path) -> dict[str, Any]:

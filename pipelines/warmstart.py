@@ -36,6 +36,7 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, An
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from transformers.utils import logging
 
+    from train_loops.adapters import adopt_adapter
     from train_loops.warmstart import adopt
 
     logging.disable_progress_bar()
@@ -43,24 +44,39 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, An
     settings = run.config.warmstart
     with tempfile.TemporaryDirectory() as scratch:
         starts, metrics = _starts(run, settings, Path(scratch), progress)
-        models = {
-            group: run.weights.ref(group, 0)
+        whole = {
+            name: run.weights.ref(name, 0)
             or adopt(
                 start.folder,
                 store=run.weights,
-                model_group=group,
+                model_group=name,
                 run_id=run.run_id,
                 sequences=start.probes,
-                note="warm start" if settings else f"adopted from {run.config.model_groups[group].model}",
+                note="warm start" if settings else f"adopted from {start.folder.name}",
             )
-            for group, start in starts.items()
+            for name, start in starts.items()
         }
+        models = {}
+        for number, group in enumerate(run.config.model_groups):
+            lora = run.config.train_config(group).lora
+            if lora is None:
+                models[group] = whole[group]
+                continue
+            models[group] = run.weights.ref(group, 0) or adopt_adapter(
+                whole[run.config.weights_name(group)],
+                store=run.weights,
+                model_group=group,
+                run_id=run.run_id,
+                config=lora,
+                seed=run.config.seed + number,
+                out=Path(scratch) / f"adapter-{group}",
+            )
     return {"models": {group: plain(ref) for group, ref in models.items()}, "metrics": metrics}
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What becomes version 0 of a model group."""
+    """What becomes version 0 of a model group, or of the base that several share."""
 
     folder: Path
     probes: Sequence[Sequence[int]] | None = None
@@ -70,51 +86,64 @@ class _Start:
 def _starts(
     run: Run, settings: WarmstartConfig | None, scratch: Path, progress: StepProgress | None
 ) -> tuple[dict[str, _Start], dict[str, float]]:
-    """Of every model group, with metrics."""
+    """Of every model group that has weights of its own and of every base, with metrics."""
     if settings is not None and settings.tiny_model is not None:
         return _tiny(run, settings, scratch, progress)
+    groups = _members(run)
     bases = {group: _local(g.model, scratch) for group, g in run.config.model_groups.items()}
     if settings is None:
-        return {group: _Start(base) for group, base in bases.items()}, {}
+        return {name: _Start(bases[members[0]]) for name, members in groups.items()}, {}
     starts: dict[str, _Start] = {}
     metrics: dict[str, float] = {}
     chosen: list[Trace] = []
     if settings.traces is not None:
         chosen = choose(run, settings.traces, count=settings.num_demonstrations, folders=bases)
-    for group, base in bases.items():
-        pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), [group])
-        folder, found = _learn(run, settings, pairs, scratch / group, base, None, progress)
-        starts[group] = _Start(folder, _probes(pairs))
-        metrics |= {f"{group}/{name}": value for name, value in found.items()}
+    for weights, members in groups.items():
+        base = bases[members[0]]
+        pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), members)
+        folder, found = _learn(run, settings, pairs, scratch / weights, base, None, progress)
+        starts[weights] = _Start(folder, _probes(pairs))
+        metrics |= {f"{weights}/{name}": value for name, value in found.items()}
     return starts, metrics
+
+
+def _members(run: Run) -> dict[str, list[str]]:
+    """Whole weights -> the model groups whose policies are made of them: several where they are adapters of one base."""
+    found: dict[str, list[str]] = {}
+    for group in run.config.model_groups:
+        found.setdefault(run.config.weights_name(group), []).append(group)
+    return found
 
 
 def _tiny(
     run: Run, settings: WarmstartConfig, scratch: Path, progress: StepProgress | None
 ) -> tuple[dict[str, _Start], dict[str, float]]:
-    """One model for all groups of the same shape, tokenizer and weights made from the demonstrations alone."""
+    """One model for all groups of the same shape, tokenizer and weights made from the demonstrations alone.
+
+    A base that groups share learns from their agents only.
+    """
     from train_loops.tiny_model import build_model, build_tokenizer, save_folder
 
     spy = _TextSpy()
     answers: ToolAnswers = {}
     _demonstrations(run, settings, {}, spy, answers)
     groups: dict[Any, list[str]] = {}
-    for group in run.config.model_groups:
-        groups.setdefault(run.config.tiny_model(group), []).append(group)
+    for group, about in run.config.model_groups.items():
+        groups.setdefault((run.config.tiny_model(group), about.base), []).append(group)
     tokenizers: dict[Any, Any] = {}
     blanks: dict[str, Path] = {}
-    for shape, members in groups.items():
+    for (shape, base), members in groups.items():
         tokenizers[shape] = build_tokenizer(spy.texts, vocab_size=shape.vocab_size)
         model = build_model(shape, tokenizers[shape], seed=run.config.seed)
         blanks |= dict.fromkeys(members, save_folder(model, tokenizers[shape], scratch / f"blank-{members[0]}"))
     traces = _demonstrations(run, settings, blanks, answers=answers)
     starts: dict[str, _Start] = {}
     metrics: dict[str, float] = {}
-    for shape, members in groups.items():
+    for (shape, base), members in groups.items():
         pairs = _pairs(traces, members)
         own = settings.model_copy(update={"tiny_model": shape})
         folder, found = _learn(run, own, pairs, scratch / f"tiny-{members[0]}", None, tokenizers[shape], progress)
-        starts |= dict.fromkeys(members, _Start(folder, _probes(pairs)))
+        starts |= dict.fromkeys([base] if base else members, _Start(folder, _probes(pairs)))
         prefix = "" if len(groups) == 1 else f"{'+'.join(members)}/"
         metrics |= {f"{prefix}{name}": value for name, value in found.items()}
     return starts, metrics

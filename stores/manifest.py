@@ -55,6 +55,8 @@ class Manifest:
     """Unix seconds."""
     folder: str = ""
     """Where below the version the files lie; empty: beside the manifest."""
+    base: ModelVersionRef | None = None
+    """What the version is an adapter of; None: it holds whole weights, config and tokenizer."""
 
     def to_json(self) -> str:
         """The text of `manifest.json`; floats keep every digit."""
@@ -64,13 +66,14 @@ class Manifest:
     def from_json(cls, text: str) -> Manifest:
         """The inverse of `to_json`; ValueError if it is no manifest."""
         try:
-            data = {"folder": "", **json.loads(text)}
+            data = {"folder": "", "base": None, **json.loads(text)}
             data = {f.name: data[f.name] for f in fields(cls)}
             probe = data["probe"]
             data["probe"] = Probe(
                 sequences=tuple(tuple(s) for s in probe["sequences"]), logprobs=tuple(map(tuple, probe["logprobs"]))
             )
             data["tensors"] = {n: (dtype, tuple(shape)) for n, (dtype, shape) in data["tensors"].items()}
+            data["base"] = None if data["base"] is None else ModelVersionRef(**data["base"])
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"not a manifest: {type(error).__name__} {error}") from None
         return cls(**data)
@@ -91,6 +94,11 @@ def read_manifest(ref: ModelVersionRef) -> Manifest:
             "the version was replaced; take a new ref from the store"
         )
     return Manifest.from_json(data.decode())
+
+
+def whole_model(ref: ModelVersionRef) -> ModelVersionRef:
+    """The version that holds config, tokenizer and whole weights: the base of an adapter, or else `ref` itself."""
+    return read_manifest(ref).base or ref
 
 
 def verify_folder(folder: Path, manifest: Manifest) -> None:

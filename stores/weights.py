@@ -1,6 +1,8 @@
 """weights: immutable model versions, one folder each, complete as soon as its manifest is there.
 
     <uri>/<model group>/v<version>/   config.json  model.safetensors  tokenizer.json ...  manifest.json (last)
+    <uri>/<base>/v0/                  the same, once for all model groups whose versions are adapters of it:
+    <uri>/<model group>/v<version>/   adapter_config.json  adapter_model.safetensors  manifest.json (names the base)
 
 A version is committed by whoever finishes first; everybody else gets that one. On a local disk a whole folder appears
 at once (rename). On object storage every try has a folder of its own, named by the manifest, which is written last:
@@ -50,8 +52,11 @@ class WeightStore:
         probe: Probe,
         checkpoint: str = "",
         note: str = "",
+        base: ModelVersionRef | None = None,
     ) -> ModelVersionRef:
         """Stores a copy of a Hugging Face folder as this version; a version that exists already is returned as it is.
+
+        With a `base` the folder is an adapter of it, in peft's layout.
 
         Raises ValueError if the folder holds no readable safetensors weights.
         """
@@ -80,6 +85,7 @@ class WeightStore:
                 note=note,
                 created_at=time.time(),
                 folder=store.folder,
+                base=base,
             )
             store.finish(manifest.to_json().encode())
         ref = self.ref(model_group, version)

@@ -226,7 +226,8 @@ class DeepSpeedConfig(Settings):
 class LoraConfig(Settings):
     """An adapter (peft) per model group over a base that several groups share."""
 
-    rank: int = Field(8, ge=1)
+    rank: int = Field(8, ge=1, le=512)
+    """At most the smaller dimension of every layer it is put on, and the 512 that vLLM serves."""
     alpha: float = Field(16.0, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stores.files import is_uri
 from stores.logs import bound, carried
-from stores.manifest import Probe
+from stores.manifest import Probe, whole_model
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
 from stores.weights import WeightStore
@@ -168,7 +168,7 @@ class Worker:
             return stored
         started = time.perf_counter()
         parent_folder = store.fetch(order.parent)
-        self._hold(order, store, parent_folder)
+        self._hold(order, store)
         assert self._models is not None
         loaded = time.perf_counter()
         samples, funnel = read_rows(
@@ -211,9 +211,10 @@ class Worker:
         )
         return _result(self._held, learned)
 
-    def _hold(self, order: Order, store: WeightStore, folder: Path) -> None:
+    def _hold(self, order: Order, store: WeightStore) -> None:
         """Makes the engines in memory be at the order's parent."""
-        from train_loops.engine import Engine, load_critic, load_policy
+        from train_loops.adapters import load_version
+        from train_loops.engine import Engine, load_critic
         from train_loops.models import Models
 
         if self._held == order.parent and self._train == order.train and self._models is not None:
@@ -226,11 +227,13 @@ class Worker:
         self._sweep(order)
         self._train, self._num_critic_orders = order.train, 0
         settings = order.train.deepspeed
-        policy = Engine(load_policy(folder, settings), optimizer=order.train.optimizer, config=settings)
+        module = load_version(store, order.parent, settings, order.train.lora)
+        policy = Engine(module, optimizer=order.train.optimizer, config=settings)
         critic = None
         if order.train.has_critic:
-            critic = Engine(load_critic(folder, settings), optimizer=order.train.critic.optimizer, config=settings)
-        self._models = Models(policy=policy, critic=critic, reference=_reference(order, store))
+            trunk = store.fetch(whole_model(order.parent))
+            critic = Engine(load_critic(trunk, settings), optimizer=order.train.critic.optimizer, config=settings)
+        self._models = Models(policy=policy, critic=critic, reference=_reference(order, store, policy))
         checkpoint = store.manifest(order.parent).checkpoint
         self._lost = self._resume(checkpoint, policy, critic)
         if self._lost:
@@ -311,14 +314,19 @@ class Worker:
         """Exports the policy and commits it as the order's version; worker 0 writes."""
         import torch.distributed as dist
 
+        from train_loops.adapters import export_adapter
         from train_loops.engine import export_weights
 
         assert self._models is not None
-        sequences = store.manifest(order.parent).probe.sequences
+        before = store.manifest(order.parent)
+        sequences = before.probe.sequences
         probe = Probe(sequences=sequences, logprobs=_probe_logprobs(self._models.policy, sequences))
         ref = None
         with tempfile.TemporaryDirectory(prefix="troupe-weights-") as scratch:
-            out = export_weights(self._models.policy, parent=parent_folder, out=scratch)
+            if before.base is None:
+                out = export_weights(self._models.policy, parent=parent_folder, out=scratch)
+            else:
+                out = export_adapter(self._models.policy, scratch)
             if dist.get_rank() == 0:
                 (out / RESULT_FILE).write_text(json.dumps(_result(None, learned)))
                 ref = store.commit(
@@ -331,6 +339,7 @@ class Worker:
                     probe=probe,
                     checkpoint=checkpoint,
                     note=note,
+                    base=before.base,
                 )
         return self._agree(ref)
 
@@ -363,11 +372,12 @@ def _stored_result(store: WeightStore, order: Order) -> dict[str, Any] | None:
     return json.loads(path.read_text()) | {"model": asdict(ref)}
 
 
-def _reference(order: Order, store: WeightStore) -> Any:
+def _reference(order: Order, store: WeightStore, policy: Engine) -> Any:
     """Version 0 of the model group, frozen, where a KL coefficient asks for it."""
     loss = order.train.loss
     if loss.kl_in_loss_coef == 0 and loss.kl_in_reward_coef == 0:
         return None
+    from train_loops.adapters import load_reference_of
     from train_loops.engine import load_reference
 
     ref = store.ref(order.model_group, 0)
@@ -376,6 +386,8 @@ def _reference(order: Order, store: WeightStore) -> Any:
             f"train.loss has a KL coefficient but {store.uri_of(order.model_group, 0)} does not exist: the reference "
             "is version 0 of the model group"
         )
+    if store.manifest(ref).base is not None:
+        return load_reference_of(policy, store, ref, order.train.deepspeed)
     return load_reference(store.fetch(ref), order.train.deepspeed)
 
 

@@ -1,177 +1,312 @@
-"""GAE, GRPO, Dr. MAS: literal numbers of seed-systems 2.2, 2.3, 2.10, and what must not change them."""
+"""The group estimators: literal numbers of seed-systems 2.2, 2.3 and 2.10, and what must and must not change them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train_loops.advantages.dr_mas import dr_mas
-from train_loops.advantages.gae import gae, whiten
-from train_loops.advantages.grpo import grpo
-from train_loops.kl import token_rewards
+import train_loops.advantages
+from train_loops.advantages.rewarded_rows import RewardedRows, estimator
+from train_loops.config import GAE_ALGORITHMS, AdvantageConfig, Algorithm
 
-R, V = [0.0, 0.0, 1.0], [0.1, 0.2, 0.3]
-A, G = [0.82675, 0.765, 0.7], [0.92675, 0.965, 1.0]
-
-
-def test_gae_and_whitening_have_their_literal_values() -> None:
-    advantages, returns = gae([np.array(R)], [np.array(V)], trajectories=[[0]], gamma=1, gae_lambda=0.95)
-    np.testing.assert_allclose(advantages[0], A, atol=1e-6)
-    np.testing.assert_allclose(returns[0], G, atol=1e-6)
-    np.testing.assert_allclose(whiten(advantages)[0], [0.991343, 0.017092, -1.008435], atol=1e-6)
+ESTIMATORS = sorted(set(get_args(Algorithm)) - set(GAE_ALGORITHMS))
+AGAINST_BASELINE = ("remax", "counterfactual", "leave_one_out")
+SHIFT_FREE = sorted(set(ESTIMATORS) - {*AGAINST_BASELINE, "gpg", "reinforce_pp", "gigpo"})
+"""A constant added to every reward changes nothing. (gpg counts rewards that are not 0; gigpo's returns grow with the
+turns that are left; reinforce_pp is whitened by tokens: it is shown apart.)"""
 
 
-def test_chained_gae_runs_through_an_episodes_turns_and_ended_gae_stops_at_each() -> None:
-    rewards, values = [np.array([0.0]), np.array([0.0, 1.0])], [np.array([0.3]), np.array([0.1, 0.2])]
-    chained, returns = gae(rewards, values, trajectories=[[1, 0]], gamma=1, gae_lambda=0.95)
-    # Row 1 (two tokens, reward 1 on its last), then row 0 (one token): r = [0, 1, 0], V = [.1, .2, .3].
-    # A_2 = -.3; A_1 = 1 + .3 - .2 + .95 * -.3 = .815; A_0 = .2 - .1 + .95 * .815 = .87425
-    np.testing.assert_allclose(chained[1], [0.87425, 0.815])
-    np.testing.assert_allclose(chained[0], [-0.3])
-    np.testing.assert_allclose(returns[1], [0.97425, 1.015])
-    ended, _ = gae(rewards, values, trajectories=[[0], [1]], gamma=1, gae_lambda=0.95)
-    # Row 1 alone: A_1 = 1 - .2 = .8; A_0 = .2 - .1 + .95 * .8 = .86
-    np.testing.assert_allclose(ended[1], [0.86, 0.8])
-    np.testing.assert_allclose(ended[0], [-0.3])
-
-
-def test_an_increment_is_paid_to_every_earlier_turn_and_a_return_only_to_its_own() -> None:
-    rewards = token_rewards([0.25, 0.5], [2, 2])
-    zeros = [np.zeros(2), np.zeros(2)]
-    chained, _ = gae(rewards, zeros, trajectories=[[0, 1]], gamma=1, gae_lambda=1)
-    ended, _ = gae(rewards, zeros, trajectories=[[0], [1]], gamma=1, gae_lambda=1)
-    assert [a.tolist() for a in chained] == [[0.75, 0.75], [0.5, 0.5]]
-    assert [a.tolist() for a in ended] == [[0.25, 0.25], [0.5, 0.5]]
-
-
-def masked_gae(rewards: np.ndarray, values: np.ndarray, mask: np.ndarray, gamma: float, lam: float) -> np.ndarray:
-    """The reference's loop over all positions, in which masked ones carry value and advantage over."""
-    next_value = last = 0.0
-    out = np.zeros(len(mask))
-    for t in reversed(range(len(mask))):
-        delta = rewards[t] + gamma * next_value - values[t]
-        candidate = delta + gamma * lam * last
-        next_value = values[t] if mask[t] else next_value
-        last = candidate if mask[t] else last
-        out[t] = last
-    return out
-
-
-def test_inserting_masked_tokens_leaves_gae_unchanged() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        mask = rng.random(20) < 0.5
-        mask[rng.integers(20)] = True
-        rewards, values = rng.normal(size=20) * mask, rng.normal(size=20)
-        want = masked_gae(rewards, values, mask, 0.9, 0.8)[mask]
-        parts = np.array_split(np.flatnonzero(mask), 3)  # three turns with other tokens between and inside them
-        parts = [p for p in parts if len(p)]
-        got, _ = gae(
-            [rewards[p] for p in parts],
-            [values[p] for p in parts],
-            trajectories=[list(range(len(parts)))],
-            gamma=0.9,
-            gae_lambda=0.8,
-        )
-        np.testing.assert_allclose(np.concatenate(got), want)
-
-
-def test_gae_rows_do_not_depend_on_their_order_or_their_neighbours() -> None:
-    rng = np.random.default_rng(1)
-    rewards = [rng.normal(size=n) for n in (4, 1, 7, 2, 5)]
-    values = [rng.normal(size=len(r)) for r in rewards]
-    chains = [[0, 2], [1], [4, 3]]
-    want, _ = gae(rewards, values, trajectories=chains, gamma=0.97, gae_lambda=0.9)
-    order = [3, 0, 4, 2, 1]
-    at = {row: i for i, row in enumerate(order)}
-    got, _ = gae(
-        [rewards[i] for i in order],
-        [values[i] for i in order],
-        trajectories=[[at[row] for row in chain] for chain in reversed(chains)],
-        gamma=0.97,
-        gae_lambda=0.9,
+def rows(
+    scores: list[float],
+    *,
+    episodes: list[str] | None = None,
+    groups: list[str] | None = None,
+    agents: list[str] | None = None,
+    **more: Any,
+) -> RewardedRows:
+    """One token per row unless `lengths` says otherwise; every row an episode of its own unless `episodes` does."""
+    num = len(scores)
+    lengths = more.pop("lengths", [1] * num)
+    return RewardedRows(
+        token_rewards=[np.array([0.0] * (n - 1) + [s]) for n, s in zip(lengths, scores, strict=True)],
+        group_ids=groups or ["g"] * num,
+        episode_ids=episodes or [str(i) for i in range(num)],
+        agents=agents or ["a"] * num,
+        turn_indices=more.pop("turns", list(range(num))),
+        round_indices=more.pop("rounds", [0] * num),
+        prompts=more.pop("prompts", [[1]] * num),
+        baselines=more.pop("baselines", [None] * num),
+        **more,
     )
-    for row in range(5):
-        np.testing.assert_allclose(got[at[row]], want[row])
 
 
-def test_whitening_per_agent_takes_each_agent_by_itself_and_one_token_becomes_zero() -> None:
-    rows = [np.array([1.0, 3.0]), np.array([100.0]), np.array([5.0])]
-    together = np.concatenate(whiten(rows))
-    assert together.mean() == pytest.approx(0, abs=1e-12)
-    assert together.std(ddof=1) == pytest.approx(1)
-    per_agent = whiten(rows, labels=["a", "b", "a"])
-    np.testing.assert_allclose(np.concatenate([per_agent[0], per_agent[2]]), [-1, 0, 1], atol=1e-8)
-    assert per_agent[1].tolist() == [0.0]
+def per_row(name: str, given_rows: RewardedRows, **changes: Any) -> np.ndarray:
+    """One number per row: the advantage of its last token."""
+    found = estimator(name)(given_rows, AdvantageConfig(**changes))
+    return np.array([np.atleast_1d(a)[-1] for a in found])
 
 
-GROUP = ["g"] * 5
-A_CALLS, A_REWARDS = ["0", "0", "1", "2", "3"], [1.0, 1.0, 0.0, 1.0, 0.0]
+def test_every_estimator_is_a_file_of_its_name_and_every_file_of_one_has_a_config_name() -> None:
+    folder = Path(train_loops.advantages.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")}
+    assert set(ESTIMATORS) <= files
+    assert files - set(ESTIMATORS) == {"__init__", "gae", "grouping", "rewarded_rows", "against_baseline"}
+    assert all(callable(estimator(name)) for name in ESTIMATORS)
+
+
+A_REWARDS, A_EPISODES = [1.0, 1.0, 0.0, 1.0, 0.0], ["0", "0", "1", "2", "3"]
+B_REWARDS, B_EPISODES = [1.0, 1.0, 0.0], ["0", "2", "3"]
+
+
+def two_agents() -> RewardedRows:
+    """Seed-systems 2.3: rewards of four episodes 1, 0, 1, 0; A is called 2, 1, 1, 1 times, B 1, 0, 1, 1."""
+    return rows(A_REWARDS + B_REWARDS, episodes=A_EPISODES + B_EPISODES, agents=["A"] * 5 + ["B"] * 3)
 
 
 def test_dr_mas_has_its_literal_values() -> None:
-    got = dr_mas(
-        [*A_REWARDS, 1.0, 1.0, 0.0], group_ids=["g"] * 8, agents=["A"] * 5 + ["B"] * 3
-    )  # B was called in episodes 0, 2, 3
+    got = per_row("dr_mas", two_agents())
     np.testing.assert_allclose(got[:5], [0.730295, 0.730295, -1.095443, 0.730295, -1.095443], atol=1e-6)
     np.testing.assert_allclose(got[5:], [0.577349, 0.577349, -1.154699], atol=1e-6)
-    paper = dr_mas(A_REWARDS, group_ids=GROUP, agents=["A"] * 5, ddof=0)
+    paper = per_row("dr_mas", rows(A_REWARDS, episodes=A_EPISODES), ddof=0)
     np.testing.assert_allclose(paper, [0.816495, 0.816495, -1.224742, 0.816495, -1.224742], atol=1e-6)
 
 
 def test_grpo_over_episodes_gives_every_row_its_episodes_advantage() -> None:
-    episodes, scores = [*A_CALLS, "0", "2", "3"], [*A_REWARDS, 1.0, 1.0, 0.0]
-    got = grpo(scores, group_ids=["g"] * 8, episode_ids=episodes)
-    np.testing.assert_allclose(got, [0.866024 if s else -0.866024 for s in scores], atol=1e-6)
+    got = per_row("grpo", two_agents())
+    np.testing.assert_allclose(got, [0.866024 if s else -0.866024 for s in A_REWARDS + B_REWARDS], atol=1e-6)
 
 
 def test_grpo_averages_an_episodes_rows_before_it_compares() -> None:
-    got = grpo([1.0, 0.0, 0.0, 1.0, 1.0], group_ids=GROUP, episode_ids=["0", "0", "1", "2", "2"], ddof=0)
+    got = per_row("grpo", rows([1.0, 0.0, 0.0, 1.0, 1.0], episodes=["0", "0", "1", "2", "2"]), ddof=0)
     s = np.array([0.5, 0.0, 1.0])
-    want = (s - s.mean()) / (s.std() + 1e-6)
-    np.testing.assert_allclose(got, want[[0, 0, 1, 2, 2]])
+    np.testing.assert_allclose(got, ((s - s.mean()) / (s.std() + 1e-6))[[0, 0, 1, 2, 2]])
 
 
-def test_without_the_standard_deviation_only_the_mean_is_taken_off() -> None:
-    got = grpo([1.0, 0.0, 0.0, 1.0], group_ids=["g"] * 4, episode_ids=list("0123"), normalize_std=False)
-    assert got.tolist() == [0.5, -0.5, -0.5, 0.5]
+def test_without_the_standard_deviation_grpo_is_dr_grpo() -> None:
+    assert per_row("grpo", rows([1.0, 0.0, 0.0, 1.0]), normalize_std=False).tolist() == [0.5, -0.5, -0.5, 0.5]
 
 
-def test_a_singleton_is_zero_unless_the_references_raw_reward_is_asked_for() -> None:
-    assert dr_mas([1.0, 1.0, 0.0], group_ids=["g"] * 3, agents=["a", "b", "b"])[0] == 0
-    assert dr_mas([0.7, 1.0, 0.0], group_ids=["g"] * 3, agents=["a", "b", "b"], singleton="raw")[0] == 0.7
-    # Two turns of one episode are one entry for GRPO, two for Dr. MAS.
-    assert grpo([1.0, 0.0], group_ids=["g"] * 2, episode_ids=["0", "0"]).tolist() == [0, 0]
-    assert grpo([1.0, 0.0], group_ids=["g"] * 2, episode_ids=["0", "0"], singleton="raw").tolist() == [0.5, 0.5]
+def test_at_grpo_compares_an_agents_turns_of_one_round() -> None:
+    table = rows(
+        [1.0, 0.0, 5.0, 9.0], episodes=["0", "1", "0", "1"], agents=["a"] * 4, rounds=[0, 0, 1, 1], turns=[0, 0, 1, 1]
+    )
+    half = 1 / np.sqrt(2)
+    np.testing.assert_allclose(per_row("at_grpo", table), [half, -half, -half, half], atol=1e-5)
 
 
-def test_equal_rewards_give_exactly_zero_whatever_the_rounding() -> None:
-    assert dr_mas([0.1] * 3, group_ids=["g"] * 3, agents=["a"] * 3).tolist() == [0, 0, 0]
+def test_rloo_has_its_literal_values() -> None:
+    np.testing.assert_allclose(per_row("rloo", rows([1.0, 0.0, 0.0, 1.0])), [2 / 3, -2 / 3, -2 / 3, 2 / 3])
+
+
+def test_reinforce_pp_is_the_whitened_return_to_go_of_each_token() -> None:
+    table = rows([1.0, -1.0], lengths=[3, 1])
+    got = estimator("reinforce_pp")(table, AdvantageConfig(gamma=0.5))
+    returns = np.array([0.25, 0.5, 1.0, -1.0])
+    want = (returns - returns.mean()) / np.sqrt(returns.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.concatenate(got), want)
+    raw = estimator("reinforce_pp")(table, AdvantageConfig(gamma=0.5, whiten="none"))
+    assert [a.tolist() for a in raw] == [[0.25, 0.5, 1.0], [-1.0]]
+
+
+def test_reinforce_pp_baseline_takes_the_groups_mean_off_and_whitens_over_tokens() -> None:
+    table = rows([1.0, 0.0, 5.0, 5.0], groups=["g", "g", "h", "h"], lengths=[1, 3, 1, 1])
+    got = estimator("reinforce_pp_baseline")(table, AdvantageConfig())
+    centred = np.array([0.5, -0.5, -0.5, -0.5, 0.0, 0.0])
+    want = (centred - centred.mean()) / np.sqrt(centred.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.concatenate(got), want)
+
+
+def test_opo_weighs_its_baseline_by_length() -> None:
+    got = per_row("opo", rows([1.0, 0.0], lengths=[3, 1]))
+    np.testing.assert_allclose(got, [0.25, -0.75])
+
+
+def test_gpg_scales_up_for_rows_without_reward() -> None:
+    np.testing.assert_allclose(per_row("gpg", rows([1.0, 0.0, 0.0, 0.0])), [3.0, -1.0, -1.0, -1.0])
+
+
+def test_pass_at_k_pays_the_best_episode_its_lead_over_the_second() -> None:
+    scores = [0.2, 1.0, 0.6]
+    lead = 0.4 / (np.std(scores, ddof=1) + 1e-6)
+    np.testing.assert_allclose(per_row("pass_at_k", rows(scores)), [0, lead, 0])
+    assert per_row("pass_at_k", rows([1.0, 1.0, 0.0])).tolist() == [0, 0, 0]
+    assert per_row("pass_at_k", rows([1.0])).tolist() == [0]
+
+
+@pytest.mark.parametrize("name", AGAINST_BASELINE)
+def test_against_a_baseline_each_token_gets_what_is_still_to_come_minus_what_the_variant_earned(name: str) -> None:
+    table = RewardedRows(
+        token_rewards=[np.array([-0.1, -0.2, 1.0]), np.array([1.0])],
+        group_ids=["g", "g"],
+        episode_ids=["0", "1"],
+        agents=["a", "a"],
+        turn_indices=[0, 0],
+        round_indices=[0, 0],
+        baselines=[0.5, None],
+    )
+    got = estimator(name)(table, AdvantageConfig())
+    np.testing.assert_allclose(got[0], [0.2, 0.3, 0.5])
+    assert got[1].tolist() == [0.0], "a turn without a variant has nothing to be compared with"
+
+
+def test_gigpo_adds_the_comparison_of_turns_that_saw_the_same() -> None:
+    table = rows(
+        [0.0, 1.0, 0.0, 0.0],
+        episodes=["0", "0", "1", "1"],
+        turns=[0, 1, 0, 1],
+        prompts=[[7], [8, 1], [7], [9, 9]],
+    )
+    got = per_row("gigpo", table, ddof=0, eps=1e-12)
+    # Episodes are worth .5 and 0: +-1. Turn 0: returns .95 and 0 behind the prompt [7]: +-1. Turn 1: alone behind theirs.
+    np.testing.assert_allclose(got, [2.0, 1.0, -2.0, -1.0])
+    np.testing.assert_allclose(per_row("gigpo", table, ddof=0, eps=1e-12, step_weight=0.5), [1.5, 1.0, -1.5, -1.0])
+
+
+def test_gigpo_takes_prompts_that_are_alike_enough_for_one_anchor() -> None:
+    alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 0], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]  # ratio .9
+    table = rows([1.0, 0.0], prompts=alike)
+    apart, together = (per_row("gigpo", table, similarity=s)[0] for s in (0.95, 0.9))
+    assert together == pytest.approx(2 * apart)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_mas", "at_grpo", "rloo", "gpg", "opo"])
+def test_a_singleton_is_zero_unless_the_references_raw_reward_is_asked_for(name: str) -> None:
+    alone = rows([0.7])
+    assert per_row(name, alone).tolist() == [0]
+    assert per_row(name, alone, singleton="raw").tolist() == [pytest.approx(0.7)]
+
+
+def test_a_singleton_may_be_held_against_all_turns_of_its_agent() -> None:
+    table = rows([3.0, 1.0, 2.0, 50.0], groups=["g", "h", "i", "g"], agents=["a", "a", "a", "b"])
+    got = per_row("dr_mas", table, singleton="batch", normalize_std=False)
+    np.testing.assert_allclose(got, [1.0, -1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("group_by", "want"),
+    [
+        ("task", [1.5, -0.5, 0.5, -1.5]),  # turns, not episodes: mean of 4, 2, 3, 1
+        ("task_agent", [1.0, -1.0, 1.0, -1.0]),
+        ("task_round", [0.5, 0.5, -0.5, -0.5]),
+        ("task_agent_round", [0.0, 0.0, 0.0, 0.0]),
+        ("batch_agent", [1.0, -1.0, 1.0, -1.0]),
+    ],
+)
+def test_what_is_compared_is_a_setting(group_by: str, want: list[float]) -> None:
+    table = rows([4.0, 2.0, 3.0, 1.0], agents=["a", "a", "b", "b"], rounds=[0, 1, 0, 1])
+    np.testing.assert_allclose(per_row("dr_mas", table, group_by=group_by, normalize_std=False), want)
+
+
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - set(AGAINST_BASELINE)))
+def test_equal_rewards_give_exactly_zero_whatever_the_rounding(name: str) -> None:
+    assert per_row(name, rows([0.1] * 3)).tolist() == [0, 0, 0]
+
+
+table_rows = st.lists(
+    st.tuples(st.sampled_from("gh"), st.sampled_from("ab"), st.integers(0, 3), st.integers(-4, 4), st.integers(1, 3)),
+    min_size=1,
+    max_size=16,
+)
+
+
+def table_of(drawn: list) -> RewardedRows:
+    groups, agents, episodes, scores, lengths = (list(column) for column in zip(*drawn, strict=True))
+    return rows(
+        [float(s) for s in scores],
+        groups=groups,
+        agents=agents,
+        episodes=[f"{g}{e}" for g, e in zip(groups, episodes, strict=True)],
+        lengths=lengths,
+        rounds=[0] * len(drawn),
+        prompts=[[n] for n in lengths],
+        baselines=[0.5 if n == 1 else None for n in lengths],
+        turns=list(range(len(drawn))),
+    )
+
+
+def picked(table: RewardedRows, order: list[int]) -> RewardedRows:
+    return RewardedRows(
+        **{name: [getattr(table, name)[i] for i in order] for name in RewardedRows.__dataclass_fields__}
+    )
+
+
+def changed(table: RewardedRows, change: Any) -> RewardedRows:
+    rewards = [np.concatenate([r[:-1], [change(r[-1])]]) for r in table.token_rewards]
+    same = {name: getattr(table, name) for name in RewardedRows.__dataclass_fields__}
+    return RewardedRows(**same | {"token_rewards": rewards})
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@settings(max_examples=30, deadline=None)
+@given(drawn=table_rows, random=st.randoms(use_true_random=False))
+def test_rows_in_another_order_have_the_same_advantages(name: str, drawn: list, random: Any) -> None:
+    table = table_of(drawn)
+    if name == "pass_at_k" and len({d[3] for d in drawn}) < len(drawn):
+        drawn = [(*d[:2], i, d[3] + i / 100, d[4]) for i, d in enumerate(drawn)]  # of equals the first is the best
+        table = table_of(drawn)
+    order = list(range(len(drawn)))
+    random.shuffle(order)
+    np.testing.assert_allclose(per_row(name, picked(table, order)), per_row(name, table)[order], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SHIFT_FREE)
+@settings(max_examples=30, deadline=None)
+@given(drawn=table_rows)
+def test_a_constant_added_to_every_reward_changes_nothing(name: str, drawn: list) -> None:
+    table = table_of(drawn)
+    got = per_row(name, changed(table, lambda r: r + 3.0))
+    np.testing.assert_allclose(got, per_row(name, table), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@settings(max_examples=30, deadline=None)
+@given(drawn=table_rows)
+def test_rewards_twice_as_large_count_twice_without_a_standard_deviation_and_the_same_with_it(
+    name: str, drawn: list
+) -> None:
+    table = table_of(drawn)
+    table = RewardedRows(
+        **{n: getattr(table, n) for n in RewardedRows.__dataclass_fields__}
+        | {"baselines": [None if b is None else 0.0 for b in table.baselines]}
+    )
+    twice = changed(table, lambda r: 2 * r)
+    plain = {"normalize_std": False, "whiten": "none"}
+    np.testing.assert_allclose(per_row(name, twice, **plain), 2 * per_row(name, table, **plain), atol=1e-9)
+    if name not in (*AGAINST_BASELINE, "rloo", "opo", "gpg"):  # they have no standard deviation
+        divided = {"eps": 1e-12}
+        np.testing.assert_allclose(per_row(name, twice, **divided), per_row(name, table, **divided), atol=1e-4)
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("gh"), st.sampled_from("ab"), st.integers(0, 3), st.integers(-4, 4)),
-        min_size=1,
-        max_size=20,
-    ),
-    st.randoms(use_true_random=False),
-)
-def test_group_advantages_follow_a_permutation_and_sum_to_zero_in_their_groups(rows: list, random: object) -> None:
-    def advantages(table: list) -> tuple[np.ndarray, np.ndarray]:
-        groups, agents, episodes, scores = (list(column) for column in zip(*table, strict=True))
-        ids = [f"{g}{e}" for g, e in zip(groups, episodes, strict=True)]
-        return (
-            grpo(scores, group_ids=groups, episode_ids=ids),
-            dr_mas(scores, group_ids=groups, agents=agents),
-        )
+@given(drawn=table_rows)
+def test_the_advantages_of_a_task_and_agent_sum_to_zero(drawn: list) -> None:
+    got = per_row("dr_mas", table_of(drawn))
+    for key in {d[:2] for d in drawn}:
+        assert got[[i for i, d in enumerate(drawn) if d[:2] == key]].sum() == pytest.approx(0, abs=1e-6)
 
-    order = list(range(len(rows)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    for got, shuffled in zip(advantages(rows), advantages([rows[i] for i in order]), strict=True):
-        np.testing.assert_allclose(shuffled, got[order], atol=1e-9)
-    per_agent = advantages(rows)[1]
-    for key in {(g, a) for g, a, _, _ in rows}:
-        members = [i for i, (g, a, _, _) in enumerate(rows) if (g, a) == key]
-        assert per_agent[members].sum() == pytest.approx(0, abs=1e-6)
+
+@pytest.mark.parametrize("name", ["grpo", "dr_mas", "at_grpo", "rloo", "gigpo", "pass_at_k", "opo"])
+@settings(max_examples=30, deadline=None)
+@given(drawn=table_rows)
+def test_a_task_knows_nothing_of_the_others(name: str, drawn: list) -> None:
+    table = table_of(drawn)
+    of_g = [i for i, d in enumerate(drawn) if d[0] == "g"]
+    if of_g:
+        np.testing.assert_allclose(per_row(name, picked(table, of_g)), per_row(name, table)[of_g], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"opo", "reinforce_pp", "reinforce_pp_baseline"}))
+@settings(max_examples=20, deadline=None)
+@given(drawn=table_rows)
+def test_lengths_change_nothing_but_where_the_formula_has_them(name: str, drawn: list) -> None:
+    table = table_of(drawn)
+    longer = RewardedRows(
+        **{n: getattr(table, n) for n in RewardedRows.__dataclass_fields__}
+        | {"token_rewards": [np.concatenate([[0.0, 0.0], r]) for r in table.token_rewards]}
+    )
+    np.testing.assert_allclose(per_row(name, longer), per_row(name, table), atol=1e-9)

@@ -1,18 +1,22 @@
-"""losses and kl: literal numbers of seed-systems 2.1 and 2.10, and what the clips do to gradients."""
+"""losses and kl: literal numbers of seed-systems 2.1, 2.2 and 2.10, and what the clips do to gradients."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
 
-from train_loops.kl import kl_estimate, token_rewards
-from train_loops.losses import Denominators, aggregate, ppo_clip, value_loss
+from train_loops.config import LossConfig
+from train_loops.kl import adapted_coef, kl_estimate, token_rewards
+from train_loops.losses import Denominators, aggregate, cispo, gspo, policy_loss, ppo_clip, reinforce, value_loss
+from train_loops.nll_gain import gains_of
+from train_loops.overlong import overlong_penalty
 
-ONE = torch.ones(1, 1, dtype=torch.bool)
+ONE_ROW = torch.zeros(1, dtype=torch.long)
 
 
 def clip_loss(ratio: float, advantage: float, **settings: float | None) -> float:
-    logprobs, old = torch.tensor([[ratio]]).log(), torch.zeros(1, 1)
-    return ppo_clip(logprobs, old, torch.tensor([[advantage]]), ONE, **settings)[0].item()
+    return ppo_clip(torch.tensor([ratio]).log(), torch.zeros(1), torch.tensor([advantage]), **settings)[0].item()
 
 
 @pytest.mark.parametrize(
@@ -34,30 +38,70 @@ def test_the_clipped_loss_has_its_literal_values(ratio: float, advantage: float,
     assert clip_loss(ratio, advantage, **settings) == pytest.approx(loss, abs=1e-6)
 
 
+@pytest.mark.parametrize(("advantage", "loss"), [(2.0, -2.64), (-2.0, 2.86)])
+def test_an_advantage_weighed_by_happos_factor_has_its_literal_loss(advantage: float, loss: float) -> None:
+    assert clip_loss(1.3, 1.1 * advantage) == pytest.approx(loss, abs=1e-5)
+
+
 def test_a_log_ratio_beyond_20_is_clamped() -> None:
-    loss, metrics = ppo_clip(torch.zeros(1, 1), torch.full((1, 1), -90.0), -torch.ones(1, 1), ONE, dual_clip=None)
+    loss, about = ppo_clip(torch.zeros(1), torch.full((1,), -90.0), -torch.ones(1), dual_clip=None)
     assert loss.item() == pytest.approx(float(np.exp(20)), rel=1e-6)
-    assert metrics["approx_kl"].item() == -20
+    assert about["approx_kl"].item() == -20
 
 
 def test_a_clipped_token_has_no_gradient_and_an_unclipped_one_has_minus_advantage_times_ratio() -> None:
-    logprobs = torch.tensor([[1.5, 1.1, 5.0]]).log().requires_grad_()
-    loss, metrics = ppo_clip(logprobs, torch.zeros(1, 3), torch.tensor([[2.0, 2.0, -2.0]]), torch.ones(1, 3).bool())
+    logprobs = torch.tensor([1.5, 1.1, 5.0]).log().requires_grad_()
+    loss, about = ppo_clip(logprobs, torch.zeros(3), torch.tensor([2.0, 2.0, -2.0]))
     loss.sum().backward()
-    assert torch.allclose(logprobs.grad, torch.tensor([[0.0, -2.2, 0.0]]))
-    assert (metrics["clip_share"].item(), metrics["dual_clip_share"].item()) == (1, 1)
-    assert metrics["ratio"].item() == pytest.approx(7.6)
+    assert torch.allclose(logprobs.grad, torch.tensor([0.0, -2.2, 0.0]))
+    assert (about["clip_share"].tolist(), about["dual_clip_share"].tolist()) == ([1, 0, 0], [0, 0, 1])
+    torch.testing.assert_close(about["ratio"], torch.tensor([1.5, 1.1, 5.0]))
 
 
-def test_importance_weights_multiply_the_loss_and_metrics_ignore_masked_tokens() -> None:
-    logprobs = torch.tensor([[1.1, 9.0]]).log()
-    mask = torch.tensor([[True, False]])
-    loss, metrics = ppo_clip(
-        logprobs, torch.zeros(1, 2), torch.ones(1, 2), mask, importance_weights=torch.tensor([[0.5, 2.0]])
-    )
-    assert loss[0, 0].item() == pytest.approx(-0.55)
-    assert metrics["ratio"].item() == pytest.approx(1.1)
-    assert metrics["clip_share"].item() == 0
+def test_gspo_gives_every_token_of_a_row_the_rows_ratio_and_its_gradient() -> None:
+    logprobs = torch.tensor([0.1, 0.3, 0.5], requires_grad=True)
+    row_of_token = torch.tensor([0, 0, 1])
+    loss, about = gspo(logprobs, torch.zeros(3), torch.ones(3), row_of_token, clip_low=0.9, clip_high=0.9)
+    torch.testing.assert_close(about["ratio"], torch.tensor([1.221403, 1.221403, 1.648721]))
+    loss.sum().backward()
+    torch.testing.assert_close(logprobs.grad, torch.tensor([-1.221403, -1.221403, -1.648721]))
+    clipped, about = gspo(logprobs, torch.zeros(3), torch.ones(3), row_of_token, clip_low=3e-4, clip_high=4e-4)
+    torch.testing.assert_close(clipped, torch.full((3,), -1.0004))
+    assert about["clip_share"].tolist() == [1, 1, 1]
+
+
+def test_gspos_log_ratio_is_clamped_at_10() -> None:
+    loss, _ = gspo(torch.zeros(1), torch.full((1,), -15.0), -torch.ones(1), ONE_ROW, clip_low=0.2, clip_high=0.2)
+    assert loss.item() == pytest.approx(float(np.exp(10)), rel=1e-6)
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
+    logprobs = torch.tensor([3.0, 1.1]).log().requires_grad_()
+    loss, about = cispo(logprobs, torch.zeros(2), torch.tensor([2.0, 2.0]), clip_low=0.2, clip_high=0.28)
+    torch.testing.assert_close(loss.detach(), torch.tensor([-2.56 * np.log(3.0), -2.2 * np.log(1.1)]).float())
+    loss.sum().backward()
+    torch.testing.assert_close(logprobs.grad, torch.tensor([-2.56, -2.2]))
+    assert about["clip_share"].tolist() == [1, 0]
+
+
+def test_reinforce_is_minus_advantage_times_logprob() -> None:
+    logprobs = torch.tensor([-0.5, -2.0], requires_grad=True)
+    loss, _ = reinforce(logprobs, torch.tensor([-0.5, -1.0]), torch.tensor([2.0, -1.0]))
+    assert loss.tolist() == [1.0, -2.0]
+    loss.sum().backward()
+    assert logprobs.grad.tolist() == [-2.0, 1.0]
+
+
+@pytest.mark.parametrize("policy", ["ppo_clip", "gspo", "cispo", "reinforce"])
+def test_importance_weights_multiply_every_loss_and_masked_tokens_have_none(policy: str) -> None:
+    logprobs, old = torch.tensor([-1.0, -0.9, -1.1], requires_grad=True), torch.full((3,), -1.0)
+    given = (logprobs, old, torch.ones(3), torch.tensor([0, 0, 1]))
+    plain, _ = policy_loss(*given, loss=LossConfig(policy=policy))
+    weights, kept = torch.tensor([0.5, 2.0, 2.0]), torch.tensor([True, True, False])
+    weighed, _ = policy_loss(*given, loss=LossConfig(policy=policy), importance_weights=weights, kept=kept)
+    torch.testing.assert_close(weighed, plain * torch.tensor([0.5, 2.0, 0.0]))
+    weighed.sum().backward()
+    assert logprobs.grad[2] == 0
 
 
 @pytest.mark.parametrize(
@@ -70,23 +114,28 @@ def test_importance_weights_multiply_the_loss_and_metrics_ignore_masked_tokens()
     ],
 )
 def test_aggregation_modes_have_their_literal_values_however_the_rows_are_cut(mode: str, value: float) -> None:
-    loss = torch.tensor([[1.0, 2.0, 3.0], [4.0, 99.0, float("inf")]])
-    mask = torch.tensor([[True, True, True], [True, False, False]])
+    loss, row_of_token = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 0, 1])
     denominators = Denominators.of([3, 1])
-    whole = aggregate(loss, mask, mode=mode, denominators=denominators)
-    cut = sum(
-        aggregate(loss[i : i + 1, :n], mask[i : i + 1, :n], mode=mode, denominators=denominators)
-        for i, n in ((0, 3), (1, 2))
-    )
-    empty = aggregate(loss[:1], torch.zeros_like(mask[:1]), mode=mode, denominators=denominators)
+    whole = aggregate(loss, row_of_token, mode=mode, denominators=denominators)
+    first = aggregate(loss[:3], row_of_token[:3], mode=mode, denominators=denominators)
+    second = aggregate(loss[3:], row_of_token[3:] - 1, mode=mode, denominators=denominators)
+    empty = aggregate(loss[:0], row_of_token[:0], mode=mode, denominators=denominators)
     assert whole.item() == pytest.approx(value)
-    assert cut.item() == pytest.approx(value)
+    assert first.item() + second.item() == pytest.approx(value)
     assert empty.item() == 0
+
+
+def test_the_norm_of_dr_grpo_may_be_a_constant() -> None:
+    denominators = Denominators.of([3, 1], norm_tokens=100)
+    share = aggregate(
+        torch.ones(4), torch.tensor([0, 0, 0, 1]), mode="seq_mean_token_sum_norm", denominators=denominators
+    )
+    assert share.item() == pytest.approx(0.04)
 
 
 def test_an_unknown_aggregation_or_estimator_is_named() -> None:
     with pytest.raises(ValueError, match=r"'mean'.*token_mean"):
-        aggregate(torch.ones(1, 1), ONE, mode="mean", denominators=Denominators.of([1]))  # type: ignore[arg-type]
+        aggregate(torch.ones(1), ONE_ROW, mode="mean", denominators=Denominators.of([1]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'k4'"):
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")  # type: ignore[arg-type]
 
@@ -103,8 +152,39 @@ def test_an_unknown_aggregation_or_estimator_is_named() -> None:
 def test_the_value_loss_is_half_the_worse_of_plain_and_clipped(
     values: float, old: float, returns: float, loss: float
 ) -> None:
-    got, _ = value_loss(torch.tensor([[values]]), torch.tensor([[old]]), torch.tensor([[returns]]), ONE, value_clip=0.5)
+    got, _ = value_loss(torch.tensor([values]), torch.tensor([old]), torch.tensor([returns]), value_clip=0.5)
     assert got.item() == pytest.approx(loss)
+
+
+def test_hubers_value_loss_grows_linearly_beyond_delta() -> None:
+    given = (torch.tensor([1.0, 13.0]), torch.tensor([1.0, 13.0]), torch.zeros(2))
+    got, _ = value_loss(*given, value_clip=0.2, huber_delta=10.0)
+    assert got.tolist() == [0.5, 10 * (13 - 5)]
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(70, 0.0), (80, 0.0), (90, -0.5), (100, -1.0)])
+def test_the_overlong_penalty_has_its_literal_values(length: int, penalty: float) -> None:
+    assert overlong_penalty(length, max_tokens=100, buffer_tokens=20, penalty=1.0) == pytest.approx(penalty)
+
+
+def test_the_nll_gain_has_its_literal_values() -> None:
+    nll = [0.2, 0.4, 0.9, 0.5, 0.5]
+    np.testing.assert_allclose(gains_of(nll, keys=["g"] * 5, alpha=0.25), [1.38943, 1.11587, 0.64498, 1, 1], atol=1e-5)
+    assert gains_of([0.2, 0.7, 0.7], keys=["a", "b", "b"], alpha=0.25).tolist() == [1, 1, 1]
+
+
+def test_the_adaptive_kl_coefficient_follows_its_target_by_a_fifth_at_most() -> None:
+    settings = {"num_episodes": 1000, "target": 0.1, "horizon": 10_000}
+    assert adapted_coef(0.5, kl=0.11, **settings) == pytest.approx(0.5 * 1.01)
+    assert adapted_coef(0.5, kl=9.0, **settings) == pytest.approx(0.5 * 1.02)
+    assert adapted_coef(0.5, kl=0.0, **settings) == pytest.approx(0.5 * 0.98)
+
+
+def test_the_gradients_of_the_kl_estimators_are_those_of_their_formulas() -> None:
+    for name, gradient in (("k1", 1.0), ("abs", 1.0), ("k2", 0.5), ("k3", 1 - float(np.exp(-0.5)))):
+        logprobs = torch.tensor([-1.0], requires_grad=True)
+        kl_estimate(logprobs, torch.tensor([-1.5]), name).sum().backward()  # type: ignore[arg-type]
+        assert logprobs.grad.item() == pytest.approx(gradient, abs=1e-6), name
 
 
 @pytest.mark.parametrize(

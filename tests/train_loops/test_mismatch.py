@@ -1,10 +1,10 @@
-"""mismatch: agreement per agent, and the three decisions."""
+"""mismatch: agreement per agent, the three decisions, and the corrections on literal numbers."""
 
 import numpy as np
 import pytest
 
 from train_loops.config import MismatchConfig
-from train_loops.mismatch import MismatchError, decide, measure, truncated_weights
+from train_loops.mismatch import MismatchError, correct, decide, measure
 
 CONFIG = MismatchConfig(tolerance_mean=0.01, tolerance_max=0.05, limit_mean=0.1, truncation=2.0)
 
@@ -37,9 +37,9 @@ def test_agents_are_measured_apart_and_rows_of_one_agent_together() -> None:
     assert (got["b"].max_abs, got["b"].kl_k1, got["b"].share_beyond) == (pytest.approx(0.2), pytest.approx(-0.1), 0.5)
 
 
-def test_one_far_token_or_many_near_ones_call_for_truncated_weights() -> None:
-    assert decide(agreements(*[0.0] * 99, 0.06), config=CONFIG) == "truncate"
-    assert decide(agreements(*[0.02] * 5), config=CONFIG) == "truncate"
+def test_one_far_token_or_many_near_ones_call_for_a_correction() -> None:
+    assert decide(agreements(*[0.0] * 99, 0.06), config=CONFIG) == "correct"
+    assert decide(agreements(*[0.02] * 5), config=CONFIG) == "correct"
     assert decide(agreements(*[0.005] * 5), config=CONFIG) == "none"
 
 
@@ -50,6 +50,39 @@ def test_beyond_the_limit_the_error_names_agent_number_and_limit(difference: flo
         decide(measured, config=CONFIG)
 
 
-def test_truncated_weights_are_capped_above_only() -> None:
-    (w,) = truncated_weights([[0.0, -5.0, -1.0]], [[-3.0, -1.0, -1.5]], cap=2.0)
-    np.testing.assert_allclose(w, [2.0, np.exp(-4), np.exp(0.5)])
+def test_a_correction_may_be_wanted_always() -> None:
+    assert decide(agreements(0.0), config=CONFIG.model_copy(update={"always": True})) == "correct"
+
+
+def test_too_small_an_effective_sample_size_fails_and_says_what_to_do() -> None:
+    config = MismatchConfig(limit_mean=10.0, min_ess=0.9)
+    with pytest.raises(MismatchError, match=r"'solver'.*below train\.mismatch\.min_ess=0\.9.*sample again"):
+        decide(agreements(np.log(2), -np.log(2)), config=config)
+
+
+ROLLOUT, OLD = [[-3.0, -1.0, -1.5]], [[0.0, -5.0, -1.0]]
+"""Log weights 3, -4 and 0.5: their sum is -0.5."""
+
+
+def test_token_weights_are_capped_above_only() -> None:
+    weights, kept = correct(OLD, ROLLOUT, config=CONFIG)
+    assert weights is not None and kept is None
+    np.testing.assert_allclose(weights[0], [2.0, np.exp(-4), np.exp(0.5)])
+
+
+def test_a_sequence_weight_is_the_product_over_the_turn_and_the_same_on_all_its_tokens() -> None:
+    config = CONFIG.model_copy(update={"correction": "sequence"})
+    weights, _ = correct([*OLD, [0.0]], [*ROLLOUT, [-1.0]], config=config)
+    assert weights is not None
+    np.testing.assert_allclose(weights[0], [np.exp(-0.5)] * 3)
+    np.testing.assert_allclose(weights[1], [2.0])
+
+
+def test_tokens_and_turns_out_of_range_are_rejected() -> None:
+    config = CONFIG.model_copy(update={"correction": "none", "reject_token": (0.1, 10.0)})
+    assert correct(OLD, ROLLOUT, config=config)[0] is None
+    (kept,) = correct(OLD, ROLLOUT, config=config)[1]
+    assert kept.tolist() == [0, 0, 1]
+    config = CONFIG.model_copy(update={"reject_sequence": (0.5, 1.1)})
+    _, turns = correct([*OLD, [0.0]], [*ROLLOUT, [-1.0]], config=config)  # geometric means exp(-1/6) and e
+    assert [k.tolist() for k in turns] == [[1, 1, 1], [0]]

@@ -69,7 +69,8 @@ def whiten(advantages: Rows, *, labels: Sequence[str] | None = None) -> list[NDA
     for label in set(labels):
         rows = [i for i, name in enumerate(labels) if name == label]
         x = np.concatenate([out[i] for i in rows])
-        scale = 1 / np.sqrt((x.var(ddof=1) if len(x) > 1 else 0.0) + 1e-8)
+        is_varied = x.min() < x.max()  # equal ones give exactly 0, whatever the rounding
+        scale = 1 / np.sqrt(x.var(ddof=1) + 1e-8) if is_varied else 0.0
         for i in rows:
-            out[i] = (out[i] - x.mean()) * scale
+            out[i] = (out[i] - x.mean()) * scale if is_varied else np.zeros_like(out[i])
     return out

@@ -1,0 +1,48 @@
+"""weight_writer: tensors one after the other -> a safetensors file, without holding them all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Names of safetensors' header."""
+
+
+def write_safetensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterable[torch.Tensor],
+    *,
+    dtypes: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes `tensors`, which come in the order of `shapes`; the file appears whole or not at all.
+
+    Args:
+        shapes: of every tensor, by name.
+        tensors: on the CPU; converted to their dtype.
+        dtypes: name -> `F32`, `BF16` or `F16`; None: all float32.
+        metadata: of the header, e.g. {"format": "pt"}.
+    """
+    names = {name: (dtypes or {}).get(name, "F32") for name in shapes}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * DTYPES[names[name]].itemsize
+        header[name] = {"dtype": names[name], "shape": list(shape), "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for (name, shape), tensor in zip(shapes.items(), tensors, strict=True):
+            assert tuple(tensor.shape) == tuple(shape), f"{name} is {tuple(tensor.shape)}, announced as {tuple(shape)}"
+            data = tensor.to(DTYPES[names[name]]).contiguous()
+            file.write(data.view(torch.uint8).numpy().data if data.numel() else b"")
+    os.replace(part, path)
