@@ -90,7 +90,7 @@ def train(
                 f", effective sample size {ref['metrics']['train/ess']:.3f}" if "train/ess" in ref["metrics"] else ""
             )
             print(f"{group} v{ref['model']['version']}{weight}{': ' if ref['reason'] else ''}{ref['reason']}")
-        print(f"iteration {iteration} is trained; `troupe train {config}` evaluates it and goes on")
+        print(f"iteration {iteration} is trained; the same command without --from-traces evaluates it and goes on")
 
 
 @app.command()
