@@ -76,7 +76,9 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _swapped_groups_can_be(self) -> Self:
-        groups: tuple[str, ...] = self.swap.groups if self.swap is not None else ()
+        if self.swap is None:
+            return self
+        groups = self.swap.groups
         if len(groups) != len(set(groups)):
             raise ValueError(f"swap.groups: {groups[0]!r} cannot exchange agents with itself: name two model groups")
         for group in groups:

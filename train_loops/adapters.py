@@ -171,7 +171,7 @@ def merge_adapter(base: str | Path, adapter: str | Path, out: str | Path) -> Pat
     with torch.no_grad():
         for name, layer in load_adapted(base, adapter, DeepSpeedConfig()).model.named_modules():
             if isinstance(layer, LoraLayer):
-                merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)  # type: ignore[operator]
+                merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)  # type: ignore[operator,attr-defined]
     shutil.copytree(base, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
     merged.save_pretrained(out)
     return Path(out)

@@ -53,7 +53,7 @@ class Partitions:
             target = self._optimizer.state[parameter][key] if key else parameter.detach()
             target.copy_(value)
         elif self._stage < 3:
-            parameter.set_full_hp_param(value.to(parameter.device), key or None)
+            parameter.set_full_hp_param(value.to(parameter.device), key or None)  # type: ignore[attr-defined]  # DeepSpeed's
         else:
             self._put_part(parameter, value, key)
         if not key and self._stage > 0:
@@ -87,6 +87,7 @@ class Partitions:
         part, _ = find(parameter, release_swap_buffers=False, optim_state_key=key or None)
         size, rank = part.numel(), self._optimizer._get_param_partition_rank(parameter)
         flat = value.flatten()[rank * size : (rank + 1) * size]
+        part = part.detach()
         part.zero_()
         part[: len(flat)].copy_(flat)
 
