@@ -43,11 +43,12 @@ def batches(num: int = 3) -> list[Batch]:
             rollout_logprobs=[0.0] * (6 + i),
             reward=0.0,
             temperature=1.0,
+            max_tokens=16,
             status="ok",
         )
         for i in range(2 * num)
     ]
-    return [collate(samples, [2 * i, 2 * i + 1]) for i in range(num)]
+    return [collate(samples, [(2 * i,), (2 * i + 1,)]) for i in range(num)]
 
 
 def train(engine: Engine, num_steps: int) -> list[float]:
@@ -164,7 +165,7 @@ def test_policy_and_critic_train_side_by_side(tiny_model: Path) -> None:
     train(policy, 1)
     assert torch.equal(weights(critic), before)
     batch = batches(1)[0]
-    critic.backward((critic(batch.token_ids, batch.loss_mask) - 1).square().mean(), is_last=True)
+    critic.backward((critic(batch) - 1).square().mean(), is_last=True)
     assert critic.step().is_applied and not torch.equal(weights(critic), before)
 
 
@@ -173,8 +174,8 @@ def test_an_engine_starts_and_steps_where_there_is_no_compiler(tiny_model: Path,
         "import sys; from pathlib import Path; from train_loops.config import *; from train_loops.engine import *\n"
         "join_workers(); c = DeepSpeedConfig(zero_stage=1)\n"
         "e = Engine(load_policy(sys.argv[1], c), optimizer=OptimizerConfig(), config=c)\n"
-        "import torch; ids = torch.ones(1, 4, dtype=torch.long)\n"
-        "e.backward(e(ids, torch.ones(1, 3, dtype=torch.bool), torch.ones(1))[0].sum(), is_last=True)\n"
+        "from train_loops.batching import collate_turns\n"
+        "e.backward(e(collate_turns([([1], [1, 1, 1])]))[0].sum(), is_last=True)\n"
         "assert e.step().is_applied\n"
     )
     env = {"PATH": str(Path(sys.executable).parent), "HOME": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path / "x")}

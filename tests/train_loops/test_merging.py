@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,11 +19,11 @@ from torch import nn
 from train_loops.batching import Batch, collate, lay, lift, plan
 from train_loops.critic import ValueModel, completion_values
 from train_loops.logprobs import PolicyScorer, completion_logprobs_and_entropy
-from train_loops.losses import Denominators
+from train_loops.losses import Aggregation, Denominators, aggregate
 from train_loops.merging import chains_of, row_savings, unique_token_share
 from train_loops.rows import Sample
 
-MODES = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm")
+MODES = get_args(Aggregation)
 WAYS = [(False, False), (False, True), (True, False), (True, True)]
 """(merge, pack); the first one is what the others are compared with."""
 
@@ -98,18 +99,6 @@ def test_a_merged_row_holds_the_completions_of_all_its_turns() -> None:
     torch.testing.assert_close(batch.temperature, torch.tensor([1.0] * 3 + [0.7] * 6 + [1.0] * 5))
 
 
-def share(loss: torch.Tensor, batch: Batch, mode: str, denominators: Denominators) -> torch.Tensor:
-    """The formulas of the aggregation modes, in the type of `loss`."""
-    per_row = loss.new_zeros(len(batch.rows)).index_add(0, batch.row_of_token, loss)
-    if mode == "token_mean":
-        return loss.sum() / denominators.num_tokens
-    if mode == "seq_mean_token_sum":
-        return per_row.sum() / denominators.num_rows
-    if mode == "seq_mean_token_mean":
-        return (per_row / torch.tensor(batch.completion_lengths)).sum() / denominators.num_rows
-    return per_row.sum() / denominators.max_tokens
-
-
 def policy_loss(scorer: PolicyScorer, samples: Sequence[Sample], batch: Batch) -> torch.Tensor:
     """Clipped surrogate and entropy, [N]; old logprobs lie around the current ones."""
     logprobs, entropy = completion_logprobs_and_entropy(scorer, batch)
@@ -121,9 +110,9 @@ def policy_loss(scorer: PolicyScorer, samples: Sequence[Sample], batch: Batch) -
 def learned(
     model: nn.Module,
     samples: list[Sample],
-    loss_of: object,
+    loss_of: Callable[[Any, Sequence[Sample], Batch], torch.Tensor],
     *,
-    mode: str,
+    mode: Aggregation,
     merge: bool,
     pack: bool,
     budget: int = 48,
@@ -147,17 +136,17 @@ def learned(
         )
         for rows in [*cuts, []]:
             batch = collate(samples, rows, pack=pack, pad_id=5)
-            loss = share(loss_of(model, samples, batch), batch, mode, denominators)  # type: ignore[operator]
+            loss = aggregate(loss_of(model, samples, batch), batch.row_of_token, mode=mode, denominators=denominators)
             loss.backward()
             total += loss.item()
-    return total, torch.cat([p.grad.flatten() for p in model.parameters()]).clone()  # type: ignore[union-attr]
+    return total, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 def test_merging_and_packing_change_neither_loss_nor_gradient(
-    architecture: str, dtype: torch.dtype, tolerance: float, mode: str
+    architecture: str, dtype: torch.dtype, tolerance: float, mode: Aggregation
 ) -> None:
     samples, scorer = chained_samples(), policy(architecture, dtype)
     assert sum(map(len, CHAINS)) > len(CHAINS)
