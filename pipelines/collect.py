@@ -24,7 +24,7 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
     settings = run.config.collect
     models = run.parents(iteration)
     serve(run, models)
-    cast = run.cast(models)
+    cast = run.cast(models, iteration=iteration)
     tasks = iteration_tasks(run, iteration)
     sampled = sample_episodes(
         tasks,

@@ -5,7 +5,7 @@ Pydantic and the standard library only, so that the command line answers at once
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from hashlib import sha256
@@ -25,6 +25,7 @@ from pipelines.sections import (
     ModelGroupConfig,
     PromoteConfig,
     ScoreConfig,
+    SwapConfig,
     SyncConfig,
     TasksConfig,
     WatchdogConfig,
@@ -46,6 +47,7 @@ class RunConfig(Settings):
     workflow: DottedConfig
     credit: DottedConfig
     model_groups: dict[str, ModelGroupConfig] = Field(min_length=1)
+    swap: SwapConfig | None = None
     agents: dict[str, AgentConfig] = Field(default_factory=dict)
     tasks: TasksConfig
     storage: StorageConfig = StorageConfig()
@@ -70,6 +72,41 @@ class RunConfig(Settings):
                 if agent in owner:
                     raise ValueError(f"agent {agent!r} is mapped to two model groups, {owner[agent]!r} and {group!r}")
                 owner[agent] = group
+        return self
+
+    @model_validator(mode="after")
+    def _swapped_groups_can_be(self) -> Self:
+        if self.swap is None:
+            return self
+        groups = self.swap.groups
+        if len(groups) != len(set(groups)):
+            raise ValueError(f"swap.groups: {groups[0]!r} cannot exchange agents with itself: name two model groups")
+        for group in groups:
+            if group not in self.model_groups:
+                raise ValueError(f"swap.groups: {group!r} is no model group{near(group, self.model_groups)}")
+            if len(agents := self.model_groups[group].agents) != 1:
+                raise ValueError(
+                    f"swap.groups: model group {group!r} has the agents {', '.join(agents)}: two roles change places, so "
+                    "each of the two groups has exactly one; give the agents model groups of their own"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _trained_agents_are_there(self) -> Self:
+        for agent in self.train.agents:
+            if agent not in self.group_of:
+                raise ValueError(f"train.agents: {agent!r} is mapped to no model group{near(agent, self.group_of)}")
+        for group, settings in self.model_groups.items():
+            place, agents = f"model_groups.{group}.train.agents", self.agents_of(group)
+            signals = self.train_config(group).agents
+            for agent in settings.train.get("agents", {}):
+                if agent not in agents:
+                    raise ValueError(f"{place}: {agent!r} is no agent of this model group{near(agent, agents)}")
+            if all(agent in signals and signals[agent].weight == 0 for agent in agents):
+                raise ValueError(
+                    f"{place}: every agent of model group {group!r} has weight 0 ({', '.join(agents)}), so that nothing "
+                    "of it would be trained: give one of them a weight above 0, or drop theirs (1)"
+                )
         return self
 
     @model_validator(mode="after")
@@ -105,7 +142,9 @@ class RunConfig(Settings):
                     "give train: {lora: {rank: 8}}, or drop the base to train all weights"
                 )
             if settings.base in self.model_groups:
-                raise ValueError(f"model_groups.{group}.base = {settings.base!r} is a model group: a base needs a name of its own")
+                raise ValueError(
+                    f"model_groups.{group}.base = {settings.base!r} is a model group: a base needs a name of its own"
+                )
         for base, members in self.bases.items():
             for what in ("model", "tiny_model", "serve"):
                 given = {group: getattr(self.model_groups[group], what) for group in members}
@@ -146,7 +185,7 @@ class RunConfig(Settings):
             pairs.append((("sync.timeout_s", self.sync.timeout_s), stage))
             starts = {self.serve_config(group).start_timeout_s for group in self.model_groups}
             pairs += [(("serve.start_timeout_s", start), stage) for start in starts]
-        trains = {self.train_config(group) for group in self.model_groups}
+        trains = [self.train_config(group) for group in self.model_groups]
         for train in trains:
             stage = ("train.stage_timeout_s", train.stage_timeout_s)
             pairs.append((("train.order_timeout_s", train.order_timeout_s), stage))
@@ -205,6 +244,19 @@ class RunConfig(Settings):
         """Whose whole weights the group's policy is made of: its base's or its own."""
         return self.model_groups[model_group].base or model_group
 
+    def groups_at(self, iteration: int) -> dict[str, str]:
+        """Model group of every agent in the episodes that `iteration` trains on: see `swap`."""
+        if self.swap is None or not self.swap.is_swapped(iteration):
+            return self.group_of
+        a, b = self.swap.groups
+        return {agent: {a: b, b: a}.get(group, group) for agent, group in self.group_of.items()}
+
+    def agents_of(self, model_group: str) -> tuple[str, ...]:
+        """The agents that a model group acts for, in any iteration."""
+        swapped = self.swap.groups if self.swap is not None else ()
+        groups = swapped if model_group in swapped else (model_group,)
+        return tuple(agent for group in groups for agent in self.model_groups[group].agents)
+
     def train_config(self, model_group: str) -> TrainConfig:
         """The `train` section with this model group's overrides."""
         return _override(self.train, self.model_groups[model_group].train, f"model_groups.{model_group}.train")
@@ -261,6 +313,8 @@ class RunConfig(Settings):
             },
         }
         data = self.model_dump(mode="json", exclude=capacity)
+        if self.swap is None:
+            del data["swap"]
         for group in data["model_groups"].values():
             for unused_key in ("tiny_model", "base"):
                 if not group[unused_key]:
@@ -268,6 +322,13 @@ class RunConfig(Settings):
         if self.warmstart and self.warmstart.tiny_model and self.warmstart.tiny_model.architecture == "qwen3":
             del data["warmstart"]["tiny_model"]["architecture"]
         return sha256(repr(_sorted(data)).encode()).hexdigest()
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """For the end of a message: the name of `known` that was probably meant, or all there are."""
+    names = sorted(known)
+    found = get_close_matches(name, names, n=1)
+    return f": did you mean {found[0]!r}?" if found else f"; there are {', '.join(names)}"
 
 
 def _sorted(value: Any) -> Any:

@@ -94,7 +94,7 @@ class Played:
         traces = list(run.traces.read_traces(sampled.traces))
         self.traces = [t for t in traces if t.status in SCORED_STATUSES and not t.is_version_mixed]
         self.num_failed = len(traces) - len(self.traces)
-        self.rewards = [assign(run, trace) for trace in self.traces]
+        self.rewards = assign(run, self.traces)
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
         self.outcomes: dict[str, list[float]] = {}
         for trace, credit in zip(self.traces, self.rewards, strict=True):

@@ -124,9 +124,19 @@ class Run:
         return list(load_tasks(source, section=section, seed=self.config.seed))
 
     def cast(
-        self, models: Mapping[str, ModelVersionRef], *, temperature: float | None = None, occasion: str = ""
+        self,
+        models: Mapping[str, ModelVersionRef],
+        *,
+        iteration: int = 0,
+        temperature: float | None = None,
+        occasion: str = "",
     ) -> Cast:
-        """What acts in episodes when these versions are served; `occasion` is that of ad hoc episodes."""
+        """What acts in episodes when these versions are served.
+
+        Args:
+            iteration: the one that trains on the episodes: `swap` may have agents change model groups; 0: none does.
+            occasion: that of ad hoc episodes.
+        """
         versions = {group: ref.version for group, ref in sorted(models.items())}
         key = team_key(
             workflow=self.config.workflow.path,
@@ -137,7 +147,7 @@ class Run:
         return Cast(
             workflow=self.config.workflow.path,
             settings=dict(self.config.workflow.settings),
-            group_of=self.config.group_of,
+            group_of=self.config.groups_at(iteration),
             tokenizers=dict(models),
             max_model_len={group: self.config.serve_config(group).max_model_len for group in models},
             sampling={name: self.sampling(name, agent, temperature) for name, agent in self.workflow.agents.items()},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.credit.rule import SCORED_STATUSES, score_trace
+from pipelines.credit.rule import SCORED_STATUSES, score_traces
 from pipelines.run import Run, plain
 from stores.types import EpisodeRewards, EpisodeStatus, Trace, TracesRef
 
@@ -19,11 +19,8 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
         raise ValueError(f"stage score of iteration {iteration} needs its collect, which is not done: run that first")
     ref = TracesRef(**collected["traces"])
     statuses = scored_statuses(run)
-    traces, rewards = [], []
-    for trace in run.traces.read_traces(ref):
-        if trace.status in statuses:
-            traces.append(trace)
-            rewards.append(assign(run, trace, statuses=statuses))
+    traces = list(run.traces.read_traces(ref, statuses=statuses))
+    rewards = assign(run, traces, statuses=statuses)
     run.traces.write_rewards(rewards)
     pinned = run.traces.pin_rewards(
         run_id=run.run_id,
@@ -48,9 +45,11 @@ def scored_statuses(run: Run) -> tuple[EpisodeStatus, ...]:
     return tuple(status for status in EpisodeStatus if status in SCORED_STATUSES or status in trained)
 
 
-def assign(run: Run, trace: Trace, *, statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES) -> EpisodeRewards:
-    """The credit of one trace under the run's rule, checked: every reward belongs to a turn that happened."""
-    return score_trace(run.credit, trace, version=run.credit_version, statuses=statuses)
+def assign(
+    run: Run, traces: list[Trace], *, statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES
+) -> list[EpisodeRewards]:
+    """The credit of traces under the run's rule, checked: every reward belongs to a turn that happened."""
+    return score_traces(run.credit, traces, version=run.credit_version, statuses=statuses)
 
 
 def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:

@@ -93,6 +93,22 @@ class ModelGroupConfig(Settings):
     """Overrides of the `serve` section for this model group."""
 
 
+class SwapConfig(Settings):
+    """Two model groups of one agent each that exchange their agents, so that neither is only one of the roles (CORY).
+
+    It holds for the episodes that are trained on. Evaluations and what is served keep the roles of `model_groups`: what
+    the gate compares and what goes into service is always the same team.
+    """
+
+    groups: tuple[str, str]
+    every: int = Field(5, ge=1)
+    """Iterations between two exchanges: the first `every` iterations are played in the roles of `model_groups`."""
+
+    def is_swapped(self, iteration: int) -> bool:
+        """Whether the groups have each other's agent in the episodes of `iteration`."""
+        return (max(iteration, 1) - 1) // self.every % 2 == 1
+
+
 class BudgetConfig(Settings):
     """What collect may spend in one iteration. Groups under way when it is spent are completed, no others begun."""
 

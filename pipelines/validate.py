@@ -7,11 +7,10 @@ are looked at. Imports no torch, ray or vllm.
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import RunConfig
+from pipelines.config import RunConfig, near
 from pipelines.credit.rule import load_credit
 from pipelines.tasks import check_disjoint, load_tasks
 from serve_apps.workflow import Workflow, load_object, load_workflow
@@ -34,12 +33,12 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
     declared, mapped = set(workflow.agents), set(config.group_of)
     for agent in sorted(mapped - declared):
         raise ValueError(
-            f"model_groups.{config.group_of[agent]}.agents: {agent!r} is no agent of the workflow{_near(agent, declared)}"
+            f"model_groups.{config.group_of[agent]}.agents: {agent!r} is no agent of the workflow{near(agent, declared)}"
         )
     for agent in sorted(declared - mapped):
         raise ValueError(f"model_groups: agent {agent!r} of the workflow is mapped to no model group: add it to one")
     for agent in sorted(set(config.agents) - declared):
-        raise ValueError(f"agents: {agent!r} is no agent of the workflow{_near(agent, declared)}")
+        raise ValueError(f"agents: {agent!r} is no agent of the workflow{near(agent, declared)}")
     for name, role in workflow.agents.items():
         sampling = role.with_sampling(role.sampling, **config.agent_changes(name))
         if not sampling.is_unfiltered:
@@ -47,11 +46,6 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
                 f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "
                 "nothing filtered (top_p 1, top_k 0, min_p 0): change the workflow's Agent, or set it in this section"
             )
-
-
-def _near(name: str, known: set[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f": did you mean {near[0]!r}?" if near else f"; it declares {', '.join(sorted(known))}"
 
 
 def check_tasks(config: RunConfig) -> None:
@@ -76,7 +70,11 @@ def _check_models(config: RunConfig) -> None:
     for group, settings in config.model_groups.items():
         tiny, wanted = config.tiny_model(group), config.serve_config(group).max_model_len
         if tiny is not None and not settings.model:
-            shape = {**tiny.model_dump(), "num_attention_heads": tiny.num_heads, "num_key_value_heads": tiny.num_kv_heads}
+            shape = {
+                **tiny.model_dump(),
+                "num_attention_heads": tiny.num_heads,
+                "num_key_value_heads": tiny.num_kv_heads,
+            }
             _check_rank(config, group, shape)
         if tiny is not None and not settings.model and wanted > tiny.max_position:
             raise ValueError(

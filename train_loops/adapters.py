@@ -129,7 +129,14 @@ def make_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, out: 
 
 
 def adopt_adapter(
-    base: ModelVersionRef, *, store: WeightStore, model_group: str, run_id: str, config: LoraConfig, seed: int, out: Path
+    base: ModelVersionRef,
+    *,
+    store: WeightStore,
+    model_group: str,
+    run_id: str,
+    config: LoraConfig,
+    seed: int,
+    out: Path,
 ) -> ModelVersionRef:
     """Commits a fresh adapter of `base` as version 0 of `model_group`; it answers the base's probe as the base does."""
     probe = store.manifest(base).probe
@@ -164,7 +171,7 @@ def merge_adapter(base: str | Path, adapter: str | Path, out: str | Path) -> Pat
     with torch.no_grad():
         for name, layer in load_adapted(base, adapter, DeepSpeedConfig()).model.named_modules():
             if isinstance(layer, LoraLayer):
-                merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)  # type: ignore[operator]
+                merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)  # type: ignore[operator,attr-defined]
     shutil.copytree(base, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
     merged.save_pretrained(out)
     return Path(out)

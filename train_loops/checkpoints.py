@@ -53,7 +53,7 @@ class Partitions:
             target = self._optimizer.state[parameter][key] if key else parameter.detach()
             target.copy_(value)
         elif self._stage < 3:
-            parameter.set_full_hp_param(value.to(parameter.device), key or None)
+            parameter.set_full_hp_param(value.to(parameter.device), key or None)  # type: ignore[attr-defined]  # DeepSpeed's
         else:
             self._put_part(parameter, value, key)
         if not key and self._stage > 0:
@@ -171,5 +171,3 @@ def _misfit(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int
         if wanted.get(name) != stored.get(name):
             return f"{name} is {stored.get(name, 'not there')}, wanted {wanted.get(name, 'nothing of that name')}"
     return ""
-
-

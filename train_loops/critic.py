@@ -1,7 +1,8 @@
-"""critic: a Hugging Face trunk and a linear head -> the value of each completion token's state."""
+"""critic: a Hugging Face trunk and a head -> the value of each completion token's state."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,29 +17,45 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+def value_head(width: int, *, hidden_size: int, dtype: torch.dtype) -> nn.Module:
+    """[N, width] -> [N, 1], linear or with one hidden layer. It starts at zero, so that the first values are all zero."""
+    last = nn.Linear(hidden_size or width, 1, dtype=dtype)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.Linear(width, hidden_size, dtype=dtype), nn.Tanh(), last) if hidden_size else last
+
+
 class ValueModel(nn.Module):
-    """V(s): s is everything before a token. The head starts at zero, so that the first values are all zero."""
+    """V(s): s is everything before a token. A model of its own, or a head on the features of a frozen trunk."""
 
     trunk: PreTrainedModel
 
-    def __init__(self, trunk: PreTrainedModel) -> None:
+    def __init__(self, trunk: PreTrainedModel, *, hidden_size: int = 0, is_frozen: bool = False) -> None:
         super().__init__()
         install(trunk)
-        self.trunk = trunk
-        self.head = nn.Linear(trunk.config.hidden_size, 1, dtype=next(trunk.parameters()).dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.trunk = trunk.requires_grad_(not is_frozen)
+        self._is_frozen = is_frozen
+        dtype = next(trunk.parameters()).dtype
+        self.head = value_head(trunk.config.hidden_size, hidden_size=hidden_size, dtype=dtype)
 
     @classmethod
-    def from_policy(cls, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> ValueModel:
+    def from_policy(
+        cls,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        hidden_size: int = 0,
+        is_frozen: bool = False,
+    ) -> ValueModel:
         """A fresh critic on the trunk of the policy in `folder` (Hugging Face layout)."""
         from transformers import AutoModel
 
-        return cls(AutoModel.from_pretrained(folder, dtype=dtype))
+        return cls(AutoModel.from_pretrained(folder, dtype=dtype), hidden_size=hidden_size, is_frozen=is_frozen)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """[N] float32: the value of the state in which each completion token was sampled."""
-        hidden = hidden_states(self.trunk, batch)
+        with torch.no_grad() if self._is_frozen else nullcontext():
+            hidden = hidden_states(self.trunk, batch)
         return at_least_float32(self.head(hidden).squeeze(-1))[: len(batch.targets)]
 
 

@@ -8,11 +8,10 @@ ZeRO 0 to 3, float32 or bf16, on CPU (gloo) or GPU (NCCL). Nothing here is ever 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,10 @@ import torch
 from torch import nn
 
 from stores.manifest import read_safetensors_header
-from train_loops.config import DeepSpeedConfig, OptimizerConfig
+from train_loops.checkpoints import Partitions, fits, load_checkpoint, save_checkpoint
+from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
+from train_loops.learning_rate import learning_rate
+from train_loops.weight_writer import write_safetensors
 
 if TYPE_CHECKING:
     from train_loops.critic import ValueModel
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 WEIGHTS_FILE = "model.safetensors"
 NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "manifest.json", "train_result.json")
 """Of the parent's folder: what a new version does not inherit."""
-SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +86,14 @@ def load_model(folder: str | Path, config: DeepSpeedConfig) -> Any:
     return model
 
 
-def load_critic(folder: str | Path, config: DeepSpeedConfig) -> ValueModel:
-    """A fresh critic on the trunk of the policy in `folder`."""
+def load_critic(folder: str | Path, config: DeepSpeedConfig, critic: CriticConfig | None = None) -> ValueModel:
+    """A fresh critic on the trunk of the policy in `folder`, which is frozen where `critic.kind` says so."""
     from train_loops.critic import ValueModel
 
-    model = ValueModel.from_policy(folder, dtype=_dtype(config))
-    if config.gradient_checkpointing:
+    critic = critic or CriticConfig()
+    is_frozen = critic.kind == "frozen"
+    model = ValueModel.from_policy(folder, dtype=_dtype(config), hidden_size=critic.hidden_size, is_frozen=is_frozen)
+    if config.gradient_checkpointing and not is_frozen:
         model.trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
@@ -127,13 +130,11 @@ class Engine:
         # bf16 weights need float32 masters, which DeepSpeed keeps in its ZeRO optimizers.
         self._stage = max(config.zero_stage, 1) if config.bf16 else config.zero_stage
         self.num_steps = 0
-        self._is_whole = all(parameter.requires_grad for parameter in module.parameters())
-        """False for an adapter: its checkpoints leave the frozen base out."""
         self._deepspeed, self._optimizer, _, _ = deepspeed.initialize(
             model=module.to(device()),
             optimizer=torch.optim.AdamW(
                 [parameter for parameter in module.parameters() if parameter.requires_grad],
-                lr=optimizer.lr,
+                lr=0.0,  # `step` sets it
                 betas=optimizer.betas,
                 eps=optimizer.eps,
                 weight_decay=optimizer.weight_decay,
@@ -176,9 +177,8 @@ class Engine:
     def step(self) -> Step:
         """Clips and applies the gradients; skips the step, gradients dropped, where their norm is not finite."""
         settings = self._settings
-        factor = min(1.0, (self.num_steps + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
         for group in self._optimizer.param_groups:
-            group.update(lr=settings.lr * factor, betas=settings.betas, eps=settings.eps)
+            group.update(lr=learning_rate(settings, self.num_steps), betas=settings.betas, eps=settings.eps)
             group["weight_decay"] = settings.weight_decay
         if self._stage == 0:
             norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), settings.max_grad_norm))
@@ -195,45 +195,33 @@ class Engine:
         return Step(grad_norm=norm, is_applied=is_applied)
 
     def save(self, folder: str | Path, *, tag: str, state: Mapping[str, Any]) -> None:
-        """Writes weights, optimizer and `state` (JSON values); all workers call it, each may have its own folder."""
-        self._deepspeed.save_checkpoint(
-            str(folder), tag=tag, save_latest=False, exclude_frozen_parameters=not self._is_whole
-        )
-        about = {"state": dict(state), "num_steps": self.num_steps, "layout": self._layout()}
-        (Path(folder) / f"{tag}.json").write_text(json.dumps(about))
+        """Writes trainable weights, optimizer and `state` (JSON values); all workers call it, worker 0 writes."""
+        save_checkpoint(self._partitions, folder, tag=tag, state=state, num_steps=self.num_steps)
 
     def fits(self, folder: str | Path, *, tag: str) -> bool:
-        """Whether `load` would find a checkpoint of this number of workers and ZeRO stage."""
-        path = Path(folder) / f"{tag}.json"
-        return path.is_file() and json.loads(path.read_text())["layout"] == self._layout()
+        """Whether `load` would find a checkpoint of these parameters, of whatever ZeRO stage and number of workers."""
+        return fits(self._partitions, folder, tag=tag)
 
     def load(self, folder: str | Path, *, tag: str) -> dict[str, Any]:
-        """Restores what `save` wrote and returns its `state`.
+        """Restores what `save` wrote and returns its `state`; ValueError where it is missing or of another model."""
+        state, self.num_steps = load_checkpoint(self._partitions, folder, tag=tag)
+        return state
 
-        Raises ValueError where it is missing, or was written by another number of workers or another ZeRO stage.
-        """
-        path = Path(folder) / f"{tag}.json"
-        if not path.is_file():
-            raise ValueError(f"{folder} holds no checkpoint of {tag!r}")
-        about = json.loads(path.read_text())
-        if about["layout"] != self._layout():
-            raise ValueError(
-                f"checkpoint {path} was written with {about['layout']}, this is {self._layout()}: train with the old "
-                "number of workers and ZeRO stage, or from the weights alone"
-            )
-        self._deepspeed.load_checkpoint(str(folder), tag=tag, load_module_strict=self._is_whole)
-        self.num_steps = about["num_steps"]
-        return about["state"]
-
-    def tensors(self, module: nn.Module, *, only_trainable: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(
+        self, module: nn.Module, *, only_trainable: bool = False, only: str = ""
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters of `module` (a part of this engine's) on the CPU, whole, one after the other.
 
         Tied parameters come once. All workers iterate.
+
+        Args:
+            only_trainable: leave the frozen ones out.
+            only: the one of this name.
         """
         import deepspeed
 
         for name, parameter in module.named_parameters():
-            if only_trainable and not parameter.requires_grad:
+            if (only_trainable and not parameter.requires_grad) or (only and name != only):
                 continue
             if self._stage < 3:
                 yield name, parameter.detach().to("cpu", copy=True)
@@ -246,8 +234,9 @@ class Engine:
         """Lets go of hooks and memory."""
         self._deepspeed.destroy()
 
-    def _layout(self) -> dict[str, int]:
-        return {"zero_stage": self._stage, "num_workers": torch.distributed.get_world_size()}
+    @property
+    def _partitions(self) -> Partitions:
+        return Partitions(self.module, self._optimizer, stage=self._stage)
 
 
 def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Path:
@@ -264,26 +253,29 @@ def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Pa
     Raises:
         ValueError: the parent's folder does not hold the same tensors.
     """
-    from safetensors.torch import save_file
-
     parent, out = Path(parent), Path(out)
     dtypes: dict[str, str] = {}
     for file in sorted(parent.glob("*.safetensors")):
         dtypes |= {name: dtype for name, (dtype, _) in read_safetensors_header(file).items()}
-    is_writer = torch.distributed.get_rank() == 0
-    tensors = {}
-    for name, tensor in engine.tensors(engine.module.model):  # type: ignore[arg-type]
-        if not is_writer:
-            continue
-        if name not in dtypes:
-            raise ValueError(f"{parent} has no tensor {name!r}, the model trained from it does")
-        tensors[name] = tensor.to(SAFETENSORS_DTYPES[dtypes[name]]).contiguous()
-    for name, source in _tied_names(engine.module.model).items():  # type: ignore[arg-type]
-        if is_writer and name in dtypes:
-            tensors[name] = tensors[source].to(SAFETENSORS_DTYPES[dtypes[name]], copy=True)
-    if is_writer:
+    model: Any = engine.module.model
+    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
+    if unknown := [name for name in shapes if name not in dtypes]:
+        raise ValueError(f"{parent} has no tensor {unknown[0]!r}, the model trained from it does")
+    tied = {name: source for name, source in _tied_names(model).items() if name in dtypes}
+    shapes |= {name: shapes[source] for name, source in tied.items()}
+
+    def tensors() -> Iterable[torch.Tensor]:
+        for _, tensor in engine.tensors(model):
+            yield tensor
+        for source in tied.values():
+            yield from (tensor for _, tensor in engine.tensors(model, only=source))
+
+    if torch.distributed.get_rank() == 0:
         shutil.copytree(parent, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
-        save_file(tensors, out / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_safetensors(out / WEIGHTS_FILE, shapes, tensors(), dtypes=dtypes, metadata={"format": "pt"})
+    else:
+        for _ in tensors():  # the others take part in every collective
+            pass
     return out
 
 
@@ -299,10 +291,15 @@ def _dtype(config: DeepSpeedConfig) -> torch.dtype:
 
 
 def _deepspeed_config(config: DeepSpeedConfig, *, stage: int, max_grad_norm: float) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage}
+    if config.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if config.offload_parameters:
+        zero["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         # At stage 0 in float32 DeepSpeed clips without telling the norm: `Engine.step` clips there.

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from train_loops.batching import Batch, lay
 from train_loops.config import TrainConfig
-from train_loops.critic import completion_values
 from train_loops.engine import device
 from train_loops.kl import kl_estimate
 from train_loops.layout import Layout, picked
@@ -124,7 +123,7 @@ class Update:
             if self.trains_policy:
                 self.models.policy.backward(self._policy_loss(batch, denominators), is_last=is_last)
             if self.models.critic is not None:
-                share = self._critic_loss(completion_values(self.models.critic, batch), batch, denominators)
+                share = self._critic_loss(self.models.critic(batch), batch, denominators)
                 self.models.critic.backward(share * dist.get_world_size(), is_last=is_last)
 
     def _policy_loss(self, batch: Batch, denominators: Denominators) -> torch.Tensor:

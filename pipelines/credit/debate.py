@@ -10,15 +10,13 @@ influence     + strength * sign(mean over j != i of (r_(t+1,j) - r_(t,j))), but 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
+from pipelines.credit.rounds import Rounds, Team, Timing, check_choice, influence, paid_at, team_score
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from serve_apps.tools.math_answer import is_correct
 from stores.types import Trace
-
-Scores = Mapping[str, float]
-"""By agent, of one round."""
 
 
 class DebateReward:
@@ -28,8 +26,8 @@ class DebateReward:
 
     def __init__(
         self,
-        timing: Literal["dense", "sparse", "accumulative", "discounted"] = "dense",
-        team: Literal["individual", "sum", "max", "mean", "dictator"] = "individual",
+        timing: Timing = "dense",
+        team: Team = "individual",
         gamma: float = 0.9,
         influence: float = 0.0,
         format_weight: float = 0.0,
@@ -44,10 +42,8 @@ class DebateReward:
         format_weight: what a broken format costs.
         debaters: agents that debate, in order; empty: those whose names begin with `debater`.
         """
-        if timing not in ("dense", "sparse", "accumulative", "discounted"):
-            raise ValueError(f"credit.settings.timing: {timing!r}: one of dense, sparse, accumulative, discounted")
-        if team not in ("individual", "sum", "max", "mean", "dictator"):
-            raise ValueError(f"credit.settings.team: {team!r}: one of individual, sum, max, mean, dictator")
+        check_choice("timing", timing, Timing)
+        check_choice("team", team, Team)
         self.timing, self.team, self.gamma, self.influence = timing, team, gamma, influence
         self.format_weight, self.debaters, self.answer_field = format_weight, tuple(debaters), answer_field
 
@@ -66,7 +62,7 @@ class DebateReward:
             parts = {"format": format_penalty(turn, self.format_weight)}
             if self._debates(turn.agent):
                 parts["debate"] = self._paid(scores, turn.round_index, turn.agent)
-                parts["influence"] = self.influence * _influence(scores, turn.round_index, turn.agent)
+                parts["influence"] = self.influence * influence(scores, turn.round_index, turn.agent)
             else:
                 parts["outcome"] = outcome
             rewards.append(turn_reward(trace, position, parts))
@@ -75,29 +71,10 @@ class DebateReward:
     def _debates(self, agent: str) -> bool:
         return agent in self.debaters if self.debaters else agent.startswith("debater")
 
-    def _paid(self, scores: Sequence[Scores], t: int, agent: str) -> float:
-        earned = [self._team(score, agent) for score in scores]
-        if self.timing == "dense":
-            return earned[t]
-        if self.timing == "sparse":
-            return earned[t] if t == len(earned) - 1 else 0.0
-        gamma = self.gamma if self.timing == "discounted" else 1.0
-        return sum(gamma ** (later - t) * earned[later] for later in range(t, len(earned)))
+    def _paid(self, rounds: Rounds, t: int, agent: str) -> float:
+        earned = [self._earned(rounds, k, agent) for k in range(len(rounds))]
+        return paid_at(earned, t, timing=self.timing, gamma=self.gamma)
 
-    def _team(self, scores: Scores, agent: str) -> float:
-        """An agent that did not speak in a round earned nothing in it."""
-        if self.team == "individual":
-            return scores.get(agent, 0.0)
-        if self.team == "dictator":
-            return scores.get(self.debaters[0] if self.debaters else min(scores), 0.0)
-        values = list(scores.values())
-        return {"sum": sum(values), "max": max(values), "mean": sum(values) / len(values)}[self.team]
-
-
-def _influence(scores: Sequence[Scores], t: int, agent: str) -> int:
-    """Which way the others moved after this turn: 1, 0 or -1. Computed on what was scored, not on what was paid."""
-    if t + 1 >= len(scores):
-        return 0
-    changes = [scores[t + 1][j] - scores[t][j] for j in scores[t] if j != agent and j in scores[t + 1]]
-    mean = sum(changes) / len(changes) if changes else 0.0
-    return (mean > 0) - (mean < 0)
+    def _earned(self, rounds: Rounds, t: int, agent: str) -> float:
+        dictator = self.debaters[0] if self.debaters else min(rounds[t])
+        return team_score(rounds[t], agent, team=self.team, dictator=dictator)

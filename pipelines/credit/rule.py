@@ -6,11 +6,12 @@ import inspect
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pipelines.sections import DottedConfig
 from serve_apps.workflow import load_object
@@ -33,7 +34,11 @@ class Credit:
 
 
 class CreditRule(Protocol):
-    """Gives credit to turns. Its constructor takes `credit.settings` of the run config."""
+    """Gives credit to turns. Its constructor takes `credit.settings` of the run config.
+
+    A rule that compares episodes has `assign_all(traces) -> list[Credit]` as well: it is given all that are scored
+    together (those of an iteration), in any order, and must come to the same whatever the order.
+    """
 
     kind: CreditKind
     """`returns`: every reward stands for the whole rest of the episode, GAE ends at each turn. `increments`: rewards
@@ -44,24 +49,26 @@ class CreditRule(Protocol):
         ...
 
 
-def load_credit(config: DottedConfig) -> CreditRule:
+def load_credit(config: DottedConfig, *, place: str = "credit") -> CreditRule:
     """The rule that a run config names; ValueError where it does not import, is none or refuses its settings."""
-    cls = load_object(config.path, place="credit.path")
+    cls = load_object(config.path, place=f"{place}.path")
     if not (callable(cls) and callable(getattr(cls, "assign_credit", None))):
-        raise ValueError(f"credit.path: {config.path!r} is no credit rule: a class with assign_credit(trace) is needed")
+        raise ValueError(
+            f"{place}.path: {config.path!r} is no credit rule: a class with assign_credit(trace) is needed"
+        )
     try:
         inspect.signature(cls).bind(**config.settings)
     except TypeError as error:
-        raise ValueError(f"credit.settings: {config.path} does not take them: {error}") from None
+        raise ValueError(f"{place}.settings: {config.path} does not take them: {error}") from None
     rule = cls(**config.settings)
     if getattr(rule, "kind", None) not in ("returns", "increments"):
-        raise ValueError(f"credit.path: {config.path!r} must declare kind = 'returns' or 'increments'")
+        raise ValueError(f"{place}.path: {config.path!r} must declare kind = 'returns' or 'increments'")
     return rule
 
 
 def credit_version(config: DottedConfig) -> str:
     """Names a rule by what it does: path, settings, its `identity` if it has one (a file that it reads, say), the source of
-    its module and of what that imports functions from, and so on, within the same package and Troupe's.
+    its module and of what that imports functions from or builds classes on, and so on, within the same package and Troupe's.
 
     Rewards are keyed by it, so that a changed rule never finds the rewards of the old one.
     """
@@ -73,12 +80,15 @@ def credit_version(config: DottedConfig) -> str:
 
 
 def _used(module: ModuleType) -> list[ModuleType]:
-    """`module` and the modules whose functions it has imported by name, and theirs."""
+    """`module` and the modules whose functions it has imported by name, or whose classes its own inherit, and theirs."""
     packages = {"pipelines", "serve_apps", module.__name__.partition(".")[0]}
     found, todo = {module.__name__: module}, [module]
     while todo:
-        functions = [f for f in vars(todo.pop()).values() if inspect.isfunction(f)]
-        names = {f.__module__ for f in functions if f.__module__.partition(".")[0] in packages} - found.keys()
+        one = todo.pop()
+        used: list[Any] = [f for f in vars(one).values() if inspect.isfunction(f)]
+        own = [c for c in vars(one).values() if inspect.isclass(c) and c.__module__ == one.__name__]
+        used += [base for c in own for base in c.__mro__]
+        names = {f.__module__ for f in used if f.__module__.partition(".")[0] in packages} - found.keys()
         found |= {name: sys.modules[name] for name in names}
         todo += [sys.modules[name] for name in names]
     return [found[name] for name in sorted(found)]
@@ -88,6 +98,38 @@ def _source(module: ModuleType) -> str:
     return Path(module.__file__).read_text() if module.__file__ else module.__name__
 
 
+def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
+    """What `rule` makes of a set of episodes: of all at once where it can, else of each by itself."""
+    assign_all = getattr(rule, "assign_all", None)
+    return list(assign_all(traces)) if assign_all is not None else [rule.assign_credit(trace) for trace in traces]
+
+
+def score_traces(
+    rule: CreditRule,
+    traces: Sequence[Trace],
+    *,
+    version: str,
+    statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES,
+) -> list[EpisodeRewards]:
+    """The rewards of episodes that are scored together, under `rule`, whose `credit_version` is `version`.
+
+    Raises ValueError for an episode that is not scored (see `statuses`) and for a rule that pays a turn which did
+    not happen, pays one twice, or pays what is not a finite number.
+    """
+    for trace in traces:
+        if trace.status not in statuses:
+            raise ValueError(
+                f"episode {trace.episode_id} is {trace.status}: it is not scored (only {', '.join(statuses)} are); skip it"
+            )
+    credits = credits_of(rule, traces)
+    if len(credits) != len(traces):
+        raise ValueError(f"{type(rule).__name__} gives credit to {len(credits)} episodes of {len(traces)}")
+    return [
+        _rewards(trace, credit, name=type(rule).__name__, version=version)
+        for trace, credit in zip(traces, credits, strict=True)
+    ]
+
+
 def score_trace(
     rule: CreditRule,
     trace: Trace,
@@ -95,17 +137,11 @@ def score_trace(
     version: str,
     statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES,
 ) -> EpisodeRewards:
-    """The trace's rewards under `rule`, whose `credit_version` is `version`.
+    """`score_traces` of one episode by itself."""
+    return score_traces(rule, [trace], version=version, statuses=statuses)[0]
 
-    Raises ValueError for an episode that is not scored (see `statuses`) and for a rule that pays a turn which did
-    not happen, pays one twice, or pays what is not a finite number.
-    """
-    if trace.status not in statuses:
-        raise ValueError(
-            f"episode {trace.episode_id} is {trace.status}: it is not scored (only {', '.join(statuses)} are); skip it"
-        )
-    credit = rule.assign_credit(trace)
-    name = type(rule).__name__
+
+def _rewards(trace: Trace, credit: Credit, *, name: str, version: str) -> EpisodeRewards:
     agents = {turn.turn_index: (turn.agent, turn.model_group) for turn in trace.turns}
     paid: set[int] = set()
     for reward in credit.rewards:

@@ -44,6 +44,18 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
         ({"train.loss.clip_hihg": 0.3}, r"unknown key 'train\.loss\.clip_hihg': did you mean 'clip_high'\?"),
         ({"model_groups.refiner_finalizer.agent": []}, r"refiner_finalizer\.agent': did you mean 'agents'\?"),
         ({"train.zzz": 1}, r"unknown key 'train\.zzz': known keys: algorithm, "),
+        (
+            {"train.agents": {"solvr": {"weight": 2}}},
+            r"train\.agents: 'solvr' is mapped to no model group: did you mean 'solver'\?",
+        ),
+        (
+            {"model_groups.solver_verifier.train": {"agents": {"refiner": {}}}},
+            r"solver_verifier\.train\.agents: 'refiner' is no agent of this model group",
+        ),
+        (
+            {"train.agents": {"solver": {"weight": 0}, "verifier": {"weight": 0}}},
+            r"'solver_verifier' has weight 0 \(solver, verifier\).*give one of them a weight above 0",
+        ),
         ({"evaluate.every": 0}, r"evaluate\.every: .*greater than or equal to 1 \(got 0\)"),
         ({"run": "../demo"}, r"run: .*\(got '\.\./demo'\)"),
         ({"workflow.path": "serve_apps.workflows.math_chain"}, r"workflow\.path: .*'package\.module:Name'"),
@@ -95,7 +107,7 @@ def test_a_missing_section_is_named(section: str) -> None:
             {"model_groups.solver_verifier.agents": ["solver", "verifer"]},
             r"model_groups\.solver_verifier\.agents: 'verifer' is no agent of the workflow: did you mean 'verifier'\?",
         ),
-        ({"agents.planner": {"max_tokens": 8}}, r"agents: 'planner' is no agent of the workflow; it declares "),
+        ({"agents.planner": {"max_tokens": 8}}, r"agents: 'planner' is no agent of the workflow; there are finalizer"),
         ({"tasks.train": {"path": "nowhere.jsonl"}}, r"tasks\.train: task file nowhere\.jsonl does not exist"),
         ({"collect.tasks_per_iteration": 1101}, r"tasks_per_iteration = 1101 but tasks\.train holds 1100"),
         ({"tasks.gate": None}, r"tasks\.gate is missing"),
@@ -252,3 +264,16 @@ def test_what_changes_results_changes_the_identity_and_what_does_not_does_not() 
 def test_no_unknown_key_is_ever_taken(key: str) -> None:
     with pytest.raises(ValueError, match=f"unknown key '{key}'"):
         parse_config(changed({key: 1}), "run.yaml")
+
+
+def test_learning_signals_are_given_to_all_groups_or_to_one() -> None:
+    changes = {
+        "train.agents": {"solver": {"weight": 2.0}, "finalizer": {"weight": 0}},
+        "model_groups.solver_verifier.train": {"agents": {"verifier": {"weight": 0.5}}},
+    }
+    config = parse_config(changed(changes), "run.yaml")
+    signals = config.train_config("solver_verifier").agents
+    assert {agent: signals[agent].weight for agent in config.agents_of("solver_verifier")} == {
+        "solver": 2.0,
+        "verifier": 0.5,
+    }

@@ -68,7 +68,9 @@ def trained(base: Path, adapter: Path, out: Path, *, steps: int = 3, config: Dee
 
 def test_a_fresh_adapter_changes_nothing_and_is_a_fraction_of_the_base(tiny_model: Path, adapter: Path) -> None:
     assert is_fresh(adapter)
-    assert torch.equal(logprobs(load_adapted(tiny_model, adapter, PLAIN).model), logprobs(load_model(tiny_model, PLAIN)))
+    assert torch.equal(
+        logprobs(load_adapted(tiny_model, adapter, PLAIN).model), logprobs(load_model(tiny_model, PLAIN))
+    )
     names = load_file(adapter / ADAPTER_WEIGHTS)
     assert len(names) == 2 * 7 * 2, "A and B of seven layers in two blocks"
     assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names
@@ -94,7 +96,9 @@ def test_only_the_adapter_trains_and_it_is_what_peft_reads(tiny_model: Path, ada
     engine = trained(tiny_model, adapter, tmp_path / "v1")
     bases = {n: p for n, p in engine.module.named_parameters() if "lora_" not in n}
     before = dict(load_model(tiny_model, PLAIN).named_parameters())
-    assert bases and all(torch.equal(p, before[n.removeprefix("model.").replace(".base_layer", "")]) for n, p in bases.items())
+    assert bases and all(
+        torch.equal(p, before[n.removeprefix("model.").replace(".base_layer", "")]) for n, p in bases.items()
+    )
     assert not is_fresh(tmp_path / "v1")
     read = peft.PeftModel.from_pretrained(load_model(tiny_model, PLAIN), str(tmp_path / "v1"))
     assert (logprobs(read) - logprobs(engine.module.model)).abs().max() < 1e-6
@@ -102,12 +106,18 @@ def test_only_the_adapter_trains_and_it_is_what_peft_reads(tiny_model: Path, ada
     engine.close()
 
 
-def test_the_gradient_of_an_adapter_is_that_of_finite_differences(tiny_model: Path, adapter: Path, tmp_path: Path) -> None:
+def test_the_gradient_of_an_adapter_is_that_of_finite_differences(
+    tiny_model: Path, adapter: Path, tmp_path: Path
+) -> None:
     trained(tiny_model, adapter, tmp_path / "v1").close()
     model = load_adapted(tiny_model, tmp_path / "v1", PLAIN).model.double().eval()
     loss_of(model).backward()
     generator = torch.Generator().manual_seed(0)
-    for part in ("layers.0.self_attn.v_proj.lora_A", "layers.1.mlp.down_proj.lora_B", "layers.1.self_attn.q_proj.lora_B"):
+    for part in (
+        "layers.0.self_attn.v_proj.lora_A",
+        "layers.1.mlp.down_proj.lora_B",
+        "layers.1.self_attn.q_proj.lora_B",
+    ):
         (parameter,) = (p for name, p in model.named_parameters() if part in name)
         direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         expected = float((parameter.grad * direction).sum())
@@ -152,9 +162,7 @@ def test_merged_base_and_adapter_are_one_model_with_the_same_logprobs(
     assert names(merged) == names(tiny_model)
 
 
-def test_the_reference_of_an_adapter_is_its_base_unless_it_was_taken_over(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_the_reference_of_an_adapter_is_its_base_unless_it_was_taken_over(tiny_model: Path, tmp_path: Path) -> None:
     store = WeightStore(str(tmp_path / "weights"))
     base, fresh = adopted(store, tiny_model, tmp_path)
     policy = trained(tiny_model, store.fetch(fresh), tmp_path / "v1")

@@ -1,0 +1,58 @@
+"""marti: a score, shaped by how the agent did before (MARTI, seed-systems 2.9).
+
+margin    R + alpha (R - Q)                       rewards doing better than before
+quality   R + alpha (Q R - (1 - Q)(1 - R))        rewards staying right; for scores in [0, 1]
+Q is the mean score of the agent's past: of its earlier rounds in the episode, or of the other episodes of the scored set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pipelines.credit.rounds import check_choice
+from pipelines.credit.shaping import Played, Shaping
+from stores.types import Turn
+
+Mode = Literal["margin", "quality"]
+Past = Literal["rounds", "episodes"]
+
+
+class HistoryShaping(Shaping):
+    """A turn without a past keeps its score. The other episodes are those that are scored with it, so that scoring stored
+    traces again gives the same."""
+
+    needs_scores = False
+
+    def __init__(
+        self,
+        inner: Mapping[str, Any],
+        mode: Mode = "margin",
+        alpha: float = 0.5,
+        past: Past = "rounds",
+        agents: Sequence[str] = (),
+    ) -> None:
+        """Args:
+        past: `rounds`: the agent's earlier turns in the episode; `episodes`: its turns in all others of the iteration.
+        """
+        super().__init__(inner, agents)
+        check_choice("mode", mode, Mode)
+        check_choice("past", past, Past)
+        self.mode, self.alpha, self.past, self.kind = mode, alpha, past, self.inner.kind
+
+    def parts(self, turn: Turn, played: Played) -> dict[str, float]:
+        """`score` and `shaping`."""
+        score = played.rounds[turn.round_index][turn.agent]
+        quality = self._quality(turn, played)
+        return {"score": score, "shaping": 0.0 if quality is None else self.alpha * self._gain(score, quality)}
+
+    def _quality(self, turn: Turn, played: Played) -> float | None:
+        if self.past == "episodes":
+            return played.elsewhere.get(turn.agent)
+        earlier = [scores[turn.agent] for scores in played.rounds[: turn.round_index] if turn.agent in scores]
+        return sum(earlier) / len(earlier) if earlier else None
+
+    def _gain(self, score: float, quality: float) -> float:
+        if self.mode == "margin":
+            return score - quality
+        return quality * score - (1 - quality) * (1 - score)

@@ -1,0 +1,133 @@
+"""shaping: what another credit rule pays -> other rewards. The base of the rules that take `inner: {path, settings}`.
+
+The inner rule's rewards, without their `format` part, are the scores of the turns. A shaping makes other rewards of them;
+the format part and the outcome stay what they are, and agents that it leaves alone keep what the inner rule paid.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipelines.config import explain
+from pipelines.credit.rounds import Rounds
+from pipelines.credit.rule import Credit, CreditKind, credit_version, credits_of, load_credit
+from pipelines.sections import DottedConfig
+from stores.types import Trace, Turn, TurnReward
+
+PLACE = "credit.settings.inner"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a shaping knows of an episode."""
+
+    rounds: Rounds
+    """Scores of the agents that it shapes; turns that the inner rule did not pay have none."""
+    elsewhere: Mapping[str, float]
+    """Mean score of each agent in the other episodes of the scored set, where it has any."""
+
+
+class Shaping(ABC):
+    """A credit rule around another one."""
+
+    kind: CreditKind
+    needs_scores = True
+    """Whether the inner rule's rewards must stand for themselves: differences between turns are no scores."""
+
+    def __init__(self, inner: Mapping[str, Any], agents: Sequence[str] = ()) -> None:
+        """Args:
+        inner: the credit rule that scores the turns, as `{path, settings}`.
+        agents: whose turns are shaped, in order; empty: everybody's. The others keep what the inner rule paid.
+        """
+        try:
+            config = DottedConfig.model_validate(inner)
+        except ValidationError as error:
+            raise ValueError(explain(error, DottedConfig, PLACE)) from None
+        self.inner = load_credit(config, place=PLACE)
+        self.identity = credit_version(config)
+        self.agents = tuple(agents)
+        if self.needs_scores and self.inner.kind == "increments":
+            raise ValueError(
+                f"{PLACE}: {config.path} pays increments, but {type(self).__name__} needs a score per turn that stands "
+                "for itself: give a rule of kind `returns`, e.g. pipelines.credit.debate:DebateReward"
+            )
+
+    @abstractmethod
+    def parts(self, turn: Turn, played: Played) -> dict[str, float]:
+        """Named parts of the reward of a turn that has a score."""
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        """An episode by itself: there are no others that it could be compared with."""
+        return self.assign_all([trace])[0]
+
+    def assign_all(self, traces: Sequence[Trace]) -> list[Credit]:
+        """The credit of a set of episodes, whatever their order."""
+        credits = credits_of(self.inner, traces)
+        rounds = [self._rounds(trace, credit) for trace, credit in zip(traces, credits, strict=True)]
+        counted = [not trace.variant for trace in traces]
+        elsewhere = _means_elsewhere(rounds, counted)
+        return [
+            self._shaped(trace, credit, Played(rounds=r, elsewhere=e))
+            for trace, credit, r, e in zip(traces, credits, rounds, elsewhere, strict=True)
+        ]
+
+    def takes(self, agent: str) -> bool:
+        """Whether the turns of `agent` are shaped."""
+        return not self.agents or agent in self.agents
+
+    def _rounds(self, trace: Trace, credit: Credit) -> list[dict[str, float]]:
+        turns = {turn.turn_index: turn for turn in trace.turns if self.takes(turn.agent)}
+        paid = [(turns[r.turn_index], r) for r in credit.rewards if r.turn_index in turns]
+        rounds: list[dict[str, float]] = [{} for _ in range(max((t.round_index + 1 for t, _ in paid), default=0))]
+        for turn, reward in paid:
+            rounds[turn.round_index][turn.agent] = reward.reward - reward.breakdown.get("format", 0.0)
+        return rounds
+
+    def _shaped(self, trace: Trace, credit: Credit, played: Played) -> Credit:
+        turns = {turn.turn_index: turn for turn in trace.turns}
+        rewards = []
+        for reward in credit.rewards:
+            turn = turns[reward.turn_index]
+            if not self.takes(turn.agent):
+                rewards.append(reward)
+                continue
+            parts = self.parts(turn, played)
+            parts |= {"format": reward.breakdown["format"]} if "format" in reward.breakdown else {}
+            rewards.append(_reward(turn, parts))
+        return Credit(outcome=credit.outcome, rewards=tuple(rewards))
+
+
+def _reward(turn: Turn, parts: Mapping[str, float]) -> TurnReward:
+    return TurnReward(
+        turn_index=turn.turn_index,
+        agent=turn.agent,
+        model_group=turn.model_group,
+        reward=sum(parts.values()),
+        breakdown=parts,
+    )
+
+
+def _means_elsewhere(episodes: Sequence[Rounds], counted: Sequence[bool]) -> list[dict[str, float]]:
+    """Per episode and agent: its mean score in the other counted episodes. Sums are exact, so that no order matters."""
+    scores: dict[str, list[float]] = {}
+    for rounds, counts in zip(episodes, counted, strict=True):
+        for of_round in rounds if counts else ():
+            for agent, score in of_round.items():
+                scores.setdefault(agent, []).append(score)
+    totals = {agent: math.fsum(values) for agent, values in scores.items()}
+    found = []
+    for rounds, counts in zip(episodes, counted, strict=True):
+        means = {}
+        for agent, total in totals.items():
+            own = [of_round[agent] for of_round in rounds if agent in of_round] if counts else []
+            left = len(scores[agent]) - len(own)
+            if left:
+                means[agent] = (total - math.fsum(own)) / left
+        found.append(means)
+    return found
