@@ -254,6 +254,10 @@ Algorithm = Literal[
 ]
 """Advantage estimators: each is the file of its name in train_loops/advantages/ (ppo, ippo, mappo and happo: gae)."""
 GAE_ALGORITHMS = ("ppo", "ippo", "mappo", "happo")
+GROUP_ALGORITHMS = ("grpo", "dr_mas", "at_grpo", "rloo", "opo", "gpg", "pass_at_k", "gigpo", "reinforce_pp_baseline")
+"""They compare episodes of a task."""
+BASELINE_ALGORITHMS = {"remax": "greedy", "counterfactual": "counterfactual", "leave_one_out": "leave_one_out"}
+"""Which kind of variants (`collect.variants`) each of them needs."""
 TEAM = "team"
 """Name of the whole-team learner beside the model groups': of its task, its versions and its orders."""
 TEAM_CRITIC_ALGORITHMS = ("mappo", "happo")
