@@ -264,14 +264,17 @@ def export(
     version: Annotated[int, typer.Argument(help="Version of its model.")],
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
     config: RunName,
+    is_merged: Annotated[
+        bool, typer.Option("--merged", help="An adapter: merged with its base into one model, not as peft's folder.")
+    ] = False,
     root: Root = "runs",
     debug: Debug = False,
 ) -> None:
-    """Write a model version as a Hugging Face folder, hashes checked."""
+    """Write a model version as a Hugging Face folder, an adapter as a peft folder, hashes checked."""
     with errors(debug):
         from pipelines.inspect import export_version
 
-        print(export_version(existing_run(config, root), model_group, version, out))
+        print(export_version(existing_run(config, root), model_group, version, out, is_merged=is_merged))
 
 
 @app.command()

@@ -91,7 +91,7 @@ def train_on_traces(
             run_stage(run, stage, iteration, progress=progress)
     with screen.stage("train", iteration):
         _train_all(run, iteration)
-    return iteration, {g: run.journal.ref(run.key(iteration, "train", g)) for g in config.model_groups}
+    return iteration, dict(run.train_refs(iteration))
 
 
 def _bring_up(run: Run, todo: list[int], screen: Screen) -> None:
@@ -132,8 +132,8 @@ def _iterate(run: Run, iteration: int, screen: Screen) -> None:
 
 
 def _train_all(run: Run, iteration: int) -> None:
-    """Every model group in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
-    groups = list(run.config.model_groups)
+    """Every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
+    groups = list(run.config.train_tasks)
     threads: list[threading.Thread] = []
 
     def train(group: str) -> None:
