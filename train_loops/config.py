@@ -328,8 +328,6 @@ class TrainConfig(Settings):
                 "train.critic.warmup_iterations: a critic that shares the policy's trunk cannot learn alone: use "
                 "critic.kind: own, or drop it"
             )
-        if self.agents and not any(agent.weight for agent in self.agents.values()):
-            raise ValueError("train.agents: every weight is 0, nothing would train: give one agent a weight above 0")
         return self
 
     @model_validator(mode="after")
