@@ -139,12 +139,14 @@ class AgentTrainConfig(Settings):
 
 
 class RowsConfig(Settings):
-    """How turns become rows. Neither changes the gradient."""
+    """How turns become rows. None of it changes the gradient."""
 
     merge: bool = True
     """Turns that extend each other exactly (prompt = earlier prompt + completion) are computed as one row."""
     pack: bool = True
     """Rows lie end to end without padding, each attending to itself only."""
+    share: bool = True
+    """Packed rows that begin alike (the prompts of a task's episodes) are computed once up to where they part."""
 
 
 class TeamConfig(Settings):
