@@ -94,14 +94,14 @@ def _iterate(run: Run, iteration: int, screen: Screen) -> None:
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     with screen.stage("train", iteration):
-        _train_all(run, iteration)
+        train_all(run, iteration)
     for stage in ("sync", "evaluate", "promote"):
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     _add_wall(run, f"wall/{iteration}", time.perf_counter() - began)
 
 
-def _train_all(run: Run, iteration: int) -> None:
+def train_all(run: Run, iteration: int) -> None:
     """Every model group in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
     groups = list(run.config.model_groups)
     threads: list[threading.Thread] = []
