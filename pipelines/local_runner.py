@@ -90,7 +90,7 @@ def train_on_traces(
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     with screen.stage("train", iteration):
-        _train_all(run, iteration)
+        train_all(run, iteration)
     return iteration, dict(run.train_refs(iteration))
 
 
@@ -124,14 +124,14 @@ def _iterate(run: Run, iteration: int, screen: Screen) -> None:
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     with screen.stage("train", iteration):
-        _train_all(run, iteration)
+        train_all(run, iteration)
     for stage in ("sync", "evaluate", "promote"):
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     _add_wall(run, f"wall/{iteration}", time.perf_counter() - began)
 
 
-def _train_all(run: Run, iteration: int) -> None:
+def train_all(run: Run, iteration: int) -> None:
     """Every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
     groups = list(run.config.train_tasks)
     threads: list[threading.Thread] = []

@@ -88,7 +88,7 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,
-        metrics=_metrics(summary),
+        metrics=iteration_metrics(summary),
         tags=_tags(summary, where),
         episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
@@ -99,14 +99,22 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     return {**plain(shown), "report": places["html"], "links": where}
 
 
-def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What MLflow's curves show of an iteration: `train/<group>/<name>` and `train/<group>/<agent>/<name>` of training,
+    `agent/<agent>/<name>` of all that is known of an agent, `symptoms/<kind>/<where>/<figure>` 1 for each warning.
+    """
     metrics: dict[str, float] = dict(summary["metrics"])
     metrics |= {f"seconds/{stage}": s for stage, s in summary["seconds"].items()}
     metrics |= {f"policy_version/{group}": float(version) for group, version in summary["versions"].items()}
     for group, figures in summary["groups"].items():
-        metrics |= {f"{group}/{name}": value for name, value in figures.items()}
+        metrics |= {f"train/{group}/{name.removeprefix('train/')}": value for name, value in figures.items()}
+    for group, agents in summary["trained_agents"].items():
+        for agent, figures in agents.items():
+            metrics |= {f"train/{group}/{agent}/{name}": value for name, value in figures.items()}
     for agent, figures in summary["agents"].items():
         metrics |= {f"agent/{agent}/{name}": value for name, value in figures.items()}
+    metrics["symptoms/count"] = float(len(summary["symptoms"]))
+    metrics |= {f"symptoms/{symptom.key}": 1.0 for symptom in summary["symptoms"]}
     if summary["evaluation"]:
         metrics["evaluate/accuracy"] = summary["evaluation"]["candidate"]["mean"]
     return metrics
@@ -115,6 +123,7 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 def _tags(summary: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, str]:
     tags = {f"troupe.policy_version.{group}": str(version) for group, version in summary["versions"].items()}
     tags |= {f"troupe.link.{name}": link for name, link in where.items()}
+    tags |= {f"troupe.symptom.{symptom.key}": f"{symptom.what}; try: {symptom.try_}" for symptom in summary["symptoms"]}
     if summary["evaluation"]:
         tags |= {
             "troupe.verdict": summary["evaluation"]["verdict"],
