@@ -52,7 +52,7 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, An
                 model_group=name,
                 run_id=run.run_id,
                 sequences=start.probes,
-                note="warm start" if settings else f"adopted from {start.folder.name}",
+                note="warm start" if settings else f"adopted from {start.folder}",
             )
             for name, start in starts.items()
         }
@@ -132,7 +132,7 @@ def _tiny(
         groups.setdefault((run.config.tiny_model(group), about.base), []).append(group)
     tokenizers: dict[Any, Any] = {}
     blanks: dict[str, Path] = {}
-    for (shape, base), members in groups.items():
+    for (shape, _), members in groups.items():
         tokenizers[shape] = build_tokenizer(spy.texts, vocab_size=shape.vocab_size)
         model = build_model(shape, tokenizers[shape], seed=run.config.seed)
         blanks |= dict.fromkeys(members, save_folder(model, tokenizers[shape], scratch / f"blank-{members[0]}"))

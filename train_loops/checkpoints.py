@@ -88,6 +88,7 @@ class Partitions:
         part, _ = find(parameter, release_swap_buffers=False, optim_state_key=key or None)
         size, rank = part.numel(), self._optimizer._get_param_partition_rank(parameter)
         flat = value.flatten()[rank * size : (rank + 1) * size]
+        part = part.detach()
         part.zero_()
         part[: len(flat)].copy_(flat)
 
