@@ -32,7 +32,7 @@ from pipelines.sections import (
 )
 from serve_apps.config import ServeConfig, Settings
 from stores.config import MaintainConfig, StorageConfig
-from train_loops.config import TinyModelConfig, TrainConfig, WarmstartConfig
+from train_loops.config import TEAM, TEAM_CRITIC_ALGORITHMS, TinyModelConfig, TrainConfig, WarmstartConfig
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -76,7 +76,9 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _swapped_groups_can_be(self) -> Self:
-        groups = self.swap.groups if self.swap is not None else ()
+        if self.swap is None:
+            return self
+        groups = self.swap.groups
         if len(groups) != len(set(groups)):
             raise ValueError(f"swap.groups: {groups[0]!r} cannot exchange agents with itself: name two model groups")
         for group in groups:
@@ -150,6 +152,31 @@ class RunConfig(Settings):
                     raise ValueError(
                         f"model_groups with base {base!r} share one model on one app, but differ in `{what}`: {given}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _team_learns_as_one(self) -> Self:
+        configs = {group: self.train_config(group) for group in self.model_groups}
+        first = self.team_config
+        if first is None:
+            return self
+        if TEAM in configs:
+            raise ValueError(f"model_groups.{TEAM}: this name is the whole-team learner's: take another")
+        if first.algorithm == "happo" and len(configs) == 1:
+            raise ValueError(
+                "train.algorithm: happo updates model groups one after another, and there is only one: with one group "
+                "take mappo (the same central critic) or ippo"
+            )
+        for group, config in configs.items():
+            if config.team != first.team or (
+                config.algorithm != first.algorithm
+                and {config.algorithm, first.algorithm} & set(TEAM_CRITIC_ALGORITHMS)
+            ):
+                raise ValueError(
+                    f"model_groups.{group}.train: the whole team learns first, so all model groups have the same "
+                    f"train.team and, with {' or '.join(TEAM_CRITIC_ALGORITHMS)}, the same train.algorithm: set both in "
+                    "`train`, not per model group"
+                )
         return self
 
     @model_validator(mode="after")
@@ -258,6 +285,16 @@ class RunConfig(Settings):
     def train_config(self, model_group: str) -> TrainConfig:
         """The `train` section with this model group's overrides."""
         return _override(self.train, self.model_groups[model_group].train, f"model_groups.{model_group}.train")
+
+    @property
+    def team_config(self) -> TrainConfig | None:
+        """The train settings of a run whose whole team learns (they agree in what concerns it); None for any other run."""
+        return next((c for c in map(self.train_config, self.model_groups) if c.is_whole_team), None)
+
+    @property
+    def train_tasks(self) -> tuple[str, ...]:
+        """What stage train is called with in each iteration: every model group, or `team` for all of them together."""
+        return tuple(self.model_groups) if self.team_config is None else (TEAM,)
 
     def serve_config(self, model_group: str) -> ServeConfig:
         """The `serve` section with this model group's overrides."""

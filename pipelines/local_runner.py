@@ -102,8 +102,8 @@ def _iterate(run: Run, iteration: int, screen: Screen) -> None:
 
 
 def _train_all(run: Run, iteration: int) -> None:
-    """Every model group in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
-    groups = list(run.config.model_groups)
+    """Every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
+    groups = list(run.config.train_tasks)
     threads: list[threading.Thread] = []
 
     def train(group: str) -> None:

@@ -22,7 +22,7 @@ def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
         return None
     collect, score, sync, evaluation = (refs[s] for s in ("collect", "score", "sync", "evaluate"))
     assert collect and score and sync and evaluation, "checked above"
-    trained = {group: run.journal.ref(run.key(iteration, "train", group)) or {} for group in run.config.model_groups}
+    trained = {group: ref or {} for group, ref in run.train_refs(iteration).items()}
     seconds = _seconds(run, iteration)
     sampling = collect["sampling_seconds"] + evaluation.get("sampling_seconds", 0.0)
     training = min(seconds["train"], max(_training_seconds(ref.get("metrics", {})) for ref in trained.values()))

@@ -210,7 +210,7 @@ class _Completion:
 
 def _lay_out(rows: Sequence[Sequence[int]], completions: Sequence[_Completion], *, pack: bool, pad_id: int) -> Batch:
     lengths = [len(row) for row in rows]
-    is_packed = pack and len(rows) > 1
+    is_packed = pack and len(set(lengths)) > 1  # rows of one length have no padding to spare
     if is_packed:
         begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         token_ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])[None]

@@ -46,6 +46,7 @@ class Partitions:
             found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
         return found.detach().to("cpu", torch.float32, copy=True).reshape(self.shapes()[name])
 
+    @torch.no_grad()
     def put(self, name: str, value: torch.Tensor, key: str = "") -> None:
         """Sets a weight, or with `key` its moment, in the parts that this worker holds. All workers call it."""
         parameter = self._parameters[name]
@@ -53,7 +54,7 @@ class Partitions:
             target = self._optimizer.state[parameter][key] if key else parameter.detach()
             target.copy_(value)
         elif self._stage < 3:
-            parameter.set_full_hp_param(value.to(parameter.device), key or None)
+            parameter.set_full_hp_param(value.to(parameter.device), key or None)  # type: ignore[attr-defined]  # DeepSpeed's
         else:
             self._put_part(parameter, value, key)
         if not key and self._stage > 0:
@@ -87,6 +88,7 @@ class Partitions:
         part, _ = find(parameter, release_swap_buffers=False, optim_state_key=key or None)
         size, rank = part.numel(), self._optimizer._get_param_partition_rank(parameter)
         flat = value.flatten()[rank * size : (rank + 1) * size]
+        part = part.detach()
         part.zero_()
         part[: len(flat)].copy_(flat)
 

@@ -36,6 +36,9 @@ POLL_S = 2.0
 """A handle asks so often: a thread that waits for Ray can be interrupted only between two questions."""
 GLOO_TIMEOUT_S = 300
 
+OF_PROCESSES = {"num_workers", "threads", "cpus_per_worker", "gpus_per_worker"}
+"""The train settings that shape a trainer's processes."""
+
 ENVIRONMENT = {
     # Ray Train forwards these from the holder's process: without the first each order takes up to 2 s longer.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
@@ -295,9 +298,9 @@ def _uses_gpu(train: dict[str, Any]) -> bool:
 class TrainerHandle:
     """A driver's end of one trainer. Cheap; any number of them may exist for one trainer."""
 
-    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+    def __init__(self, name: str, settings: dict[str, Any], *, keep_warm: bool) -> None:
         """Use `attach`."""
-        self._name, self._settings = name, settings
+        self._name, self._settings, self._keep_warm = name, settings, keep_warm
         self._actor = self._create()
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -362,7 +365,7 @@ class TrainerHandle:
                 f"order {order['order_id']} had no result after {timeout_s:.0f} s, trainer {self._name}: "
                 f"{self._describe()}; raise train.order_timeout_s"
             )
-        if not self._settings["train"]["keep_warm"]:
+        if not self._keep_warm:
             self.stop()
         if "error" in result:
             raise OrderError(**result["error"])
@@ -394,6 +397,9 @@ class TrainerHandle:
                 resources=ON_HEAD,
                 max_restarts=-1,
                 max_concurrency=100,
+                # Ray Train's controllers start watchers that ask the cluster last started on the machine, unless told
+                # which, and never end once their own is gone (200 MB each).
+                runtime_env={"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}},
             )
             .remote(self._name, self._settings)
         )
@@ -415,23 +421,25 @@ class TrainerHandle:
 def attach(*, name: str, run_name: str, storage_path: str | Path, train: TrainConfig) -> TrainerHandle:
     """The warm trainer `name`, started if there is none; returns at once, use `TrainerHandle.wait_ready`.
 
-    A trainer with other settings under the same name is ended first. Ray must be initialised.
+    One whose processes would be others (`OF_PROCESSES`, or another place) is ended first. Every other setting travels with
+    each order, and the trainer stays. Ray must be initialised.
 
     Args:
         name: of the trainer, unique per run and model group.
         run_name: of the Ray Train run; checkpoints lie in `storage_path/run_name`.
         storage_path: a folder or URI that all machines see.
-        train: the settings that its orders will carry.
+        train: says what processes it has.
     """
     import ray
 
     place = str(storage_path)
     storage = place if is_uri(place) else str(local_path(place))
-    settings = {"run_name": run_name, "storage_path": storage, "train": train.model_dump(mode="json")}
+    processes = train.model_dump(mode="json", include=OF_PROCESSES)
+    settings = {"run_name": run_name, "storage_path": storage, "train": processes}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     actor_name = f"trainer:{name}:{digest}"
     for other in ray.util.list_named_actors(all_namespaces=True):
         is_same_trainer = other["namespace"] == NAMESPACE and other["name"].startswith(f"trainer:{name}:")
         if is_same_trainer and other["name"] != actor_name:
             ray.kill(ray.get_actor(other["name"], namespace=NAMESPACE), no_restart=True)
-    return TrainerHandle(actor_name, settings)
+    return TrainerHandle(actor_name, settings, keep_warm=train.keep_warm)

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from train_loops.batching import lift
 from train_loops.config import MismatchConfig
-from train_loops.critic import completion_values
 from train_loops.layout import Layout
-from train_loops.logprobs import completion_logprobs
 from train_loops.mismatch import is_close, measure
 from train_loops.models import Models
 from train_loops.rows import Sample
@@ -45,11 +43,11 @@ def score_rows(layout: Layout, models: Models, *, rows: Sequence[int], names: Se
                 out = models.policy(batch, with_entropy="entropy" in names, with_values=with_values)
                 scores = dict(zip(("old", "entropy", "values"), out, strict=True))
             if "ref" in names:
-                assert models.reference is not None
-                scores["ref"] = completion_logprobs(models.reference, batch)
+                assert models.reference is not None, "asked for without a reference"
+                scores["ref"] = models.reference(batch)[0]
         if "values" in names and models.critic is not None:
             with models.critic.evaluating():
-                scores["values"] = completion_values(models.critic, batch)
+                scores["values"] = models.critic(batch)
         for name in names:
             found[name] |= lift(scores[name], batch)
     if dist.get_world_size() > 1:

@@ -17,23 +17,23 @@ import ctypes
 import json
 import logging
 import os
-import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from stores.files import is_uri
 from stores.logs import bound, carried
-from stores.manifest import Probe, whole_model
+from stores.manifest import Probe
 from stores.traces import TraceStore
-from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
+from stores.types import ModelVersionRef
 from stores.weights import WeightStore
-from train_loops.config import TrainConfig
+from train_loops.config import TEAM, TrainConfig
+from train_loops.order import Order, parse_order
+from train_loops.run_checkpoints import CarriedState, agree, resume, store_state, sweep
+from train_loops.team_signal import LOG_RATIOS_FILE, read_team_signal
 
 if TYPE_CHECKING:
     from train_loops.engine import Engine
@@ -50,51 +50,6 @@ ANSWER_TIMEOUT_S = 120.0
 """A holder that answers later hangs: the worker that asked fails, and Ray Train starts the group again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to train on, from what, to what; see `parse_order`."""
-
-    order_id: str
-    run_id: str
-    iteration: int
-    model_group: str
-    seed: int
-    parent: ModelVersionRef
-    version: int
-    traces: TracesRef
-    rewards: RewardsRef
-    credit_kind: Literal["returns", "increments"]
-    train: TrainConfig
-    traces_uri: str
-    weights_uri: str
-
-
-def parse_order(data: Mapping[str, Any]) -> Order:
-    """An order as it crosses processes (dicts inside) -> checked. Raises ValueError for what is missing or wrong."""
-    try:
-        traces, rewards = dict(data["traces"]), dict(data["rewards"])
-        order = Order(
-            order_id=data["order_id"],
-            run_id=data["run_id"],
-            iteration=data["iteration"],
-            model_group=data["model_group"],
-            seed=data["seed"],
-            parent=ModelVersionRef(**data["parent"]),
-            version=data["version"],
-            traces=TracesRef(**traces | {"purpose": Purpose(traces["purpose"])}),
-            rewards=RewardsRef(**rewards | {"purpose": Purpose(rewards["purpose"])}),
-            credit_kind=data["credit_kind"],
-            train=TrainConfig.model_validate(data["train"]),
-            traces_uri=data["traces_uri"],
-            weights_uri=data["weights_uri"],
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"order {data.get('order_id')!r} is not whole: {type(error).__name__} {error}") from None
-    if order.version <= order.parent.version:
-        raise ValueError(f"order {order.order_id}: version {order.version} must follow parent {order.parent.version}")
-    return order
-
-
 def run_worker(settings: dict[str, Any]) -> None:
     """What Ray Train runs on every worker: waits for orders of the holder until the group is torn down.
 
@@ -108,7 +63,7 @@ def run_worker(settings: dict[str, Any]) -> None:
     num_workers = ray.train.get_context().get_world_size()
     holder = ray.get_actor(settings["holder"], namespace=NAMESPACE)
     epoch = settings["epoch"]
-    worker = Worker(TrainConfig.model_validate(settings["train"]), run_folder=settings["run_folder"])
+    worker = Worker(threads=settings["train"]["threads"], run_folder=settings["run_folder"])
     ray.get(holder.hello.remote(epoch, rank, os.getpid()), timeout=ANSWER_TIMEOUT_S)
     last = ""
     while True:
@@ -118,7 +73,7 @@ def run_worker(settings: dict[str, Any]) -> None:
         last = order["attempt"]
         try:
             with carried(order.get("log", {})), bound(worker=rank):
-                result = worker.execute(order)
+                result = worker.execute_team(order) if order["model_group"] == TEAM else worker.execute(order)
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
             ray.get(holder.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
@@ -139,22 +94,32 @@ def _release_memory() -> None:
 class Worker:
     """The engines of one model group, kept between orders."""
 
-    def __init__(self, train: TrainConfig, *, run_folder: str) -> None:
-        """Args: run_folder: where Ray Train stores this run's checkpoints, a folder or URI."""
+    def __init__(self, *, threads: int, run_folder: str) -> None:
+        """Args: threads: of torch; run_folder: where Ray Train stores this run's checkpoints, a folder or URI."""
         import torch
 
         from train_loops import learner  # noqa: F401  # imports everything heavy now, not in the first order
         from train_loops.engine import join_workers
 
-        torch.set_num_threads(train.threads)
+        torch.set_num_threads(threads)
         join_workers()
-        self._train, self._run_folder = train, run_folder
+        self._run_folder = run_folder
+        self._train = TrainConfig()
+        """Of the last order; the next may carry others, for which the engines are built anew."""
         self._models: Models | None = None
         self._held: ModelVersionRef | None = None
         """The committed version that the engines in memory are at; None while they are at none."""
-        self._num_critic_orders = 0
+        self._state = CarriedState(kl_coef=0.0)
         self._lost: list[str] = []
         """What of the parent's state could not be resumed, until a version says so."""
+
+    def execute_team(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Does an order of the whole team's learner, on worker 0; see `team_trainer`."""
+        import torch.distributed as dist
+
+        from train_loops.team_trainer import train_team_learner
+
+        return self._agree(train_team_learner(data) if dist.get_rank() == 0 else None)
 
     def execute(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Trains one order to a committed version; returns the result (see `TrainerHandle.order`)."""
@@ -162,13 +127,15 @@ class Worker:
 
         order = parse_order(data)
         store = WeightStore(order.weights_uri)
-        stored = self._agree(_stored_result(store, order))
+        stored = agree(_stored_result(store, order))
         if stored is not None:
             logger.info("version %d is committed already", order.version)
             return stored
         started = time.perf_counter()
-        parent_folder = store.fetch(order.parent)
-        self._hold(order, store)
+        parent = order.parent
+        assert parent is not None, "parse_order: a model group's order has a parent"
+        parent_folder = store.fetch(parent)
+        self._hold(order, parent, store)
         assert self._models is not None
         loaded = time.perf_counter()
         samples, funnel = read_rows(
@@ -176,7 +143,9 @@ class Worker:
         )
         read = time.perf_counter()
         held, self._held = self._held, None
-        trains_policy = not order.train.has_critic or (self._num_critic_orders >= order.train.critic.warmup_iterations)
+        trains_policy = not self._models.has_values or (
+            self._state.num_critic_orders >= order.train.critic.warmup_iterations
+        )
         learned = learn(
             samples,
             self._models,
@@ -185,17 +154,20 @@ class Worker:
             seed=order.seed,
             funnel=funnel,
             trains_policy=trains_policy,
+            team=read_team_signal(store, order),
+            kl_coef=self._state.kl_coef,
         )
         learned.metrics["train/load_s"] = loaded - started
         learned.metrics["train/read_s"] = read - loaded
         learned.metrics["train/is_state_lost"] = float(bool(self._lost))
         if learned.reason:
-            logger.info("keeps version %d: %s", order.parent.version, learned.reason)
+            logger.info("keeps version %d: %s", parent.version, learned.reason)
             self._held = held
             return _result(None, learned)
-        self._num_critic_orders += self._models.critic is not None
+        num_critic_orders = self._state.num_critic_orders + self._models.has_values
+        self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_orders=num_critic_orders)
         begun = time.perf_counter()
-        checkpoint = self._report_checkpoint(order)
+        checkpoint = store_state(self._models, self._state, order=order, run_folder=self._run_folder)
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         note = f"{order.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
         note = note if trains_policy else "critic warm-up: the policy is its parent's"
@@ -211,102 +183,29 @@ class Worker:
         )
         return _result(self._held, learned)
 
-    def _hold(self, order: Order, store: WeightStore) -> None:
-        """Makes the engines in memory be at the order's parent."""
-        from train_loops.adapters import load_version
-        from train_loops.engine import Engine, load_critic
-        from train_loops.models import Models
+    def _hold(self, order: Order, parent: ModelVersionRef, store: WeightStore) -> None:
+        """Makes the engines in memory be at the order's parent, under the order's settings."""
+        from train_loops.models import build_models
 
-        if self._held == order.parent and self._train == order.train and self._models is not None:
+        if self._held == parent and self._train == order.train and self._models is not None:
             return
         if self._models is not None:
-            self._models.policy.close()
-            if self._models.critic is not None:
-                self._models.critic.close()
+            self._models.close()
         self._models = self._held = None
-        self._sweep(order)
-        self._train, self._num_critic_orders = order.train, 0
-        settings = order.train.deepspeed
-        module = load_version(store, order.parent, settings, order.train.lora)
-        policy = Engine(module, optimizer=order.train.optimizer, config=settings)
-        critic = None
-        if order.train.has_critic:
-            trunk = store.fetch(whole_model(order.parent))
-            critic = Engine(load_critic(trunk, settings), optimizer=order.train.critic.optimizer, config=settings)
-        self._models = Models(policy=policy, critic=critic, reference=_reference(order, store, policy))
-        checkpoint = store.manifest(order.parent).checkpoint
-        self._lost = self._resume(checkpoint, policy, critic)
+        sweep(self._run_folder, order)
+        self._train, self._state = order.train, CarriedState(kl_coef=order.train.loss.kl_in_reward_coef)
+        self._models = build_models(store, parent, order.train)
+        checkpoint = store.manifest(parent).checkpoint
+        self._state, self._lost = resume(checkpoint, self._models, state=self._state, loss=order.train.loss)
         if self._lost:
             logger.warning(
                 "version %d is trained on, but its %s started afresh: checkpoint %s is gone (the last two are kept) or of "
-                "another layout",
-                order.parent.version,
+                "another model",
+                parent.version,
                 " and ".join(self._lost),
                 checkpoint,
             )
-        self._held = order.parent
-
-    def _sweep(self, order: Order) -> None:
-        """Empties what killed tries left of a version that was never committed, where the run lies on a disk.
-
-        The folders stay: Ray Train may know them, and fails when it wants to delete one that is gone.
-        """
-        import torch.distributed as dist
-
-        if dist.get_rank() == 0 and not is_uri(self._run_folder):
-            for leftover in Path(self._run_folder).glob(f"{order.model_group}-v{order.version}-*/*"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-
-    def _resume(self, uri: str, policy: Engine, critic: Engine | None) -> list[str]:
-        """Loads a checkpoint; returns what starts afresh because it is gone (retention) or of another layout."""
-        import ray.train
-
-        if not uri:
-            return []
-        lost = ["optimizer", *(["critic"] if critic is not None else [])]
-        checkpoint = ray.train.Checkpoint(uri)
-        files: Any = checkpoint.filesystem
-        if not files.get_file_info(f"{checkpoint.path}/policy.json").is_file:
-            return lost
-        with checkpoint.as_directory() as folder:
-            if policy.fits(folder, tag="policy"):
-                policy.load(folder, tag="policy")
-                lost.remove("optimizer")
-            if critic is not None and critic.fits(folder, tag="critic"):
-                self._num_critic_orders = int(critic.load(folder, tag="critic")["num_orders"])
-                lost.remove("critic")
-        return lost
-
-    def _report_checkpoint(self, order: Order) -> str:
-        """Saves the engines through Ray Train; returns where, once every worker's part is stored.
-
-        On a disk they are saved where they stay: a copy of the optimizer's state would take as long as writing it.
-        """
-        import ray.train
-        import torch.distributed as dist
-
-        assert self._models is not None
-        name = self._agree(f"{order.model_group}-v{order.version}-{uuid.uuid4().hex[:8]}")
-        stays = not is_uri(self._run_folder)
-        folder = Path(self._run_folder, name) if stays else Path(tempfile.mkdtemp(prefix="troupe-checkpoint-"))
-        mode = ray.train.CheckpointUploadMode
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._models.policy.save(folder, tag="policy", state={"version": order.version})
-            if self._models.critic is not None:
-                self._models.critic.save(folder, tag="critic", state={"num_orders": self._num_critic_orders})
-            ray.train.report(
-                {"version": order.version},
-                checkpoint=ray.train.Checkpoint.from_directory(str(folder)),
-                checkpoint_dir_name=name,
-                checkpoint_upload_mode=mode.NO_UPLOAD if stays else mode.SYNC,
-            )
-        finally:
-            if not stays:
-                shutil.rmtree(folder, ignore_errors=True)
-        if dist.get_world_size() > 1:
-            dist.barrier()
-        return f"{self._run_folder}/{name}"
+        self._held = parent
 
     def _commit(
         self, order: Order, store: WeightStore, parent_folder: Path, *, checkpoint: str, learned: Learned, note: str
@@ -318,6 +217,7 @@ class Worker:
         from train_loops.engine import export_weights
 
         assert self._models is not None
+        assert order.parent is not None
         before = store.manifest(order.parent)
         sequences = before.probe.sequences
         probe = Probe(sequences=sequences, logprobs=_probe_logprobs(self._models.policy, sequences))
@@ -329,6 +229,8 @@ class Worker:
                 out = export_adapter(self._models.policy, scratch)
             if dist.get_rank() == 0:
                 (out / RESULT_FILE).write_text(json.dumps(_result(None, learned)))
+                if learned.log_ratios:
+                    (out / LOG_RATIOS_FILE).write_text(json.dumps(learned.log_ratios))
                 ref = store.commit(
                     out,
                     model_group=order.model_group,
@@ -341,18 +243,7 @@ class Worker:
                     note=note,
                     base=before.base,
                 )
-        return self._agree(ref)
-
-    @staticmethod
-    def _agree(value: Any) -> Any:
-        """Worker 0's value, on every worker."""
-        import torch.distributed as dist
-
-        if dist.get_world_size() == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        return agree(ref)
 
 
 def _stored_result(store: WeightStore, order: Order) -> dict[str, Any] | None:
@@ -361,34 +252,15 @@ def _stored_result(store: WeightStore, order: Order) -> dict[str, Any] | None:
     if ref is None:
         return None
     manifest = store.manifest(ref)
-    if (manifest.parent, manifest.run_id) != (order.parent.version, order.run_id):
+    if (manifest.parent, manifest.run_id) != (order.parent_version, order.run_id):
         raise ValueError(
             f"{ref.uri} exists already, trained from version {manifest.parent} in run {manifest.run_id!r}; order "
-            f"{order.order_id} wants it trained from {order.parent.version} in {order.run_id!r}: order another version"
+            f"{order.order_id} wants it trained from {order.parent_version} in {order.run_id!r}: order another version"
         )
     path = store.fetch(ref) / RESULT_FILE
     if not path.is_file():
         raise ValueError(f"{ref.uri} exists already and was not made by a trainer: order another version")
     return json.loads(path.read_text()) | {"model": asdict(ref)}
-
-
-def _reference(order: Order, store: WeightStore, policy: Engine) -> Any:
-    """Version 0 of the model group, frozen, where a KL coefficient asks for it."""
-    loss = order.train.loss
-    if loss.kl_in_loss_coef == 0 and loss.kl_in_reward_coef == 0:
-        return None
-    from train_loops.adapters import load_reference_of
-    from train_loops.engine import load_reference
-
-    ref = store.ref(order.model_group, 0)
-    if ref is None:
-        raise ValueError(
-            f"train.loss has a KL coefficient but {store.uri_of(order.model_group, 0)} does not exist: the reference "
-            "is version 0 of the model group"
-        )
-    if store.manifest(ref).base is not None:
-        return load_reference_of(policy, store, ref, order.train.deepspeed)
-    return load_reference(store.fetch(ref), order.train.deepspeed)
 
 
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:

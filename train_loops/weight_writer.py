@@ -44,5 +44,5 @@ def write_safetensors(
         for (name, shape), tensor in zip(shapes.items(), tensors, strict=True):
             assert tuple(tensor.shape) == tuple(shape), f"{name} is {tuple(tensor.shape)}, announced as {tuple(shape)}"
             data = tensor.to(DTYPES[names[name]]).contiguous()
-            file.write(data.view(torch.uint8).numpy().data if data.numel() else b"")
+            file.write(data.reshape(-1).view(torch.uint8).numpy().data if data.numel() else b"")
     os.replace(part, path)

@@ -36,6 +36,7 @@ BENCHES = {
     "rollout": "tests.bench.rollout",
     "sandbox": "tests.bench.sandbox",
     "train": "tests.bench.training",
+    "merging": "tests.bench.merging",
     "trl": "tests.bench.against_trl",
     "airflow": "tests.bench.airflow_stages",
 }

@@ -1,6 +1,7 @@
 """batching, logprobs, critic: how rows are padded, ordered, cut and dealt changes no number and no gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from train_loops import logprobs as logprobs_module
-from train_loops.batching import Batch, collate, deal_minibatches, lay, lift, microbatches, plan
+from train_loops.batching import Batch, collate, collate_turns, deal_minibatches, lay, lift, microbatches, plan
 from train_loops.critic import ValueModel, completion_values
 from train_loops.logprobs import (
     PolicyScorer,
     completion_logprobs,
     completion_logprobs_and_entropy,
 )
-from train_loops.losses import Denominators, aggregate, ppo_clip, value_loss
+from train_loops.losses import Denominators
+from train_loops.merging import Chain
 from train_loops.rows import Sample
 
 SHAPES = [(5, 3), (2, 7), (11, 1), (4, 4), (9, 6), (1, 2), (6, 5)]
@@ -42,6 +44,7 @@ def samples() -> list[Sample]:
             rollout_logprobs=(-rng.random(completion)).tolist(),
             reward=float(rng.normal()),
             temperature=[1.0, 0.7][i % 2],
+            max_tokens=8,
             status="ok",
         )
         for i, (prompt, completion) in enumerate(SHAPES)
@@ -61,96 +64,142 @@ def critic(tiny_model: Path) -> ValueModel:
     return model
 
 
-def test_a_batch_masks_exactly_the_completion_targets(samples: list[Sample]) -> None:
-    batch = collate(samples, [0, 2], pad_id=9)
+def alone(rows: Iterable[int]) -> list[Chain]:
+    """A chain of every row."""
+    return [(row,) for row in rows]
+
+
+def test_a_batch_names_predictor_and_target_of_every_completion_token(samples: list[Sample]) -> None:
+    batch = collate(samples, alone([0, 2]), pad_id=9)
     assert batch.token_ids.shape == (2, 12)
     assert batch.token_ids[0, 8:].tolist() == [9] * 4
-    assert batch.loss_mask[0].tolist() == [False] * 4 + [True] * 3 + [False] * 4
-    assert batch.token_ids[:, 1:][batch.loss_mask].tolist() == [*samples[0].token_ids[5:], samples[2].token_ids[-1]]
+    assert batch.predictors.tolist() == [4, 5, 6, 12 + 10]
+    assert batch.targets.tolist() == [*samples[0].token_ids[5:], samples[2].token_ids[-1]]
+    assert (batch.row_of_token.tolist(), batch.rows, batch.completion_lengths) == ([0, 0, 0, 1], (0, 2), (3, 1))
+    assert (batch.num_tokens, batch.num_padding) == (20, 4)
+    assert (batch.position_ids, batch.row_lengths) == (None, ())
+
+
+def test_turns_that_are_no_samples_are_laid_out_alike(samples: list[Sample]) -> None:
+    turns = [(s.token_ids[: s.prompt_length], s.token_ids[s.prompt_length :]) for s in (samples[0], samples[2])]
+    batch, expected = collate_turns(turns), collate(samples, alone([0, 2]))
+    for name in ("token_ids", "predictors", "targets", "row_of_token"):
+        assert getattr(batch, name).tolist() == getattr(expected, name).tolist()
+    assert batch.temperature.tolist() == [1.0] * 4
 
 
 def test_lay_and_lift_are_inverse_and_a_scalar_fills_its_row(samples: list[Sample]) -> None:
-    batch = collate(samples, [4, 1])
+    batch = collate(samples, alone([4, 1]))
     per_row = {i: np.random.default_rng(i).random(SHAPES[i][1]).astype(np.float32) for i in (1, 4)}
     back = lift(lay(per_row, batch), batch)
     assert {i: x.tolist() for i, x in back.items()} == {i: x.tolist() for i, x in per_row.items()}
-    filled = lift(lay([0.0, 2.5, 0.0, 0.0, -1.0], batch), batch)
-    assert (filled[1].tolist(), filled[4].tolist()) == ([2.5] * 7, [-1.0] * 6)
-    assert lift(lay(per_row, collate(samples, [])), collate(samples, [])) == {}
+    filled = lay([0.0, 2.5, 0.0, 0.0, -1.0], batch)
+    assert (filled.tolist(), filled.dtype) == ([-1.0] * 6 + [2.5] * 7, torch.float32)
+    empty = collate(samples, [])
+    assert (lay(per_row, empty).shape, lift(lay(per_row, empty), empty)) == ((0,), {})
 
 
-@settings(max_examples=100, deadline=None)
+def test_a_batch_moves_as_a_whole(samples: list[Sample]) -> None:
+    for pack in (False, True):
+        moved = collate(samples, alone([0, 2]), pack=pack).to("meta")
+        tensors = [getattr(moved, f.name) for f in fields(moved)]
+        assert {t.device.type for t in tensors if isinstance(t, torch.Tensor)} == {"meta"}
+
+
+@settings(max_examples=200, deadline=None)
 @given(
-    lengths=st.lists(st.integers(2, 50), max_size=40),
+    turns=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), max_size=15),
     num_minibatches=st.integers(1, 5),
     budget=st.integers(1, 200),
     num_workers=st.integers(1, 4),
+    merge=st.booleans(),
+    pack=st.booleans(),
     seed=st.integers(0, 3),
 )
 def test_workers_see_every_row_once_and_run_the_same_number_of_microbatches(
-    lengths: list[int], num_minibatches: int, budget: int, num_workers: int, seed: int
+    turns: list[list[int]],
+    num_minibatches: int,
+    budget: int,
+    num_workers: int,
+    merge: bool,
+    pack: bool,
+    seed: int,
 ) -> None:
+    # A chain's turns grow: the lengths of every chain are running sums.
+    lengths = [int(length) for added in turns for length in np.cumsum(added)]
+    begins = np.cumsum([0, *map(len, turns)]).tolist()
+    chains = [tuple(range(start, start + len(added))) for start, added in zip(begins, turns, strict=False)]
+    settings = {"num_minibatches": num_minibatches, "microbatch_tokens": budget, "merge": merge, "pack": pack}
     plans = [
-        plan(
-            lengths,
-            num_minibatches=num_minibatches,
-            microbatch_tokens=budget,
-            num_workers=num_workers,
-            rank=rank,
-            seed=seed,
-        )
-        for rank in range(num_workers)
+        plan(chains, lengths, **settings, num_workers=num_workers, rank=rank, seed=seed) for rank in range(num_workers)
     ]
     rows = [row for p in plans for minibatch in p for micro in minibatch for row in micro]
-    assert sorted(rows) == list(range(len(lengths)))
-    dealt = deal_minibatches(len(lengths), num_minibatches, seed=seed)
-    assert len(dealt) == min(num_minibatches, len(lengths))
+    assert sorted(rows) == (sorted(chains) if merge else alone(range(len(lengths))))
+    dealt = deal_minibatches(chains, num_minibatches, seed=seed)
+    assert len(dealt) == min(num_minibatches, len(chains))
     for k, minibatch in enumerate(zip(*plans, strict=True)):
-        assert len({len(micros) for micros in minibatch}) == 1
-        assert sorted(row for micros in minibatch for micro in micros for row in micro) == sorted(dealt[k])
-        for micro in (micro for micros in minibatch for micro in micros if len(micro) > 1):
-            assert len(micro) * max(lengths[row] for row in micro) <= budget
-        sizes = [len(micro) for micros in minibatch for micro in micros]
-        assert sizes.count(0) < num_workers
-        assert 0 not in sizes or max(sizes) == 1, "empty ones only where nothing is left to split"
+        micros = [micro for of_worker in minibatch for micro in of_worker]
+        assert len({len(of_worker) for of_worker in minibatch}) == 1
+        # Merging changes no minibatch.
+        assert sorted(i for micro in micros for row in micro for i in row) == sorted(i for c in dealt[k] for i in c)
+        for micro in (micro for micro in micros if len(micro) > 1):
+            sizes = [lengths[row[-1]] for row in micro]
+            assert (sum(sizes) if pack else len(sizes) * max(sizes)) <= budget
+        counts = [len(micro) for micro in micros]
+        assert counts.count(0) < num_workers
+        assert 0 not in counts or max(counts) == 1, "empty ones only where nothing is left to split"
 
 
-def test_minibatches_are_dealt_at_random_and_differ_by_at_most_one_row() -> None:
-    one, other = deal_minibatches(100, 3, seed=0), deal_minibatches(100, 3, seed=1)
+def test_minibatches_are_dealt_at_random_and_differ_by_at_most_one_chain() -> None:
+    rows = alone(range(100))
+    one, other = deal_minibatches(rows, 3, seed=0), deal_minibatches(rows, 3, seed=1)
     assert [len(m) for m in one] == [34, 33, 33]
     assert one != other
-    assert one == deal_minibatches(100, 3, seed=0)
+    assert one == deal_minibatches(rows, 3, seed=0)
     # Not sorted by length or by place: rows of the first half are in every minibatch.
-    assert all(10 < sum(row < 50 for row in m) < 25 for m in one)
-    assert deal_minibatches(0, 3, seed=0) == []
+    assert all(10 < sum(row < 50 for (row,) in m) < 25 for m in one)
+    assert deal_minibatches([], 3, seed=0) == []
 
 
 def test_a_row_longer_than_the_budget_is_a_microbatch_of_its_own() -> None:
-    assert microbatches([0, 1, 2], [4, 100, 4], max_tokens=8) == [[1], [0, 2]]
+    for pack in (False, True):
+        assert microbatches(alone([0, 1, 2]), [4, 100, 4], max_tokens=8, pack=pack) == [alone([1]), alone([0, 2])]
+
+
+def test_a_packed_microbatch_is_cut_by_the_sum_of_its_rows() -> None:
+    lengths = [10, 3, 4, 2, 9]
+    assert microbatches(alone(range(5)), lengths, max_tokens=20) == [alone([0, 4]), alone([2, 1, 3])]
+    assert microbatches(alone(range(5)), lengths, max_tokens=26, pack=True) == [alone([0, 4, 2, 1]), alone([3])]
+    assert microbatches([(3, 0), (1, 2)], lengths, max_tokens=14, pack=True) == [[(3, 0), (1, 2)]]
 
 
 def test_completion_logprobs_equal_those_of_the_whole_logits(scorer: PolicyScorer, samples: list[Sample]) -> None:
-    batch = collate(samples, range(len(samples)))
+    batch = collate(samples, alone(range(len(samples))))
     got, entropy = completion_logprobs_and_entropy(scorer, batch)
     lengths = torch.tensor([len(s.token_ids) for s in samples])
     is_real = torch.arange(batch.token_ids.shape[1]) < lengths[:, None]
     logits = scorer.model(input_ids=batch.token_ids, attention_mask=is_real.long()).logits
-    scaled = torch.log_softmax(logits[:, :-1] / batch.temperature[:, None, None], dim=-1)
-    want = scaled.gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
-    torch.testing.assert_close(got, want * batch.loss_mask, atol=2e-6, rtol=0)
-    torch.testing.assert_close(entropy, -(scaled.exp() * scaled).sum(-1) * batch.loss_mask, atol=2e-5, rtol=0)
-    assert (entropy[batch.loss_mask] > 1).all()
+    temperature = torch.tensor([s.temperature for s in samples])
+    scaled = torch.log_softmax(logits[:, :-1] / temperature[:, None, None], dim=-1)
+    places = [(i, t) for i, s in enumerate(samples) for t in range(s.prompt_length - 1, len(s.token_ids) - 1)]
+    want = torch.stack([scaled[i, t, samples[i].token_ids[t + 1]] for i, t in places])
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+    spread = torch.stack([-(scaled[i, t].exp() * scaled[i, t]).sum() for i, t in places])
+    torch.testing.assert_close(entropy, spread, atol=2e-5, rtol=0)
+    assert (entropy > 1).all()
 
 
+@pytest.mark.parametrize("pack", [False, True])
 def test_a_rows_logprobs_depend_neither_on_padding_nor_on_its_neighbours(
-    scorer: PolicyScorer, samples: list[Sample]
+    scorer: PolicyScorer, samples: list[Sample], pack: bool
 ) -> None:
     with torch.no_grad():
-        batch = collate(samples, [3, 2, 0, 6], pad_id=17)
+        batch = collate(samples, alone([3, 2, 0, 6]), pad_id=17, pack=pack)
         together = lift(completion_logprobs(scorer, batch), batch)
         for row in (3, 2, 0, 6):
-            alone = collate(samples, [row])
-            np.testing.assert_allclose(lift(completion_logprobs(scorer, alone), alone)[row], together[row], atol=2e-6)
+            by_itself = collate(samples, [(row,)])
+            expected = lift(completion_logprobs(scorer, by_itself), by_itself)[row]
+            np.testing.assert_allclose(expected, together[row], atol=2e-6)
 
 
 def gradient(
@@ -159,7 +208,7 @@ def gradient(
     denominators = Denominators.of([samples[row].completion_length for rows in cuts for row in rows])
     model.zero_grad()
     for rows in cuts:
-        loss_of(collate(samples, rows), denominators).backward()
+        loss_of(collate(samples, alone(rows)), denominators).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
@@ -170,23 +219,17 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
 def test_cuts_padding_and_order_of_rows_change_no_gradient(
-    scorer: PolicyScorer, critic: ValueModel, samples: list[Sample], mode: str
+    scorer: PolicyScorer, critic: ValueModel, samples: list[Sample]
 ) -> None:
-    advantages = [s.reward for s in samples]
+    rewards = [s.reward for s in samples]
 
     def policy_loss(batch: Batch, denominators: Denominators) -> torch.Tensor:
         logprobs, entropy = completion_logprobs_and_entropy(scorer, batch)
-        # Old logprobs near the current ones, so that some tokens clip and most do not.
-        old = logprobs.detach() + 0.3 * torch.sin(batch.token_ids[:, 1:].float())
-        loss, _ = ppo_clip(logprobs, old, lay(advantages, batch), batch.loss_mask)
-        return aggregate(loss - 0.01 * entropy, batch.loss_mask, mode=mode, denominators=denominators)
+        return (logprobs.exp() * lay(rewards, batch) - 0.01 * entropy).sum() / denominators.num_tokens
 
     def critic_loss(batch: Batch, denominators: Denominators) -> torch.Tensor:
-        values = completion_values(critic, batch)
-        loss, _ = value_loss(values, torch.zeros_like(values), lay(advantages, batch), batch.loss_mask, value_clip=0.5)
-        return aggregate(loss, batch.loss_mask, mode=mode, denominators=denominators)
+        return (completion_values(critic, batch) - lay(rewards, batch)).square().sum() / denominators.num_tokens
 
     for model, loss_of in ((scorer, policy_loss), (critic, critic_loss)):
         want = gradient(model, loss_of, samples, [list(range(7))])
@@ -204,26 +247,28 @@ def test_chunks_of_the_head_change_neither_logprobs_nor_gradients(
 ) -> None:
     def loss_of(batch: Batch, denominators: Denominators) -> torch.Tensor:
         logprobs, entropy = completion_logprobs_and_entropy(scorer, batch)
-        return aggregate(logprobs + entropy, batch.loss_mask, mode="token_mean", denominators=denominators)
+        return (logprobs + entropy).sum() / denominators.num_tokens
 
     want = gradient(scorer, loss_of, samples, [list(range(7))])
     with torch.no_grad():
-        whole = completion_logprobs_and_entropy(scorer, collate(samples, range(7)))
+        whole = completion_logprobs_and_entropy(scorer, collate(samples, alone(range(7))))
     monkeypatch.setattr(logprobs_module, "CHUNK_TOKENS", 5)
     monkeypatch.setattr(logprobs_module, "SCORING_CHUNK_TOKENS", 3)
     got = gradient(scorer, loss_of, samples, [list(range(7))])
     for name, g in want.items():
         torch.testing.assert_close(got[name], g, atol=1e-6, rtol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(completion_logprobs_and_entropy(scorer, collate(samples, range(7))), whole)
+        torch.testing.assert_close(completion_logprobs_and_entropy(scorer, collate(samples, alone(range(7)))), whole)
 
 
 def test_an_empty_microbatch_gives_every_parameter_a_gradient_of_zero(
     scorer: PolicyScorer, critic: ValueModel, samples: list[Sample]
 ) -> None:
     empty = collate(samples, [], pad_id=5)  # 0 is the pad token, whose embedding is zero: it would hide a gradient
-    completion_logprobs(scorer, empty).sum().backward()
-    completion_values(critic, empty).sum().backward()
+    assert (empty.token_ids.tolist(), empty.num_tokens, empty.rows) == ([[5, 5]], 0, ())
+    for values in (completion_logprobs(scorer, empty), completion_values(critic, empty)):
+        assert values.shape == (0,)
+        values.sum().backward()
     for name, p in [*scorer.named_parameters(), *critic.named_parameters()]:
         assert p.grad is not None, name
         assert p.grad.abs().max() == 0, name
@@ -236,18 +281,31 @@ def test_a_model_whose_logits_are_not_its_head_is_refused(scorer: PolicyScorer) 
 
 
 def test_a_fresh_critic_values_everything_at_zero(tiny_model: Path, critic: ValueModel, samples: list[Sample]) -> None:
-    batch = collate(samples, range(7))
+    batch = collate(samples, alone(range(7)))
     assert completion_values(ValueModel.from_policy(tiny_model), batch).abs().max() == 0
-    values = completion_values(critic, batch)
-    assert values[batch.loss_mask].std() > 0.1
-    assert values[~batch.loss_mask].abs().max() == 0
+    assert completion_values(critic, batch).std() > 0.1
 
 
 def test_a_value_is_known_before_its_token_is_sampled(critic: ValueModel, samples: list[Sample]) -> None:
-    batch = collate(samples, [1])
+    batch = collate(samples, [(1,)])  # two tokens of prompt, seven of completion
     values = completion_values(critic, batch)
     changed = batch.token_ids.clone()
-    changed[0, 5:] = 3  # tokens 5.. are the outcomes of positions 4..
-    after = critic(changed, batch.loss_mask)
-    torch.testing.assert_close(after[0, :5], values[0, :5])
-    assert (after[0, 5:] != values[0, 5:]).any()
+    changed[0, 5:] = 3  # the outcomes of the fourth completion token and later
+    after = completion_values(critic, replace(batch, token_ids=changed))
+    torch.testing.assert_close(after[:4], values[:4])
+    assert (after[4:] != values[4:]).any()
+
+
+def test_a_value_head_on_the_policys_trunk_gives_values_in_the_same_pass(
+    scorer: PolicyScorer, critic: ValueModel, samples: list[Sample]
+) -> None:
+    batch, empty = collate(samples, alone(range(7)), pack=True), collate(samples, [])
+    with pytest.raises(ValueError, match=r"no value head.*train\.critic\.kind: shared"):
+        scorer(batch, with_values=True)
+    scorer.value_head = critic.head
+    logprobs, _, values = scorer(batch, with_values=True)
+    torch.testing.assert_close(logprobs, completion_logprobs(scorer, batch))
+    torch.testing.assert_close(values, completion_values(critic, batch))  # started from the same trunk
+    scorer(empty, with_values=True)[2].sum().backward()
+    assert critic.head.weight.grad is not None
+    assert critic.head.weight.grad.abs().max() == 0

@@ -98,7 +98,8 @@ def test_a_turn_of_the_model_group_becomes_one_row_with_its_own_reward_and_tempe
     assert [(s.agent, s.reward, s.turn_index) for s in got] == [("solver", 1.0, 0), ("verifier", 0.25, 2)]
     assert got[0].token_ids == [1, 2, 3, 7, 8]
     assert (got[0].prompt_length, got[0].completion_length) == (3, 2)
-    assert (got[0].group_id, got[0].task_id, got[0].temperature) == ("g1", "t1", 0.7)
+    assert (got[0].group_id, got[0].task_id, got[0].temperature, got[0].max_tokens) == ("g1", "t1", 0.7, 8)
+    assert got[0].baseline is None
 
 
 @pytest.mark.parametrize("status", [EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR, EpisodeStatus.TOOL_ERROR])
@@ -114,6 +115,14 @@ def test_an_episode_of_mixed_versions_is_left_out_unless_configured() -> None:
     assert len(rows(t, rewards((0, "solver", 1.0)), train_mixed_versions=True)) == 1
     t = trace(replace(turn(0, "solver"), is_version_mixed=True))
     assert rows(t, rewards((0, "solver", 1.0))) == []
+
+
+def test_a_variant_of_an_episode_is_neither_trained_on_nor_counted() -> None:
+    t = replace(trace(turn(0, "solver")), variant="greedy")
+    assert rows(t, rewards((0, "solver", 1.0))) == []
+    funnel = Funnel(model_group="math", statuses=STATUSES)
+    funnel.see(t, rewards((0, "solver", 1.0)))
+    assert funnel.counts == {}
 
 
 def test_a_turn_without_reward_is_left_out_rather_than_rewarded_with_zero() -> None:

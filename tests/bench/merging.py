@@ -1,0 +1,191 @@
+"""merging: training tokens per second of merged and packed rows, beside the same turns unmerged and padded.
+
+Tokens are those of the unmerged rows in both cases: the same turns are learned, by forward and backward passes whose
+losses and gradients are compared. Rows are shaped like multi-round workflows:
+
+    conversation  one agent, every prompt is the whole conversation before it
+    debate        three debaters in turn over one transcript, every prompt is the transcript before it
+    search        M-ASK: planner, searcher, summariser and updater write prompts of their own over a growing state
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.bench.figures import Figure, ratio
+from train_loops.batching import collate, lay, plan
+from train_loops.config import TinyModelConfig
+from train_loops.logprobs import PolicyScorer, completion_logprobs
+from train_loops.merging import chains_of, row_savings, unique_token_share
+from train_loops.rows import Sample
+from train_loops.tiny_model import build_model, build_tokenizer
+
+LEAST = 1.5
+"""Of the conversation."""
+SHAPE = TinyModelConfig(max_position=2048)
+"""The demo's, with room for a conversation."""
+NUM_EPISODES, NUM_REPEATS = 12, 5
+MICROBATCH_TOKENS = 4096
+THREADS = 2
+NUM_WORDS = 250
+Turns = list[tuple[str, list[int], int]]
+"""Agent, prompt and number of completion tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward and backward pass over all turns."""
+
+    seconds: float
+    loss: float
+    gradient: torch.Tensor
+    num_computed: int
+    """Tokens, padding included."""
+
+
+def measure(_: Path) -> list[Figure]:
+    """Every shape, both ways, in turn."""
+    torch.set_num_threads(THREADS)
+    tokenizer = build_tokenizer(["Solve the problem. Compute 12 + 3 * 45 - 6 / 7 = 890"], vocab_size=SHAPE.vocab_size)
+    scorer = PolicyScorer(build_model(SHAPE, tokenizer, seed=0)).train()
+    shapes: dict[str, Callable[[np.random.Generator], Turns]] = {
+        "conversation": partial(
+            _conversation, agents=("assistant",), num_turns=10, completion=(20, 60), reply=(10, 50)
+        ),
+        "debate": partial(
+            _conversation, agents=("pro", "con", "judge"), num_turns=6, completion=(40, 120), reply=(4, 12)
+        ),
+        "search": _search,
+    }
+    return [figure for name, episode in shapes.items() for figure in _measure(name, _samples(episode), scorer)]
+
+
+def _measure(name: str, samples: list[Sample], scorer: PolicyScorer) -> list[Figure]:
+    ways: dict[str, list[Pass]] = {"merged and packed": [], "packed": [], "merged": [], "plain": []}
+    for _ in range(1 + NUM_REPEATS):
+        for way, passes in ways.items():
+            passes.append(_run(samples, scorer, merge="merged" in way, pack="packed" in way))
+    # The first pass of each warms up; of the others the fastest was disturbed least.
+    seconds = {way: min(p.seconds for p in passes[1:]) for way, passes in ways.items()}
+    num_tokens = sum(len(s.token_ids) for s in samples)
+    rate = {way: num_tokens / s for way, s in seconds.items()}
+    ours, plain = ways["merged and packed"][0], ways["plain"][0]
+    share = unique_token_share(row_savings(samples, chains_of(samples)))
+    gap = float((ours.gradient - plain.gradient).abs().max() / plain.gradient.abs().max())
+    alone = ", ".join(f"{way} alone {rate[way] / rate['plain']:.2f}x" for way in ("merged", "packed"))
+    computed = f"{ours.num_computed:,} tokens computed instead of {plain.num_computed:,}"
+    return [
+        Figure(
+            name=f"merged and packed, {name}",
+            value=rate["merged and packed"],
+            unit="tok/s",
+            note=f"{len(samples)} turns of {num_tokens:,} tokens, {share:.0%} of them unique; {computed}",
+        ),
+        Figure(name=f"unmerged and padded, {name}", value=rate["plain"], unit="tok/s"),
+        ratio(
+            f"merged and packed / unmerged and padded, {name}",
+            rate["merged and packed"],
+            rate["plain"],
+            least=LEAST if name == "conversation" else None,
+            note=alone,
+        ),
+        Figure(
+            name=f"difference of the losses, {name}",
+            value=abs(ours.loss - plain.loss),
+            limit=1e-5,
+            is_upper=True,
+            note=f"losses {ours.loss:.6f} and {plain.loss:.6f}; largest difference of a gradient {gap:.1e} of the largest",
+        ),
+    ]
+
+
+def _run(samples: list[Sample], scorer: PolicyScorer, *, merge: bool, pack: bool) -> Pass:
+    """One minibatch, planning and laying out included."""
+    began = time.perf_counter()
+    [cuts] = plan(
+        chains_of(samples),
+        [len(s.token_ids) for s in samples],
+        num_minibatches=1,
+        microbatch_tokens=MICROBATCH_TOKENS,
+        merge=merge,
+        pack=pack,
+        seed=0,
+    )
+    scorer.zero_grad()
+    total, num_computed = 0.0, 0
+    num_targets = sum(s.completion_length for s in samples)
+    for rows in cuts:
+        batch = collate(samples, rows, pack=pack)
+        ratios = (completion_logprobs(scorer, batch) - lay([s.rollout_logprobs for s in samples], batch)).exp()
+        loss = -(ratios * lay([s.reward for s in samples], batch)).sum() / num_targets
+        loss.backward()
+        total += loss.item()
+        num_computed += batch.token_ids.numel()
+    seconds = time.perf_counter() - began
+    gradient = torch.cat([p.grad.flatten() for p in scorer.parameters() if p.grad is not None])
+    return Pass(seconds=seconds, loss=total, gradient=gradient, num_computed=num_computed)
+
+
+def _samples(episode: Callable[[np.random.Generator], Turns]) -> list[Sample]:
+    random = np.random.default_rng(0)
+    return [
+        Sample(
+            episode_id=f"e{number}",
+            group_id="g",
+            task_id="t",
+            agent=agent,
+            turn_index=index,
+            round_index=index,
+            token_ids=tokens,
+            prompt_length=len(tokens) - length,
+            rollout_logprobs=[-5.5] * length,
+            reward=float(random.normal()),
+            temperature=1.0,
+            max_tokens=length,
+            status="ok",  # type: ignore[arg-type]
+        )
+        for number in range(NUM_EPISODES)
+        for index, (agent, tokens, length) in enumerate(episode(random))
+    ]
+
+
+def _words(random: np.random.Generator, num: int) -> list[int]:
+    return random.integers(3, NUM_WORDS, num).tolist()
+
+
+def _conversation(
+    random: np.random.Generator,
+    *,
+    agents: tuple[str, ...],
+    num_turns: int,
+    completion: tuple[int, int],
+    reply: tuple[int, int],
+) -> Turns:
+    """Prompt, completion, reply, completion, reply: every turn's prompt is all that was said."""
+    said = _words(random, 80)
+    turns = []
+    for index in range(int(random.integers(num_turns // 2, num_turns + 1))):
+        length = int(random.integers(*completion))
+        said = said + _words(random, length)
+        turns.append((agents[index % len(agents)], said, length))
+        said = said + _words(random, int(random.integers(*reply)))
+    return turns
+
+
+def _search(random: np.random.Generator) -> Turns:
+    """Four rounds of agents whose prompts start with instructions of their own: nothing extends, lengths differ."""
+    instructions = {"planner": (40, 60), "searcher": (60, 16), "summariser": (400, 90), "updater": (120, 50)}
+    state, turns = 60, []
+    for _ in range(4):
+        for agent, (prompt, completion) in instructions.items():
+            length = int(random.integers(completion // 2, completion + 1))
+            turns.append((agent, _words(random, prompt + state + length), length))
+        state += 60
+    return turns

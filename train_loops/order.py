@@ -1,0 +1,70 @@
+"""order: what one train order says; it crosses processes as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
+from train_loops.config import TEAM, TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to train on, from what, to what; see `parse_order`."""
+
+    order_id: str
+    run_id: str
+    iteration: int
+    model_group: str
+    """Or `TEAM`."""
+    seed: int
+    parent: ModelVersionRef | None
+    """None for the first version of the team's learner only."""
+    version: int
+    traces: TracesRef
+    rewards: RewardsRef
+    credit_kind: Literal["returns", "increments"]
+    train: TrainConfig
+    traces_uri: str
+    weights_uri: str
+    team: ModelVersionRef | None = None
+    """What the whole-team learner made of these traces, where there is one."""
+    updated: tuple[ModelVersionRef, ...] = ()
+    """HAPPO: the versions that were trained before this one in this iteration, in order."""
+
+    @property
+    def parent_version(self) -> int | None:
+        """None where there is none."""
+        return None if self.parent is None else self.parent.version
+
+
+def parse_order(data: Mapping[str, Any]) -> Order:
+    """An order as it crosses processes (dicts inside) -> checked. Raises ValueError for what is missing or wrong."""
+    try:
+        traces, rewards = dict(data["traces"]), dict(data["rewards"])
+        order = Order(
+            order_id=data["order_id"],
+            run_id=data["run_id"],
+            iteration=data["iteration"],
+            model_group=data["model_group"],
+            seed=data["seed"],
+            parent=None if data["parent"] is None else ModelVersionRef(**data["parent"]),
+            version=data["version"],
+            traces=TracesRef(**traces | {"purpose": Purpose(traces["purpose"])}),
+            rewards=RewardsRef(**rewards | {"purpose": Purpose(rewards["purpose"])}),
+            credit_kind=data["credit_kind"],
+            train=TrainConfig.model_validate(data["train"]),
+            traces_uri=data["traces_uri"],
+            weights_uri=data["weights_uri"],
+            team=ModelVersionRef(**data["team"]) if data.get("team") else None,
+            updated=tuple(ModelVersionRef(**ref) for ref in data.get("updated", ())),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"order {data.get('order_id')!r} is not whole: {type(error).__name__} {error}") from None
+    if order.parent is None and order.model_group != TEAM:
+        raise ValueError(f"order {order.order_id}: only the team's learner begins without a parent")
+    if order.parent is not None and order.version <= order.parent.version:
+        raise ValueError(f"order {order.order_id}: version {order.version} must follow parent {order.parent.version}")
+    return order
