@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from pipelines.retrain import adopt_traces, source_of
 from pipelines.run import Run, plain
 from pipelines.sampling import Progress, sample_episodes
 from pipelines.serving import app_names, serve
@@ -15,12 +16,14 @@ from stores.types import Purpose, Task
 
 
 def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Samples the iteration's episodes with the versions it trains from.
+    """Samples the iteration's episodes with the versions it trains from, or takes the stored ones that it was given.
 
     Returns {"traces": TracesRef, "policy_versions", "statuses", "num_tokens", "sampling_seconds", "groups", "stopped_by",
     "carried"}; `stopped_by` says whether tokens, seconds or enough complete groups ended it early, `carried` which tasks
     come first in the next iteration for it.
     """
+    if (source := source_of(run, iteration)) is not None:
+        return adopt_traces(run, iteration, source)
     settings = run.config.collect
     models = run.parents(iteration)
     serve(run, models)

@@ -317,8 +317,9 @@ class RunConfig(Settings):
     def sha256(self) -> str:
         """Identity of everything that changes results: two configs with the same hash are the same run.
 
-        Where things are kept, how many iterations there are, deadlines and pure capacity do not count. Nor does what is
-        at a default under which it does nothing: runs that began before it existed go on.
+        Where things are kept, how many iterations there are, deadlines, pure capacity and what only fails a stage for too
+        small an effective sample size do not count. Nor does what is at a default under which it does nothing: runs that
+        began before it existed go on.
         """
         sampling = ("budget", "oversample", "tail")
         unused = {name for name in sampling if getattr(self.collect, name) == getattr(CollectConfig(), name)}
@@ -338,13 +339,14 @@ class RunConfig(Settings):
             "evaluate": {"stage_timeout_s"},
             "promote": {"stage_timeout_s"},
             "train": {
-                "threads",
-                "cpus_per_worker",
-                "gpus_per_worker",
-                "keep_warm",
-                "order_timeout_s",
-                "start_timeout_s",
-                "stage_timeout_s",
+                "threads": True,
+                "cpus_per_worker": True,
+                "gpus_per_worker": True,
+                "keep_warm": True,
+                "order_timeout_s": True,
+                "start_timeout_s": True,
+                "stage_timeout_s": True,
+                "mismatch": {"min_ess"},
             },
         }
         data = self.model_dump(mode="json", exclude=capacity)

@@ -23,8 +23,8 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
     rewards = assign(run, traces, statuses=statuses)
     run.traces.write_rewards(rewards)
     pinned = run.traces.pin_rewards(
-        run_id=run.run_id,
-        iteration=iteration,
+        run_id=ref.run_id,  # of the traces: another run's, where they are taken over from it
+        iteration=ref.iteration,
         purpose=ref.purpose,
         credit_version=run.credit_version,
         traces=ref,
