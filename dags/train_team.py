@@ -50,7 +50,7 @@ def train_team(run: ScheduledRun) -> DAG:
             iteration=iteration,
             since=since,
             map_index_template="{{ task.model_group }}",
-        ).expand(model_group=list(run.config.model_groups))
+        ).expand(model_group=list(run.config.train_tasks))
         sync = team_job(run, "sync", "stage sync", iteration=iteration, since=since)
         evaluate = team_job(run, "evaluate", "stage evaluate", iteration=iteration, since=since, multiple_outputs=True)
         promote = team_job(run, "promote", "stage promote", iteration=iteration, since=since, outlets=[team_asset(run)])

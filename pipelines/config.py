@@ -32,7 +32,15 @@ from pipelines.sections import (
 )
 from serve_apps.config import ServeConfig, Settings
 from stores.config import MaintainConfig, StorageConfig
-from train_loops.config import TinyModelConfig, TrainConfig, WarmstartConfig
+from train_loops.config import (
+    BASELINE_ALGORITHMS,
+    GROUP_ALGORITHMS,
+    TEAM,
+    TEAM_CRITIC_ALGORITHMS,
+    TinyModelConfig,
+    TrainConfig,
+    WarmstartConfig,
+)
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -155,6 +163,65 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _variants_are_what_train_needs(self) -> Self:
+        kind = self.collect.variants.kind if self.collect.variants is not None else ""
+        needed = {group: BASELINE_ALGORITHMS.get(self.train_config(group).algorithm, "") for group in self.model_groups}
+        for group, want in needed.items():
+            if want and want != kind:
+                raise ValueError(
+                    f"model group {group!r}: algorithm {self.train_config(group).algorithm!r} holds turns against "
+                    f"{want} episodes, which collect does not play: set collect.variants: {{kind: {want}}}, or take rloo, "
+                    "which needs none"
+                )
+        if kind and kind not in needed.values():
+            name = next(name for name, of in BASELINE_ALGORITHMS.items() if of == kind)
+            raise ValueError(
+                f"collect.variants.kind: {kind}: no algorithm of this run uses such episodes: drop it, or set "
+                f"train.algorithm: {name}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        if self.collect.episodes_per_task > 1:
+            return self
+        for group in self.model_groups:
+            train = self.train_config(group)
+            by = train.advantage.group_by
+            if train.algorithm in GROUP_ALGORITHMS and train.advantage.singleton == "zero" and by != "batch_agent":
+                raise ValueError(
+                    f"model group {group!r}: algorithm {train.algorithm!r} compares the episodes of a task, and "
+                    "collect.episodes_per_task is 1: every advantage would be 0; give at least 2, or take ppo, or "
+                    "train.advantage.group_by: batch_agent"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _team_learns_as_one(self) -> Self:
+        configs = {group: self.train_config(group) for group in self.model_groups}
+        first = self.team_config
+        if first is None:
+            return self
+        if TEAM in configs:
+            raise ValueError(f"model_groups.{TEAM}: this name is the whole-team learner's: take another")
+        if first.algorithm == "happo" and len(configs) == 1:
+            raise ValueError(
+                "train.algorithm: happo updates model groups one after another, and there is only one: with one group "
+                "take mappo (the same central critic) or ippo"
+            )
+        for group, config in configs.items():
+            if config.team != first.team or (
+                config.algorithm != first.algorithm
+                and {config.algorithm, first.algorithm} & set(TEAM_CRITIC_ALGORITHMS)
+            ):
+                raise ValueError(
+                    f"model_groups.{group}.train: the whole team learns first, so all model groups have the same "
+                    f"train.team and, with {' or '.join(TEAM_CRITIC_ALGORITHMS)}, the same train.algorithm: set both in "
+                    "`train`, not per model group"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _sampling_is_unfiltered(self) -> Self:
         for name, agent in self.agents.items():
             for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
@@ -261,6 +328,16 @@ class RunConfig(Settings):
         """The `train` section with this model group's overrides."""
         return _override(self.train, self.model_groups[model_group].train, f"model_groups.{model_group}.train")
 
+    @property
+    def team_config(self) -> TrainConfig | None:
+        """The train settings of a run whose whole team learns (they agree in what concerns it); None for any other run."""
+        return next((c for c in map(self.train_config, self.model_groups) if c.is_whole_team), None)
+
+    @property
+    def train_tasks(self) -> tuple[str, ...]:
+        """What stage train is called with in each iteration: every model group, or `team` for all of them together."""
+        return tuple(self.model_groups) if self.team_config is None else (TEAM,)
+
     def serve_config(self, model_group: str) -> ServeConfig:
         """The `serve` section with this model group's overrides."""
         return _override(self.serve, self.model_groups[model_group].serve, f"model_groups.{model_group}.serve")
@@ -282,8 +359,9 @@ class RunConfig(Settings):
     def sha256(self) -> str:
         """Identity of everything that changes results: two configs with the same hash are the same run.
 
-        Where things are kept, how many iterations there are, deadlines and pure capacity do not count. Nor does what is
-        at a default under which it does nothing: runs that began before it existed go on.
+        Where things are kept, how many iterations there are, deadlines, pure capacity and what only fails a stage for too
+        small an effective sample size do not count. Nor does what is at a default under which it does nothing: runs that
+        began before it existed go on.
         """
         sampling = ("budget", "oversample", "tail")
         unused = {name for name in sampling if getattr(self.collect, name) == getattr(CollectConfig(), name)}
@@ -303,13 +381,14 @@ class RunConfig(Settings):
             "evaluate": {"stage_timeout_s"},
             "promote": {"stage_timeout_s"},
             "train": {
-                "threads",
-                "cpus_per_worker",
-                "gpus_per_worker",
-                "keep_warm",
-                "order_timeout_s",
-                "start_timeout_s",
-                "stage_timeout_s",
+                "threads": True,
+                "cpus_per_worker": True,
+                "gpus_per_worker": True,
+                "keep_warm": True,
+                "order_timeout_s": True,
+                "start_timeout_s": True,
+                "stage_timeout_s": True,
+                "mismatch": {"min_ess"},
             },
         }
         data = self.model_dump(mode="json", exclude=capacity)

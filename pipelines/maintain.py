@@ -27,6 +27,7 @@ from stores.journal import DONE, RUNNING, StageKey, StageRow
 from stores.logs import bound
 from stores.types import Purpose, RewardsRef, TracesRef
 from stores.weight_cache import cache_folder, evict
+from train_loops.config import TEAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def plan(run: Run) -> Plan:
         versions={group: versions for group, versions in mine.items() if versions},
         leftovers={
             place: size
-            for group in run.config.model_groups
+            for group in _weight_names(run)
             for place, size in run.weights.leftovers(group, older_than_s=older_than_s).items()
         },
         checkpoints=_checkpoints(run, kept, older_than_s=older_than_s),
@@ -112,7 +113,7 @@ def plan(run: Run) -> Plan:
 
 def kept_versions(run: Run, rows: list[StageRow], last_old: int) -> dict[str, set[int]]:
     """By model group: versions that recent iterations trained or started from, champions, aliases, parents, and 0."""
-    kept: dict[str, set[int]] = {group: {0} for group in run.config.model_groups}
+    kept: dict[str, set[int]] = {group: {0} for group in _weight_names(run)}
 
     def keep(versions: Mapping[str, int]) -> None:
         for group in kept.keys() & versions.keys():
@@ -120,7 +121,9 @@ def kept_versions(run: Run, rows: list[StageRow], last_old: int) -> dict[str, se
 
     for row in rows:
         if row.stage == "train" and row.ref is not None and row.iteration > last_old:
-            keep({row.model_group: row.ref["model"]["version"]})
+            is_team = "model_groups" in row.ref
+            done = {**row.ref["model_groups"], TEAM: row.ref["team"]} if is_team else {row.model_group: row.ref}
+            keep({group: ref["model"]["version"] for group, ref in done.items() if ref["model"] is not None})
     champions = {entry["team_version"] for entry in history(run)[-run.config.maintain.keep_champions :]}
     for team in run.registry.versions(run.team_name):
         if team.aliases or team.version in champions:
@@ -134,6 +137,11 @@ def kept_versions(run: Run, rows: list[StageRow], last_old: int) -> dict[str, se
         if row.stage == "collect" and row.ref is not None and row.iteration > last_old:
             keep(row.ref["policy_versions"])  # what train starts from, though it may be champion no more
     return kept
+
+
+def _weight_names(run: Run) -> list[str]:
+    """Whose versions the run's weight store holds."""
+    return [*run.config.model_groups, *([TEAM] if run.config.team_config is not None else [])]
 
 
 def _work(run: Run, before: StageRow | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.links import as_markdown, links, stage_owner
+from pipelines.retrain import source_of
 from pipelines.run import Run, plain
 from pipelines.summary import iteration_summary, run_report, summaries
 from stores.files import write_file
@@ -189,6 +190,9 @@ def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
             "The models are tiny and made from nothing by a warm start on generated demonstrations of mixed quality, so "
             "that they know the format and are often wrong. This shows that the loop works, not what large models gain."
         )
+    given = {row["iteration"]: source_of(run, row["iteration"]) for row in rows}
+    if taken := [f"{iteration} ({source})" for iteration, source in given.items() if source is not None]:
+        notes.append(f"Nothing was sampled for iteration {', '.join(taken)}: trained on the traces of that run.")
     lost = [
         f"{row['iteration']} ({group})"
         for row in rows

@@ -19,6 +19,7 @@ from serve_apps.tokenizer import load_tokenizer
 from serve_apps.workflow import Workflow, load_workflow
 from stores.files import is_uri, local_path
 from stores.types import ModelVersionRef, Sampling, Task, team_key
+from train_loops.config import TEAM
 
 if TYPE_CHECKING:
     from serve_apps.runner import ActingTeam
@@ -183,12 +184,18 @@ class Run:
         if iteration == 0:
             return {group: self._model(group, 0) for group in self.config.model_groups}
         models = {}
-        for group in self.config.model_groups:
-            ref = self.journal.ref(self.key(iteration, "train", group))
+        for group, ref in self.train_refs(iteration).items():
             if ref is None:
                 raise ValueError(f"stage train of iteration {iteration}, model group {group!r}, is not done")
             models[group] = ModelVersionRef(**ref["model"])
         return models
+
+    def train_refs(self, iteration: int) -> dict[str, dict[str, Any] | None]:
+        """By model group what train recorded, whether it was called for each or for the whole team; None: not done."""
+        if self.config.team_config is None:
+            return {g: self.journal.ref(self.key(iteration, "train", g)) for g in self.config.model_groups}
+        ref = self.journal.ref(self.key(iteration, "train", TEAM))
+        return {group: None if ref is None else ref["model_groups"][group] for group in self.config.model_groups}
 
     def champion(self) -> dict[str, ModelVersionRef]:
         """The versions in service."""

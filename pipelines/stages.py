@@ -63,6 +63,8 @@ def _logged(work: Callable[[Lease], dict[str, Any]]) -> Callable[[Lease], dict[s
 def _timeout_s(run: Run, stage: str, model_group: str) -> float:
     if stage == "train" and model_group in run.config.model_groups:
         return run.config.train_config(model_group).stage_timeout_s
+    if stage == "train" and model_group in run.config.train_tasks:
+        return sum(run.config.train_config(group).stage_timeout_s for group in run.config.model_groups)
     return float(getattr(run.config, stage).stage_timeout_s) if stage in STAGES else 0.0
 
 
@@ -75,7 +77,8 @@ def _recover(run: Run, stage: str, model_group: str) -> Callable[[], None]:
     def end_trainer() -> None:
         from pipelines.train import trainer_of
 
-        trainer_of(run, model_group).stop()
+        for group in [model_group] if model_group in run.config.model_groups else run.config.model_groups:
+            trainer_of(run, group).stop()
 
     def end_collectors() -> None:
         from pipelines.collector import end_collectors
@@ -89,11 +92,13 @@ def _work(
     run: Run, stage: str, iteration: int, model_group: str, progress: Progress
 ) -> Callable[[Lease], dict[str, Any]]:
     if stage == "train":
-        if model_group not in run.config.model_groups:
-            known = ", ".join(run.config.model_groups)
+        if model_group not in run.config.train_tasks:
+            known = ", ".join(run.config.train_tasks)
             raise ValueError(f"stage train needs --model-group, one of {known} (got {model_group!r})")
-        from pipelines.train import train
+        from pipelines.train import train, train_team
 
+        if run.config.team_config is not None:
+            return lambda lease: train_team(run, iteration, attempt=str(lease.token))
         return lambda lease: train(run, iteration, model_group, attempt=str(lease.token))
     if model_group:
         raise ValueError(f"stage {stage} is done for all model groups at once: drop --model-group")

@@ -12,8 +12,6 @@ from pipelines.run import Run
 from pipelines.statistics import paired_interval
 from pipelines.symptoms import all_symptoms, find_symptoms
 
-TEAM = "team"
-"""Where the whole team's learner, which runs before the model groups', keeps its figures."""
 FUNNEL = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
 
 
@@ -37,9 +35,7 @@ def _figures(run: Run, iteration: int) -> dict[str, Any] | None:
         return None
     collect, score, sync, evaluation = (refs[s] for s in ("collect", "score", "sync", "evaluate"))
     assert collect and score and sync and evaluation, "checked above"
-    trained = {group: run.journal.ref(run.key(iteration, "train", group)) or {} for group in run.config.model_groups}
-    of_team = run.journal.ref(run.key(iteration, "train", TEAM))
-    team = {TEAM: of_team} if of_team else {}
+    trained = {group: ref or {} for group, ref in run.train_refs(iteration).items()}
     seconds = _seconds(run, iteration)
     sampling = collect["sampling_seconds"] + evaluation.get("sampling_seconds", 0.0)
     training = min(seconds["train"], max(_training_seconds(ref.get("metrics", {})) for ref in trained.values()))
@@ -72,7 +68,7 @@ def _figures(run: Run, iteration: int) -> dict[str, Any] | None:
             "training_seconds": training,
         },
         "agents": agents,
-        "groups": {group: ref.get("metrics", {}) for group, ref in (trained | team).items()},
+        "groups": {group: ref.get("metrics", {}) for group, ref in trained.items()},
         "trained_agents": trained_agents,
         "funnel": funnel,
         "seconds": seconds,

@@ -46,6 +46,7 @@ class Partitions:
             found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
         return found.detach().to("cpu", torch.float32, copy=True).reshape(self.shapes()[name])
 
+    @torch.no_grad()
     def put(self, name: str, value: torch.Tensor, key: str = "") -> None:
         """Sets a weight, or with `key` its moment, in the parts that this worker holds. All workers call it."""
         parameter = self._parameters[name]

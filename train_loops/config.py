@@ -254,6 +254,12 @@ Algorithm = Literal[
 ]
 """Advantage estimators: each is the file of its name in train_loops/advantages/ (ppo, ippo, mappo and happo: gae)."""
 GAE_ALGORITHMS = ("ppo", "ippo", "mappo", "happo")
+GROUP_ALGORITHMS = ("grpo", "dr_mas", "at_grpo", "rloo", "opo", "gpg", "pass_at_k", "gigpo", "reinforce_pp_baseline")
+"""They compare episodes of a task."""
+BASELINE_ALGORITHMS = {"remax": "greedy", "counterfactual": "counterfactual", "leave_one_out": "leave_one_out"}
+"""Which kind of variants (`collect.variants`) each of them needs."""
+TEAM = "team"
+"""Name of the whole-team learner beside the model groups': of its task, its versions and its orders."""
 TEAM_CRITIC_ALGORITHMS = ("mappo", "happo")
 """Their values come from the team's central critic, not from one of the model group's."""
 
@@ -304,6 +310,27 @@ class TrainConfig(Settings):
     def is_whole_team(self) -> bool:
         """Whether a learner of the whole team runs before the model groups."""
         return self.algorithm in TEAM_CRITIC_ALGORITHMS or self.team.mixer != "none"
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.team.mixer != "none" and self.algorithm in GAE_ALGORITHMS:
+            raise ValueError(
+                f"train.team.mixer: {self.team.mixer} gives turns their credit, which algorithm {self.algorithm!r} takes "
+                "from a critic: take a group estimator, e.g. algorithm: dr_mas with advantage.normalize_std: false"
+            )
+        if self.algorithm in TEAM_CRITIC_ALGORITHMS and self.loss.kl_in_reward_coef:
+            raise ValueError(
+                f"train.loss.kl_in_reward_coef: algorithm {self.algorithm!r} has advantages of the team's critic, which "
+                "knows no KL: use loss.kl_in_loss_coef"
+            )
+        if self.critic.kind == "shared" and self.critic.warmup_iterations:
+            raise ValueError(
+                "train.critic.warmup_iterations: a critic that shares the policy's trunk cannot learn alone: use "
+                "critic.kind: own, or drop it"
+            )
+        if self.agents and not any(agent.weight for agent in self.agents.values()):
+            raise ValueError("train.agents: every weight is 0, nothing would train: give one agent a weight above 0")
+        return self
 
     @model_validator(mode="after")
     def _critic_is_used(self) -> Self:

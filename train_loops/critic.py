@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 
 def value_head(width: int, *, hidden_size: int, dtype: torch.dtype) -> nn.Module:
-    """[N, width] -> [N, 1], linear or with one hidden layer. It starts at zero, so that the first values are all zero."""
-    last = nn.Linear(hidden_size or width, 1, dtype=dtype)
+    """[N, width] -> [N, 1], linear or with one hidden layer. It starts at zero, so that the first values are all zero.
+
+    The hidden layer is always drawn alike: every worker starts from the same, and so does an order that is done again.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        last = nn.Linear(hidden_size or width, 1, dtype=dtype)
+        hidden = nn.Linear(width, hidden_size, dtype=dtype) if hidden_size else None
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
-    return nn.Sequential(nn.Linear(width, hidden_size, dtype=dtype), nn.Tanh(), last) if hidden_size else last
+    return last if hidden is None else nn.Sequential(hidden, nn.Tanh(), last)
 
 
 class ValueModel(nn.Module):

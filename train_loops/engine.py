@@ -174,12 +174,16 @@ class Engine:
         self._deepspeed.set_gradient_accumulation_boundary(is_last)
         self._deepspeed.backward(loss * guard, scale_wrt_gas=False)
 
-    def step(self) -> Step:
-        """Clips and applies the gradients; skips the step, gradients dropped, where their norm is not finite."""
+    def step(self, *, with_decay: bool = True) -> Step:
+        """Clips and applies the gradients; skips the step, gradients dropped, where their norm is not finite.
+
+        Args:
+            with_decay: False: no weight decay, so that parameters whose gradients were always zero stay as they are.
+        """
         settings = self._settings
         for group in self._optimizer.param_groups:
             group.update(lr=learning_rate(settings, self.num_steps), betas=settings.betas, eps=settings.eps)
-            group["weight_decay"] = settings.weight_decay
+            group["weight_decay"] = settings.weight_decay if with_decay else 0.0
         if self._stage == 0:
             norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), settings.max_grad_norm))
             if math.isfinite(norm):

@@ -50,13 +50,14 @@ class PolicyScorer(nn.Module):
         self.value_head = None
 
     def forward(
-        self, batch: Batch, *, with_entropy: bool = False, with_values: bool = False
+        self, batch: Batch, *, with_entropy: bool = False, with_values: bool = False, trains_trunk: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logprobs, entropy and values of the completion tokens, all [N] float32.
 
         Args:
             with_entropy: else the entropy is all zeros.
             with_values: of the states in which the tokens were sampled, from `value_head`; else all zeros.
+            trains_trunk: False: the values have no gradient but in the head.
         """
         hidden = hidden_states(self.model.get_decoder(), batch)
         num_tokens = len(batch.targets)
@@ -72,7 +73,8 @@ class PolicyScorer(nn.Module):
             return scored[0], scored[1], torch.zeros_like(scored[0])
         if self.value_head is None:
             raise ValueError("this policy has no value head: values come from a critic of train.critic.kind: shared")
-        return scored[0], scored[1], at_least_float32(self.value_head(hidden).squeeze(-1))[:num_tokens]
+        features = hidden if trains_trunk else hidden.detach()
+        return scored[0], scored[1], at_least_float32(self.value_head(features).squeeze(-1))[:num_tokens]
 
 
 def completion_logprobs(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
-from train_loops.config import TrainConfig
-
-TEAM = "team"
-"""Name of the whole-team learner among the model groups: of its task, its versions and its trainer."""
+from train_loops.config import TEAM, TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ def samples_of(
         ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
             that does not exist, filtered sampling.
     """
-    if trace.variant or not _is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
+    if trace.variant or not is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
         return []
     reward_of = _rewards_by_turn(trace, rewards)
     samples = []
@@ -122,7 +122,7 @@ class Funnel:
         """Counts one episode, unless it is a variant; `rewards` is None where the credit rule gave none."""
         if trace.variant:
             return
-        is_ok = _is_trainable(trace, statuses=self.statuses, train_mixed_versions=self.train_mixed_versions)
+        is_ok = is_trainable(trace, statuses=self.statuses, train_mixed_versions=self.train_mixed_versions)
         scored = {r.turn_index for r in rewards.rewards} if rewards is not None else set()
         for turn in _turns_of(trace, self.model_group):
             has_ids = len(turn.completion_token_ids) > 0
@@ -140,7 +140,8 @@ def _turns_of(trace: Trace, model_group: str) -> list[Turn]:
     return [turn for turn in trace.turns if turn.model_group == model_group]
 
 
-def _is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:
+def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:
+    """Whether an episode's status counts and its versions may be trained on."""
     is_mixed = trace.is_version_mixed or any(turn.is_version_mixed for turn in trace.turns)
     return trace.status.value in statuses and (train_mixed_versions or not is_mixed)
 

@@ -17,24 +17,22 @@ import ctypes
 import json
 import logging
 import os
-import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.files import is_uri
 from stores.logs import bound, carried
 from stores.manifest import Probe
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
-from train_loops.config import LossConfig, TrainConfig
+from train_loops.config import TEAM, TrainConfig
 from train_loops.order import Order, parse_order
+from train_loops.run_checkpoints import CarriedState, agree, resume, store_state, sweep
 from train_loops.team_signal import LOG_RATIOS_FILE, read_team_signal
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ def run_worker(settings: dict[str, Any]) -> None:
         last = order["attempt"]
         try:
             with carried(order.get("log", {})), bound(worker=rank):
-                result = worker.execute(order)
+                result = worker.execute_team(order) if order["model_group"] == TEAM else worker.execute(order)
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
             ray.get(holder.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
@@ -91,20 +89,6 @@ def _release_memory() -> None:
     """Gives what an order has freed back to the system: others work while this worker waits."""
     with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedState:
-    """What a model group's training keeps from order to order beside weights and moments."""
-
-    kl_coef: float
-    """In the reward; adapted where `loss.adaptive_kl` is set."""
-    num_critic_orders: int = 0
-
-    def resumed(self, stored: Mapping[str, Any], loss: LossConfig) -> CarriedState:
-        """As a checkpoint has it; a coefficient that is not adapted is the setting's."""
-        kl_coef = stored["kl_coef"] if loss.adaptive_kl is not None else self.kl_coef
-        return CarriedState(kl_coef=kl_coef, num_critic_orders=stored["num_critic_orders"])
 
 
 class Worker:
@@ -129,13 +113,21 @@ class Worker:
         self._lost: list[str] = []
         """What of the parent's state could not be resumed, until a version says so."""
 
+    def execute_team(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Does an order of the whole team's learner, on worker 0; see `team_trainer`."""
+        import torch.distributed as dist
+
+        from train_loops.team_trainer import train_team_learner
+
+        return agree(train_team_learner(data) if dist.get_rank() == 0 else None)
+
     def execute(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Trains one order to a committed version; returns the result (see `TrainerHandle.order`)."""
         from train_loops.learner import learn, read_rows
 
         order = parse_order(data)
         store = WeightStore(order.weights_uri)
-        stored = self._agree(_stored_result(store, order))
+        stored = agree(_stored_result(store, order))
         if stored is not None:
             logger.info("version %d is committed already", order.version)
             return stored
@@ -175,7 +167,7 @@ class Worker:
         num_critic_orders = self._state.num_critic_orders + self._models.has_values
         self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_orders=num_critic_orders)
         begun = time.perf_counter()
-        checkpoint = self._report_checkpoint(order)
+        checkpoint = store_state(self._models, self._state, order=order, run_folder=self._run_folder)
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         note = f"{order.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
         note = note if trains_policy else "critic warm-up: the policy is its parent's"
@@ -200,11 +192,11 @@ class Worker:
         if self._models is not None:
             self._models.close()
         self._models = self._held = None
-        self._sweep(order)
+        sweep(self._run_folder, order)
         self._train, self._state = order.train, CarriedState(kl_coef=order.train.loss.kl_in_reward_coef)
         self._models = build_models(store, parent, order.train)
         checkpoint = store.manifest(parent).checkpoint
-        self._lost = self._resume(checkpoint, self._models)
+        self._state, self._lost = resume(checkpoint, self._models, state=self._state, loss=order.train.loss)
         if self._lost:
             logger.warning(
                 "version %d is trained on, but its %s started afresh: checkpoint %s is gone (the last two are kept) or of "
@@ -214,70 +206,6 @@ class Worker:
                 checkpoint,
             )
         self._held = parent
-
-    def _sweep(self, order: Order) -> None:
-        """Empties what killed tries left of a version that was never committed, where the run lies on a disk.
-
-        The folders stay: Ray Train may know them, and fails when it wants to delete one that is gone.
-        """
-        import torch.distributed as dist
-
-        if dist.get_rank() == 0 and not is_uri(self._run_folder):
-            for leftover in Path(self._run_folder).glob(f"{order.model_group}-v{order.version}-*/*"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-
-    def _resume(self, uri: str, models: Models) -> list[str]:
-        """Loads a checkpoint; returns what starts afresh because it is gone (retention) or of another model."""
-        import ray.train
-
-        if not uri:
-            return []
-        lost = ["optimizer", *(["critic"] if models.critic is not None else [])]
-        checkpoint = ray.train.Checkpoint(uri)
-        files: Any = checkpoint.filesystem
-        if not files.get_file_info(f"{checkpoint.path}/policy.json").is_file:
-            return lost
-        with checkpoint.as_directory() as folder:
-            if models.policy.fits(folder, tag="policy"):
-                self._state = self._state.resumed(models.policy.load(folder, tag="policy"), self._train.loss)
-                lost.remove("optimizer")
-            if models.critic is not None and models.critic.fits(folder, tag="critic"):
-                num_orders = int(models.critic.load(folder, tag="critic")["num_critic_orders"])
-                self._state = replace(self._state, num_critic_orders=num_orders)
-                lost.remove("critic")
-        return lost
-
-    def _report_checkpoint(self, order: Order) -> str:
-        """Saves the engines through Ray Train; returns where, once every worker's part is stored.
-
-        On a disk they are saved where they stay: a copy of the optimizer's state would take as long as writing it.
-        """
-        import ray.train
-        import torch.distributed as dist
-
-        assert self._models is not None
-        name = self._agree(f"{order.model_group}-v{order.version}-{uuid.uuid4().hex[:8]}")
-        stays = not is_uri(self._run_folder)
-        folder = Path(self._run_folder, name) if stays else Path(tempfile.mkdtemp(prefix="troupe-checkpoint-"))
-        mode = ray.train.CheckpointUploadMode
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            state = {"version": order.version, **asdict(self._state)}
-            self._models.policy.save(folder, tag="policy", state=state)
-            if self._models.critic is not None:
-                self._models.critic.save(folder, tag="critic", state=state)
-            ray.train.report(
-                {"version": order.version},
-                checkpoint=ray.train.Checkpoint.from_directory(str(folder)),
-                checkpoint_dir_name=name,
-                checkpoint_upload_mode=mode.NO_UPLOAD if stays else mode.SYNC,
-            )
-        finally:
-            if not stays:
-                shutil.rmtree(folder, ignore_errors=True)
-        if dist.get_world_size() > 1:
-            dist.barrier()
-        return f"{self._run_folder}/{name}"
 
     def _commit(
         self, order: Order, store: WeightStore, parent_folder: Path, *, checkpoint: str, learned: Learned, note: str
@@ -315,18 +243,7 @@ class Worker:
                     note=note,
                     base=before.base,
                 )
-        return self._agree(ref)
-
-    @staticmethod
-    def _agree(value: Any) -> Any:
-        """Worker 0's value, on every worker."""
-        import torch.distributed as dist
-
-        if dist.get_world_size() == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        return agree(ref)
 
 
 def _stored_result(store: WeightStore, order: Order) -> dict[str, Any] | None:

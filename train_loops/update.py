@@ -85,11 +85,13 @@ class Update:
         engines = {"policy": self.models.policy} if self.trains_policy else {}
         if self.models.critic is not None:
             engines["critic"] = self.models.critic
+        elif self.models.shares_trunk and not self.trains_policy:
+            engines["critic"] = self.models.policy
         for epoch in range(self.config.num_epochs):
             for parts, dealt, denominators in self._minibatches(seed=seed + epoch):
                 self._backward(parts, denominators)
                 for name, engine in engines.items():
-                    step = engine.step()
+                    step = engine.step(with_decay=self.trains_policy or engine is not self.models.policy)
                     last_norm[name] = step.grad_norm
                     norms[name] += [step.grad_norm] if step.is_applied else []
                     in_a_row[name] = 0 if step.is_applied else in_a_row[name] + 1
@@ -122,6 +124,8 @@ class Update:
             is_last = i == len(parts) - 1
             if self.trains_policy:
                 self.models.policy.backward(self._policy_loss(batch, denominators), is_last=is_last)
+            elif self.models.shares_trunk:
+                self.models.policy.backward(self._value_head_loss(batch, denominators), is_last=is_last)
             if self.models.critic is not None:
                 share = self._critic_loss(self.models.critic(batch), batch, denominators)
                 self.models.critic.backward(share * dist.get_world_size(), is_last=is_last)
@@ -159,6 +163,15 @@ class Update:
             value_share = self._critic_loss(values, batch, denominators)
             share = share + self.config.critic.value_coef * value_share
         return share * dist.get_world_size()
+
+    def _value_head_loss(self, batch: Batch, denominators: Denominators) -> torch.Tensor:
+        """Warm-up of a head on the policy's trunk: every other parameter gets a gradient of exactly zero.
+
+        None at all would not do: ZeRO-3 steps with what it finds from the step before.
+        """
+        logprobs, _, values = self.models.policy(batch, with_values=True, trains_trunk=False)
+        share = self.config.critic.value_coef * self._critic_loss(values, batch, denominators)
+        return (share + 0.0 * logprobs.sum()) * dist.get_world_size()
 
     def _critic_loss(self, values: torch.Tensor, batch: Batch, denominators: Denominators) -> torch.Tensor:
         assert self.signal.returns is not None

@@ -15,7 +15,8 @@ from stored_head import with_stored_head
 from synthetic_engine import OPTIMIZER, batches, train, weights
 
 from stores.manifest import read_safetensors_header
-from train_loops.config import DeepSpeedConfig
+from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
+from train_loops.critic import value_head
 from train_loops.engine import Engine, export_weights, join_workers, load_critic, load_policy
 from train_loops.logprobs import completion_logprobs
 
@@ -58,6 +59,109 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened(
     assert second.load(tmp_path, tag="policy") == {"version": 7}
     assert train(second, 2) == expected
     assert torch.equal(weights(first), weights(second))
+
+
+LAYOUTS = {
+    "z0": DeepSpeedConfig(),
+    "z1-offload": DeepSpeedConfig(zero_stage=1, offload_optimizer=True),
+    "z2": DeepSpeedConfig(zero_stage=2, gradient_checkpointing=True),
+    "z3": DeepSpeedConfig(zero_stage=3),
+    "z3-offload": DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_checkpoint_of_any_layout_is_the_same_file_and_resumes_in_any_other(
+    tiny_model: Path, tmp_path: Path, layout: str
+) -> None:
+    first = Engine(load_policy(tiny_model, LAYOUTS["z0"]), optimizer=OPTIMIZER, config=LAYOUTS["z0"])
+    train(first, 2)
+    first.save(tmp_path, tag="before", state={"version": 7})
+    expected = train(first, 2)
+    other = OPTIMIZER.model_copy(update={"lr": 0.5})
+    second = Engine(load_policy(tiny_model, LAYOUTS[layout]), optimizer=other, config=LAYOUTS[layout])
+    assert second.fits(tmp_path, tag="before") and second.load(tmp_path, tag="before") == {"version": 7}
+    second.save(tmp_path, tag="after", state={"version": 7})
+    before, after = (load_file(tmp_path / f"{tag}.safetensors") for tag in ("before", "after"))
+    assert before.keys() == after.keys() and len(before) == 3 * len(list(second.module.parameters()))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    third = Engine(load_policy(tiny_model, LAYOUTS[layout]), optimizer=OPTIMIZER, config=LAYOUTS[layout])
+    third.load(tmp_path, tag="after")
+    assert train(third, 2) == pytest.approx(expected, rel=1e-4)
+    assert (weights(third) - weights(first)).abs().max() < 2e-5
+    for engine in (first, second, third):
+        engine.close()
+
+
+def test_a_checkpoint_that_is_missing_or_of_another_model_is_refused_by_the_name_of_what_differs(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = DeepSpeedConfig(zero_stage=1)
+    policy = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    critic = Engine(load_critic(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    policy.save(tmp_path, tag="policy", state={})
+    assert policy.fits(tmp_path, tag="policy") and not critic.fits(tmp_path, tag="policy")
+    assert not critic.fits(tmp_path, tag="critic")
+    with pytest.raises(ValueError, match=r"head.bias is not there, wanted \(1,\)"):
+        critic.load(tmp_path, tag="policy")
+    with pytest.raises(ValueError, match="holds no checkpoint of 'critic'"):
+        critic.load(tmp_path, tag="critic")
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_bf16_weights_have_float32_masters_that_small_steps_add_up_in(
+    tiny_model: Path, tmp_path: Path, stage: int
+) -> None:
+    config, slow = DeepSpeedConfig(zero_stage=stage, bf16=True), OptimizerConfig(lr=1e-6)
+    engine = Engine(load_policy(tiny_model, config), optimizer=slow, config=config)
+    assert {p.dtype for p in engine.module.parameters()} == {torch.bfloat16}
+    before = weights(engine)
+    for i in range(4):
+        train(engine, 1)
+        engine.save(tmp_path, tag=f"step-{i}", state={})
+    name = "master.model.model.embed_tokens.weight"
+    masters = [load_file(tmp_path / f"step-{i}.safetensors")[name] for i in range(4)]
+    assert {m.dtype for m in masters} == {torch.float32}
+    # Four steps of 1e-6 each: weights of about 0.02 change by less than bf16 can say (6e-5), the masters by all of it.
+    assert (masters[3] - masters[0]).abs().max() == pytest.approx(3e-6, rel=0.05)
+    assert (weights(engine) != before).float().mean() < 0.1
+    engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_head_on_the_policys_trunk_is_in_its_checkpoint_and_not_in_its_weights(
+    tiny_model: Path, tmp_path: Path, stage: int
+) -> None:
+    config = DeepSpeedConfig(zero_stage=stage)
+    module = load_policy(tiny_model, config)
+    module.value_head = value_head(64, hidden_size=0, dtype=torch.float32)
+    engine = Engine(module, optimizer=OPTIMIZER, config=config)
+    logprobs, _, values = engine(batches(1)[0], with_values=True)
+    engine.backward((values - 1).square().mean() - logprobs.mean(), is_last=True)
+    assert engine.step().is_applied
+    engine.save(tmp_path, tag="policy", state={})
+    head = load_file(tmp_path / "policy.safetensors")["master.value_head.weight"]
+    assert (head.shape, bool(head.any())) == ((1, 64), True)
+    out = export_weights(engine, parent=tiny_model, out=tmp_path / "v1")
+    names = read_safetensors_header(out / "model.safetensors").keys()
+    assert names == read_safetensors_header(tiny_model / "model.safetensors").keys()
+    engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_frozen_critic_trains_and_stores_its_head_alone(tiny_model: Path, tmp_path: Path, stage: int) -> None:
+    config, kind = DeepSpeedConfig(zero_stage=stage), CriticConfig(kind="frozen", hidden_size=8)
+    engine = Engine(load_critic(tiny_model, config, kind), optimizer=OPTIMIZER, config=config)
+    before = dict(engine.tensors(engine.module))
+    batch = batches(1)[0]
+    for _ in range(2):
+        engine.backward((engine(batch) - 1).square().mean(), is_last=True)
+        engine.step()
+    changed = {name for name, x in engine.tensors(engine.module) if not torch.equal(x, before[name])}
+    assert changed == {"head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"}
+    engine.save(tmp_path, tag="critic", state={})
+    assert {name.partition(".")[2] for name in load_file(tmp_path / "critic.safetensors")} == changed
+    engine.close()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -23,10 +23,18 @@ from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Trace
 from stores.weights import WeightStore
 from tests.chaos import victims
-from train_loops.config import CriticConfig, OptimizerConfig, TrainConfig
-from train_loops.engine import Engine, load_critic, load_policy
+from train_loops.config import (
+    AdaptiveKLConfig,
+    CriticConfig,
+    DeepSpeedConfig,
+    LossConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from train_loops.engine import Engine, join_workers, load_critic, load_policy
 from train_loops.holder import OrderError, TrainerHandle, attach
-from train_loops.trainer import Worker
+from train_loops.models import Models
+from train_loops.run_checkpoints import CarriedState, resume
 from train_loops.warmstart import adopt
 
 CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-3), microbatch_tokens=256, num_epochs=2, cpus_per_worker=0.1)
@@ -41,6 +49,10 @@ class Bench:
     weights: WeightStore
     storage: str
     """Where Ray Train keeps checkpoints."""
+
+    def store(self, name: str) -> WeightStore:
+        """Another weight store."""
+        return WeightStore(str(self.root / name))
 
     def attach(self, config: TrainConfig = CONFIG, run_name: str = "warm") -> TrainerHandle:
         return attach(name="shared", run_name=run_name, storage_path=self.storage, train=config)
@@ -181,20 +193,80 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench
 
 
 def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_model: Path, tmp_path: Path) -> None:
-    worker, settings = Worker(CONFIG, run_folder=str(tmp_path)), CONFIG.deepspeed
+    join_workers()
+    settings, fresh = CONFIG.deepspeed, CarriedState(kl_coef=0.1)
     policy = Engine(load_policy(tiny_model, settings), optimizer=CONFIG.optimizer, config=settings)
     critic = Engine(load_critic(tiny_model, settings), optimizer=CONFIG.optimizer, config=settings)
-    policy.save(tmp_path / "both", tag="policy", state={})
-    critic.save(tmp_path / "both", tag="critic", state={"num_orders": 2})
-    policy.save(tmp_path / "policy", tag="policy", state={})
-    assert worker._resume("", policy, critic) == []
-    assert worker._resume(str(tmp_path / "both"), policy, critic) == []
-    assert worker._resume(str(tmp_path / "policy"), policy, critic) == ["critic"]
-    assert worker._resume(str(tmp_path / "gone"), policy, critic) == ["optimizer", "critic"]
-    assert worker._resume(str(tmp_path / "gone"), policy, None) == ["optimizer"]
+    stored = {"kl_coef": 0.5, "num_critic_orders": 2}
+    for folder, engines in {"both": {"policy": policy, "critic": critic}, "policy": {"policy": policy}}.items():
+        (tmp_path / folder).mkdir()
+        for tag, engine in engines.items():
+            engine.save(tmp_path / folder, tag=tag, state=stored)
+
+    def resumed(folder: str, models: Models, **loss: Any) -> tuple[CarriedState, list[str]]:
+        uri = str(tmp_path / folder) if folder else ""
+        return resume(uri, models, state=fresh, loss=LossConfig(kl_in_reward_coef=0.1, **loss))
+
+    models, critic_orders = Models(policy=policy, critic=critic), CarriedState(kl_coef=0.1, num_critic_orders=2)
+    assert resumed("", models) == (fresh, [])
+    assert resumed("both", models) == (critic_orders, [])
+    adapted = resumed("both", models, adaptive_kl=AdaptiveKLConfig())
+    assert adapted == (CarriedState(kl_coef=0.5, num_critic_orders=2), [])
+    assert resumed("policy", models)[1] == ["critic"]
+    assert resumed("gone", models) == (fresh, ["optimizer", "critic"])
+    assert resumed("gone", Models(policy=policy)) == (fresh, ["optimizer"])
+    assert resumed("both", Models(policy=critic)) == (fresh, ["optimizer"])  # of another model
 
 
-def test_other_settings_replace_the_trainer_and_a_critic_is_resumed_from_s3(
+def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(bench: Bench, tiny_model: Path) -> None:
+    one = CONFIG.model_copy(update={"algorithm": "ppo", "critic": CriticConfig(), "num_minibatches": 2})
+    two = one.model_copy(update={"num_workers": 2, "deepspeed": DeepSpeedConfig(zero_stage=3)})
+    ref = adopt(tiny_model, store=bench.store("weights-of-two"), model_group=GROUP, run_id="z3")
+    alone = bench.store("weights-of-one")
+    assert adopt(tiny_model, store=alone, model_group=GROUP, run_id="z3").version == ref.version == 0
+    sharded = replace(bench, weights=bench.store("weights-of-two"))
+
+    # Two workers at ZeRO-3; an order that is refused does not leave one of them waiting for the other.
+    began = time.monotonic()
+    handle = sharded.attach(two, run_name="z3")
+    first_order = sharded.order(ref, run_id="z3", config=two)
+    first = handle.order(first_order, 300)
+    v1 = ModelVersionRef(**first["model"])
+    print(f"two workers: first order after {time.monotonic() - began:.1f} s")
+    began = time.monotonic()
+    with pytest.raises(OrderError, match="trainer and engine differ"):
+        handle.order(sharded.order(v1, run_id="bad", config=two, change=shift_tokens), 300)
+    print(f"two workers: refused after {time.monotonic() - began:.1f} s")
+
+    # One worker at stage 0 goes on from their checkpoint; and does all of it by itself, in another store.
+    second_order = sharded.order(v1, run_id="z3", config=one)
+    handle = sharded.attach(one, run_name="z3")
+    resumed = handle.order(second_order, 300)
+    pids = handle.status()["pids"]
+    place = {"weights_uri": alone.uri, "train": one.model_dump(mode="json")}
+    parent = asdict(ModelVersionRef(**asdict(ref) | {"uri": alone.uri_of(GROUP, 0)}))
+    expected = [handle.order(first_order | place | {"parent": parent}, 300)]
+    expected.append(handle.order(second_order | place | {"parent": expected[0]["model"]}, 300))
+    for by_two, by_one in zip((first, resumed), expected, strict=True):
+        for name in ("train/loss", "train/critic_loss", "train/grad_norm"):
+            print(f"{name}: two workers, ZeRO-3: {by_two['metrics'][name]:.8f}  one: {by_one['metrics'][name]:.8f}")
+            assert by_two["metrics"][name] == pytest.approx(by_one["metrics"][name], rel=1e-3)
+        assert by_two["metrics"]["train/is_state_lost"] == by_one["metrics"]["train/is_state_lost"] == 0
+        assert (
+            weights(sharded, by_two["model"]) - weights(replace(bench, weights=alone), by_one["model"])
+        ).abs().max() < 5e-5
+
+    # Other settings of learning: the same process, and the optimizer's state goes on.
+    other = TrainConfig(optimizer=OptimizerConfig(lr=5e-4), deepspeed=DeepSpeedConfig(zero_stage=2), num_minibatches=4)
+    third = sharded.attach(other, run_name="z3").order(
+        sharded.order(ModelVersionRef(**resumed["model"]), run_id="z3", config=other), 120
+    )
+    assert (third["metrics"]["train/steps"], third["metrics"]["train/is_state_lost"]) == (4, 0)
+    assert handle.status()["pids"] == pids
+    handle.stop()
+
+
+def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     bench: Bench, tiny_model: Path, s3_uri: str
 ) -> None:
     ppo = TrainConfig(
@@ -216,7 +288,7 @@ def test_other_settings_replace_the_trainer_and_a_critic_is_resumed_from_s3(
     v2 = ModelVersionRef(**second["model"])
     assert not torch.equal(weights(ppo_bench, second["model"]), weights(ppo_bench, first["model"]))
     critic = json.loads(read_file(f"{ppo_bench.weights.manifest(v2).checkpoint}/critic.json") or b"")
-    assert critic["state"] == {"num_orders": 2} and critic["num_steps"] == 4
+    assert critic["state"] == {"version": 2, "kl_coef": 0.0, "num_critic_orders": 2} and critic["num_steps"] == 4
     ppo_bench.attach(ppo, run_name="ppo").stop()
 
 

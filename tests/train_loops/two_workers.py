@@ -1,0 +1,127 @@
+"""two_workers: orders of one model group -> what one worker, or two in processes of their own, make of them.
+
+An order here is `Job`: build the models, resume or not, learn, save, learn again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from synthetic_traces import GROUP, sample_traces
+
+from stores.types import ModelVersionRef
+from stores.weights import WeightStore
+from train_loops.config import TrainConfig
+from train_loops.engine import Engine, join_workers
+from train_loops.learner import learn
+from train_loops.models import Models, build_models
+from train_loops.rows import Funnel, Sample, samples_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Two orders in a row, with a checkpoint before the first (`begin`) and one between them (`half`)."""
+
+    name: str
+    config: TrainConfig
+    resumes: str = ""
+    """Folder of a checkpoint to start from; then only the second order is trained."""
+    warms_up: bool = False
+    """Whether only the critic learns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a job did."""
+
+    losses: tuple[float, ...]
+    """Losses and gradient norms of each order."""
+    weights: torch.Tensor
+    """All parameters, of policy and critic, after the last order."""
+    head: torch.Tensor
+    """Those of the value head on the policy's trunk; empty where there is none."""
+
+
+def play(jobs: Sequence[Job], out: Path, *, weights_uri: str, parent: ModelVersionRef) -> dict[str, Result]:
+    """Every worker calls it; checkpoints come to lie in `out / name`."""
+    store = WeightStore(weights_uri)
+    samples = rows(store.fetch(parent))
+    results = {}
+    for job in jobs:
+        models = build_models(store, parent, job.config)
+        if job.resumes:
+            load(models, Path(job.resumes))
+        save(models, out / job.name / "begin")
+        losses: list[float] = []
+        for seed in (2,) if job.resumes else (1, 2):
+            funnel = Funnel(model_group=GROUP, statuses=["ok"])
+            about = {"config": job.config, "seed": seed, "funnel": funnel, "trains_policy": not job.warms_up}
+            metrics = learn(samples, models, credit_kind="returns", **about).metrics
+            names = [f"train/{name}" for name in ("loss", "critic_loss", "grad_norm", "critic_grad_norm")]
+            losses += [metrics[name] for name in names if name in metrics]
+            if seed == 1:
+                save(models, out / job.name / "half")
+        named = [(name, x.flatten()) for e in engines(models).values() for name, x in e.tensors(e.module)]
+        results[job.name] = Result(
+            losses=tuple(losses),
+            weights=torch.cat([x for _, x in named]),
+            head=torch.cat([x for name, x in named if name.startswith("value_head.")] or [torch.zeros(0)]),
+        )
+        models.close()
+    return results
+
+
+def play_by_two(jobs: Sequence[Job], out: Path, *, weights_uri: str, parent: ModelVersionRef) -> dict[str, Result]:
+    """The same by two worker processes; the results are worker 0's."""
+    out.mkdir(parents=True, exist_ok=True)
+    mp.spawn(_work, args=(list(jobs), out, weights_uri, parent), nprocs=2)
+    return torch.load(out / "results.pt", weights_only=False)
+
+
+def _work(rank: int, jobs: Sequence[Job], out: Path, weights_uri: str, parent: ModelVersionRef) -> None:
+    torch.set_num_threads(1)
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
+    join_workers()
+    results = play(jobs, out, weights_uri=weights_uri, parent=parent)
+    if rank == 0:
+        torch.save(results, out / "results.pt")
+    dist.destroy_process_group()
+
+
+def rows(folder: Path) -> list[Sample]:
+    """32 samples of both agents."""
+    traces, rewards = sample_traces(folder, num_tasks=4, group_size=4)
+    found = [
+        s for t, r in zip(traces, rewards, strict=True) for s in samples_of(t, r, model_group=GROUP, statuses=["ok"])
+    ]
+    return sorted(found, key=lambda s: (s.episode_id, s.turn_index))
+
+
+def engines(models: Models) -> dict[str, Engine]:
+    """By the tag of their checkpoint."""
+    return {"policy": models.policy} | ({"critic": models.critic} if models.critic is not None else {})
+
+
+def save(models: Models, folder: Path) -> None:
+    """A checkpoint of all engines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for tag, engine in engines(models).items():
+        engine.save(folder, tag=tag, state={})
+    if dist.get_world_size() > 1:
+        dist.barrier()
+
+
+def load(models: Models, folder: Path) -> None:
+    """What `save` wrote, in whatever layout."""
+    for tag, engine in engines(models).items():
+        engine.load(folder, tag=tag)

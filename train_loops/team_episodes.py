@@ -1,0 +1,108 @@
+"""team_episodes: traces of all model groups and their rewards -> what the whole-team learner sees of each turn.
+
+Model groups may have different tokenizers, so what was said is seen as hashed words and pairs of words, not as tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stores.types import EpisodeRewards, Trace, Turn
+from train_loops.rows import is_trainable
+
+NUM_BUCKETS = 1 << 12
+MAX_FEATURES = 1024
+"""Per turn; of a longer record the last ones are seen."""
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamTurn:
+    """One turn."""
+
+    turn_index: int
+    agent: str
+    model_group: str
+    round_index: int
+    reward: float
+    """Increments: what the turn added. Returns: the episode's, on its last turn only (see `team_episodes`)."""
+    state: NDArray[np.int32]
+    """Features of the task, of everything said before and of who acts now."""
+    action: NDArray[np.int32]
+    """Features of the completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamEpisode:
+    """One episode's turns in time order, at least one."""
+
+    episode_id: str
+    group_id: str
+    turns: tuple[TeamTurn, ...]
+
+
+def team_episodes(
+    traces: Sequence[Trace],
+    rewards: Mapping[str, EpisodeRewards],
+    *,
+    credit_kind: Literal["returns", "increments"],
+    statuses: Collection[str],
+    train_mixed_versions: bool,
+) -> list[TeamEpisode]:
+    """Episodes that train, sorted by id; variants, turns without a reward and episodes without any are left out.
+
+    One outcome must not be paid once per turn: where a rule gives `returns`, the mean of the turns' rewards is what the
+    team earned, and it is paid with the last turn.
+    """
+    found = []
+    for trace in traces:
+        reward_of = (
+            {r.turn_index: r.reward for r in rewards[trace.episode_id].rewards} if trace.episode_id in rewards else {}
+        )
+        is_in = not trace.variant and is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions)
+        turns = [t for t in sorted(trace.turns, key=lambda t: t.turn_index) if t.turn_index in reward_of]
+        if not is_in or not turns:
+            continue
+        given = [reward_of[t.turn_index] for t in turns]
+        if credit_kind == "returns":
+            given = [0.0] * (len(turns) - 1) + [sum(given) / len(given)]
+        found.append(
+            TeamEpisode(
+                episode_id=trace.episode_id,
+                group_id=trace.group_id,
+                turns=tuple(_turn(trace, turn, reward) for turn, reward in zip(turns, given, strict=True)),
+            )
+        )
+    return sorted(found, key=lambda episode: episode.episode_id)
+
+
+def hashed(tag: str, text: str) -> list[int]:
+    """Buckets of the words and pairs of neighbouring words of `text`, apart from the same words under another tag."""
+    words = WORD.findall(text)
+    grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
+    return [crc32(f"{tag}\x1f{gram}".encode()) % NUM_BUCKETS for gram in grams]
+
+
+def _turn(trace: Trace, turn: Turn, reward: float) -> TeamTurn:
+    before = [t for t in trace.turns if t.turn_index < turn.turn_index]
+    state = hashed("task", trace.task.prompt)
+    for earlier in sorted(before, key=lambda t: t.turn_index):
+        state += hashed(f"by {earlier.agent}", earlier.completion_text)
+    who = [*hashed("acts", turn.agent), *hashed("acts after", f"turn{min(len(before), 16)}")]
+    return TeamTurn(
+        turn_index=turn.turn_index,
+        agent=turn.agent,
+        model_group=turn.model_group,
+        round_index=turn.round_index,
+        reward=reward,
+        state=np.array([*who, *state[-(MAX_FEATURES - len(who)) :]], dtype=np.int32),
+        action=np.array(hashed(f"says {turn.agent}", turn.completion_text)[:MAX_FEATURES], dtype=np.int32),
+    )

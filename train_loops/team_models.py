@@ -1,0 +1,121 @@
+"""team_models: hashed features of turns -> values of states (central critic), or Qs of turns and of the team.
+
+Small networks on an embedding tower of their own, which learn on a CPU in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from train_loops.config import TeamConfig
+from train_loops.mixers import QMixer, VdnMixer
+from train_loops.team_episodes import NUM_BUCKETS, TeamEpisode, TeamTurn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamBatch:
+    """Turns of episodes, T in all, and the steps that they make up, S in all; steps are in time order per episode."""
+
+    turns: tuple[TeamTurn, ...]
+    step_of_turn: torch.Tensor
+    """[T]."""
+    first_turn: torch.Tensor
+    """[S]: the turn whose state is the step's."""
+    next_step: torch.Tensor
+    """[S]: the episode's next step, -1 after its last."""
+    rewards: torch.Tensor
+    """[S]: the sum over the step's turns."""
+
+
+def batch_of(episodes: Sequence[TeamEpisode]) -> TeamBatch:
+    """Every round of an episode is a step; turns keep their order."""
+    turns: list[TeamTurn] = []
+    step_of_turn: list[int] = []
+    first_turn: list[int] = []
+    next_step: list[int] = []
+    rewards: list[float] = []
+    for episode in episodes:
+        rounds = sorted({turn.round_index for turn in episode.turns})
+        at = {number: len(first_turn) + i for i, number in enumerate(rounds)}
+        first_turn += [-1] * len(rounds)
+        rewards += [0.0] * len(rounds)
+        next_step += [at[rounds[0]] + i + 1 for i in range(len(rounds) - 1)] + [-1]
+        for turn in episode.turns:
+            step = at[turn.round_index]
+            first_turn[step] = len(turns) if first_turn[step] < 0 else first_turn[step]
+            rewards[step] += turn.reward
+            step_of_turn.append(step)
+            turns.append(turn)
+    return TeamBatch(
+        turns=tuple(turns),
+        step_of_turn=torch.tensor(step_of_turn, dtype=torch.long),
+        first_turn=torch.tensor(first_turn, dtype=torch.long),
+        next_step=torch.tensor(next_step, dtype=torch.long),
+        rewards=torch.tensor(rewards, dtype=torch.float32),
+    )
+
+
+class Tower(nn.Module):
+    """Bags of features -> embeddings, [T, H]."""
+
+    def __init__(self, embedding_size: int) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(NUM_BUCKETS, embedding_size, mode="mean")
+
+    def forward(self, bags: Sequence[np.ndarray]) -> torch.Tensor:
+        """An empty bag is the zero vector."""
+        offsets = np.concatenate([[0], np.cumsum([len(b) for b in bags])[:-1]]).astype(np.int64)
+        flat = np.concatenate([np.empty(0, dtype=np.int64), *bags]).astype(np.int64)
+        return self.bag(torch.from_numpy(flat), torch.from_numpy(offsets))
+
+
+class CentralCritic(nn.Module):
+    """V(everything before a turn, and who acts): normalised values, [T]."""
+
+    def __init__(self, config: TeamConfig) -> None:
+        super().__init__()
+        self.tower = Tower(config.embedding_size)
+        self.head = _perceptron(config.embedding_size, config.hidden_size)
+
+    def forward(self, turns: Sequence[TeamTurn]) -> torch.Tensor:
+        """[T]."""
+        return self.head(self.tower([turn.state for turn in turns])).squeeze(-1)
+
+
+class TeamQ(nn.Module):
+    """Q of each turn, and of the team at each step."""
+
+    def __init__(self, config: TeamConfig) -> None:
+        super().__init__()
+        size = config.embedding_size
+        self.states, self.actions = Tower(size), Tower(size)
+        self.head = _perceptron(3 * size, config.hidden_size)
+        self.mixer: VdnMixer | QMixer = (
+            QMixer(size, mixer_size=config.mixer_size, hidden_size=config.hidden_size)
+            if config.mixer == "qmix"
+            else VdnMixer()
+        )
+
+    def forward(self, batch: TeamBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Q of the turns [T] and of the team [S]."""
+        q, states = self._turn_qs(batch)
+        return q, self.mixer(q, batch.step_of_turn, states, states[batch.first_turn])
+
+    def without(self, batch: TeamBatch, default: torch.Tensor) -> torch.Tensor:
+        """[T]: the team's Q at each turn's step, had this turn alone had the Q `default` [T]."""
+        q, states = self._turn_qs(batch)
+        return self.mixer.without(q, default, batch.step_of_turn, states, states[batch.first_turn])
+
+    def _turn_qs(self, batch: TeamBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        states = self.states([turn.state for turn in batch.turns])
+        actions = self.actions([turn.action for turn in batch.turns])
+        return self.head(torch.cat([states, actions, states * actions], dim=-1)).squeeze(-1), states
+
+
+def _perceptron(size: int, hidden_size: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, 1))

@@ -1,0 +1,44 @@
+"""value_norm: a running mean and standard deviation of returns, in which a critic learns (MAPPO, arXiv 2103.01955)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueNorm:
+    """Exponentially weighted moments, debiased as in on-policy's ValueNorm; all 0 means nothing was seen yet."""
+
+    mean: float = 0.0
+    mean_square: float = 0.0
+    weight: float = 0.0
+    """Sum of the weights of everything seen: what the moments are divided by."""
+
+    def updated(self, returns: ArrayLike, *, beta: float = 0.99999) -> ValueNorm:
+        """After one more batch of returns; with `beta` so near 1 it is the mean over batches."""
+        x = np.asarray(returns, dtype=np.float64)
+        keep, take = beta, 1 - beta
+        return ValueNorm(
+            mean=keep * self.mean + take * float(x.mean()),
+            mean_square=keep * self.mean_square + take * float(np.square(x).mean()),
+            weight=keep * self.weight + take,
+        )
+
+    def normalized(self, x: ArrayLike) -> NDArray[np.float64]:
+        """(x - mean) / std, any shape."""
+        mean, std = self._moments()
+        return (np.asarray(x, dtype=np.float64) - mean) / std
+
+    def denormalized(self, x: ArrayLike) -> NDArray[np.float64]:
+        """The inverse of `normalized`."""
+        mean, std = self._moments()
+        return np.asarray(x, dtype=np.float64) * std + mean
+
+    def _moments(self) -> tuple[float, float]:
+        if self.weight == 0:
+            return 0.0, 1.0
+        mean = self.mean / self.weight
+        return mean, max(self.mean_square / self.weight - mean**2, 1e-2) ** 0.5
