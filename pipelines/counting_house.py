@@ -53,4 +53,6 @@ def split_of(piles: list[tuple[int, int]]) -> str:
 def _task(piles: list[tuple[int, int]]) -> Task:
     prompt = " ".join(f"{good}+{bad}" for good, bad in piles)
     total = sum(good for good, _ in piles)
-    return Task(task_id=f"counting-house-{prompt.replace(' ', '-')}", prompt=prompt, answers=(str(total),), source="coins")
+    return Task(
+        task_id=f"counting-house-{prompt.replace(' ', '-')}", prompt=prompt, answers=(str(total),), source="coins"
+    )

@@ -90,7 +90,7 @@ def train_on_traces(
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     with screen.stage("train", iteration):
-        _train_all(run, iteration)
+        train_all(run, iteration)
     return iteration, {g: run.journal.ref(run.key(iteration, "train", g)) for g in config.model_groups}
 
 

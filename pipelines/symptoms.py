@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean, median
 from typing import Any, Literal
 
@@ -37,7 +38,11 @@ JUMPS: Mapping[str, tuple[float, str, str]] = {
     ),
     "kl_ref_k3": (0.5, "the policy left its reference (KL)", "raise loss.kl_in_loss_coef or loss.kl_in_reward_coef"),
     "grad_norm": (2.0, "the gradient's norm jumped", "lower optimizer.max_grad_norm or optimizer.lr"),
-    "clip_share": (0.2, "far more tokens than before were clipped", "lower optimizer.lr, num_epochs or num_minibatches"),
+    "clip_share": (
+        0.2,
+        "far more tokens than before were clipped",
+        "lower optimizer.lr, num_epochs or num_minibatches",
+    ),
 }
 """Figure -> absolute bound below which a jump is no warning, what it means, what to try."""
 
@@ -74,9 +79,7 @@ def find_symptoms(rows: Sequence[Row]) -> list[Symptom]:
             figures = _figures(rows, part, name)
             where = f"{word} {name}"
             found += [
-                s
-                for check in (_entropy, _signal, _length, _credit, _explained)
-                for s in check(figures, where, outcome)
+                s for check in (_entropy, _signal, _length, _credit, _explained) for s in check(figures, where, outcome)
             ]
             found += [s for figure in JUMPS for s in _jump(figures.get(figure, ()), where, figure)]
     found += _outcome_against_reward(_series(rows, lambda row: row.get("metrics", {}).get("reward")), outcome)
@@ -248,7 +251,7 @@ def _change(series: Series) -> float:
 
 def _noise(series: Series) -> float:
     """Median size of a step from one iteration to the next."""
-    return median(abs(b - a) for (_, a), (_, b) in zip(series, series[1:], strict=False))
+    return median(abs(b - a) for (_, a), (_, b) in pairwise(series))
 
 
 def _is_rising(outcome: Series) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  # after the backend that needs no display is chosen
+import matplotlib.pyplot as plt  # after the backend that needs no display is chosen
 
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ec4899", "#8b5cf6", "#06b6d4", "#ef4444", "#84cc16", "#a16207", "#0f766e")
 REFERENCE_COLOR = "#111827"
@@ -29,7 +29,9 @@ def draw(found: Mapping[str, Mapping[str, Any]], *, reference: str, title: str, 
         color = REFERENCE_COLOR if is_reference else colors[row]
         style = {"color": color, "linewidth": 2.6 if is_reference else 1.7, "linestyle": "--" if is_reference else "-"}
         axes.plot(x, mean, label=f"{row}  {mean[-1]:.2f}", **style)
-        axes.fill_between(x, [min(at) for at in values], [max(at) for at in values], color=color, alpha=0.1, linewidth=0)
+        axes.fill_between(
+            x, [min(at) for at in values], [max(at) for at in values], color=color, alpha=0.1, linewidth=0
+        )
     axes.set(xlabel="iteration", ylabel="held-out tasks solved", title=title, ylim=(0, 1))
     axes.set_xticks(sorted({iteration for row in order for curve in found[row]["curves"] for iteration, _ in curve}))
     axes.grid(alpha=0.25)

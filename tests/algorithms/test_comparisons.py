@@ -88,6 +88,8 @@ def test_rows_are_compared_with_the_reference_on_the_same_tasks_and_seeds() -> N
 
 
 def test_curves_become_a_picture(tmp_path: Path) -> None:
-    found = figures({"grpo": [result([0.0, 0.0], [0.0, 1.0])], "dr_mas": [result([0.0, 0.0], [1.0, 1.0])]}, num_samples=200)
+    found = figures(
+        {"grpo": [result([0.0, 0.0], [0.0, 1.0])], "dr_mas": [result([0.0, 0.0], [1.0, 1.0])]}, num_samples=200
+    )
     draw(found, reference="grpo", title="Who earned it?", out=tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"

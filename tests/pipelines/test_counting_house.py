@@ -70,12 +70,20 @@ def test_progress_adds_up_to_the_outcome_less_one(make_trace: Any) -> None:  # n
 
 
 def test_another_way_to_pay_is_refused() -> None:
-    with pytest.raises(ValueError, match="credit.settings.pay: 'all' is not known: one of outcome, own, progress"):
+    with pytest.raises(ValueError, match=r"credit\.settings.pay: 'all' is not known: one of outcome, own, progress"):
         CountingHouseCredit("all")
 
 
 def test_a_count_is_a_number_of_two_digits_at_most() -> None:
-    assert [read_count(text) for text in ("7", " 12 ", "123", "-1", "four", "", "²")] == [7, 12, None, None, None, None, None]
+    assert [read_count(text) for text in ("7", " 12 ", "123", "-1", "four", "", "²")] == [
+        7,
+        12,
+        None,
+        None,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_tasks_count_the_good_coins_and_splits_share_none() -> None:
