@@ -36,8 +36,8 @@ class CountingHouse(Workflow):
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """The sum of all counts, unless a count is missing or the books are burnt."""
         counts = [await self._counted(agents, pile) for pile in task.prompt.split()]
-        known = [count for count in counts if count is not None]
-        total = str(sum(known)) if len(known) == len(counts) else ""
+        read = [count for count in counts if count is not None]
+        total = str(sum(read)) if len(read) == len(counts) else ""
         await agents.clerk(total=total)
         audit = await agents.auditor(total=total)
         if audit["verdict"] != KEEP:

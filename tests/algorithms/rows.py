@@ -44,7 +44,7 @@ MAIN: Mapping[str, Changes] = {
     "rloo": _of("rloo"),
     "reinforce_pp": _of("reinforce_pp"),
     "reinforce_pp_baseline": _of("reinforce_pp_baseline"),
-    "remax": _of("remax", collect__episodes_per_task=7, collect__greedy_episodes=True),
+    "remax": _of("remax", collect__episodes_per_task=7, collect__variants={"kind": "greedy"}),
     "opo": _of("opo"),
     "gpg": _of("gpg"),
     "pass_at_k": _of("pass_at_k"),

@@ -70,7 +70,7 @@ def test_progress_adds_up_to_the_outcome_less_one(make_trace: Any) -> None:  # n
 
 
 def test_another_way_to_pay_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"credit\.settings\.pay: 'all' is not known: one of outcome, own, progress"):
+    with pytest.raises(ValueError, match=r"credit\.settings.pay: 'all' is not known: one of outcome, own, progress"):
         CountingHouseCredit("all")
 
 
