@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help demo test check bench chaos workflows up airflow down clean system lock
+.PHONY: help demo test check bench chaos workflows algorithms up airflow down clean system lock
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -40,6 +40,9 @@ chaos: .venv/.dev  ## kill -9 of every kind of process in every stage; what is d
 
 workflows: .venv/.dev  ## Train every workflow of infra/workflows from nothing; runs/workflows/table.md. Goes on where it was
 	$(BIN)/python -m tests.showcase
+
+algorithms: .venv/.dev  ## Train every algorithm on the same tasks, three seeds each; runs/algorithms. Goes on where it was
+	$(BIN)/python -m tests.algorithms
 
 up: .venv/.cpu  ## Start a Ray head that outlives commands (this machine only)
 	@infra/ray_head.sh up

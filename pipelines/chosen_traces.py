@@ -6,17 +6,15 @@ Reads: episodes that the other run trained on, their rewards, and its model vers
 from __future__ import annotations
 
 import heapq
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines.run import Run
-from stores.manifest import whole_model
+from pipelines.vocabulary import version_that_acted, vocabulary, vocabulary_of
 from stores.traces import TraceStore
 from stores.types import Purpose, Trace
-from stores.weight_cache import fetch
 from stores.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 HELD_OUT = ("gate", "test", "sentinel")
 """Sections of `tasks` that nothing is trained on."""
-NO_IDS = ("truncation", "padding", "version")
-"""Entries of a tokenizer.json that change no token id."""
 
 
 def choose(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping[str, Path]) -> list[Trace]:
@@ -41,7 +37,7 @@ def choose(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping
     good = TraceStore(choice.uri).rewarded_traces(
         run_id=choice.run, iteration=choice.iteration, purpose=Purpose.TRAIN, min_outcome=choice.min_outcome
     )
-    held_out = _HeldOut(run)
+    held_out = HeldOut(run)
     free = (trace for trace in good if not held_out.has(trace))
     traces = heapq.nsmallest(count, free, key=lambda trace: trace.episode_id)  # ids are hashes: an even draw
     told = f"{held_out.num_seen} are left out, their tasks are in tasks.{', tasks.'.join(HELD_OUT)} of this run"
@@ -58,7 +54,7 @@ def choose(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping
     return traces
 
 
-class _HeldOut:
+class HeldOut:
     """The prompts that a run is measured on, and how often one was asked for."""
 
     def __init__(self, run: Run) -> None:
@@ -83,25 +79,15 @@ def _check_group(group: str, traces: Sequence[Trace]) -> None:
 
 
 def _check_tokenizer(choice: ChosenTracesConfig, group: str, traces: Sequence[Trace], folder: Path) -> None:
-    """Every version of a model group has the tokenizer of version 0, so any that is still there tells."""
     place = choice.weights or f"{choice.uri.rstrip('/').rpartition('/')[0] or '.'}/weights"
-    acted = {trace.policy_versions[group] for trace in traces if group in trace.policy_versions}
-    ref = next((ref for version in sorted({0, *acted}) if (ref := WeightStore(place).ref(group, version))), None)
+    ref = version_that_acted(WeightStore(place), group, traces)
     if ref is None:
         raise ValueError(
             f"warmstart.traces: {place} holds none of the versions of {group!r} that acted, so nothing tells whether "
             f"their tokenizer is that of {folder}: set warmstart.traces.weights to the model versions of {choice.run!r}"
         )
-    if _vocabulary(fetch(whole_model(ref), with_tensors=False)) != _vocabulary(folder):
+    if vocabulary_of(ref) != vocabulary(folder):
         raise ValueError(
             f"warmstart.traces: the traces hold token ids of the tokenizer in {ref.uri}, model group {group!r} starts "
             f"from {folder} with another one: start from a model with that tokenizer, or use a demonstrator"
         )
-
-
-def _vocabulary(folder: Path) -> dict[str, Any]:
-    """What decides which text has which token ids."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise ValueError(f"{folder} has no tokenizer.json, by which the tokenizers of chosen traces are compared")
-    return {name: entry for name, entry in json.loads(file.read_text()).items() if name not in NO_IDS}

@@ -27,7 +27,6 @@ from pipelines.cli_options import (
     errors,
     existing_run,
     find_run,
-    journals,
     load,
     open_run,
 )
@@ -52,19 +51,46 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved config and the plan, start nothing.")
     ] = False,
+    from_traces: Annotated[
+        str,
+        typer.Option(
+            "--from-traces",
+            metavar="RUN@ITERATION",
+            help="Train one iteration on the stored traces of another run instead of sampling: paid by this config's "
+            "credit rule, importance weights always on, refused where their effective sample size is too small.",
+        ),
+    ] = "",
+    store: Annotated[
+        str,
+        typer.Option(
+            help="With --from-traces: where that run is found, the folder that holds it or its journal's URL; default: "
+            "where this one is."
+        ),
+    ] = "",
     debug: Debug = False,
 ) -> None:
     """Run every iteration that is not done yet. Ctrl-C is safe: the same command goes on."""
     with errors(debug):
         loaded = load(config, changes)
+        if store and not from_traces:
+            raise ValueError(f"--store {store} says where the run of --from-traces is: give that too")
         _check(loaded)
         if dry_run:
-            _print_plan(loaded)
+            _print_plan(loaded, from_traces)
             return
-        from pipelines.local_runner import train_team
+        from pipelines.local_runner import train_on_traces, train_team
         from pipelines.progress import Screen
 
-        train_team(loaded, address=address, screen=Screen())
+        if not from_traces:
+            train_team(loaded, address=address, screen=Screen())
+            return
+        iteration, trained = train_on_traces(loaded, from_traces, store=store, address=address, screen=Screen())
+        for group, ref in trained.items():
+            weight = (
+                f", effective sample size {ref['metrics']['train/ess']:.3f}" if "train/ess" in ref["metrics"] else ""
+            )
+            print(f"{group} v{ref['model']['version']}{weight}{': ' if ref['reason'] else ''}{ref['reason']}")
+        print(f"iteration {iteration} is trained; the same command without --from-traces evaluates it and goes on")
 
 
 @app.command()
@@ -193,6 +219,7 @@ def runs(
         from rich.console import Console
 
         from pipelines.inspect import runs_table
+        from pipelines.stored_runs import journals
 
         Console().print(runs_table(journals(root)))
 
@@ -237,14 +264,17 @@ def export(
     version: Annotated[int, typer.Argument(help="Version of its model.")],
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
     config: RunName,
+    is_merged: Annotated[
+        bool, typer.Option("--merged", help="An adapter: merged with its base into one model, not as peft's folder.")
+    ] = False,
     root: Root = "runs",
     debug: Debug = False,
 ) -> None:
-    """Write a model version as a Hugging Face folder, hashes checked."""
+    """Write a model version as a Hugging Face folder, an adapter as a peft folder, hashes checked."""
     with errors(debug):
         from pipelines.inspect import export_version
 
-        print(export_version(existing_run(config, root), model_group, version, out))
+        print(export_version(existing_run(config, root), model_group, version, out, is_merged=is_merged))
 
 
 @app.command()
@@ -298,11 +328,14 @@ def _team(text: str) -> tuple[str, str]:
     return name, alias
 
 
-def _print_plan(config: RunConfig) -> None:
+def _print_plan(config: RunConfig, from_traces: str = "") -> None:
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     groups = ", ".join(
         f"{g} ({config.train_config(g).algorithm}: {', '.join(m.agents)})" for g, m in config.model_groups.items()
     )
+    if from_traces:
+        print(f"plan: begin -> traces of {from_traces} -> score -> train {groups}")
+        return
     episodes = config.collect.tasks_per_iteration * config.collect.episodes_per_task
     print(f"plan: begin -> {config.iterations} x [collect {episodes} episodes -> score -> train {groups}")
     print(f"      -> sync -> evaluate every {config.evaluate.every} -> promote] -> report")

@@ -18,7 +18,6 @@ from stores.logs import configure
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
     from pipelines.run import Run
-    from stores.journal import Journal
 
 RunName = Annotated[
     str, typer.Option("--run", metavar="RUN", help="Run config (RUN.yaml), or the name of a run below --root.")
@@ -43,35 +42,18 @@ def open_run(config: Path, changes: list[str] | None) -> Run:
 
 def find_run(name: str, root: str, changes: list[str] | None = None) -> Run:
     """A run by its config file, by its name from the config that came with the job, or from the one its journal keeps."""
-    from pipelines.config import parse_config
     from pipelines.run import Run
+    from pipelines.stored_runs import stored_run
 
     if given := config_of_job(name):
         return Run(given)
     if Path(name).is_file() or name.endswith((".yaml", ".yml")):
         return open_run(Path(name), changes)
-    rows = {row.run_id: (journal, row) for journal in journals(root) for row in journal.runs()}
-    if name not in rows:
-        raise ValueError(
-            f"no run {name!r} below {root}; there are: {', '.join(sorted(rows)) or 'none'} (or give its RUN.yaml)"
-        )
-    journal, row = rows[name]
     _add_user_code()
-    data = json.loads(row.config_json)
+    run = stored_run(name, root)
     for key, value in _overrides(changes or []).items():
         raise ValueError(f"--set {key}={value}: a run given by name keeps its config; give the RUN.yaml to change it")
-    if "://" not in root:
-        data["storage"]["root"] = root
-    return Run(parse_config(data, f"the config of run {name!r} in {journal.shown_url}"))
-
-
-def journals(root: str) -> list[Journal]:
-    """The journals of the runs in a folder, or the one at a URL."""
-    from stores.journal import Journal
-
-    if "://" in root:
-        return [Journal(root)]
-    return [Journal(f"sqlite:///{path.resolve()}") for path in sorted(Path(root).glob("*/journal.db"))]
+    return run
 
 
 def existing_run(name: str, root: str) -> Run:

@@ -6,21 +6,27 @@ Reads: the train tasks; the versions that the iteration before left. Writes: epi
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
+from pipelines.dynamic_sampling import refill
+from pipelines.retrain import adopt_traces, source_of
 from pipelines.run import Run, plain
 from pipelines.sampling import Progress, sample_episodes
 from pipelines.serving import app_names, serve
+from pipelines.variants import play_variants
 from stores.types import Purpose, Task
 
 
 def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Samples the iteration's episodes with the versions it trains from.
+    """Samples the iteration's episodes with the versions it trains from, or takes the stored ones that it was given.
 
     Returns {"traces": TracesRef, "policy_versions", "statuses", "num_tokens", "sampling_seconds", "groups", "stopped_by",
     "carried"}; `stopped_by` says whether tokens, seconds or enough complete groups ended it early, `carried` which tasks
     come first in the next iteration for it.
     """
+    if (source := source_of(run, iteration)) is not None:
+        return adopt_traces(run, iteration, source)
     settings = run.config.collect
     models = run.parents(iteration)
     serve(run, models)
@@ -40,14 +46,22 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
         num_enough=settings.tasks_per_iteration if settings.may_stop_early else None,
         progress=progress,
     )
+    passes = [sampled]
+    groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": sampled.num_groups}
+    if settings.dynamic_sampling is not None:
+        refilled = refill(run, iteration, tasks, sampled, cast=cast, progress=progress)
+        passes += refilled.passes
+        groups |= refilled.counts
+    if settings.variants is not None:
+        passes.append(play_variants(run, iteration, passes, cast=cast, progress=progress))
     return {
-        "traces": plain(sampled.traces),
+        "traces": plain(passes[-1].traces),
         "policy_versions": cast.policy_versions,
-        "statuses": dict(sampled.statuses),
-        "num_new": sampled.num_new,
-        "num_tokens": sampled.num_tokens,
-        "sampling_seconds": sampled.sampling_seconds,
-        "groups": {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": sampled.num_groups},
+        "statuses": dict(sum((Counter(p.statuses) for p in passes), Counter())),
+        "num_new": sum(p.num_new for p in passes),
+        "num_tokens": sum(p.num_tokens for p in passes),
+        "sampling_seconds": sum(p.sampling_seconds for p in passes),
+        "groups": groups,
         "stopped_by": sampled.stopped_by,
         "carried": list(sampled.tasks_left) if settings.tail == "carry" else [],
     }

@@ -32,7 +32,15 @@ from pipelines.sections import (
 )
 from serve_apps.config import ServeConfig, Settings
 from stores.config import MaintainConfig, StorageConfig
-from train_loops.config import TEAM, TEAM_CRITIC_ALGORITHMS, TinyModelConfig, TrainConfig, WarmstartConfig
+from train_loops.config import (
+    BASELINE_ALGORITHMS,
+    GROUP_ALGORITHMS,
+    TEAM,
+    TEAM_CRITIC_ALGORITHMS,
+    TinyModelConfig,
+    TrainConfig,
+    WarmstartConfig,
+)
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -152,6 +160,40 @@ class RunConfig(Settings):
                     raise ValueError(
                         f"model_groups with base {base!r} share one model on one app, but differ in `{what}`: {given}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _variants_are_what_train_needs(self) -> Self:
+        kind = self.collect.variants.kind if self.collect.variants is not None else ""
+        needed = {group: BASELINE_ALGORITHMS.get(self.train_config(group).algorithm, "") for group in self.model_groups}
+        for group, want in needed.items():
+            if want and want != kind:
+                raise ValueError(
+                    f"model group {group!r}: algorithm {self.train_config(group).algorithm!r} holds turns against "
+                    f"{want} episodes, which collect does not play: set collect.variants: {{kind: {want}}}, or take rloo, "
+                    "which needs none"
+                )
+        if kind and kind not in needed.values():
+            name = next(name for name, of in BASELINE_ALGORITHMS.items() if of == kind)
+            raise ValueError(
+                f"collect.variants.kind: {kind}: no algorithm of this run uses such episodes: drop it, or set "
+                f"train.algorithm: {name}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        if self.collect.episodes_per_task > 1:
+            return self
+        for group in self.model_groups:
+            train = self.train_config(group)
+            by = train.advantage.group_by
+            if train.algorithm in GROUP_ALGORITHMS and train.advantage.singleton == "zero" and by != "batch_agent":
+                raise ValueError(
+                    f"model group {group!r}: algorithm {train.algorithm!r} compares the episodes of a task, and "
+                    "collect.episodes_per_task is 1: every advantage would be 0; give at least 2, or take ppo, or "
+                    "train.advantage.group_by: batch_agent"
+                )
         return self
 
     @model_validator(mode="after")
@@ -317,8 +359,9 @@ class RunConfig(Settings):
     def sha256(self) -> str:
         """Identity of everything that changes results: two configs with the same hash are the same run.
 
-        Where things are kept, how many iterations there are, deadlines and pure capacity do not count. Nor does what is
-        at a default under which it does nothing: runs that began before it existed go on.
+        Where things are kept, how many iterations there are, deadlines, pure capacity and what only fails a stage for too
+        small an effective sample size do not count. Nor does what is at a default under which it does nothing: runs that
+        began before it existed go on.
         """
         sampling = ("budget", "oversample", "tail")
         unused = {name for name in sampling if getattr(self.collect, name) == getattr(CollectConfig(), name)}
@@ -338,13 +381,14 @@ class RunConfig(Settings):
             "evaluate": {"stage_timeout_s"},
             "promote": {"stage_timeout_s"},
             "train": {
-                "threads",
-                "cpus_per_worker",
-                "gpus_per_worker",
-                "keep_warm",
-                "order_timeout_s",
-                "start_timeout_s",
-                "stage_timeout_s",
+                "threads": True,
+                "cpus_per_worker": True,
+                "gpus_per_worker": True,
+                "keep_warm": True,
+                "order_timeout_s": True,
+                "start_timeout_s": True,
+                "stage_timeout_s": True,
+                "mismatch": {"min_ess"},
             },
         }
         data = self.model_dump(mode="json", exclude=capacity)

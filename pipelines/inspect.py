@@ -97,8 +97,11 @@ def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
     return Group(*panels)
 
 
-def export_version(run: Run, model_group: str, version: int, out: Path) -> Path:
-    """Copies a model version after checking its hashes; ValueError where it, or room for it, is missing."""
+def export_version(run: Run, model_group: str, version: int, out: Path, *, is_merged: bool = False) -> Path:
+    """Copies a model version after checking its hashes; ValueError where it, or room for it, is missing.
+
+    An adapter is copied as it is, or `is_merged` with its base into one model.
+    """
     ref = run.weights.ref(model_group, version)
     if ref is None:
         known = {group: run.weights.versions(group) for group in run.config.model_groups}
@@ -106,21 +109,25 @@ def export_version(run: Run, model_group: str, version: int, out: Path) -> Path:
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} exists and is not empty: give a new folder")
     run.weights.verify(ref)
+    base = run.weights.manifest(ref).base
+    if is_merged:
+        if base is None:
+            raise ValueError(f"version {version} of {model_group!r} is a whole model, no adapter: drop --merged")
+        from train_loops.adapters import merge_adapter
+
+        run.weights.verify(base)
+        return merge_adapter(run.weights.fetch(base), run.weights.fetch(ref), out)
     shutil.copytree(run.weights.fetch(ref), out, dirs_exist_ok=True)
     return out
 
 
 def serve_config(run: Run, alias: str) -> dict[str, Any]:
     """A Serve config (`serve deploy`, RayService) of the policy apps of a registered team (alias or version number)."""
-    from serve_apps.deployment import PolicyAppSpec, app_entry
+    from pipelines.serving import app_names, app_specs
+    from serve_apps.deployment import app_entry
 
     _, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
-    specs = [
-        PolicyAppSpec(
-            name=f"{run.run_id}-production-{group}", model_group=group, model=ref, serve=run.config.serve_config(group)
-        )
-        for group, ref in team.models.items()
-    ]
+    specs = app_specs(run, team.models, app_names(run, "production"))
     return {"proxy_location": "EveryNode", "applications": [app_entry(spec) for spec in specs]}
 
 

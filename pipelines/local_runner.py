@@ -4,7 +4,8 @@
                      ^                                                                                      │
                      └──────────────────────────────────────────────────────────────────────────────────────┘
 
-Every stage goes through the journal, so the same command goes on where a killed one stopped.
+Every stage goes through the journal, so the same command goes on where a killed one stopped. An iteration on the stored
+traces of another run (`train_on_traces`) is the same without sampling, as far as train.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from pipelines.begin import make_version_zero, measure_last, measure_team, regis
 from pipelines.config import RunConfig
 from pipelines.progress import Screen
 from pipelines.record import finish_parent, open_parent, record
+from pipelines.retrain import parse_source, pin_source
 from pipelines.run import Run
 from pipelines.stages import run_stage
+from pipelines.stored_runs import stored_run
 from pipelines.summary import iteration_summary
 from pipelines.watchdog import Watchdog, interrupt_thread
 
@@ -64,6 +67,33 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
     return report
 
 
+def train_on_traces(
+    config: RunConfig, source: str, *, store: str = "", address: str = "", screen: Screen
+) -> tuple[int, dict[str, Any]]:
+    """One iteration on the traces of `source` (RUN@ITERATION) as far as its new versions: nothing is sampled or served.
+
+    `train_team` evaluates it afterwards, and goes on. Returns the iteration and what `train` recorded by model group.
+    """
+    from pipelines.cluster import connect
+
+    run = Run(config)
+    given = parse_source(run, source, store)
+    stored_run(given.run, given.store)  # refused before anything starts
+    run.begin()
+    with screen.stage("connect"):
+        connect(address)
+    run.traces.create()
+    with screen.stage("warm start") as progress:
+        make_version_zero(run, progress=progress)
+    iteration = pin_source(run, given)
+    for stage in ("collect", "score"):
+        with screen.stage(stage, iteration) as progress:
+            run_stage(run, stage, iteration, progress=progress)
+    with screen.stage("train", iteration):
+        train_all(run, iteration)
+    return iteration, dict(run.train_refs(iteration))
+
+
 def _bring_up(run: Run, todo: list[int], screen: Screen) -> None:
     """Engines first, then the trainers one after another: starting all at once is slower on a small machine."""
     from pipelines.serving import start
@@ -94,14 +124,14 @@ def _iterate(run: Run, iteration: int, screen: Screen) -> None:
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     with screen.stage("train", iteration):
-        _train_all(run, iteration)
+        train_all(run, iteration)
     for stage in ("sync", "evaluate", "promote"):
         with screen.stage(stage, iteration) as progress:
             run_stage(run, stage, iteration, progress=progress)
     _add_wall(run, f"wall/{iteration}", time.perf_counter() - began)
 
 
-def _train_all(run: Run, iteration: int) -> None:
+def train_all(run: Run, iteration: int) -> None:
     """Every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
     groups = list(run.config.train_tasks)
     threads: list[threading.Thread] = []

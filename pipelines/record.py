@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.links import as_markdown, links, stage_owner
+from pipelines.retrain import source_of
 from pipelines.run import Run, plain
 from pipelines.summary import iteration_summary, run_report, summaries
 from stores.files import write_file
@@ -87,7 +88,7 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,
-        metrics=_metrics(summary),
+        metrics=iteration_metrics(summary),
         tags=_tags(summary, where),
         episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
@@ -98,14 +99,22 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     return {**plain(shown), "report": places["html"], "links": where}
 
 
-def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What MLflow's curves show of an iteration: `train/<group>/<name>` and `train/<group>/<agent>/<name>` of training,
+    `agent/<agent>/<name>` of all that is known of an agent, `symptoms/<kind>/<where>/<figure>` 1 for each warning.
+    """
     metrics: dict[str, float] = dict(summary["metrics"])
     metrics |= {f"seconds/{stage}": s for stage, s in summary["seconds"].items()}
     metrics |= {f"policy_version/{group}": float(version) for group, version in summary["versions"].items()}
     for group, figures in summary["groups"].items():
-        metrics |= {f"{group}/{name}": value for name, value in figures.items()}
+        metrics |= {f"train/{group}/{name.removeprefix('train/')}": value for name, value in figures.items()}
+    for group, agents in summary["trained_agents"].items():
+        for agent, figures in agents.items():
+            metrics |= {f"train/{group}/{agent}/{name}": value for name, value in figures.items()}
     for agent, figures in summary["agents"].items():
         metrics |= {f"agent/{agent}/{name}": value for name, value in figures.items()}
+    metrics["symptoms/count"] = float(len(summary["symptoms"]))
+    metrics |= {f"symptoms/{symptom.key}": 1.0 for symptom in summary["symptoms"]}
     if summary["evaluation"]:
         metrics["evaluate/accuracy"] = summary["evaluation"]["candidate"]["mean"]
     return metrics
@@ -114,6 +123,7 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 def _tags(summary: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, str]:
     tags = {f"troupe.policy_version.{group}": str(version) for group, version in summary["versions"].items()}
     tags |= {f"troupe.link.{name}": link for name, link in where.items()}
+    tags |= {f"troupe.symptom.{symptom.key}": f"{symptom.what}; try: {symptom.try_}" for symptom in summary["symptoms"]}
     if summary["evaluation"]:
         tags |= {
             "troupe.verdict": summary["evaluation"]["verdict"],
@@ -180,6 +190,9 @@ def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
             "The models are tiny and made from nothing by a warm start on generated demonstrations of mixed quality, so "
             "that they know the format and are often wrong. This shows that the loop works, not what large models gain."
         )
+    given = {row["iteration"]: source_of(run, row["iteration"]) for row in rows}
+    if taken := [f"{iteration} ({source})" for iteration, source in given.items() if source is not None]:
+        notes.append(f"Nothing was sampled for iteration {', '.join(taken)}: trained on the traces of that run.")
     lost = [
         f"{row['iteration']} ({group})"
         for row in rows

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines import report_figures as figures
 from pipelines.report_page import page
+from pipelines.report_symptoms import symptom_lines, symptoms_table
 from stores.types import EpisodeRewards, Trace, Turn, TurnReward
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ class ReportData:
     """One mapping per iteration:
     `iteration`: int
     `metrics`: {name: float} of the whole iteration (`reward`, `tokens_per_s`, `overhead_share`, ...)
-    `agents`: {agent: {`reward`, `format`, ...: float}}
+    `agents`: {agent: {`reward`, `format`, ...: float}}, with the train metrics of report_figures.AGENT_PANELS
     `groups`: {model_group: {train metric: float}}, with or without the prefix `train/`, see report_figures.TRAIN_PANELS
     `funnel`: {agent: {step: count}}, steps in the order of the funnel
     `seconds`: {stage: seconds}, and `total` where wall time is more than the sum
     `evaluation`: None or {`candidate`, `champion`, `gain`: {mean, low, high} or None, `num_tasks`, `verdict`,
         `condition`}
+    `symptoms`: the warnings of `symptoms.find_symptoms`, for the terminal; the page finds them again
     """
     examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
@@ -71,7 +73,11 @@ def render(data: ReportData) -> str:
         _section(
             "Evaluation", "Held-out tasks of the gate, with 95% intervals; the gain's is the gate's.", _evaluation(rows)
         ),
+        _section(
+            "Symptoms", "Figures that left their usual range, judged by the run's own history.", symptoms_table(rows)
+        ),
         _section("Training", "Per model group.", _charts(figures.training(rows)) + _more_metrics(rows)),
+        _section("Training, per agent", "Over each agent's own turns.", _charts(figures.training_of_agents(rows))),
         _section("Funnel", "Turns of each agent, from call to gradient.", _funnel(rows)),
         _section("Time", "Seconds per stage, and the share that neither samples nor trains.", _time(rows)),
         _section("Episodes", "The same tasks before and after. Credit is what each turn earned.", _examples(data)),
@@ -351,7 +357,7 @@ def _caption(row: Mapping[str, Any]) -> str:
     found = row.get("evaluation")
     if found and found.get("verdict"):
         lines.append(f"gate: {found['verdict']}, {found.get('condition', '')}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *symptom_lines(row)])
 
 
 def _short(step: str) -> str:

@@ -33,6 +33,18 @@ TRAIN_PANELS = (
 )
 """Title and the metric names it may go by (the first that a run has), of the charts that are always open."""
 
+AGENT_PANELS = (
+    ("Ratio to the old policy (mean)", "ratio"),
+    ("Clipped tokens", "clip_share"),
+    ("KL to the parent", "kl_k3"),
+    ("KL to the reference", "kl_ref_k3"),
+    ("Entropy", "entropy"),
+    ("Spread of advantages", "advantage_std"),
+    ("Groups without signal", "groups_without_signal"),
+    ("Credit against outcome (correlation)", "credit_correlation"),
+)
+"""Title and name of the train metrics that have a chart per agent."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -65,6 +77,12 @@ def training(rows: Sequence[Row]) -> list[Figure]:
     return [f for f in found if f]
 
 
+def training_of_agents(rows: Sequence[Row]) -> list[Figure]:
+    """The panels of `AGENT_PANELS` that the run has."""
+    found = [_lines(title, rows, "agents", partial(first_metric, names=(name,))) for title, name in AGENT_PANELS]
+    return [f for f in found if f]
+
+
 def other_metrics(rows: Sequence[Row]) -> list[Figure]:
     """Every metric of model groups and agents that has no chart elsewhere, and those of the whole iteration."""
     shown = {name for _, names in TRAIN_PANELS for name in names}
@@ -72,7 +90,7 @@ def other_metrics(rows: Sequence[Row]) -> list[Figure]:
     found = [_lines(name, rows, "groups", partial(first_metric, names=(name,))) for name in names if name not in shown]
     per_agent = dict.fromkeys(n for row in rows for values in _part(row, "agents").values() for n in values)
     for name in per_agent:
-        if name in ("reward", "format"):
+        if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)):
             continue
         found.append(_lines(f"{_bare(name)}, per agent", rows, "agents", partial(first_metric, names=(_bare(name),))))
     wholes = dict.fromkeys(n for row in rows for n in _part(row, "metrics"))

@@ -15,7 +15,7 @@ import pickle
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ class Sampled:
     seconds: float
     num_groups: int
     """Complete ones: those that are pinned."""
+    groups: Sequence[str]
+    """Their ids."""
     stopped_by: StoppedBy | None
     """Why the pass ended before all its groups were complete; None where they are."""
     tasks_left: Sequence[str]
@@ -107,13 +109,36 @@ def sample_episodes(
         PromptsTooLong: more than `config.max_failed_share` of them had no turn for want of context.
         InfrastructureLost: collectors ended and groups are incomplete all the same.
     """
-    began = time.perf_counter()
     where: dict[str, Any] = {"run_id": run_id, "iteration": iteration, "purpose": purpose, "team_key": cast.team_key}
     specs = [
         EpisodeSpec(**where, task=task, episode_index=index, run_seed=seed)
         for task in tasks
         for index in range(episodes_per_task)
     ]
+    return play(
+        specs, where=where, cast=cast, apps=apps, store=store, config=config, num_enough=num_enough, progress=progress
+    )
+
+
+def play(
+    specs: Sequence[EpisodeSpec],
+    *,
+    where: Mapping[str, Any],
+    cast: Cast,
+    apps: Mapping[str, str],
+    store: TraceStore,
+    config: CollectConfig,
+    num_enough: int | None = None,
+    kept_groups: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Sampled:
+    """`sample_episodes` of given specs.
+
+    Args:
+        where: run, iteration, purpose and team of all of them.
+        kept_groups: groups of earlier passes under the same key, which are pinned with these.
+    """
+    began = time.perf_counter()
     counts_tokens = num_enough is not None and config.budget.tokens is not None
     stored = store.stored_episodes(**where, with_tokens=counts_tokens)
     groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
@@ -148,7 +173,7 @@ def sample_episodes(
     complete = groups.complete
     _check_failures(stored, complete, config=config)
     _check_contexts(stored, complete, config=config)
-    excluded = set(stored["group_id"].to_pylist()) - complete
+    excluded = set(stored["group_id"].to_pylist()) - complete - set(kept_groups)
     return Sampled(
         traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
         num_new=num_new,
@@ -158,6 +183,7 @@ def sample_episodes(
         sampling_seconds=max(0.0, last - first) if num_new else 0.0,
         seconds=time.perf_counter() - began,
         num_groups=len(complete),
+        groups=sorted(complete),
         stopped_by=stopped_by,
         tasks_left=[groups.task_of[group] for group in groups.left_out],
     )

@@ -21,10 +21,11 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
     statuses = scored_statuses(run)
     traces = list(run.traces.read_traces(ref, statuses=statuses))
     rewards = assign(run, traces, statuses=statuses)
+    variants = {trace.episode_id for trace in traces if trace.variant}
     run.traces.write_rewards(rewards)
     pinned = run.traces.pin_rewards(
-        run_id=run.run_id,
-        iteration=iteration,
+        run_id=ref.run_id,  # of the traces: another run's, where they are taken over from it
+        iteration=ref.iteration,
         purpose=ref.purpose,
         credit_version=run.credit_version,
         traces=ref,
@@ -33,8 +34,10 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
     return {
         "rewards": plain(pinned),
         "credit_version": run.credit_version,
-        "outcome": _mean([r.outcome for r in rewards]),
-        "agents": per_agent(traces, rewards),
+        "outcome": _mean([r.outcome for r in rewards if r.episode_id not in variants]),
+        "agents": per_agent(
+            [trace for trace in traces if not trace.variant], [r for r in rewards if r.episode_id not in variants]
+        ),
     }
 
 

@@ -118,12 +118,39 @@ class BudgetConfig(Settings):
     """In which episodes are under way; pauses of an interrupted collect do not count."""
 
 
+class VariantsConfig(Settings):
+    """Episodes beside those that train, against which these are held: the baselines of remax and its like."""
+
+    kind: Literal["greedy", "counterfactual", "leave_one_out"]
+    """`greedy`: a task played without chance (remax). `counterfactual`: a finished episode from one of its turns on, this
+    turn sampled anew. `leave_one_out`: the same with an agent that says nothing from its first turn on."""
+    per_task: int = Field(1, ge=1)
+    """How many of each task; with `episodes_per_task` they are what a task costs. Of greedy ones, one is enough."""
+
+    @model_validator(mode="after")
+    def _greedy_ones_are_all_alike(self) -> Self:
+        if self.kind == "greedy" and self.per_task != 1:
+            raise ValueError(
+                f"collect.variants.per_task = {self.per_task}: greedy episodes of a task are alike: give 1"
+            )
+        return self
+
+
+class DynamicSamplingConfig(Settings):
+    """DAPO: groups in which everything earned the same teach nothing and are replaced by other tasks' groups."""
+
+    max_refills: int = Field(10, ge=1)
+    """Passes after the first one, each over as many tasks as groups without signal were left."""
+
+
 class CollectConfig(Settings):
     """How episodes are sampled."""
 
     tasks_per_iteration: int = Field(64, ge=1)
     episodes_per_task: int = Field(8, ge=1)
     """Size of a group (GRPO sense)."""
+    variants: VariantsConfig | None = None
+    dynamic_sampling: DynamicSamplingConfig | None = None
     budget: BudgetConfig = BudgetConfig()
     oversample: float = Field(1.0, ge=1, le=4)
     """Above 1: so many times the tasks are begun, and collect ends once `tasks_per_iteration` groups are complete."""
@@ -142,6 +169,22 @@ class CollectConfig(Settings):
     """Share of agent_error, tool_error, timeout and infra_error beyond which the stage fails."""
     episode: EpisodeConfig = EpisodeConfig()
     call: CallConfig = CallConfig()
+
+    @model_validator(mode="after")
+    def _dynamic_sampling_can_be(self) -> Self:
+        if self.dynamic_sampling is None:
+            return self
+        if self.episodes_per_task == 1:
+            raise ValueError(
+                "collect.dynamic_sampling needs episodes to compare, and collect.episodes_per_task is 1: every group would "
+                "be without signal; give at least 2"
+            )
+        if self.oversample > 1:
+            raise ValueError(
+                f"collect.dynamic_sampling and collect.oversample = {self.oversample:g} both decide which groups are kept: "
+                "use one of them"
+            )
+        return self
 
     @property
     def num_tasks_begun(self) -> int:

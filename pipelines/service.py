@@ -19,7 +19,7 @@ from pipelines.run import Run, plain
 from pipelines.serving import serve
 from pipelines.tasks import digest
 from pipelines.watchdog import Watchdog
-from serve_apps.deployment import Proof
+from serve_apps.proof import Proof
 from stores.registry import CHAMPION, Team
 from stores.types import Purpose
 

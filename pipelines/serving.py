@@ -6,13 +6,17 @@ import time
 from collections.abc import Mapping, Set
 
 from pipelines.run import Run
-from serve_apps.deployment import PolicyAppSpec, Proof, ServedModel, ensure_apps, served_models, sync_apps
+from serve_apps.adapters import AdapterRoom
+from serve_apps.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
+from serve_apps.proof import Proof
+from serve_apps.proving import Target
+from stores.manifest import whole_model
 from stores.types import ModelVersionRef
 
 
-def app_names(run: Run) -> dict[str, str]:
-    """Serve application of every model group."""
-    return {group: f"{run.run_id}-rollout-{group}" for group in run.config.model_groups}
+def app_names(run: Run, kind: str = "rollout") -> dict[str, str]:
+    """Serve application of every model group; groups that are adapters of one base share it."""
+    return {group: f"{run.run_id}-{kind}-{run.config.weights_name(group)}" for group in run.config.model_groups}
 
 
 def serve(run: Run, models: Mapping[str, ModelVersionRef], *, always_prove: bool = False) -> tuple[list[Proof], float]:
@@ -23,14 +27,17 @@ def serve(run: Run, models: Mapping[str, ModelVersionRef], *, always_prove: bool
     """
     start(run, models)
     apps = app_names(run)
-    wanted = {apps[group]: ref for group, ref in models.items()}
-    served = {app: set(by_replica.values()) for app, by_replica in served_models(wanted).items()}
-    if not always_prove and all(served[app] == {(r.version, r.manifest_sha256)} for app, r in wanted.items()):
+    found = served_models({group: apps[group] for group in models})
+    served = {group: set(by_replica.values()) for group, by_replica in found.items()}
+    if not always_prove and all(served[group] == {(r.version, r.manifest_sha256)} for group, r in models.items()):
         return [], 0.0
     began = time.perf_counter()
     settings = run.config.sync
     proofs = sync_apps(
-        {app: (ref, _version_before(run, ref, served[app])) for app, ref in wanted.items()},
+        [
+            Target(app=apps[group], model=ref, before=_version_before(run, ref, served[group]))
+            for group, ref in models.items()
+        ],
         run.weights,
         tolerance=settings.proof_tolerance,
         noise=settings.noise,
@@ -42,18 +49,37 @@ def serve(run: Run, models: Mapping[str, ModelVersionRef], *, always_prove: bool
 def start(run: Run, models: Mapping[str, ModelVersionRef]) -> None:
     """Deploys the run's policy apps and waits until they answer; those that run stay as they are."""
     ensure_apps(
-        [
-            PolicyAppSpec(
-                name=name,
-                model_group=group,
-                model=models[group],
-                serve=run.config.serve_config(group),
-            )
-            for group, name in app_names(run).items()
-        ],
+        app_specs(run, models, app_names(run)),
         state_file=f"{run.folder}/serve_apps.json",
         timeout_s=max(run.config.serve_config(group).start_timeout_s for group in models),
     )
+
+
+def app_specs(run: Run, models: Mapping[str, ModelVersionRef], apps: Mapping[str, str]) -> list[PolicyAppSpec]:
+    """One app for every model group, or for every base whose adapters the groups are."""
+    bases = run.config.bases
+    specs = []
+    for name in dict.fromkeys(apps.values()):
+        groups = [group for group, app in apps.items() if app == name]
+        weights, first = run.config.weights_name(groups[0]), models[groups[0]]
+        adapters = {group: models[group] for group in groups} if weights in bases else {}
+        loras = [lora for group in adapters if (lora := run.config.train_config(group).lora) is not None]
+        room = AdapterRoom(
+            model_groups=tuple(adapters),
+            max_rank=max((lora.rank for lora in loras), default=0),
+            target_modules=tuple(sorted({module for lora in loras for module in lora.target_modules})),
+        )
+        specs.append(
+            PolicyAppSpec(
+                name=name,
+                model_group=weights,
+                model=whole_model(first),
+                serve=run.config.serve_config(groups[0]),
+                adapters=adapters,
+                room=room if adapters else None,
+            )
+        )
+    return specs
 
 
 def _version_before(run: Run, ref: ModelVersionRef, served: Set[ServedModel]) -> ModelVersionRef | None:

@@ -70,6 +70,30 @@ def paired_interval(
     return _bootstrap(differences, seed, num_samples, confidence, bounds)
 
 
+def crossed_interval(
+    differences: Sequence[Mapping[str, float]], *, seed: int = 0, num_samples: int = 10_000, confidence: float = 0.95
+) -> Interval:
+    """Mean over seeds and tasks of paired differences, one mapping task_id -> difference per training seed.
+
+    Seeds and tasks are crossed: both are resampled, independently, because a seed's training is shared by all its tasks
+    and a task's difficulty by all seeds. Percentile bootstrap; three seeds say little of how others would go.
+    Raises ValueError without seeds or where the seeds did not solve the same tasks.
+    """
+    if not differences or not differences[0]:
+        raise ValueError("no differences to average: at least one seed and one task are needed")
+    tasks = sorted(differences[0])
+    if any(sorted(one) != tasks for one in differences):
+        raise ValueError("a crossed comparison needs the same tasks for every seed")
+    values = np.array([[one[task] for task in tasks] for one in differences])
+    num_seeds, num_tasks = values.shape
+    rng = np.random.default_rng(seed)
+    of_seed = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=num_samples) / num_seeds
+    of_task = rng.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=num_samples) / num_tasks
+    means = np.einsum("bs,st,bt->b", of_seed, values, of_task, optimize=True)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(mean=float(values.mean()), low=float(low), high=float(high), num_tasks=num_tasks)
+
+
 def task_means(outcomes: Outcomes) -> np.ndarray:
     """[num_tasks]: mean outcome of each task, in the order of the mapping."""
     empty = next((task_id for task_id, values in outcomes.items() if len(values) == 0), None)

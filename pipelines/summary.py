@@ -10,12 +10,26 @@ from typing import Any
 from pipelines.promote import champion_version, git_commit
 from pipelines.run import Run
 from pipelines.statistics import paired_interval
+from pipelines.symptoms import all_symptoms, find_symptoms
+from train_loops.config import TEAM
 
 FUNNEL = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
 
 
 def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
     """Figures of one finished iteration, in the form of `report.ReportData.iterations`; None before it is done."""
+    rows = summaries(run, last=iteration)
+    return rows[-1] if rows and rows[-1]["iteration"] == iteration else None
+
+
+def summaries(run: Run, *, last: int | None = None) -> list[dict[str, Any]]:
+    """Figures of every finished iteration, up to `last` where it is given, each with the symptoms seen then."""
+    end = run.config.iterations if last is None else last
+    rows = [row for k in range(1, end + 1) if (row := _figures(run, k))]
+    return [row | {"symptoms": find_symptoms(rows[: i + 1])} for i, row in enumerate(rows)]
+
+
+def _figures(run: Run, iteration: int) -> dict[str, Any] | None:
     refs = {stage: run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score", "sync", "evaluate")}
     promoted = run.journal.ref(run.key(iteration, "promote"))
     if promoted is None or any(ref is None for ref in refs.values()):
@@ -23,9 +37,12 @@ def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
     collect, score, sync, evaluation = (refs[s] for s in ("collect", "score", "sync", "evaluate"))
     assert collect and score and sync and evaluation, "checked above"
     trained = {group: ref or {} for group, ref in run.train_refs(iteration).items()}
+    of_all = run.journal.ref(run.key(iteration, "train", TEAM)) if run.config.team_config is not None else None
+    team = {} if of_all is None else {TEAM: of_all["team"]}
     seconds = _seconds(run, iteration)
     sampling = collect["sampling_seconds"] + evaluation.get("sampling_seconds", 0.0)
-    training = min(seconds["train"], max(_training_seconds(ref.get("metrics", {})) for ref in trained.values()))
+    each = [_training_seconds(ref.get("metrics", {})) for ref in trained.values()]
+    training = min(seconds["train"], sum(each) if team else max(each))  # with a whole-team learner one after another
     tokens = collect["num_tokens"] + evaluation.get("num_tokens", 0)
     agents = {
         agent: {
@@ -36,9 +53,12 @@ def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
         for agent, figures in score["agents"].items()
     }
     funnel: dict[str, dict[str, int]] = {}
-    for ref in trained.values():
+    trained_agents: dict[str, dict[str, dict[str, float]]] = {}
+    for group, ref in trained.items():
         for agent, figures in ref.get("agents", {}).items():
-            agents.setdefault(agent, {}).update({k: v for k, v in figures.items() if not k.startswith("funnel/")})
+            learned = {k: v for k, v in figures.items() if not k.startswith("funnel/")}
+            trained_agents.setdefault(group, {})[agent] = learned
+            agents[agent] = {**learned, **agents.get(agent, {})}  # what both name, as completion_tokens, is score's
             funnel[agent] = {step: int(figures[f"funnel/{step}"]) for step in FUNNEL if f"funnel/{step}" in figures}
     return {
         "iteration": iteration,
@@ -52,7 +72,8 @@ def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
             "training_seconds": training,
         },
         "agents": agents,
-        "groups": {group: ref.get("metrics", {}) for group, ref in trained.items()},
+        "groups": {group: ref.get("metrics", {}) for group, ref in (trained | team).items()},
+        "trained_agents": trained_agents,
         "funnel": funnel,
         "seconds": seconds,
         "evaluation": _evaluation(evaluation, promoted),
@@ -101,11 +122,6 @@ def _training_seconds(metrics: Mapping[str, float]) -> float:
     return sum(metrics.get(f"train/{part}_s", 0.0) for part in ("old_logprobs", "advantages", "update"))
 
 
-def summaries(run: Run) -> list[dict[str, Any]]:
-    """`iteration_summary` of every finished iteration."""
-    return [row for k in range(1, run.config.iterations + 1) if (row := iteration_summary(run, k))]
-
-
 def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """report.json: the run's result with the figures it rests on. Args: rows: see `summaries`."""
     begun = [row for row in run.journal.stages(run.run_id, 0) if row.stage == "warmstart"]
@@ -148,6 +164,8 @@ def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "max": max((g["train/logprob_gap_max"] for g in gaps), default=0.0),
         },
         "sync_seconds": max((row["metrics"]["sync_seconds"] for row in rows), default=0.0),
+        "symptoms": [str(symptom) for symptom in all_symptoms(rows)],
+        "agents": rows[-1]["agents"] if rows else {},
         "funnel": rows[-1]["funnel"] if rows else {},
         "versions": rows[-1]["versions"] if rows else {},
         "team_version": champion_version(run),

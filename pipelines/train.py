@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipelines.retrain import train_config
 from pipelines.run import Run, plain
 from stores.logs import carry
 from stores.types import ModelVersionRef
@@ -91,7 +92,7 @@ def _ordered(
     **inputs: Any,
 ) -> dict[str, Any]:
     """Has an order done by the trainer of `via` (default: the model group's own)."""
-    settings = run.config.train_config(via or model_group)
+    settings = train_config(run, iteration, via or model_group)
     trainer = trainer_of(run, via or model_group)
     given = make_order(run, iteration, model_group, parent=parent, train=settings, **inputs)
     given["order_id"] += f"/{attempt}"
@@ -133,7 +134,7 @@ def make_order(
         "traces": traces,
         "rewards": rewards,
         "credit_kind": run.credit.kind,
-        "train": (train or run.config.train_config(model_group)).model_dump(mode="json"),
+        "train": (train or train_config(run, iteration, model_group)).model_dump(mode="json"),
         "traces_uri": run.traces_uri,
         "weights_uri": run.weights_uri,
         "team": team,

@@ -52,7 +52,7 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, An
                 model_group=name,
                 run_id=run.run_id,
                 sequences=start.probes,
-                note="warm start" if settings else f"adopted from {start.folder.name}",
+                note="warm start" if settings else f"adopted from {start.folder}",
             )
             for name, start in starts.items()
         }

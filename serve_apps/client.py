@@ -2,7 +2,7 @@ r"""client: one GenerateRequest -> Completion; concurrent requests share Serve c
 
 ```
 generate() --\                       /--> results, some at a time
-generate() ---+--> lane of a group --+      a failed call: what is unfinished goes back into the lane,
+generate() ---+--> lane of an app ---+      a failed call: what is unfinished goes back into the lane,
 generate() --/     (batch_wait_s)    \--> one streaming Serve call       with the same seed, after a pause
 ```
 """
@@ -65,7 +65,8 @@ class ServeClient:
             call: deadlines, attempts, coalescing.
             open_app: application name -> streaming handle of `Policy.generate_batch`; default asks Serve.
         """
-        self._lanes = {group: _Lane(app, call, open_app or open_serve_app) for group, app in app_names.items()}
+        lanes = {app: _Lane(app, call, open_app or open_serve_app) for app in set(app_names.values())}
+        self._lanes = {group: lanes[app] for group, app in app_names.items()}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """One completion from the app of the request's model group, after at most `max_attempts` attempts.
@@ -84,7 +85,7 @@ class ServeClient:
 
 
 class _Lane:
-    """Requests of one model group, coalesced into streaming Serve calls."""
+    """Requests of one app, coalesced into streaming Serve calls."""
 
     def __init__(self, app: str, config: CallConfig, open_app: Callable[[str], Any]) -> None:
         self._app = app
@@ -181,7 +182,8 @@ def open_serve_app(app: str) -> Any:
 
 def _wire(key: int, request: GenerateRequest) -> tuple[Any, ...]:
     s = request.sampling
-    return key, request.prompt_token_ids, s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p, request.seed
+    sampling = s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p
+    return key, request.prompt_token_ids, *sampling, request.model_group, request.seed
 
 
 def _answer(call: _Call, result: list[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from serve_apps.adapters import AdapterRoom
 from serve_apps.app_list import Apps, change, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
-from serve_apps.proof import Proof, SyncError, SyncTimeoutError, judge
-from stores.manifest import Manifest, read_manifest
+from serve_apps.proof import Proof, SyncError, SyncTimeoutError
+from serve_apps.proving import REPLICA_TIMEOUT_S, Target, handle_of, prove_apps, serves, versions_of
+from stores.manifest import read_manifest
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
 from stores.weights import WeightStore
@@ -28,11 +30,6 @@ IMPORT_PATH = "serve_apps.policy_app:build_app"
 POLL_S = 0.03
 LOOK_S = 1.0
 """How often a sync that waits looks whether Serve has given up."""
-REPLICA_TIMEOUT_S = 30.0
-"""How long one replica may take to answer a status or a probe."""
-
-Target = tuple[ModelVersionRef, ModelVersionRef | None]
-"""The version an app should serve, and the one from which it must be told apart (None: none is known)."""
 
 ServedModel = tuple[int, str]
 """Version and sha256 of its manifest: a run that is begun again counts its versions from 0, too."""
@@ -44,9 +41,19 @@ class PolicyAppSpec:
 
     name: str
     model_group: str
+    """Or the base that several share."""
     model: ModelVersionRef
-    """What a new app starts with; an app that runs already keeps its version (that is for `sync_apps`)."""
+    """What a new app starts with; an app that runs already keeps its version (that is for `sync_apps`), not its base."""
     serve: ServeConfig
+    adapters: Mapping[str, ModelVersionRef] = field(default_factory=dict)
+    """By model group, where they are adapters of `model`: what a new app starts with, too."""
+    room: AdapterRoom | None = None
+    """For these adapters."""
+
+    @property
+    def args(self) -> PolicyArgs:
+        """What the app is built from."""
+        return PolicyArgs(model_group=self.model_group, model=self.model, serve=self.serve, adapters=self.room)
 
 
 def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeout_s: float) -> None:
@@ -82,9 +89,9 @@ def remove_apps(names: Iterable[str], *, timeout_s: float = 60.0) -> None:
 
 
 def sync_apps(
-    targets: Mapping[str, Target], weights: WeightStore, *, tolerance: float, noise: float, timeout_s: float
+    targets: Sequence[Target], weights: WeightStore, *, tolerance: float, noise: float, timeout_s: float
 ) -> list[Proof]:
-    """Makes every replica of every app serve its target, in place and in one deploy, and proves each replica.
+    """Makes every replica of every app serve its targets, in place and in one deploy, and proves each replica.
 
     Running it again for versions that are served already only proves them again; for one that a replica refused, as it
     does where storage fails it, the replica tries again.
@@ -94,72 +101,31 @@ def sync_apps(
         SyncError: a replica refused the weights, did not take them in `timeout_s`, or failed its proof.
     """
     started = time.monotonic()
-    for ref, _ in targets.values():
-        weights.verify(ref)
+    for target in targets:
+        weights.verify(target.model)
     apps = change(open_list(), lambda apps: _retargeted(apps, targets))
     _repeat_refused(targets, timeout_s)
     _wait_until_served(targets, apps, started + timeout_s, timeout_s)
     return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started)
 
 
-def prove_apps(
-    targets: Mapping[str, Target],
-    weights: WeightStore,
-    *,
-    tolerance: float,
-    noise: float,
-    started: float | None = None,
-) -> list[Proof]:
-    """Asks every replica of every app for its version and its logprobs on the probe sequences of its target.
-
-    Raises SyncError, naming replica, version and numbers, if a replica is not proven; changes nothing.
-    """
-    since = time.monotonic() if started is None else started
-    pending = []
-    for app, (new, old) in targets.items():
-        manifests = weights.manifest(new), weights.manifest(old) if old else None
-        sequences, num_new = _probe_sequences(*manifests)
-        pending.append((app, new, manifests, num_new, _handle(app).broadcast("probe", sequences)))
-    proofs = []
-    for app, new, (new_manifest, old_manifest), num_new, broadcast in pending:
-        with waiting(f"replicas of {app} to prove version {new.version}"):
-            answers = broadcast.results(timeout_s=REPLICA_TIMEOUT_S)
-        for status, logprobs in answers:
-            on_old = logprobs[num_new:] or logprobs if old_manifest else None
-            verdict, to_new, to_old = judge(
-                logprobs[:num_new],
-                new_manifest.probe.logprobs,
-                on_old,
-                old_manifest.probe.logprobs if old_manifest else None,
-                tolerance=tolerance,
-                noise=noise,
-            )
-            proofs.append(
-                Proof(
-                    app=app,
-                    replica_id=status["replica_id"],
-                    pid=status["pid"],
-                    version=status["version"],
-                    max_difference_new=to_new,
-                    max_difference_old=to_old,
-                    verdict=verdict if _serves(status, new) else "failed",
-                    seconds=time.monotonic() - since,
-                )
-            )
-    _raise_for_failures(proofs, targets, tolerance, noise)
-    return proofs
-
-
-def served_models(app_names: Iterable[str]) -> dict[str, dict[str, ServedModel]]:
-    """{app: {replica_id: model}} of every replica that answers."""
+def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
+    """{model group: {replica_id: model}} of every replica that answers. Args: apps: the app of every model group."""
+    statuses = {app: _statuses_if_up(app) for app in set(apps.values())}
     return {
-        app: {s["replica_id"]: (s["version"], s["manifest_sha256"]) for s in _statuses_if_up(app)} for app in app_names
+        group: {
+            s["replica_id"]: (s["version"], s["manifest_sha256"])
+            for s in statuses[app]
+            if s["model_group"] == group and s["version"] is not None
+        }
+        for group, app in apps.items()
     }
 
 
 def replica_statuses(app: str) -> list[dict[str, Any]]:
-    """`Policy.status()` of every running replica."""
-    return list(_handle(app).broadcast("status").results(timeout_s=REPLICA_TIMEOUT_S))
+    """What every running replica says of every model group that it serves: `Policy.statuses()`."""
+    answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S)
+    return [status for statuses in answers for status in statuses]
 
 
 def user_config(ref: ModelVersionRef) -> dict[str, Any]:
@@ -169,25 +135,27 @@ def user_config(ref: ModelVersionRef) -> dict[str, Any]:
 
 def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
     """One application of a Serve config (`ServeApplicationSchema`), JSON values only."""
-    args = PolicyArgs(model_group=spec.model_group, model=spec.model, serve=spec.serve).to_dict()
+    adapters = {group: user_config(ref) for group, ref in spec.adapters.items()}
+    wanted = {"adapters": adapters} if adapters else user_config(spec.model)
     return {
         "name": spec.name,
         "route_prefix": None,
         "import_path": IMPORT_PATH,
-        "args": args,
-        "deployments": [{"name": DEPLOYMENT, "user_config": user_config(spec.model)}],
+        "args": spec.args.to_dict(),
+        "deployments": [{"name": DEPLOYMENT, "user_config": wanted}],
     }
 
 
 def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:
-    """True if `entry` differs from `spec` at most in the version, which never justifies a restart.
+    """True if `entry` differs from `spec` at most in the version, which never justifies a restart; a base does.
 
     Unless that version was removed or replaced: a replica that is started again loads it first, and could not.
     """
     if entry is None:
         return False
     running = PolicyArgs.from_dict(entry["args"])
-    return (running.model_group, running.serve) == (spec.model_group, spec.serve) and _is_stored(running.model)
+    wanted = spec.args if spec.adapters else replace(spec.args, model=running.model)
+    return running == wanted and _is_stored(running.model)
 
 
 def _is_stored(ref: ModelVersionRef) -> bool:
@@ -249,91 +217,69 @@ def _ends(message: str) -> str:
     return "\n".join(lines if len(lines) <= 8 else [lines[0], "...", *lines[-6:]])
 
 
-def _retargeted(apps: Apps, targets: Mapping[str, Target]) -> Apps:
-    unknown = sorted(targets.keys() - apps.keys())
+def _retargeted(apps: Apps, targets: Sequence[Target]) -> Apps:
+    unknown = sorted({target.app for target in targets} - apps.keys())
     if unknown:
         raise ValueError(f"apps {unknown} are not deployed; deployed are {sorted(apps)}")
-    return apps | {app: with_user_config(apps[app], user_config(ref)) for app, (ref, _) in targets.items()}
+    apps = dict(apps)
+    for target in targets:
+        wanted = user_config(target.model)
+        adapters = apps[target.app]["deployments"][0]["user_config"].get("adapters")
+        if adapters is not None:
+            wanted = {"adapters": {**adapters, target.model.model_group: wanted}}
+        apps[target.app] = with_user_config(apps[target.app], wanted)
+    return apps
 
 
-def _repeat_refused(targets: Mapping[str, Target], timeout_s: float) -> None:
-    """Has replicas take the target that they refused: Serve tells them of changes only, and this is none any more."""
-    for app, (ref, _) in targets.items():
-        if any(_refuses(status, ref) for status in _statuses_if_up(app)):
-            with waiting(f"replicas of {app} to try version {ref.version} again"):
-                _handle(app).broadcast("retry").results(timeout_s=timeout_s, return_exceptions=True)
+def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:
+    """Has replicas take the targets that they refused: Serve tells them of changes only, and this is none any more."""
+    for app in dict.fromkeys(target.app for target in targets):
+        asked = [target for target in targets if target.app == app]
+        if any(_refuses(status, target.model) for status in _statuses_if_up(app) for target in asked):
+            with waiting(f"replicas of {app} to try {versions_of(asked)} again"):
+                handle_of(app).broadcast("retry").results(timeout_s=timeout_s, return_exceptions=True)
 
 
-def _wait_until_served(targets: Mapping[str, Target], apps: Apps, deadline: float, timeout_s: float) -> None:
-    """Returns when every replica of every app reports its target; raises SyncError for a refusal or the deadline."""
-    waiting_for, look_at = dict(targets), time.monotonic() + LOOK_S
+def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, timeout_s: float) -> None:
+    """Returns when every replica of every app reports its targets; raises SyncError for a refusal or the deadline."""
+    waiting_for, look_at = list(targets), time.monotonic() + LOOK_S
     while True:
-        report = {app: _statuses_if_up(app) for app in waiting_for}
-        for app, statuses in report.items():
-            ref, _ = waiting_for[app]
+        report = {app: _statuses_if_up(app) for app in {target.app for target in waiting_for}}
+        for target in list(waiting_for):
+            statuses = [s for s in report[target.app] if s["model_group"] == target.model.model_group]
             for s in statuses:
-                if _refuses(s, ref):
+                if _refuses(s, target.model):
                     raise SyncError(
-                        f"app {app!r}, replica {s['replica_id']} refused version {ref.version} and keeps "
-                        f"{s['version']}: {s['error']}"
+                        f"app {target.app!r}, replica {s['replica_id']}, model group {s['model_group']!r} refused version "
+                        f"{target.model.version} and keeps {s['version']}: {s['error']}"
                     )
-            num_right = sum(_serves(s, ref) for s in statuses)
-            if num_right == len(statuses) == apps[app]["args"]["serve"]["num_replicas"]:
-                del waiting_for[app]
+            num_right = sum(serves(s, target.model) for s in statuses)
+            if num_right == len(statuses) == apps[target.app]["args"]["serve"]["num_replicas"]:
+                waiting_for.remove(target)
         if not waiting_for:
             return
         if time.monotonic() > deadline:
-            seen = {app: {s["replica_id"]: s["version"] for s in report[app]} for app in waiting_for}
-            wanted = {app: ref.version for app, (ref, _) in waiting_for.items()}
-            raise SyncTimeoutError(f"after {timeout_s:g} s (sync.timeout_s) versions {wanted} are not served: {seen}")
+            seen = {app: [(s["replica_id"], s["model_group"], s["version"]) for s in report[app]] for app in report}
+            raise SyncTimeoutError(
+                f"after {timeout_s:g} s (sync.timeout_s) {versions_of(waiting_for)} are not served: {seen}"
+            )
         if time.monotonic() > look_at:
-            _deploy_again(waiting_for)
+            _deploy_again({target.app for target in waiting_for})
             look_at = time.monotonic() + LOOK_S
-        with waiting(f"replicas of {', '.join(waiting_for)} to take their versions"):
+        with waiting(f"replicas to take {versions_of(waiting_for)}"):
             time.sleep(POLL_S)
 
 
 def _statuses_if_up(app: str) -> list[dict[str, Any]]:
     """Statuses of the replicas that answer; a replica that is being replaced is simply not there yet."""
     try:
-        answers = _handle(app).broadcast("status").results(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
+        answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
     except (RayError, RayServeException):
         return []
-    return [a for a in answers if isinstance(a, dict)]
-
-
-def _serves(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
-    return (status["version"], status["manifest_sha256"]) == (ref.version, ref.manifest_sha256)
+    return [status for statuses in answers if isinstance(statuses, list) for status in statuses]
 
 
 def _refuses(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
-    return status["state"] == "bad" and status["wanted_sha256"] == ref.manifest_sha256
-
-
-def _handle(app: str) -> Any:
-    return serve.get_app_handle(app)
-
-
-def _probe_sequences(new: Manifest, old: Manifest | None) -> tuple[list[list[int]], int]:
-    """The new version's probe sequences, then the old one's if they are others; and how many are the new one's."""
-    sequences = [list(s) for s in new.probe.sequences]
-    if old is None or tuple(old.probe.sequences) == tuple(new.probe.sequences):
-        return sequences, len(sequences)
-    return sequences + [list(s) for s in old.probe.sequences], len(sequences)
-
-
-def _raise_for_failures(proofs: Sequence[Proof], targets: Mapping[str, Target], tolerance: float, noise: float) -> None:
-    failed = [p for p in proofs if p.verdict == "failed"]
-    if not failed:
-        return
-    lines = [
-        f"app {p.app!r}, replica {p.replica_id} (pid {p.pid}) should serve version {targets[p.app][0].version}, says "
-        f"{p.version}; max |logprob difference| to it {p.max_difference_new:.3g} "
-        + (
-            f"(without another version to tell it apart from, sync.proof_noise = {noise:g} is allowed)"
-            if p.max_difference_old is None
-            else f"(tolerance {tolerance:g}), to the version before {p.max_difference_old:.3g}"
-        )
-        for p in failed
-    ]
-    raise SyncError("\n".join(lines), proofs)
+    """Whether a replica says of this version of its group that it does not take it."""
+    wanted = status["model_group"], status["wanted_sha256"]
+    return status["state"] == "bad" and wanted == (ref.model_group, ref.manifest_sha256)

@@ -2,7 +2,8 @@
 
 Serve keeps the wanted version in `user_config`: changing it reconfigures every replica in place, and a replica that
 (re)starts is handed the same `user_config`, so it ends with the right version by itself. Weights that fail a check are
-kept out: the replica goes on with the old ones and says so in `status()`. Imports of vLLM happen in the replica only.
+kept out: the replica goes on with the old ones and says so in `statuses()`. Model groups that are adapters of one base
+share an app: their requests name them, and each has a version of its own. Imports of vLLM happen in the replica only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from ray import serve
 
+from serve_apps.adapters import AdapterRoom, Place, ServedAdapters, adapter_arguments
 from serve_apps.config import ServeConfig
 from stores.logs import bound, configure
 from stores.manifest import read_manifest, verify_folder
@@ -34,8 +36,9 @@ FLUSH_S = 0.01
 WATCH_S = 0.5
 """How often a replica looks whether its engine is alive."""
 
-WireRequest = tuple[int, Sequence[int], int, float, float, int, float, int]
-"""(key, prompt_token_ids, max_tokens, temperature, top_p, top_k, min_p, seed); `key` comes back with the result."""
+WireRequest = tuple[int, Sequence[int], int, float, float, int, float, str, int]
+"""(key, prompt_token_ids, max_tokens, temperature, top_p, top_k, min_p, model_group, seed); `key` comes back with the
+result."""
 WireResult = tuple[int, list[int], list[float], str, int, bool, str]
 """(key, token_ids, logprobs, finish_reason, policy_version, is_version_mixed, error); where a request cannot run the
 finish reason is CONTEXT or REFUSED and `error` says why."""
@@ -49,26 +52,36 @@ class PolicyArgs:
     """What a policy app is started with; plain values on the wire."""
 
     model_group: str
+    """Or the base that several share."""
     model: ModelVersionRef
-    """The version that a replica loads first; `user_config` may name a later one."""
+    """The version that a replica loads first; `user_config` may name a later one, unless it is a base."""
     serve: ServeConfig
+    adapters: AdapterRoom | None = None
+    """Where the model is a base that model groups share."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
-        return {
+        whole = {
             "model_group": self.model_group,
             "model": asdict(self.model),
             "serve": self.serve.model_dump(mode="json"),
         }
+        return whole | {"adapters": asdict(self.adapters)} if self.adapters else whole
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicyArgs:
         """The inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
+        room = data.get("adapters")
         return cls(
             model_group=data["model_group"],
             model=ModelVersionRef(**data["model"]),
             serve=ServeConfig.model_validate(data["serve"]),
+            adapters=None if room is None else AdapterRoom(**{k: _tuple(v) for k, v in room.items()}),
         )
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -112,7 +125,7 @@ def engine_environment(config: ServeConfig) -> dict[str, str]:
     return env
 
 
-def engine_arguments(config: ServeConfig, model: Path) -> dict[str, Any]:
+def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | None = None) -> dict[str, Any]:
     """Keyword arguments of `AsyncEngineArgs`; what `config.engine` sets wins."""
     arguments: dict[str, Any] = {
         "model": str(model),
@@ -140,6 +153,8 @@ def engine_arguments(config: ServeConfig, model: Path) -> dict[str, Any]:
             arguments["distributed_executor_backend"] = "uni"
     elif config.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"  # the replica holds the GPUs; no Ray actors of vLLM's own
+    if adapters is not None:
+        arguments |= adapter_arguments(adapters)
     return arguments | config.engine
 
 
@@ -154,6 +169,7 @@ class Policy:
         self._live = self._args.model
         self._wanted = self._args.model
         self._error = ""
+        self._adapters: ServedAdapters | None = None
         self._change = asyncio.Lock()
         self._num_requests = 0
         started = time.perf_counter()
@@ -169,7 +185,11 @@ class Policy:
 
         config = self._args.serve
         self._folder = folder
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(config, folder)))
+        room = self._args.adapters
+        arguments = engine_arguments(config, folder, room)
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        if room is not None:
+            self._adapters = ServedAdapters(self._engine, room.model_groups)
         self._stop_token_ids = stop_token_ids(folder)
         self._max_model_len = self._engine.model_config.max_model_len
 
@@ -221,7 +241,11 @@ class Policy:
     async def _generate(self, request: WireRequest) -> WireResult:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        key, prompt, max_tokens, temperature, top_p, top_k, min_p, seed = request
+        key, prompt, max_tokens, temperature, top_p, top_k, min_p, model_group, seed = request
+        adapter = self._adapters.request_of(model_group) if self._adapters else None
+        if self._adapters and adapter is None:
+            served = ", ".join(self._adapters.places)
+            return self._error_result(request, REFUSED, f"no adapter of {model_group!r} is live; groups are {served}")
         try:
             params = SamplingParams(
                 max_tokens=max_tokens,
@@ -236,26 +260,28 @@ class Policy:
                 stop_token_ids=self._stop_token_ids,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            output = await self._final_output(prompt, params)
+            output = await self._final_output(prompt, params, adapter and adapter[0])
         except ValueError as error:  # how vLLM refuses a single request
             return self._error_result(request, REFUSED, str(error))
         completion = output.outputs[0]
         spans = completion.weight_versions or ()
         version = int(spans[-1].version) if spans else self._live.version
+        if adapter:  # the spans are the base's
+            version, spans = adapter[1], ()
         logprobs = completion.logprobs.logprobs if completion.logprobs is not None else []
         reason = completion.finish_reason or FinishReason.ABORT.value
         return key, list(completion.token_ids), list(logprobs), reason, version, len(spans) > 1, ""
 
-    async def _final_output(self, prompt: Sequence[int], params: Any) -> Any:
-        """The one output of a FINAL_ONLY request."""
+    async def _final_output(self, prompt: Sequence[int], params: Any, adapter: Any = None) -> Any:
+        """The one output of a FINAL_ONLY request, through an adapter if one is given."""
         self._num_requests += 1
         tokens: Any = {"type": "token", "prompt_token_ids": list(prompt)}
-        async for output in self._engine.generate(tokens, params, str(self._num_requests)):
+        async for output in self._engine.generate(tokens, params, str(self._num_requests), lora_request=adapter):
             final = output
         return final
 
-    async def probe_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """log p(seq[j+1] | seq[:j+1]) of every sequence, `len(seq) - 1` numbers each, under the served weights.
+    async def probe_logprobs(self, sequences: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, list[list[float]]]:
+        """By model group: log p(seq[j+1] | seq[:j+1]) of its sequences, `len(seq) - 1` each, under the served weights.
 
         The prefix cache is not read: the weights answer, not what an older version left behind.
         """
@@ -270,22 +296,32 @@ class Policy:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        outputs = await asyncio.gather(*(self._final_output(s, params.clone()) for s in sequences))
-        return [_prompt_logprobs(output) for output in outputs]
+        found = {group: self._adapters and self._adapters.request_of(group) for group in sequences}
+        asked = [(group, tokens) for group, of_group in sequences.items() for tokens in of_group]
+        outputs = await asyncio.gather(
+            *(self._final_output(tokens, params.clone(), (found[g] or [None])[0]) for g, tokens in asked)
+        )
+        answers: dict[str, list[list[float]]] = {group: [] for group in sequences}
+        for (group, _), output in zip(asked, outputs, strict=True):
+            answers[group].append(_prompt_logprobs(output))
+        return answers
 
     # -- versions -----------------------------------------------------------------------------------------------
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Makes `user_config` {version, uri, manifest_sha256; `attempt` is Serve's alone} live, or keeps the old weights and says why.
 
+        Where the groups are adapters it is {adapters: {model group: {version, uri, manifest_sha256}}}.
         Never raises for bad weights: Serve would kill the replica.
         """
-        wanted = ModelVersionRef(
-            model_group=self._args.model_group,
-            version=int(user_config["version"]),
-            uri=user_config["uri"],
-            manifest_sha256=user_config["manifest_sha256"],
-        )
+        if self._adapters is not None:
+            adapters = {group: _ref_of(group, about) for group, about in user_config["adapters"].items()}
+            async with self._change:
+                await self._greet_engine()
+                with self._named():
+                    await self._adapters.take(adapters)
+            return
+        wanted = _ref_of(self._args.model_group, user_config)
         async with self._change:
             await self._greet_engine()
             self._wanted, self._error = wanted, ""
@@ -305,7 +341,11 @@ class Policy:
 
     async def retry(self) -> None:
         """Takes the wanted version once more, where it was refused: its storage may answer by now."""
-        if self._error:
+        if self._adapters is not None:
+            places = self._adapters.places.items()
+            bad = {group: asdict(place.wanted) for group, place in places if place.error and place.wanted}
+            await self.reconfigure({"adapters": bad})
+        elif self._error:
             await self.reconfigure(asdict(self._wanted))
 
     async def _stage(self, folder: Path) -> None:
@@ -359,29 +399,37 @@ class Policy:
 
     # -- state --------------------------------------------------------------------------------------------------
 
-    async def status(self) -> dict[str, Any]:
-        """Who serves what: `state` is "bad" while the wanted version was refused, with the reason in `error`."""
-        return {
+    async def statuses(self) -> list[dict[str, Any]]:
+        """Who serves what, one for each model group: see `Place.to_dict`."""
+        places = {self._args.model_group: Place(self._live, self._wanted, self._error)}
+        if self._adapters is not None:
+            places = self._adapters.places
+        replica = {
             "replica_id": serve.get_replica_context().replica_tag,
             "pid": os.getpid(),
-            "model_group": self._args.model_group,
-            "version": self._live.version,
-            "manifest_sha256": self._live.manifest_sha256,
-            "wanted_version": self._wanted.version,
-            "wanted_sha256": self._wanted.manifest_sha256,
-            "state": "bad" if self._error else "ok",
-            "error": self._error,
             "start_s": self._start_s,
         }
+        return [replica | place.to_dict(group) for group, place in places.items()]
 
-    async def probe(self, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, Any], list[list[float]]]:
-        """`status()` and `probe_logprobs(sequences)` of this replica, for the proof of a sync."""
+    async def probe(
+        self, sequences: Mapping[str, Sequence[Sequence[int]]]
+    ) -> tuple[list[dict[str, Any]], dict[str, list[list[float]]]]:
+        """`statuses()` and `probe_logprobs(sequences)` of this replica, for the proof of a sync."""
         logprobs = await self.probe_logprobs(sequences)
-        return await self.status(), logprobs
+        return await self.statuses(), logprobs
 
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine is gone, upon which Serve replaces the replica."""
         await self._engine.check_health()
+
+
+def _ref_of(model_group: str, about: Mapping[str, Any]) -> ModelVersionRef:
+    return ModelVersionRef(
+        model_group=model_group,
+        version=int(about["version"]),
+        uri=about["uri"],
+        manifest_sha256=about["manifest_sha256"],
+    )
 
 
 def _verified_folder(ref: ModelVersionRef) -> Path:

@@ -15,10 +15,11 @@ class Proof:
     """What one replica answered after a sync."""
 
     app: str
+    model_group: str
     replica_id: str
     pid: int
-    version: int
-    """What the replica says it serves."""
+    version: int | None
+    """What the replica says it serves the model group with; None: nothing yet."""
     max_difference_new: float
     """Largest |logprob difference| to the manifest of the version it should serve."""
     max_difference_old: float | None
@@ -59,6 +60,12 @@ def judge(served_on_new: Logprobs, new: Logprobs, served_on_old: Logprobs | None
     if to_old <= noise and to_new <= noise:
         return "indistinguishable", to_new, to_old
     return "failed", to_new, to_old
+
+
+def telling(new: Logprobs, others: Sequence[Logprobs]) -> int:
+    """Index of the sequence on which `new` is best told apart from all of `others`: the least difference is largest."""
+    differences = [min((max_difference([new[i]], [o[i]]) for o in others), default=0.0) for i in range(len(new))]
+    return max(range(len(new)), key=lambda i: differences[i])
 
 
 def max_difference(a: Logprobs, b: Logprobs) -> float:

@@ -21,6 +21,7 @@ from serve_apps.agent import Agent, Reply, Said, Tool, ToolError, counted_attemp
 from serve_apps.client import ContextExhausted, PolicyCallError, PolicyClient
 from serve_apps.config import EpisodeConfig
 from serve_apps.prompt_budget import fit_prompt
+from serve_apps.replay import Playback, Script
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import (
@@ -86,7 +87,13 @@ class EpisodeSpec:
     task: Task
     episode_index: int
     run_seed: int
-    variant: str = ""
+    script: Script | None = None
+    """What the episode replays and changes; None: it is an episode of its own."""
+
+    @property
+    def variant(self) -> str:
+        """Name of the script; empty without one."""
+        return "" if self.script is None else self.script.variant
 
     @property
     def episode_id(self) -> str:
@@ -109,7 +116,7 @@ class EpisodeSpec:
 
     @property
     def group_id(self) -> str:
-        """Episodes of the same task, iteration, purpose and team."""
+        """Episodes of the same task, iteration, purpose and team; their variants are groups of their own, by kind."""
         return episode_id(
             run_id=self.run_id,
             iteration=self.iteration,
@@ -117,6 +124,7 @@ class EpisodeSpec:
             team_key=self.team_key,
             task_id=self.task.task_id,
             episode_index=-1,
+            variant="" if self.script is None else self.script.kind,
         )
 
 
@@ -153,6 +161,7 @@ class _Recorder:
         self.said: dict[int, tuple[str, ...]] = {}
         self.num_events = 0
         self.rounds: dict[str, int] = {}
+        self.playback = None if spec.script is None else Playback(spec.script)
         self.began = time.perf_counter()
 
     async def run(self, attempt: int) -> Trace:
@@ -207,7 +216,7 @@ class _Recorder:
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=inputs, task=self.spec.task, request=request)
         async with asyncio.timeout(self.limits.turn_timeout_s):
-            completion = await self.complete(call)
+            completion = await self._complete(call)
         end = time.perf_counter()
         text = tokenizer.decode(completion.token_ids)
         parsed = agent.contract.parse(text)
@@ -254,9 +263,16 @@ class _Recorder:
             data=dict(parsed.data),
         )
 
+    async def _complete(self, call: AgentCall) -> Completion:
+        if self.playback is None:
+            return await self.complete(call)
+        return await self.playback.complete(call.agent, call.request, lambda: self.complete(call))
+
     def _fit(self, name: str, prompt_length: int) -> Sampling:
         """The agent's sampling with what room is left; no room at all is a typed stop."""
         sampling = self.team.sampling[name]
+        if self.spec.script is not None and self.spec.script.kind == "greedy":
+            sampling = replace(sampling, temperature=0.0)
         room = self.team.max_model_len[self.team.group_of[name]] - prompt_length
         if room < 1:
             limit = self.team.max_model_len[self.team.group_of[name]]
@@ -285,8 +301,11 @@ class _Recorder:
         response, error = None, ""
         with counted_attempts() as attempts:
             try:
-                async with asyncio.timeout(tool.timeout_s):
-                    response = await tool(**request)
+                recorded = {k: UNRECORDED if k in tool.unrecorded else v for k, v in request.items()}
+                is_known, response = self.playback.response(name, recorded) if self.playback else (False, None)
+                if not is_known:
+                    async with asyncio.timeout(tool.timeout_s):
+                        response = await tool(**request)
             except TimeoutError:
                 error = f"no answer after {tool.timeout_s:g} s"
             except asyncio.CancelledError:

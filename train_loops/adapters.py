@@ -165,13 +165,13 @@ def export_adapter(engine: Engine, out: str | Path) -> Path:
 
 def merge_adapter(base: str | Path, adapter: str | Path, out: str | Path) -> Path:
     """Writes base + adapter as one model in Hugging Face layout, in float32; config and tokenizer are the base's."""
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import Linear
 
     merged = load_model(base, DeepSpeedConfig())
     with torch.no_grad():
         for name, layer in load_adapted(base, adapter, DeepSpeedConfig()).model.named_modules():
-            if isinstance(layer, LoraLayer):
-                merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)  # type: ignore[operator,attr-defined]
+            if isinstance(layer, Linear):
+                merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)
     shutil.copytree(base, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
     merged.save_pretrained(out)
     return Path(out)
@@ -189,6 +189,10 @@ def check_fit(model: nn.Module, config: LoraConfig) -> None:
     """ValueError where the model lacks a target, or one is smaller than the rank: names the nearest that works."""
     linear = {name.rpartition(".")[2]: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     for target in config.target_modules:
+        if target == "lm_head":
+            raise ValueError(
+                "train.lora.target_modules: 'lm_head' is the output head, which stays the base's: leave it out"
+            )
         if target not in linear:
             near = get_close_matches(target, linear, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(linear))}"

@@ -140,12 +140,14 @@ class AgentTrainConfig(Settings):
 
 
 class RowsConfig(Settings):
-    """How turns become rows. Neither changes the gradient."""
+    """How turns become rows. None of it changes the gradient."""
 
     merge: bool = True
     """Turns that extend each other exactly (prompt = earlier prompt + completion) are computed as one row."""
     pack: bool = True
     """Rows lie end to end without padding, each attending to itself only."""
+    share: bool = True
+    """Packed rows that begin alike (the prompts of a task's episodes) are computed once up to where they part."""
 
 
 class TeamConfig(Settings):
@@ -256,6 +258,10 @@ Algorithm = Literal[
 ]
 """Advantage estimators: each is the file of its name in train_loops/advantages/ (ppo, ippo, mappo and happo: gae)."""
 GAE_ALGORITHMS = ("ppo", "ippo", "mappo", "happo")
+GROUP_ALGORITHMS = ("grpo", "dr_mas", "at_grpo", "rloo", "opo", "gpg", "pass_at_k", "gigpo", "reinforce_pp_baseline")
+"""They compare episodes of a task."""
+BASELINE_ALGORITHMS = {"remax": "greedy", "counterfactual": "counterfactual", "leave_one_out": "leave_one_out"}
+"""Which kind of variants (`collect.variants`) each of them needs."""
 TEAM = "team"
 """Name of the whole-team learner beside the model groups': of its task, its versions and its orders."""
 TEAM_CRITIC_ALGORITHMS = ("mappo", "happo")
@@ -326,8 +332,6 @@ class TrainConfig(Settings):
                 "train.critic.warmup_iterations: a critic that shares the policy's trunk cannot learn alone: use "
                 "critic.kind: own, or drop it"
             )
-        if self.agents and not any(agent.weight for agent in self.agents.values()):
-            raise ValueError("train.agents: every weight is 0, nothing would train: give one agent a weight above 0")
         return self
 
     @model_validator(mode="after")

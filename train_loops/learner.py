@@ -15,15 +15,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stores.traces import TraceStore
-from stores.types import RewardsRef, TracesRef
-from train_loops.config import TrainConfig
+from stores.types import RewardsRef, Trace, TracesRef
+from train_loops.baselines import baselines_of
+from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
 from train_loops.figures import agent_figures, agreement_figures, funnel_figures, row_figures
 from train_loops.kl import adapted_coef
 from train_loops.layout import Layout
@@ -62,10 +63,14 @@ def read_rows(
     }
     funnel = Funnel(model_group=model_group, **settings)
     samples: list[Sample] = []
+    seen: list[Trace] = []
     for trace in store.read_traces(traces, model_group=model_group):
         episode_rewards = reward_of.get(trace.episode_id)
         funnel.see(trace, episode_rewards)
         samples += samples_of(trace, episode_rewards, model_group=model_group, **settings)
+        seen += [trace] if config.algorithm in BASELINE_ALGORITHMS else []
+    baselines = baselines_of(seen, reward_of)
+    samples = [replace(s, baseline=baselines.get((s.episode_id, s.turn_index))) for s in samples]
     return sorted(samples, key=lambda s: (s.episode_id, s.turn_index)), funnel
 
 

@@ -5,6 +5,7 @@ Design rule 4. `old` is recomputed by the trainer under the parent weights, `rol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -65,7 +66,7 @@ def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Li
         MismatchError: an agent's mean difference is beyond `limit_mean`, or not a number, or its effective sample size
             is below `min_ess`.
     """
-    for agent, a in agreements.items():
+    for agent, a in sorted(agreements.items(), key=lambda item: item[1].ess):  # the worst first: it is what to accept
         found = (
             f"agent {agent!r}: trainer and engine differ by {a.mean_abs:.3g} nats on average (max {a.max_abs:.3g}, "
             f"KL {a.kl_k3:.3g}, effective sample size {a.ess:.3f}, {a.num_tokens} tokens)"
@@ -78,7 +79,8 @@ def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Li
         if a.ess < config.min_ess:
             raise MismatchError(
                 f"{found}; the effective sample size is below train.mismatch.min_ess={config.min_ess:g}: these turns say "
-                "too little about the weights to train; sample again, or train on traces of a nearer version"
+                "too little about the weights to train; sample again, or train on traces of a nearer version, or accept "
+                f"it with train.mismatch.min_ess={math.floor(a.ess * 1000) / 1000:g}"
             )
     return "correct" if config.always or not is_close(agreements, config=config) else "none"
 

@@ -119,7 +119,7 @@ class Worker:
 
         from train_loops.team_trainer import train_team_learner
 
-        return self._agree(train_team_learner(data) if dist.get_rank() == 0 else None)
+        return agree(train_team_learner(data) if dist.get_rank() == 0 else None)
 
     def execute(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Trains one order to a committed version; returns the result (see `TrainerHandle.order`)."""

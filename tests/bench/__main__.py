@@ -31,6 +31,7 @@ BENCHES = {
     "traces": "tests.bench.trace_store",
     "controller": "tests.bench.controller",
     "sync": "tests.bench.weight_sync",
+    "adapters": "tests.bench.adapters",
     "overhead": "tests.bench.overhead",
     "rollout": "tests.bench.rollout",
     "sandbox": "tests.bench.sandbox",

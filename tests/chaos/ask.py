@@ -29,10 +29,9 @@ def served(run: Run) -> dict[str, list[int]]:
     from serve_apps.deployment import served_models
 
     apps = app_names(run)
-    if not any(served_models(apps.values()).values()):
+    if not any(served_models(apps).values()):
         serve(run, run.parents(run.config.iterations + 1))
-    found = served_models(apps.values())
-    return {group: sorted(version for version, _ in found[app].values()) for group, app in apps.items()}
+    return {group: sorted(version for version, _ in found.values()) for group, found in served_models(apps).items()}
 
 
 def replay(run: Run) -> dict[int, float]:

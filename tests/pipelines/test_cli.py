@@ -82,6 +82,21 @@ def test_a_team_without_alias_is_named(tmp_path: Path) -> None:
     assert "not of the form TEAM@ALIAS" in said(tmp_path, "evaluate", "demo", "--tasks", "tasks.jsonl")
 
 
+def test_traces_of_another_run_that_cannot_be_had_are_named(tmp_path: Path) -> None:
+    assert "--from-traces 'demo' is not of the form RUN@ITERATION" in said(
+        tmp_path, "train", DEMO, "--from-traces", "demo"
+    )
+    assert "no run 'other' below" in said(tmp_path, "train", DEMO, "--from-traces", "other@1", "--store", tmp_path)
+    assert "says where the run of --from-traces is" in said(tmp_path, "train", DEMO, "--store", tmp_path)
+
+
+def test_the_plan_of_training_on_stored_traces_samples_nothing(tmp_path: Path) -> None:
+    done = troupe(tmp_path, "train", DEMO, "--from-traces", "other@1", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("plan: begin -> traces of other@1 -> score -> train solver_verifier")
+    assert "--from-traces" in troupe(tmp_path, "train", "--help").stdout
+
+
 def test_a_second_run_with_the_same_name_and_another_config_is_refused(tmp_path: Path) -> None:
     from pipelines.config import load_config
     from stores.journal import Journal

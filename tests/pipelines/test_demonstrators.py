@@ -11,11 +11,14 @@ import pytest
 from pipelines import (
     arithmetic,
     arithmetic_demonstrator,
+    counting_house,
+    counting_house_demonstrator,
     made_up_facts,
     made_up_facts_demonstrator,
     small_functions,
     small_functions_demonstrator,
 )
+from pipelines.counting_house_credit import CountingHouseCredit
 from pipelines.credit.code_progress import CodeProgress
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import CreditRule
@@ -25,6 +28,7 @@ from serve_apps.demonstrate import demonstrate
 from serve_apps.runner import ActingTeam
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
+from serve_apps.workflows.counting_house import CountingHouse
 from serve_apps.workflows.debate import Debate
 from serve_apps.workflows.declared import Declared
 from serve_apps.workflows.hierarchical_search import HierarchicalSearch
@@ -60,6 +64,12 @@ CASES: list[tuple[Callable[[], Workflow], Any, Callable[[], list[Task]], CreditR
     (SolverVerifier, arithmetic_demonstrator.demonstrate_loop, sums, OutcomeShare(metric="math")),
     (Debate, arithmetic_demonstrator.demonstrate_debate, sums, OutcomeShare(metric="math")),
     (lambda: Debate(decide="summarizer"), arithmetic_demonstrator.demonstrate_debate, sums, OutcomeShare(metric="math")),
+    (
+        CountingHouse,
+        counting_house_demonstrator.demonstrate,
+        lambda: counting_house.generate(seed=0, split="train", count=60),
+        CountingHouseCredit(),
+    ),
     (PioneerObserver, arithmetic_demonstrator.demonstrate_pair, sums, OutcomeShare(metric="math")),
     (
         lambda: ReflectiveCode(sandbox={"wall": "none"}, max_rounds=2),

@@ -13,8 +13,10 @@ from rich.console import Console
 
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import score_trace
+from pipelines.record import iteration_metrics
 from pipelines.report import Example, ExampleEpisode, ReportData, iteration_table, render
-from pipelines.report_figures import other_metrics, overhead_share, training
+from pipelines.report_figures import other_metrics, overhead_share, training, training_of_agents
+from pipelines.symptoms import find_symptoms
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 GROUP_OF = {
@@ -247,3 +249,61 @@ def test_the_terminal_table_fits_in_100_columns_and_names_everything() -> None:
     for part in ("finalizer", "refiner_finalizer", "tokens/s", "entropy", "logprob gap", "(max 4e-05)", "collect 11"):
         assert part in text, part
     assert len(text.splitlines()) <= 13
+
+
+def collapsing_rows() -> list[dict[str, Any]]:
+    """Eight iterations in which the solver's credit goes against the outcome."""
+    return [
+        {
+            "iteration": k,
+            "metrics": {"outcome": 0.4, "reward": 0.4},
+            "agents": {"solver": {"credit_correlation": -0.5, "ratio": 1.0, "rows": 8.0}},
+            "groups": {},
+        }
+        for k in range(1, 9)
+    ]
+
+
+def test_a_symptom_is_in_the_page_and_in_the_terminal_with_what_to_try() -> None:
+    rows = collapsing_rows()
+    page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
+    for part in ("hacking", "agent solver", "correlation -0.50", "a credit rule that pays what helps the team"):
+        assert part in page.text, part
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(iteration_table(rows[-1] | {"symptoms": find_symptoms(rows)}))
+    assert "! hacking, agent solver, iteration 8" in console.export_text()
+
+
+def test_a_run_that_learns_has_no_symptoms() -> None:
+    page = read(render(sample_report()))
+    assert "No figure has left its usual range." in page.text
+
+
+def test_training_figures_of_agents_have_charts_of_their_own_and_are_told_once() -> None:
+    rows = collapsing_rows()
+    titles = ["Ratio to the old policy (mean)", "Credit against outcome (correlation)"]
+    assert [f.title for f in training_of_agents(rows)] == titles
+    assert [f.title for f in other_metrics(rows)] == ["rows, per agent", "outcome", "reward"]
+
+
+def test_mlflow_gets_every_figure_by_group_and_agent_and_every_symptom() -> None:
+    summary = {
+        "metrics": {"outcome": 0.5},
+        "seconds": {"train": 2.0},
+        "versions": {"g": 8},
+        "groups": {"g": {"train/kl_k3": 0.1}},
+        "trained_agents": {"g": {"solver": {"clip_share": 0.2}}},
+        "agents": {"solver": {"reward": 0.3}},
+        "symptoms": find_symptoms(collapsing_rows()),
+        "evaluation": None,
+    }
+    assert iteration_metrics(summary) == {
+        "outcome": 0.5,
+        "seconds/train": 2.0,
+        "policy_version/g": 8.0,
+        "train/g/kl_k3": 0.1,
+        "train/g/solver/clip_share": 0.2,
+        "agent/solver/reward": 0.3,
+        "symptoms/count": 1.0,
+        "symptoms/hacking/agent/solver/credit_correlation": 1.0,
+    }

@@ -11,7 +11,8 @@ import pytest
 from pipelines import serving
 from pipelines.config import load_config
 from pipelines.run import Run
-from serve_apps.deployment import ServedModel, Target
+from serve_apps.deployment import ServedModel
+from serve_apps.proving import Target
 from stores.manifest import Probe
 from stores.types import ModelVersionRef
 
@@ -52,15 +53,15 @@ def told_apart(
     """The version that the new one is told apart from, None without one; "nothing to do" where it is served already."""
     given: list[Target] = []
 
-    def sync(targets: dict[str, Target], *_: Any, **__: Any) -> list[Any]:
-        given.extend(targets.values())
+    def sync(targets: list[Target], *_: Any, **__: Any) -> list[Any]:
+        given.extend(targets)
         return []
 
     monkeypatch.setattr(serving, "start", lambda run, models: None)
-    monkeypatch.setattr(serving, "served_models", lambda apps: {app: dict(enumerate(replicas)) for app in apps})
+    monkeypatch.setattr(serving, "served_models", lambda apps: {group: dict(enumerate(replicas)) for group in apps})
     monkeypatch.setattr(serving, "sync_apps", sync)
     serving.serve(run, {"team": ref(run, version)}, always_prove=always)
-    return (given[0][1] and given[0][1].version) if given else "nothing to do"
+    return (given[0].before and given[0].before.version) if given else "nothing to do"
 
 
 def test_a_version_is_told_apart_from_what_was_served_before_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_workflow_credit import Event, trace
 
 from pipelines.credit.difference import DifferenceReward
@@ -196,6 +198,37 @@ def test_a_set_is_scored_the_same_whatever_its_order() -> None:
     first = {r.episode_id: r for r in score_traces(rule, episodes, version="v")}
     numbers.shuffle(episodes)
     assert {r.episode_id: r for r in score_traces(rule, episodes, version="v")} == first
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rounds=st.lists(st.tuples(st.integers(-8, 8), st.integers(-8, 8)), min_size=1, max_size=4),
+    factor=st.integers(-3, 3),
+    shift=st.integers(-3, 3),
+)
+@pytest.mark.parametrize(
+    ("rule", "shifted"),
+    [
+        (ScoreRules(SAID), lambda t, T: 1),
+        (ScoreRules(SAID, horizon="last"), lambda t, T: 1),
+        (ScoreRules(SAID, sharing="individual"), lambda t, T: 1),
+        (TeamReward(SAID, team="mean"), lambda t, T: 1),
+        (TeamReward(SAID, timing="sparse"), lambda t, T: 2 * (t == T - 1)),
+        (TeamReward(SAID, timing="accumulative", team="individual"), lambda t, T: T - t),
+        (SharedSum(SAID), lambda t, T: 2 * T),
+        (DifferenceReward(SAID), lambda t, T: t == 0),
+        (DifferenceReward(SAID, between="agents"), lambda t, T: 0),
+        (HistoryShaping(SAID), lambda t, T: 1),
+    ],
+)
+def test_scaled_scores_scale_the_rewards_and_a_shift_acts_as_the_formula_says(
+    rule: Any, shifted: Any, rounds: list[tuple[int, int]], factor: int, shift: int
+) -> None:
+    before = earned(rule, played(*rounds))
+    after = earned(rule, played(*[(factor * a + shift, factor * b + shift) for a, b in rounds]))
+    for agent, rewards in before.items():
+        wanted = [factor * reward + shift * shifted(t, len(rounds)) for t, reward in enumerate(rewards)]
+        assert after[agent] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_cory_pays_both_what_both_earned() -> None:

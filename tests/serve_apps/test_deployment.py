@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from serve_apps.adapters import AdapterRoom
 from serve_apps.app_list import AppList, Apps, with_user_config
 from serve_apps.config import ServeConfig
-from serve_apps.deployment import PolicyAppSpec, _is_same, app_entry
-from serve_apps.proof import judge, max_difference
+from serve_apps.deployment import PolicyAppSpec, _is_same, _retargeted, app_entry
+from serve_apps.policy_app import PolicyArgs
+from serve_apps.proof import judge, max_difference, telling
+from serve_apps.proving import Target, _probes
 from stores.manifest import Probe
+from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 
 NEW = ((-1.0, -2.0), (-3.0,))
@@ -84,6 +89,60 @@ def test_an_app_goes_on_with_any_version_but_not_where_the_one_it_starts_with_is
     assert not _is_same(running, specs[1]), "removed"
     store.commit(tiny_model, model_group="g", version=0, parent=None, run_id="r, again", iteration=0, probe=probe)
     assert not _is_same(running, specs[1]), "replaced"
+
+
+def test_the_telling_sequence_is_the_one_that_differs_most_from_every_other_version() -> None:
+    new = ((-1.0,), (-2.0,), (-3.0,))
+    base = ((-9.0,), (-2.2,), (-3.0,))  # far on the first, near on the second
+    before = ((-1.1,), (-2.3,), (-7.0,))  # far on the third, where the base is the same
+    assert telling(new, [base]) == 0
+    assert telling(new, [before]) == 2
+    assert telling(new, [base, before]) == 1
+    assert telling(new, []) == 0
+
+
+def test_an_adapter_is_proven_on_one_sequence_and_a_whole_model_on_all(tiny_model: Path, tmp_path: Path) -> None:
+    store, sequences = WeightStore(str(tmp_path)), ((1, 2), (3, 4), (5, 6))
+
+    def commit(group: str, version: int, logprobs: list[float], base: ModelVersionRef | None = None) -> ModelVersionRef:
+        probe = Probe(sequences=sequences, logprobs=tuple((x,) for x in logprobs))
+        return store.commit(tiny_model, model_group=group, version=version, parent=None, run_id="r", iteration=version,
+                            probe=probe, base=base)  # fmt: skip
+
+    base = commit("shared", 0, [-1.0, -1.0, -1.0])
+    old, new = commit("g", 0, [-1.0, -1.5, -2.0], base), commit("g", 1, [-1.2, -1.1, -2.5], base)
+    on, told_from = _probes(Target(app="app", model=new, before=old), store)
+    assert told_from is not None
+    assert (on.sequences, on.logprobs, told_from.logprobs) == (((5, 6),), ((-2.5,),), ((-2.0,),))
+    assert _probes(Target(app="app", model=base), store) == (store.manifest(base).probe, None)
+
+
+def test_a_sync_of_one_adapter_leaves_the_others_of_its_app(tiny_model: Path, tmp_path: Path) -> None:
+    store, probe = WeightStore(str(tmp_path)), Probe(sequences=((1, 2),), logprobs=((-0.5,),))
+    refs = {
+        (group, version): store.commit(
+            tiny_model, model_group=group, version=version, parent=None, run_id="r", iteration=version, probe=probe
+        )
+        for group in ("shared", "solver", "verifier")
+        for version in (0, 1)
+    }
+    room = AdapterRoom(model_groups=("solver", "verifier"), max_rank=4, target_modules=("q_proj",))
+    spec = PolicyAppSpec(
+        name="app",
+        model_group="shared",
+        model=refs["shared", 0],
+        serve=ServeConfig(),
+        adapters={group: refs[group, 0] for group in room.model_groups},
+        room=room,
+    )
+    entry = app_entry(spec)
+    apps = _retargeted({"app": entry}, [Target(app="app", model=refs["solver", 1])])
+    served = apps["app"]["deployments"][0]["user_config"]["adapters"]
+    assert {group: about["version"] for group, about in served.items()} == {"solver": 1, "verifier": 0}
+    assert PolicyArgs.from_dict(json.loads(json.dumps(entry["args"]))) == spec.args
+    assert _is_same(entry, spec)
+    assert not _is_same(entry, replace(spec, model=refs["shared", 1])), "another base is another app"
+    assert not _is_same(entry, replace(spec, room=replace(room, max_rank=8)))
 
 
 def test_probes_of_different_lengths_are_refused() -> None:

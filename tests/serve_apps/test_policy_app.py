@@ -26,13 +26,13 @@ from serve_apps.deployment import (
     PolicyAppSpec,
     _retargeted,
     ensure_apps,
-    prove_apps,
     remove_apps,
     replica_statuses,
     served_models,
     sync_apps,
 )
 from serve_apps.proof import SyncError
+from serve_apps.proving import Target, prove_apps
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
@@ -93,11 +93,16 @@ class Served:
         return ref
 
     def sync(self, new: int, old: int | None = None, timeout_s: float = 60) -> list[Any]:
-        targets = {APP: (self.ref(new), None if old is None else self.ref(old))}
-        return sync_apps(targets, self.store, tolerance=TOLERANCE, noise=NOISE, timeout_s=timeout_s)
+        return sync_apps([self.target(new, old)], self.store, tolerance=TOLERANCE, noise=NOISE, timeout_s=timeout_s)
+
+    def target(self, new: int, old: int | None = None) -> Target:
+        return Target(app=APP, model=self.ref(new), before=None if old is None else self.ref(old))
+
+    def prove(self, new: int, old: int) -> list[Any]:
+        return prove_apps([self.target(new, old)], self.store, tolerance=TOLERANCE, noise=NOISE)
 
     def versions(self) -> list[int]:
-        return [version for version, _ in served_models([APP])[APP].values()]
+        return [version for version, _ in served_models({"g": APP})["g"].values()]
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +220,7 @@ def test_a_version_that_storage_kept_from_the_replicas_is_taken_when_the_sync_is
     weights = Path(served.commit(13, noise=0.02, seed=13).uri) / "model.safetensors"
     content = weights.read_bytes()
     weights.unlink()
-    target = {APP: (served.ref(13), served.ref(0))}
-    change(open_list(), lambda apps: _retargeted(apps, target))
+    change(open_list(), lambda apps: _retargeted(apps, [served.target(13, old=0)]))
     while [s["state"] for s in replica_statuses(APP)] != ["bad", "bad"]:  # Serve tells one after the other
         time.sleep(0.1)
     weights.write_bytes(content)
@@ -237,7 +241,7 @@ def test_a_damaged_version_is_refused_before_anything_is_published(served: Serve
 def test_a_skipped_sync_and_a_wrong_push_do_not_pass_as_the_new_version(served: Served) -> None:
     served.sync(0)
     with pytest.raises(SyncError, match="should serve version 1, says 0") as caught:
-        prove_apps({APP: (served.ref(1), served.ref(0))}, served.store, tolerance=TOLERANCE, noise=NOISE)
+        served.prove(1, old=0)
     assert [p.verdict for p in caught.value.proofs] == ["failed"] * 2
     served.commit(20, noise=0.0, probe_of=1)  # claims to be version 1's policy, holds version 0's weights
     with pytest.raises(SyncError, match="should serve version 20, says 20; max"):
@@ -289,7 +293,7 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
     assert served.versions() == [1, 1]
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, "the engine of a killed replica does not stay behind"
-    proofs = prove_apps({APP: (served.ref(1), served.ref(0))}, served.store, tolerance=TOLERANCE, noise=NOISE)
+    proofs = served.prove(1, old=0)
     assert [p.verdict for p in proofs] == ["proven"] * 2
 
 

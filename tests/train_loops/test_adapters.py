@@ -24,8 +24,10 @@ from train_loops.adapters import (
     make_adapter,
     merge_adapter,
 )
+from train_loops.batching import collate_turns
 from train_loops.config import DeepSpeedConfig, LoraConfig, OptimizerConfig
 from train_loops.engine import Engine, join_workers, load_model
+from train_loops.logprobs import completion_logprobs
 from train_loops.warmstart import adopt
 
 PLAIN = DeepSpeedConfig()
@@ -136,6 +138,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_as_if_never_stopped(
 ) -> None:
     config = DeepSpeedConfig(zero_stage=stage)  # type: ignore[arg-type]
     engine = trained(tiny_model, adapter, tmp_path / "v1", config=config)
+    (tmp_path / "checkpoint").mkdir()
     engine.save(tmp_path / "checkpoint", tag="policy", state={"version": 1})
     size = sum(f.stat().st_size for f in (tmp_path / "checkpoint").rglob("*") if f.is_file())
     assert size < (tiny_model / "model.safetensors").stat().st_size, "the adapter and two moments of it"
@@ -168,14 +171,15 @@ def test_the_reference_of_an_adapter_is_its_base_unless_it_was_taken_over(tiny_m
     policy = trained(tiny_model, store.fetch(fresh), tmp_path / "v1")
     taken = store.commit(tmp_path / "v1", model_group="taken", version=0, parent=None, run_id="r", iteration=0,
                          probe=store.manifest(fresh).probe, base=base)  # fmt: skip
-    mask, heat = torch.ones_like(TOKENS[:, 1:], dtype=torch.bool), torch.ones(3)
-    exact = {"base": logprobs(load_model(tiny_model, PLAIN)), "taken": logprobs(policy.module.model)}
+    batch = collate_turns([(row[:1], row[1:]) for row in TOKENS.tolist()])
+    models: dict[str, Any] = {"base": load_model(tiny_model, PLAIN), "taken": policy.module.model}
+    exact = {name: logprobs(model).flatten() for name, model in models.items()}
     off, own = (load_reference_of(policy, store, ref, PLAIN) for ref in (fresh, taken))
     assert isinstance(off, AdapterOff)
     with policy.evaluating():
-        assert torch.allclose(off(TOKENS, mask, heat)[0], exact["base"], atol=1e-6)
-        assert torch.allclose(own(TOKENS, mask, heat)[0], exact["taken"], atol=1e-6)
-        assert torch.allclose(policy(TOKENS, mask, heat)[0], exact["taken"], atol=1e-6), "and it is on again"
+        assert torch.allclose(completion_logprobs(off, batch), exact["base"], atol=1e-5)
+        assert torch.allclose(completion_logprobs(own, batch), exact["taken"], atol=1e-5)
+        assert torch.allclose(completion_logprobs(policy, batch), exact["taken"], atol=1e-5), "and it is on again"
     assert [p.requires_grad for n, p in policy.module.named_parameters() if "lora_" in n].count(False) == 0
     policy.close()
 
@@ -219,6 +223,7 @@ def test_the_base_in_the_store_stays_as_it_is(tiny_model: Path, tmp_path: Path) 
     [
         ({"rank": 33}, r"rank = 33 is above the smaller dimension of k_proj \(32\): take at most 32"),
         ({"target_modules": ("q_proj", "k_porj")}, "no linear layer 'k_porj': did you mean 'k_proj'"),
+        ({"target_modules": ("lm_head",)}, "'lm_head' is the output head"),
     ],
 )
 def test_a_rank_or_a_layer_that_cannot_be_is_refused_with_the_nearest_that_works(

@@ -15,13 +15,8 @@ from stored_head import with_stored_head
 from synthetic_engine import OPTIMIZER, batches, train, weights
 
 from stores.manifest import read_safetensors_header
-<<<<<<< HEAD
-from train_loops.config import DeepSpeedConfig
-=======
-from train_loops.batching import Batch, collate
 from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
 from train_loops.critic import value_head
->>>>>>> engine
 from train_loops.engine import Engine, export_weights, join_workers, load_critic, load_policy
 from train_loops.logprobs import completion_logprobs
 
@@ -66,8 +61,6 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened(
     assert torch.equal(weights(first), weights(second))
 
 
-<<<<<<< HEAD
-=======
 LAYOUTS = {
     "z0": DeepSpeedConfig(),
     "z1-offload": DeepSpeedConfig(zero_stage=1, offload_optimizer=True),
@@ -171,7 +164,6 @@ def test_a_frozen_critic_trains_and_stores_its_head_alone(tiny_model: Path, tmp_
     engine.close()
 
 
->>>>>>> engine
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_loss_that_is_not_finite_skips_the_step_and_leaves_no_trace(tiny_model: Path, stage: int) -> None:
     config = DeepSpeedConfig(zero_stage=stage)

@@ -1,0 +1,93 @@
+"""replay: a finished episode and a change -> the answers with which it is run again.
+
+    before the change   the recorded turns, token for token, and the recorded tool responses
+    the change          greedy: every turn without chance    counterfactual: one turn sampled anew
+                        without: one agent says nothing
+    after it            live
+
+A workflow must do the same when it is told the same; where a prompt comes out otherwise, the replay has gone astray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stores.types import Completion, FinishReason, GenerateRequest, Trace
+
+VariantKind = Literal["greedy", "counterfactual", "without"]
+
+
+class ReplayError(RuntimeError):
+    """A workflow did something else than in the episode that is run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What differs from the episode that is run again."""
+
+    kind: VariantKind
+    agent: str = ""
+    """Whose turn is changed; of a greedy episode: nobody's in particular."""
+    base: Trace | None = None
+    """The episode; None where nothing is replayed (greedy)."""
+    changed_at: int = 0
+    """Event from which on nothing is replayed: the changed turn."""
+
+    @property
+    def variant(self) -> str:
+        """Name of the variant, part of the episode's key."""
+        return {
+            "greedy": "greedy",
+            "counterfactual": f"counterfactual-{self.changed_at}",
+            "without": f"without-{self.agent}",
+        }[self.kind]
+
+
+@dataclass(slots=True)
+class Playback:
+    """One run of a script; counts what was asked so far."""
+
+    script: Script
+    _turns: dict[str, int] = field(default_factory=dict)
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    async def complete(
+        self, agent: str, request: GenerateRequest, live: Callable[[], Awaitable[Completion]]
+    ) -> Completion:
+        """The answer to an agent's next turn; `live` samples one. ReplayError where the prompt is not the recorded one."""
+        base, number = self.script.base, self._turns.get(agent, 0)
+        self._turns[agent] = number + 1
+        if base is None:
+            return await live()
+        recorded = [turn for turn in base.turns if turn.agent == agent]
+        if number < len(recorded) and recorded[number].turn_index < self.script.changed_at:
+            turn = recorded[number]
+            if list(turn.prompt_token_ids) != list(request.prompt_token_ids):
+                raise ReplayError(
+                    f"turn {turn.turn_index} of {agent!r} has another prompt than in episode {base.episode_id}: the "
+                    "workflow does not do the same when it is told the same"
+                )
+            return Completion(
+                token_ids=turn.completion_token_ids,
+                logprobs=turn.rollout_logprobs,
+                finish_reason=turn.finish_reason,
+                policy_version=turn.policy_version,
+                is_version_mixed=turn.is_version_mixed,
+            )
+        if self.script.kind == "without" and agent == self.script.agent:
+            version = base.policy_versions[request.model_group]
+            return Completion(token_ids=[], logprobs=[], finish_reason=FinishReason.STOP, policy_version=version)
+        return await live()
+
+    def response(self, tool: str, request: Mapping[str, Any]) -> tuple[bool, Any]:
+        """Whether the tool's next call was recorded before the change with the same request, and what it answered."""
+        number = self._calls.get(tool, 0)
+        self._calls[tool] = number + 1
+        calls = [call for call in self.script.base.tool_calls if call.tool == tool] if self.script.base else []
+        if number >= len(calls):
+            return False, None
+        call = calls[number]
+        is_same = call.call_index < self.script.changed_at and not call.error and dict(call.request) == dict(request)
+        return is_same, call.response if is_same else None

@@ -1,0 +1,57 @@
+"""Counting house: a teller per pile of coins, a clerk whose remark nobody reads, an auditor who can only spoil the total."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_apps.agent import Agent
+from serve_apps.contracts import Tags
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Task
+
+KEEP, BURN = "keep", "burn"
+MAX_TRIES = 2
+
+
+class CountingHouse(Workflow):
+    """Made so that credit matters: who earned the outcome can be said exactly, and the outcome alone does not say it.
+
+    The teller is called once per pile, and again for a count that nobody can read: more often where it did worse. The
+    clerk is a free rider. The auditor is a saboteur: what it keeps is the tellers' total, what it burns is lost.
+    """
+
+    teller = Agent(
+        prompt="How many good coins? Reply with <COUNT>number</COUNT> only.\nPile: {pile}",
+        contract=Tags("COUNT"),
+    )
+    clerk = Agent(
+        prompt="Say something of the day. Reply with <REMARK>word</REMARK> only.\nTotal: {total}",
+        contract=Tags("REMARK"),
+    )
+    auditor = Agent(
+        prompt="Keep or burn the books? Reply with <VERDICT>keep or burn</VERDICT> only.\nTotal: {total}",
+        contract=Tags("VERDICT", choices={"VERDICT": (KEEP, BURN)}),
+    )
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """The sum of all counts, unless a count is missing or the books are burnt."""
+        counts = [await self._counted(agents, pile) for pile in task.prompt.split()]
+        total = str(sum(counts)) if None not in counts else ""
+        await agents.clerk(total=total)
+        audit = await agents.auditor(total=total)
+        if audit["verdict"] != KEEP:
+            return Outcome(answer="", stop_reason="burnt")
+        return Outcome(answer=total, stop_reason="kept")
+
+    async def _counted(self, agents: Any, pile: str) -> int | None:
+        for _ in range(MAX_TRIES):
+            reply = await agents.teller(pile=pile)
+            if (count := read_count(reply["count"])) is not None:
+                return count
+        return None
+
+
+def read_count(text: str) -> int | None:
+    """A count as a teller says it; None where it is no number of at most two digits."""
+    said = str(text).strip()
+    return int(said) if said.isascii() and said.isdigit() and len(said) <= 2 else None

@@ -1,0 +1,1 @@
+"""Every algorithm on the same tasks, side by side: `python -m tests.algorithms`."""

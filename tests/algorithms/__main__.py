@@ -1,0 +1,108 @@
+"""Trains every algorithm on the same tasks, with the same seeds and budget of episodes, and compares what they learned.
+
+    python -m tests.algorithms                               all comparisons
+    python -m tests.algorithms --comparison credit --rows dr_mas broadcast_grpo --seeds 0
+    python -m tests.algorithms --show                        the tables of what is done
+
+Writes runs/algorithms/<comparison>/{table.md, report.json, plot.png}. Engines and trainers stay up from row to row, the
+warm start of a seed is shared, rows that are done are kept: the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from pipelines.progress import Screen
+from pipelines.promote import git_commit
+from tests.algorithms.plot import draw
+from tests.algorithms.rows import COMPARISONS, ROOT, SEEDS, Comparison
+from tests.algorithms.table import against, figures, markdown, rich_table
+from tests.algorithms.training import read_result, train_row
+
+RUNS = ROOT / "runs" / "algorithms"
+TITLES = {"family": "Math chain, one budget of episodes", "credit": "Counting house: who earned it?"}
+
+
+def main() -> int:
+    """Trains what is missing; the number of rows that failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.algorithms", description=__doc__.splitlines()[0])
+    parser.add_argument("--comparison", choices=sorted(COMPARISONS), nargs="+", default=list(COMPARISONS))
+    parser.add_argument("--rows", nargs="+", metavar="ROW", default=[])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--show", action="store_true", help="train nothing")
+    args = parser.parse_args()
+    console = Console()
+    console = console if console.is_terminal else Console(width=150)
+    failed: list[str] = []
+    for name in args.comparison:
+        comparison = COMPARISONS[name]
+        rows = [row for row in comparison.rows if not args.rows or row in args.rows]
+        if not args.show:
+            failed += _train(comparison, rows, args.seeds, console)
+        _report(comparison, args.seeds, console)
+    if failed:
+        print("failed:\n" + "\n".join(failed), file=sys.stderr)
+    return len(failed)
+
+
+def _train(comparison: Comparison, rows: Sequence[str], seeds: Sequence[int], console: Console) -> list[str]:
+    """Seed by seed, so that a comparison that is stopped early has all rows of its first seeds."""
+    from pipelines.cluster import connect
+
+    root = RUNS / comparison.name
+    todo = [(row, seed) for seed in seeds for row in rows if read_result(comparison, row, seed, root=root) is None]
+    if not todo:
+        return []
+    connect("")
+    screen = Screen(console)
+    failed = []
+    for number, (row, seed) in enumerate(todo, 1):
+        console.rule(f"{comparison.name}: {row}, seed {seed} ({number} of {len(todo)})")
+        began = time.monotonic()
+        try:
+            result = train_row(comparison, row, seed, root=root, screen=screen)
+        except (ValueError, RuntimeError, TimeoutError) as error:  # one row that cannot train leaves the others alone
+            failed.append(f"{comparison.name}/{row}, seed {seed}: {type(error).__name__}: {error}")
+            console.print(failed[-1], markup=False)
+            continue
+        passed = time.monotonic() - began
+        console.print(f"{row}, seed {seed}: {result['before']:.3f} -> {result['after']:.3f} in {passed:.0f} s")
+    return failed
+
+
+def _report(comparison: Comparison, seeds: Sequence[int], console: Console) -> None:
+    root = RUNS / comparison.name
+    results = {
+        row: [one for seed in seeds if (one := read_result(comparison, row, seed, root=root)) is not None]
+        for row in comparison.rows
+    }
+    found = figures(results)
+    if not found:
+        return
+    gains = against(results, comparison.highlight)
+    report = {
+        "comparison": comparison.name,
+        "seeds": list(seeds),
+        "rows": found,
+        f"over_{comparison.highlight}": {row: [gain.mean, *gain.ci95] for row, gain in gains.items()},
+        "num_improved": sum(about["is_improved"] for about in found.values()),
+        "commit": git_commit(),
+        "cores": os.cpu_count(),
+    }
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "report.json").write_text(json.dumps(report, indent=2))
+    (root / "table.md").write_text(markdown(found, gains, comparison.highlight))
+    draw(found, reference=comparison.highlight, title=TITLES[comparison.name], out=root / "plot.png")
+    console.print(rich_table(found, gains, comparison.highlight))
+    console.print(f"{report['num_improved']} of {len(found)} improve with the interval away from 0; {root}/report.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""rows: the comparisons that `make algorithms` makes, and what each of their rows changes of the common run config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import RunConfig, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = (0, 1, 2)
+Changes = Mapping[str, Any]
+"""Dotted key of the run config -> value."""
+
+CRITIC: Changes = {"train.critic": {"optimizer": {"lr": 1.0e-3}}}
+FOUR: Changes = {"collect.episodes_per_task": 4}
+"""Half of the episode budget; the other half is played as variants of these episodes."""
+
+
+def _of(algorithm: str, *changes: Changes, **more: Any) -> Changes:
+    merged: dict[str, Any] = {"train.algorithm": algorithm}
+    for one in changes:
+        merged |= one
+    return merged | {key.replace("__", "."): value for key, value in more.items()}
+
+
+MAIN: Mapping[str, Changes] = {
+    "ppo": _of("ppo", CRITIC),
+    "ippo": _of("ippo", CRITIC),
+    "mappo": _of("mappo"),
+    "happo": _of("happo"),
+    "vdn": _of("dr_mas", train__team={"mixer": "vdn"}),
+    "qmix": _of("dr_mas", train__team={"mixer": "qmix"}),
+    "grpo": _of("grpo"),
+    "dr_grpo": _of(
+        "grpo",
+        train__advantage={"normalize_std": False},
+        train__loss={"aggregation": "seq_mean_token_sum_norm", "norm_tokens": 40},
+    ),
+    "dr_mas": _of("dr_mas"),
+    "at_grpo": _of("at_grpo"),
+    "rloo": _of("rloo"),
+    "reinforce_pp": _of("reinforce_pp"),
+    "reinforce_pp_baseline": _of("reinforce_pp_baseline"),
+    "remax": _of("remax", collect__episodes_per_task=7, collect__greedy_episodes=True),
+    "opo": _of("opo"),
+    "gpg": _of("gpg"),
+    "pass_at_k": _of("pass_at_k"),
+    "gigpo": _of("gigpo"),
+    "dapo": _of(
+        "grpo",
+        train__loss={"clip_high": 0.28, "aggregation": "token_mean"},
+        train__overlong={"buffer_tokens": 8, "penalty": 0.5},
+        collect__dynamic_sampling={"max_refills": 2},
+    ),
+    "gspo": _of(
+        "dr_mas",
+        train__loss={
+            "policy": "gspo",
+            "clip_low": 0.03,
+            "clip_high": 0.04,
+            "aggregation": "seq_mean_token_mean",
+        },
+    ),
+    "cispo": _of("dr_mas", train__loss={"policy": "cispo", "clip_high": 0.28}),
+    "counterfactual": _of("counterfactual", FOUR, collect__variants={"kind": "counterfactual", "per_task": 4}),
+    "leave_one_out": _of("leave_one_out", FOUR, collect__variants={"kind": "leave_one_out", "per_task": 4}),
+}
+"""The whole family on one task, with one budget of episodes."""
+
+CREDIT: Mapping[str, Changes] = {
+    "broadcast_grpo": _of("grpo"),
+    "dr_mas": _of("dr_mas"),
+    "at_grpo": _of("at_grpo"),
+    "mappo": _of("mappo"),
+    "vdn": _of("dr_mas", train__team={"mixer": "vdn"}),
+    "qmix": _of("dr_mas", train__team={"mixer": "qmix"}),
+    "counterfactual": MAIN["counterfactual"],
+    "leave_one_out": MAIN["leave_one_out"],
+    "own_scores": _of("at_grpo", credit__settings={"pay": "own"}),
+    "progress_grpo": _of("grpo", credit__settings={"pay": "progress"}),
+    "progress_dr_mas": _of("dr_mas", credit__settings={"pay": "progress"}),
+}
+"""Who earned it: the outcome for all against what tells the agents apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Rows over one common run config."""
+
+    name: str
+    config: Path
+    rows: Mapping[str, Changes]
+    measure_every: int
+    """Iterations between two measurements on the test tasks; the last is always measured."""
+    highlight: str
+    """The row that the others are compared with in the plot."""
+
+    def row_config(self, row: str, *, seed: int, root: Path) -> RunConfig:
+        """The run config of one row and seed; trainers and engines lie under `root`, the stores in the row's own folder.
+
+        One run name for all rows: apps and trainers are found by it and stay up. ValueError where a setting is refused.
+        """
+        folder = root / "rows" / f"{row}-{seed}"
+        places = {
+            "storage.root": str(root),
+            "storage.journal": f"sqlite:///{folder / 'journal.db'}",
+            "storage.traces": str(folder / "traces"),
+            "storage.weights": str(folder / "weights"),
+        }
+        return load_config(self.config, {**places, "seed": seed, **(self.rows[row] if row else {})})
+
+
+COMPARISONS = {
+    "family": Comparison(
+        name="family",
+        config=ROOT / "infra" / "runs" / "algorithms.yaml",
+        rows=MAIN,
+        measure_every=8,
+        highlight="grpo",
+    ),
+    "credit": Comparison(
+        name="credit",
+        config=ROOT / "infra" / "runs" / "counting_house.yaml",
+        rows=CREDIT,
+        measure_every=1,
+        highlight="broadcast_grpo",
+    ),
+}

@@ -1,0 +1,95 @@
+"""Comparisons: every row parses and could start, figures are those of literal results, a picture comes out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.validate import check
+from tests.algorithms.plot import draw
+from tests.algorithms.rows import COMPARISONS, SEEDS
+from tests.algorithms.table import against, figures, markdown
+from tests.algorithms.training import read_result, result_file
+from train_loops.config import Algorithm
+
+ROWS = [(name, row) for name, comparison in COMPARISONS.items() for row in comparison.rows]
+
+
+def result(before: list[float], after: list[float], seconds: float = 4.0) -> dict[str, object]:
+    """Of a seed with one outcome per task."""
+    outcomes = [{f"t{i}": [value] for i, value in enumerate(side)} for side in (before, after)]
+    means = [sum(side) / len(side) for side in (before, after)]
+    return {
+        "before": means[0],
+        "after": means[1],
+        "outcomes_before": outcomes[0],
+        "outcomes_after": outcomes[1],
+        "curve": [[0, means[0]], [8, means[1]]],
+        "seconds": [seconds, seconds + 2],
+    }
+
+
+@pytest.mark.parametrize(("comparison", "row"), ROWS)
+def test_every_row_parses_and_could_start(comparison: str, row: str, tmp_path: Path) -> None:
+    check(COMPARISONS[comparison].row_config(row, seed=1, root=tmp_path))
+
+
+def test_every_algorithm_has_a_row_in_the_family() -> None:
+    used = {changes["train.algorithm"] for changes in COMPARISONS["family"].rows.values()}
+    assert used == set(Algorithm.__args__)
+
+
+def test_the_rows_of_a_comparison_share_run_trainer_place_and_test_tasks_but_no_store(tmp_path: Path) -> None:
+    comparison = COMPARISONS["credit"]
+    one, other = (comparison.row_config(row, seed=s, root=tmp_path) for row, s in (("dr_mas", 0), ("at_grpo", 2)))
+    assert one.run == other.run and one.storage.root == other.storage.root
+    assert one.storage.journal != other.storage.journal and one.storage.weights != other.storage.weights
+    assert one.tasks.test == other.tasks.test and one.seed != other.seed
+    assert SEEDS == (0, 1, 2)
+
+
+def test_a_result_counts_only_for_the_settings_that_made_it(tmp_path: Path) -> None:
+    comparison = COMPARISONS["credit"]
+    assert read_result(comparison, "dr_mas", 0, root=tmp_path) is None
+    config = comparison.row_config("dr_mas", seed=0, root=tmp_path)
+    kept = result_file(tmp_path, "dr_mas", 0)
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({"sha256": f"{config.sha256[:16]}/8"}))
+    assert read_result(comparison, "dr_mas", 0, root=tmp_path) is not None
+    kept.write_text(json.dumps({"sha256": "another/8"}))
+    assert read_result(comparison, "dr_mas", 0, root=tmp_path) is None
+
+
+def test_figures_are_means_over_seeds_with_an_interval_over_seeds_and_tasks() -> None:
+    better = [result([0.0] * 8 + [1.0] * 2, [1.0] * 10), result([0.0] * 10, [1.0] * 8 + [0.0] * 2)]
+    noise = [result([0.0, 1.0] * 5, [1.0, 0.0] * 5), result([0.0, 1.0] * 5, [0.0, 1.0] * 5)]
+    found = figures({"better": better, "noise": noise, "not_yet": []}, num_samples=2000)
+    assert list(found) == ["better", "noise"]
+    about = found["better"]
+    assert (about["before"], about["after"], about["change"]) == (0.1, 0.9, pytest.approx(0.8))
+    assert about["seconds_per_iteration"] == 5.0
+    assert about["is_improved"] and 0.4 < about["ci95"][0] < 0.8 < about["ci95"][1] <= 1.0
+    assert found["noise"]["change"] == 0.0 and not found["noise"]["is_improved"]
+
+
+def test_rows_are_compared_with_the_reference_on_the_same_tasks_and_seeds() -> None:
+    results = {
+        "reference": [result([0.0] * 4, [0.0, 0.0, 1.0, 1.0])],
+        "other": [result([0.0] * 4, [1.0, 1.0, 1.0, 1.0])],
+    }
+    gains = against(results, "reference", num_samples=500)
+    assert list(gains) == ["other"]
+    assert gains["other"].mean == 0.5
+    text = markdown(figures(results, num_samples=500), gains, "reference")
+    assert text.splitlines()[2].startswith("| `other` | 1 | 0.000 | 1.000 | +1.000 [")
+    assert "| +0.500 [" in text.splitlines()[2]
+
+
+def test_curves_become_a_picture(tmp_path: Path) -> None:
+    found = figures(
+        {"grpo": [result([0.0, 0.0], [0.0, 1.0])], "dr_mas": [result([0.0, 0.0], [1.0, 1.0])]}, num_samples=200
+    )
+    draw(found, reference="grpo", title="Who earned it?", out=tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,122 @@
+"""training: one row and seed of a comparison -> result.json, on engines and trainers that are warm from the row before.
+
+    version 0 (once per seed) ──> swapped in, proven ──> collect, score, train, sync (each iteration) ──> test tasks
+
+No gate and no registry: what is compared is what training does. A row that was interrupted begins again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.begin import make_version_zero, measure_team
+from pipelines.local_runner import train_all
+from pipelines.progress import Screen
+from pipelines.run import Run
+from pipelines.serving import serve
+from pipelines.stages import run_stage
+from tests.algorithms.rows import Comparison
+
+Result = Mapping[str, Any]
+
+
+def train_row(comparison: Comparison, row: str, seed: int, *, root: Path, screen: Screen) -> Result:
+    """Trains a row from the seed's version 0 and keeps its result; one that is done is read.
+
+    Returns {"sha256", "before", "after", "outcomes_before", "outcomes_after", "curve", "seconds", "metrics"}: `curve` is
+    [[iteration, mean outcome]], `seconds` one number per iteration without the measurements.
+    """
+    config = comparison.row_config(row, seed=seed, root=root)
+    kept = result_file(root, row, seed)
+    found = read_result(comparison, row, seed, root=root)
+    if found is not None:
+        return found
+    folder = kept.parent
+    shutil.rmtree(folder, ignore_errors=True)
+    start = _start(comparison, seed, root=root, screen=screen)
+    run = Run(config)
+    folder.mkdir(parents=True)
+    shutil.copytree(start["weights"], run.weights_uri)
+    run.open()
+    with run.hold_engines(), screen.stage(f"{row} seed {seed}: version 0"):
+        serve(run, run.trained(0), always_prove=True)
+    curve = [[0, start["accuracy"]]]
+    outcomes = start["outcomes"]
+    seconds: list[float] = []
+    for iteration in range(1, config.iterations + 1):
+        seconds.append(_iterate(run, iteration, screen))
+        if iteration % comparison.measure_every == 0 or iteration == config.iterations:
+            with screen.stage("test tasks", iteration) as progress:
+                measured = measure_team(run, run.trained(iteration), iteration=iteration, progress=progress)
+            assert measured is not None, "the common configs have test tasks"
+            curve.append([iteration, measured["accuracy"]])
+            outcomes = measured["outcomes"]
+    result = {
+        "sha256": _identity(comparison, row, seed, root),
+        "before": start["accuracy"],
+        "after": curve[-1][1],
+        "outcomes_before": start["outcomes"],
+        "outcomes_after": outcomes,
+        "curve": curve,
+        "seconds": seconds,
+    }
+    for stored in ("traces", "weights"):
+        shutil.rmtree(folder / stored)
+    kept.write_text(json.dumps(result))
+    return result
+
+
+def result_file(root: Path, row: str, seed: int) -> Path:
+    """Where a row's result is kept; it is written last."""
+    return root / "rows" / f"{row}-{seed}" / "result.json"
+
+
+def read_result(comparison: Comparison, row: str, seed: int, *, root: Path) -> Result | None:
+    """A kept result; None where there is none, or it is of other settings."""
+    kept = result_file(root, row, seed)
+    if not kept.is_file():
+        return None
+    result = json.loads(kept.read_text())
+    return result if result["sha256"] == _identity(comparison, row, seed, root) else None
+
+
+def _identity(comparison: Comparison, row: str, seed: int, root: Path) -> str:
+    """Of the settings and the number of iterations."""
+    config = comparison.row_config(row, seed=seed, root=root)
+    return f"{config.sha256[:16]}/{config.iterations}"
+
+
+def _start(comparison: Comparison, seed: int, *, root: Path, screen: Screen) -> dict[str, Any]:
+    """Version 0 of a seed and what it scores on the test tasks: made once, shared by all rows."""
+    config = comparison.row_config("", seed=seed, root=root)
+    folder = root / "rows" / f"-{seed}"
+    kept = folder / f"{config.sha256[:16]}.json"
+    if not kept.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        run = Run(config)
+        run.open()
+        with screen.stage(f"warm start of seed {seed}") as progress:
+            make_version_zero(run, progress=progress)
+        with screen.stage(f"before, seed {seed}: test tasks") as progress:
+            measured = measure_team(run, run.trained(0), iteration=0, progress=progress)
+        assert measured is not None, "the common configs have test tasks"
+        about = {"accuracy": measured["accuracy"], "outcomes": measured["outcomes"]}
+        kept.write_text(json.dumps(about))
+    return {**json.loads(kept.read_text()), "weights": str(folder / "weights")}
+
+
+def _iterate(run: Run, iteration: int, screen: Screen) -> float:
+    began = time.perf_counter()
+    for stage in ("collect", "score", "train", "sync"):
+        with screen.stage(stage, iteration) as progress:
+            if stage == "train":
+                train_all(run, iteration)
+            else:
+                run_stage(run, stage, iteration, progress=progress)
+    return time.perf_counter() - began
