@@ -33,6 +33,6 @@ def gains_of(nll: Sequence[float], *, keys: Sequence[Hashable], alpha: float) ->
     gains = np.ones(len(u))
     for rows in members.values():
         group = u[rows]
-        if group.min() < group.max():
+        if group.min() != group.max():  # NaN is not equal and stays NaN
             gains[rows] = np.exp(-alpha * (group - group.mean()) / (group.std() + 1e-8))
     return gains

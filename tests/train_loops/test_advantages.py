@@ -214,6 +214,11 @@ def test_equal_rewards_give_exactly_zero_however_often_an_agent_was_called(name:
     assert per_row(name, table).tolist() == [0] * 10
 
 
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {*AGAINST_BASELINE, "pass_at_k"}))
+def test_what_is_not_a_number_stays_so_and_is_never_taken_for_no_signal(name: str) -> None:
+    assert np.isnan(per_row(name, rows([1.0, float("nan"), 0.0]))).all()
+
+
 @pytest.mark.parametrize("name", ["grpo", "gigpo"])
 def test_an_episode_comparison_may_be_made_per_agent_as_dr_mas_does(name: str) -> None:
     got = per_row(name, two_agents(), group_by="task_agent", **({"step_weight": 0.0} if name == "gigpo" else {}))

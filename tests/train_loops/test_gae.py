@@ -99,3 +99,7 @@ def test_whitening_per_agent_takes_each_agent_by_itself_and_one_token_becomes_ze
     per_agent = whiten(rows, labels=["a", "b", "a"])
     np.testing.assert_allclose(np.concatenate([per_agent[0], per_agent[2]]), [-1, 0, 1], atol=1e-8)
     assert per_agent[1].tolist() == [0.0]
+
+
+def test_whitening_keeps_what_is_not_a_number() -> None:
+    assert np.isnan(whiten([np.array([1.0]), np.array([np.nan])])).all(), "zeros would hide a critic that is broken"

@@ -171,6 +171,7 @@ def test_the_nll_gain_has_its_literal_values() -> None:
     nll = [0.2, 0.4, 0.9, 0.5, 0.5]
     np.testing.assert_allclose(gains_of(nll, keys=["g"] * 5, alpha=0.25), [1.38943, 1.11587, 0.64498, 1, 1], atol=1e-5)
     assert gains_of([0.2, 0.7, 0.7], keys=["a", "b", "b"], alpha=0.25).tolist() == [1, 1, 1]
+    assert np.isnan(gains_of([0.2, float("nan")], keys=["a", "a"], alpha=0.25)).all()
 
 
 def test_the_adaptive_kl_coefficient_follows_its_target_by_a_fifth_at_most() -> None:

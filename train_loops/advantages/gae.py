@@ -69,8 +69,8 @@ def whiten(advantages: Rows, *, labels: Sequence[str] | None = None) -> list[NDA
     for label in set(labels):
         rows = [i for i, name in enumerate(labels) if name == label]
         x = np.concatenate([out[i] for i in rows])
-        is_varied = x.min() < x.max()  # equal ones give exactly 0, whatever the rounding
-        scale = 1 / np.sqrt(x.var(ddof=1) + 1e-8) if is_varied else 0.0
+        is_equal = x.min() == x.max()  # gives exactly 0, whatever the rounding; NaN is not equal and stays NaN
+        scale = 0.0 if is_equal else 1 / np.sqrt(x.var(ddof=1) + 1e-8)
         for i in rows:
-            out[i] = (out[i] - x.mean()) * scale if is_varied else np.zeros_like(out[i])
+            out[i] = np.zeros_like(out[i]) if is_equal else (out[i] - x.mean()) * scale
     return out

@@ -26,6 +26,6 @@ def opo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
             out[members] = scores[members] if settings.singleton == "raw" else 0.0
             continue
         group, weights = scores[among], lengths[among]
-        if group.min() < group.max():
+        if group.min() != group.max():  # NaN is not equal and stays NaN
             out[members] = scores[members] - (weights @ group) / weights.sum()
     return out
