@@ -91,7 +91,7 @@ def train_on_traces(
             run_stage(run, stage, iteration, progress=progress)
     with screen.stage("train", iteration):
         train_all(run, iteration)
-    return iteration, {g: run.journal.ref(run.key(iteration, "train", g)) for g in config.model_groups}
+    return iteration, dict(run.train_refs(iteration))
 
 
 def _bring_up(run: Run, todo: list[int], screen: Screen) -> None:

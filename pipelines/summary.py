@@ -11,6 +11,7 @@ from pipelines.promote import champion_version, git_commit
 from pipelines.run import Run
 from pipelines.statistics import paired_interval
 from pipelines.symptoms import all_symptoms, find_symptoms
+from train_loops.config import TEAM
 
 FUNNEL = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
 
@@ -36,9 +37,12 @@ def _figures(run: Run, iteration: int) -> dict[str, Any] | None:
     collect, score, sync, evaluation = (refs[s] for s in ("collect", "score", "sync", "evaluate"))
     assert collect and score and sync and evaluation, "checked above"
     trained = {group: ref or {} for group, ref in run.train_refs(iteration).items()}
+    of_all = run.journal.ref(run.key(iteration, "train", TEAM)) if run.config.team_config is not None else None
+    team = {} if of_all is None else {TEAM: of_all["team"]}
     seconds = _seconds(run, iteration)
     sampling = collect["sampling_seconds"] + evaluation.get("sampling_seconds", 0.0)
-    training = min(seconds["train"], max(_training_seconds(ref.get("metrics", {})) for ref in trained.values()))
+    each = [_training_seconds(ref.get("metrics", {})) for ref in trained.values()]
+    training = min(seconds["train"], sum(each) if team else max(each))  # with a whole-team learner one after another
     tokens = collect["num_tokens"] + evaluation.get("num_tokens", 0)
     agents = {
         agent: {
@@ -68,7 +72,7 @@ def _figures(run: Run, iteration: int) -> dict[str, Any] | None:
             "training_seconds": training,
         },
         "agents": agents,
-        "groups": {group: ref.get("metrics", {}) for group, ref in trained.items()},
+        "groups": {group: ref.get("metrics", {}) for group, ref in (trained | team).items()},
         "trained_agents": trained_agents,
         "funnel": funnel,
         "seconds": seconds,

@@ -1,6 +1,6 @@
 """batching: training rows -> minibatches (one optimizer step) -> microbatches (one backward) -> flat tensors.
 
-    chains --deal at random--> minibatches --sort by length, cut by token budget--> microbatches --deal to workers--> plan
+    chains --deal at random--> minibatches --sort, cut by token budget--> microbatches --deal to workers--> plan
 
 Every worker computes the same plan from the lengths of all samples and takes its own share of it. Whole chains are
 dealt whether or not they are merged, so that merging changes no minibatch.
@@ -16,7 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from train_loops.merging import Chain
+from train_loops.packed_attention import Families, families_of
 from train_loops.rows import Sample
+from train_loops.sharing import segments_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +32,9 @@ class Batch:
     token_ids: torch.Tensor
     """[B, T] int64."""
     position_ids: torch.Tensor | None
-    """[1, T] int64, from 0 in every packed row; None where rows are padded."""
-    row_lengths: tuple[int, ...]
-    """Tokens of every packed row, which attends to itself only; empty where rows are padded."""
+    """[1, T] int64, counted in every packed row; None where rows are padded."""
+    families: Families | None
+    """Who attends to whom in packed rows; None where rows are padded."""
     predictors: torch.Tensor
     """[N] int64: where in the flattened [B * T] hidden states each completion token is predicted."""
     targets: torch.Tensor
@@ -46,7 +48,7 @@ class Batch:
     completion_lengths: tuple[int, ...]
     """Completion tokens of each of `rows`; they add up to N."""
     num_tokens: int
-    """Tokens that are computed, padding left out; a merged beginning counts once."""
+    """Tokens that are computed, padding left out; what is merged or shared counts once."""
 
     @property
     def num_padding(self) -> int:
@@ -59,6 +61,7 @@ class Batch:
             self,
             token_ids=self.token_ids.to(device),
             position_ids=None if self.position_ids is None else self.position_ids.to(device),
+            families=None if self.families is None else self.families.to(device),
             predictors=self.predictors.to(device),
             targets=self.targets.to(device),
             temperature=self.temperature.to(device),
@@ -66,13 +69,16 @@ class Batch:
         )
 
 
-def collate(samples: Sequence[Sample], chains: Sequence[Chain], *, pack: bool = False, pad_id: int = 0) -> Batch:
+def collate(
+    samples: Sequence[Sample], chains: Sequence[Chain], *, pack: bool = False, share: bool = False, pad_id: int = 0
+) -> Batch:
     """Lays every chain as one row, with the completions of all its samples; no chains give an empty microbatch.
 
     Chains may lack samples of those that `chains_of` found, and a sample alone is a chain of one.
 
     Args:
         pack: rows end to end; False: rows padded on the right with `pad_id`.
+        share: packed rows that begin alike are computed once up to where they part.
     """
     completions = [
         _Completion(
@@ -85,7 +91,9 @@ def collate(samples: Sequence[Sample], chains: Sequence[Chain], *, pack: bool = 
         for row, chain in enumerate(chains)
         for i in chain
     ]
-    return _lay_out([samples[chain[-1]].token_ids for chain in chains], completions, pack=pack, pad_id=pad_id)
+    return _lay_out(
+        [samples[chain[-1]].token_ids for chain in chains], completions, pack=pack, share=share, pad_id=pad_id
+    )
 
 
 def collate_turns(turns: Sequence[tuple[Sequence[int], Sequence[int]]], *, pad_id: int = 0) -> Batch:
@@ -95,7 +103,7 @@ def collate_turns(turns: Sequence[tuple[Sequence[int], Sequence[int]]], *, pad_i
         _Completion(row=i, sample=i, start=len(prompt), stop=len(rows[i]), temperature=1.0)
         for i, (prompt, _) in enumerate(turns)
     ]
-    return _lay_out(rows, completions, pack=False, pad_id=pad_id)
+    return _lay_out(rows, completions, pack=False, share=False, pad_id=pad_id)
 
 
 def lay(
@@ -134,9 +142,14 @@ def deal_minibatches(chains: Sequence[Chain], num_minibatches: int, *, seed: int
 
 
 def microbatches(
-    chains: Sequence[Chain], lengths: Sequence[int], *, max_tokens: int, pack: bool = False
+    chains: Sequence[Chain],
+    lengths: Sequence[int],
+    *,
+    max_tokens: int,
+    pack: bool = False,
+    order: Sequence[int] | None = None,
 ) -> list[list[Chain]]:
-    """Cuts one minibatch, sorted by length, so that a microbatch has at most `max_tokens` tokens, padding included.
+    """Cuts one minibatch, sorted, so that a microbatch has at most `max_tokens` tokens, padding included.
 
     A row longer than the budget is a microbatch of its own: rows are never cut.
 
@@ -144,10 +157,15 @@ def microbatches(
         chains: each of them a row.
         lengths: tokens of every sample.
         max_tokens: rows x longest row; packed: the sum of the rows.
+        order: a key per sample by which packed rows are sorted (see `sharing.neighbours`); else they are by length.
     """
+    if pack and order is not None:
+        keys = {chain: (order[chain[-1]], chain) for chain in chains}
+    else:
+        keys = {chain: (-lengths[chain[-1]], chain) for chain in chains}
     cut: list[list[Chain]] = []
     num_tokens = 0
-    for chain in sorted(chains, key=lambda chain: (-lengths[chain[-1]], chain)):
+    for chain in sorted(chains, key=keys.__getitem__):
         length = lengths[chain[-1]]
         added = length if pack or not cut else lengths[cut[-1][0][-1]]
         if cut and num_tokens + added <= max_tokens:
@@ -167,6 +185,7 @@ def plan(
     microbatch_tokens: int,
     merge: bool = True,
     pack: bool = True,
+    order: Sequence[int] | None = None,
     num_workers: int = 1,
     rank: int = 0,
     seed: int,
@@ -182,6 +201,7 @@ def plan(
         lengths: tokens of every sample.
         merge: a chain is a row; False: every sample of it is one, in the same minibatch.
         pack: see `collate`.
+        order: see `microbatches`.
     """
     return [
         _share(
@@ -190,6 +210,7 @@ def plan(
                 lengths,
                 max_tokens=microbatch_tokens,
                 pack=pack,
+                order=order,
             ),
             num_workers,
         )[rank]
@@ -208,38 +229,43 @@ class _Completion:
     temperature: float
 
 
-def _lay_out(rows: Sequence[Sequence[int]], completions: Sequence[_Completion], *, pack: bool, pad_id: int) -> Batch:
-    lengths = [len(row) for row in rows]
-    is_packed = pack and len(set(lengths)) > 1  # rows of one length have no padding to spare
-    if is_packed:
-        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        token_ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])[None]
+def _lay_out(
+    rows: Sequence[Sequence[int]], completions: Sequence[_Completion], *, pack: bool, share: bool, pad_id: int
+) -> Batch:
+    token_ids: NDArray[np.int64]
+    positions = families = None
+    if pack and len(rows) > 1:
+        segments, places = segments_of(rows, share=share)
+        token_ids = np.concatenate([np.asarray(rows[s.row][s.begin : s.begin + s.length]) for s in segments])[None]
+        positions = np.concatenate([np.arange(s.begin, s.begin + s.length) for s in segments])[None]
+        families, num_tokens = families_of(segments), token_ids.size
     else:
-        width = max(lengths, default=2)
-        begins = np.arange(len(rows)) * width
+        width = max((len(row) for row in rows), default=2)
+        places = [i * width + np.arange(len(row)) for i, row in enumerate(rows)]
         token_ids = np.full((max(len(rows), 1), width), pad_id, dtype=np.int64)
-        for i, row in enumerate(rows):
-            token_ids[i, : lengths[i]] = row
+        for row, place in zip(rows, places, strict=True):
+            token_ids.reshape(-1)[place] = row
+        num_tokens = sum(len(row) for row in rows)
     counts = [c.stop - c.start for c in completions]
-    spans = [np.arange(begins[c.row] + c.start, begins[c.row] + c.stop) for c in completions]
-    targets = np.concatenate([np.empty(0, dtype=np.int64), *spans])
-    positions = np.concatenate([np.arange(n) for n in lengths])[None] if is_packed else None
+    empty = np.empty(0, dtype=np.int64)
+    predictors = np.concatenate([empty, *(places[c.row][c.start - 1 : c.stop - 1] for c in completions)])
+    targets = np.concatenate([empty, *(np.asarray(rows[c.row][c.start : c.stop]) for c in completions)])
     return Batch(
-        token_ids=torch.from_numpy(token_ids),
+        token_ids=torch.from_numpy(token_ids.astype(np.int64)),
         position_ids=None if positions is None else torch.from_numpy(positions),
-        row_lengths=tuple(lengths) if is_packed else (),
-        predictors=torch.from_numpy(targets - 1),
-        targets=torch.from_numpy(token_ids.reshape(-1)[targets]),
+        families=families,
+        predictors=torch.from_numpy(predictors),
+        targets=torch.from_numpy(targets.astype(np.int64)),
         temperature=torch.tensor(np.repeat([c.temperature for c in completions], counts), dtype=torch.float32),
         row_of_token=torch.from_numpy(np.repeat(np.arange(len(completions)), counts)),
         rows=tuple(c.sample for c in completions),
         completion_lengths=tuple(counts),
-        num_tokens=sum(lengths),
+        num_tokens=num_tokens,
     )
 
 
 def _share(cut: list[list[Chain]], num_workers: int) -> list[list[list[Chain]]]:
-    """Microbatches (longest rows first) -> one list per worker, all of one length."""
+    """Microbatches -> one list per worker, all of one length."""
     while len(cut) % num_workers and any(len(rows) > 1 for rows in cut):
         at = max(range(len(cut)), key=lambda i: len(cut[i]))
         half = (len(cut[at]) + 1) // 2

@@ -100,8 +100,9 @@ class AdvantageConfig(Settings):
     whiten: Literal["all", "agent", "none"] | None = None
     """Over which rows GAE and REINFORCE++ advantages are whitened; null: `agent` for ippo, mappo and happo, else `all`."""
     group_by: Literal["task", "task_agent", "task_agent_round", "task_round", "batch_agent"] | None = None
-    """Which rows are compared with one another; null: the algorithm's own. `task` compares episodes, the others turns;
-    `batch_agent` is for agents with one sample per task."""
+    """Which rows are compared with one another; null: the algorithm's own. `task` compares episodes in grpo, rloo and
+    gigpo, turns in dr_mas, at_grpo, opo, gpg and reinforce_pp_baseline; the others compare turns. pass_at_k always
+    compares episodes. `batch_agent` is for agents with one sample per task."""
     normalize_std: bool = True
     """Group estimators: divide by the group's standard deviation (False: Dr. GRPO)."""
     ddof: Literal[0, 1] = 1
@@ -139,12 +140,14 @@ class AgentTrainConfig(Settings):
 
 
 class RowsConfig(Settings):
-    """How turns become rows. Neither changes the gradient."""
+    """How turns become rows. None of it changes the gradient."""
 
     merge: bool = True
     """Turns that extend each other exactly (prompt = earlier prompt + completion) are computed as one row."""
     pack: bool = True
     """Rows lie end to end without padding, each attending to itself only."""
+    share: bool = True
+    """Packed rows that begin alike (the prompts of a task's episodes) are computed once up to where they part."""
 
 
 class TeamConfig(Settings):
@@ -200,7 +203,8 @@ class MismatchConfig(Settings):
     truncation: float = Field(2.0, gt=1)
     """Cap of the importance weight exp(old - rollout)."""
     min_ess: float = Field(0.0, ge=0, le=1)
-    """An effective sample size (share of the rows) below it fails the stage; 0: never."""
+    """An effective sample size (share of an agent's tokens, or of its turns with `correction: sequence`) below it fails
+    the stage; 0: never."""
 
 
 class DeepSpeedConfig(Settings):
@@ -328,8 +332,6 @@ class TrainConfig(Settings):
                 "train.critic.warmup_iterations: a critic that shares the policy's trunk cannot learn alone: use "
                 "critic.kind: own, or drop it"
             )
-        if self.agents and not any(agent.weight for agent in self.agents.values()):
-            raise ValueError("train.agents: every weight is 0, nothing would train: give one agent a weight above 0")
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from train_loops.config import RowsConfig
 from train_loops.engine import device
 from train_loops.merging import Chain, chains_of, row_savings, unique_token_share
 from train_loops.rows import Sample
+from train_loops.sharing import neighbours
 
 
 class Layout:
@@ -21,6 +22,7 @@ class Layout:
         self._samples, self._rows, self._pad_id = samples, rows, pad_id
         self._microbatch_tokens = microbatch_tokens
         self._chains = chains_of(samples)
+        self._order = neighbours([s.token_ids for s in samples]) if rows.pack and rows.share else None
 
     def minibatches(self, num_minibatches: int, *, seed: int) -> Iterator[tuple[list[list[Chain]], list[int]]]:
         """For every optimizer step of an epoch this worker's microbatches, and the samples of all workers in it."""
@@ -37,7 +39,8 @@ class Layout:
 
     def batch(self, chains: Sequence[Chain]) -> Batch:
         """The tensors of a microbatch, on this worker's device."""
-        return collate(self._samples, chains, pack=self._rows.pack, pad_id=self._pad_id).to(device())
+        rows = self._rows
+        return collate(self._samples, chains, pack=rows.pack, share=rows.share, pad_id=self._pad_id).to(device())
 
     def savings(self) -> tuple[float, dict[str, float]]:
         """Unique tokens over tokens, of all rows and per agent: what is computed where chains are merged."""
@@ -52,6 +55,7 @@ class Layout:
             microbatch_tokens=self._microbatch_tokens,
             merge=self._rows.merge,
             pack=self._rows.pack,
+            order=self._order,
             num_workers=dist.get_world_size(),
             rank=dist.get_rank(),
             seed=seed,

@@ -93,9 +93,9 @@ def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:
     [1, H] for an empty microbatch: whoever slices the result away ([:0]) still runs backward over every parameter.
     """
     packed: dict[str, Any] = {}
-    if batch.row_lengths:
+    if batch.families is not None:
         refuse_unpackable(trunk)
-        packed = {"position_ids": batch.position_ids, "row_lengths": batch.row_lengths}
+        packed = {"position_ids": batch.position_ids, "families": batch.families}
     hidden = trunk(input_ids=batch.token_ids, use_cache=False, **packed).last_hidden_state.flatten(0, 1)
     return hidden[batch.predictors] if len(batch.predictors) else hidden[:1]
 

@@ -155,7 +155,8 @@ def gspo(
     d = _log_ratio(logprobs, old_logprobs)
     num_rows = int(row_of_token.max()) + 1 if len(row_of_token) else 0
     mean = d.new_zeros(num_rows).index_add(0, row_of_token, d / _tokens_of_row(row_of_token))[row_of_token]
-    ratio = (mean.detach() + logprobs - logprobs.detach()).clamp(max=10).exp()
+    straight_through = logprobs - logprobs.detach()  # exactly 0, which leaves the mean its last digits
+    ratio = (mean.detach() + straight_through).clamp(max=10).exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(plain, clipped), _about(ratio, d, clipped > plain)

@@ -34,7 +34,10 @@ class Agreement:
     kl_k3: float
     """Mean of e^x - x - 1, x = old - rollout: the same KL, never negative."""
     ess: float
-    """Effective sample size of the weights w = exp(old - rollout), (sum w)^2 / (n sum w^2): 1 where they agree."""
+    """Effective sample size of the weights before truncation, (sum w)^2 / (n sum w^2): 1 where they agree.
+
+    w = exp(old - rollout) over tokens; with `correction: sequence` the products of a turn's, over turns.
+    """
     share_beyond: float
     """Share of tokens whose difference exceeds `tolerance_max`."""
 
@@ -48,7 +51,7 @@ def measure(old: Rows, rollout: Rows, agents: Sequence[str], *, config: Mismatch
     for o, r, agent in zip(old, rollout, agents, strict=True):
         x = np.asarray(o, dtype=np.float64) - np.asarray(r, dtype=np.float64)
         of_agent.setdefault(agent, []).append(x)
-    return {agent: _agreement(np.concatenate(xs), config.tolerance_max) for agent, xs in sorted(of_agent.items())}
+    return {agent: _agreement(xs, config=config) for agent, xs in sorted(of_agent.items())}
 
 
 def is_close(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> bool:
@@ -113,14 +116,21 @@ def _within(log_weights: NDArray[np.float64], bounds: tuple[float, float] | None
     return ((log_weights >= np.log(max(low, 1e-300))) & (log_weights <= np.log(high))).astype(np.float64)
 
 
-def _agreement(x: NDArray[np.float64], tolerance: float) -> Agreement:
+def _agreement(rows: Sequence[NDArray[np.float64]], *, config: MismatchConfig) -> Agreement:
+    x = np.concatenate(rows)
     w = np.exp(np.clip(x, -20, 20))
+    weighed = np.array([row.sum() for row in rows]) if config.correction == "sequence" else x
     return Agreement(
         num_tokens=len(x),
         mean_abs=float(np.abs(x).mean()),
         max_abs=float(np.abs(x).max()),
         kl_k1=float(-x.mean()),
         kl_k3=float((w - 1 - np.clip(x, -20, 20)).mean()),
-        ess=float(w.sum() ** 2 / (len(w) * np.square(w).sum())),
-        share_beyond=float((np.abs(x) > tolerance).mean()),
+        ess=_effective_share(weighed),
+        share_beyond=float((np.abs(x) > config.tolerance_max).mean()),
     )
+
+
+def _effective_share(log_weights: NDArray[np.float64]) -> float:
+    w = np.exp(log_weights - log_weights.max())  # a common factor cancels
+    return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))

@@ -1,26 +1,76 @@
-"""packed_attention: rows laid end to end in one -> attention of each row to itself only, without a T x T mask.
+"""packed_attention: segments of rows laid end to end -> attention of each row to itself only, without a T x T mask.
 
-Linear layers and norms see one [1, T] row without padding. Only attention takes the rows apart again, by views: rows
-of the same length that lie side by side are one call. Installed as an attention function of transformers, so it works
-in every model whose attention goes through that interface, with gradient checkpointing and under DeepSpeed.
+Linear layers and norms see one [1, T] row without padding. Only attention takes it apart again: segments of about the
+same length, after equally long beginnings, are one call. Installed as an attention function of transformers, so it
+works in every model whose attention goes through that interface, with gradient checkpointing and under DeepSpeed.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from train_loops.sharing import Segment
+
 PACKED_ATTENTION = "troupe_packed"
 """Name of the attention function in transformers."""
+LENGTH_STEP = 16
+"""Segments whose lengths, rounded up to a multiple of it, are equal are padded to one length for attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Segments that attend in one call: S of them, at most L tokens each, after a beginning of P tokens."""
+
+    queries: torch.Tensor
+    """[S, L] int64: places of the tokens; the last one again where a segment is shorter."""
+    keys: torch.Tensor
+    """[S, P + L] int64: places of the tokens before and in the segment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Families:
+    """All segments of a packed batch."""
+
+    families: tuple[Family, ...]
+    outputs: torch.Tensor
+    """[T] int64: where each token's output is among those of all families, one after the other."""
+
+    def to(self, device: torch.device | str) -> Families:
+        """The same on another device."""
+        return Families(
+            families=tuple(Family(queries=f.queries.to(device), keys=f.keys.to(device)) for f in self.families),
+            outputs=self.outputs.to(device),
+        )
+
+
+def families_of(segments: Sequence[Segment]) -> Families:
+    """Which segments attend together; they cover places 0 to T."""
+    alike: dict[tuple[int, int], list[Segment]] = {}
+    for segment in segments:
+        alike.setdefault((segment.begin, -(-segment.length // LENGTH_STEP)), []).append(segment)
+    families, begin = [], 0
+    outputs = np.empty(sum(s.length for s in segments), dtype=np.int64)
+    for members in alike.values():
+        longest = max(s.length for s in members)
+        queries = np.stack([s.start + np.minimum(np.arange(longest), s.length - 1) for s in members])
+        keys = np.concatenate([np.stack([s.prefix for s in members]), queries], axis=1)
+        families.append(Family(queries=torch.from_numpy(queries), keys=torch.from_numpy(keys)))
+        for number, segment in enumerate(members):
+            outputs[segment.places] = begin + number * longest + np.arange(segment.length)
+        begin += queries.size
+    return Families(families=tuple(families), outputs=torch.from_numpy(outputs))
 
 
 def install(model: PreTrainedModel) -> None:
-    """Gives `model` the packed attention, which without `row_lengths` is plain causal attention.
+    """Gives `model` the packed attention, which without `families` is plain causal attention.
 
     Models that cannot have it (see `why_not_packed`) keep theirs.
     """
@@ -57,22 +107,30 @@ def _packed_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    row_lengths: tuple[int, ...] = (),
+    families: Families | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Query, key, value [1, heads, T, D] -> [1, T, heads, D]; `row_lengths` add up to T. Causal in every row.
+    """Query, key, value [1, heads, T, D] -> [1, T, heads, D], every segment causal after its beginning.
 
-    Without `row_lengths`: [B, heads, T, D], rows padded on the right.
+    Without `families`: [B, heads, T, D], rows padded on the right.
     """
-    if not row_lengths:
+    if families is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-    runs = [(length, len(list(same))) for length, same in groupby(row_lengths)]
-    sizes = [length * count for length, count in runs]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     outputs = []
-    for (length, count), *parts in zip(runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
-        rows = [x.unflatten(1, (count, length)).transpose(0, 1) for x in parts]
-        outputs.append(sdpa_attention_forward(module, *rows, None, **settings)[0].flatten(0, 1))
-    return torch.cat(outputs)[None], None
+    for family in families.families:
+        length, num_keys = family.queries.shape[1], family.keys.shape[1]
+        mask = None  # causal
+        if num_keys > length:
+            mask = torch.ones(length, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - length)[None, None]
+        parts = (_pick(q, family.queries), _pick(k, family.keys), _pick(v, family.keys))
+        outputs.append(sdpa_attention_forward(module, *parts, mask, **settings)[0].flatten(0, 1))
+    return torch.cat(outputs).index_select(0, families.outputs)[None], None
+
+
+def _pick(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """[T, heads, D], [S, L] -> [S, heads, L, D]."""
+    return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
 
 
 def _padding_mask(*args: Any, attention_mask: torch.Tensor | None = None, **settings: Any) -> torch.Tensor | None:

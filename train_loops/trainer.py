@@ -123,8 +123,6 @@ class Worker:
 
     def execute(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Trains one order to a committed version; returns the result (see `TrainerHandle.order`)."""
-        from train_loops.learner import learn, read_rows
-
         order = parse_order(data)
         store = WeightStore(order.weights_uri)
         stored = agree(_stored_result(store, order))
@@ -136,16 +134,42 @@ class Worker:
         assert parent is not None, "parse_order: a model group's order has a parent"
         parent_folder = store.fetch(parent)
         self._hold(order, parent, store)
-        assert self._models is not None
         loaded = time.perf_counter()
+        trains_policy = not self._has_values or self._state.num_critic_orders >= order.train.critic.warmup_iterations
+        learned = self._learn(order, store, trains_policy=trains_policy)
+        learned.metrics["train/load_s"] = loaded - started
+        learned.metrics["train/is_state_lost"] = float(bool(self._lost))
+        if learned.reason:
+            logger.info("keeps version %d: %s", parent.version, learned.reason)
+            return _result(None, learned)
+        note = f"{order.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
+        note = note if trains_policy else "critic warm-up: the policy is its parent's"
+        note += f"; {' and '.join(self._lost)} started afresh" if self._lost else ""
+        self._held = self._store(order, store, parent_folder, learned=learned, note=note)
+        self._lost = []
+        logger.info(
+            "committed version %d after %d rows in %.1f s",
+            order.version,
+            int(learned.metrics["train/rows"]),
+            time.perf_counter() - started,
+        )
+        return _result(self._held, learned)
+
+    @property
+    def _has_values(self) -> bool:
+        return self._models is not None and self._models.has_values
+
+    def _learn(self, order: Order, store: WeightStore, *, trains_policy: bool) -> Learned:
+        """Trains the engines on the order's rows: they are at no committed version then, unless there was nothing."""
+        from train_loops.learner import learn, read_rows
+
+        assert self._models is not None
+        started = time.perf_counter()
         samples, funnel = read_rows(
             TraceStore(order.traces_uri), order.traces, order.rewards, model_group=order.model_group, config=order.train
         )
         read = time.perf_counter()
         held, self._held = self._held, None
-        trains_policy = not self._models.has_values or (
-            self._state.num_critic_orders >= order.train.critic.warmup_iterations
-        )
         learned = learn(
             samples,
             self._models,
@@ -157,31 +181,24 @@ class Worker:
             team=read_team_signal(store, order),
             kl_coef=self._state.kl_coef,
         )
-        learned.metrics["train/load_s"] = loaded - started
-        learned.metrics["train/read_s"] = read - loaded
-        learned.metrics["train/is_state_lost"] = float(bool(self._lost))
+        learned.metrics["train/read_s"] = read - started
         if learned.reason:
-            logger.info("keeps version %d: %s", parent.version, learned.reason)
             self._held = held
-            return _result(None, learned)
-        num_critic_orders = self._state.num_critic_orders + self._models.has_values
-        self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_orders=num_critic_orders)
+        return learned
+
+    def _store(
+        self, order: Order, store: WeightStore, parent_folder: Path, *, learned: Learned, note: str
+    ) -> ModelVersionRef:
+        """Stores what the engines are at: first what is resumed from, then the version, which says that all is there."""
+        assert self._models is not None
         begun = time.perf_counter()
+        num_critic_orders = self._state.num_critic_orders + self._has_values
+        self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_orders=num_critic_orders)
         checkpoint = store_state(self._models, self._state, order=order, run_folder=self._run_folder)
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
-        note = f"{order.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
-        note = note if trains_policy else "critic warm-up: the policy is its parent's"
-        note += f"; {' and '.join(self._lost)} started afresh" if self._lost else ""
-        self._held = self._commit(order, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
-        self._lost = []
+        ref = self._commit(order, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
-        logger.info(
-            "committed version %d after %d rows in %.1f s",
-            order.version,
-            int(learned.metrics["train/rows"]),
-            time.perf_counter() - started,
-        )
-        return _result(self._held, learned)
+        return ref
 
     def _hold(self, order: Order, parent: ModelVersionRef, store: WeightStore) -> None:
         """Makes the engines in memory be at the order's parent, under the order's settings."""

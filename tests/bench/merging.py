@@ -1,11 +1,12 @@
-"""merging: training tokens per second of merged and packed rows, beside the same turns unmerged and padded.
+"""merging: training tokens per second of merged, packed and shared rows, beside the same turns unmerged and padded.
 
 Tokens are those of the unmerged rows in both cases: the same turns are learned, by forward and backward passes whose
-losses and gradients are compared. Rows are shaped like multi-round workflows:
+losses and gradients are compared. Rows are shaped like multi-round workflows, several episodes per task:
 
     conversation  one agent, every prompt is the whole conversation before it
     debate        three debaters in turn over one transcript, every prompt is the transcript before it
-    search        M-ASK: planner, searcher, summariser and updater write prompts of their own over a growing state
+    search        M-ASK: planner, searcher, summariser and updater write prompts of their own (instructions, question,
+                  growing state): no turn extends another, but episodes of a task begin alike
 """
 
 from __future__ import annotations
@@ -21,22 +22,30 @@ import torch
 
 from tests.bench.figures import Figure, ratio
 from train_loops.batching import collate, lay, plan
-from train_loops.config import TinyModelConfig
+from train_loops.config import RowsConfig, TinyModelConfig
 from train_loops.logprobs import PolicyScorer, completion_logprobs
 from train_loops.merging import chains_of, row_savings, unique_token_share
 from train_loops.rows import Sample
+from train_loops.sharing import neighbours
 from train_loops.tiny_model import build_model, build_tokenizer
 
 LEAST = 1.5
-"""Of the conversation."""
 SHAPE = TinyModelConfig(max_position=2048)
 """The demo's, with room for a conversation."""
-NUM_EPISODES, NUM_REPEATS = 12, 5
+NUM_TASKS, EPISODES_PER_TASK, NUM_REPEATS = 2, 4, 3
+WAYS = {
+    "merged, packed and shared": RowsConfig(),
+    "merged and packed": RowsConfig(share=False),
+    "unmerged and padded": RowsConfig(merge=False, pack=False),
+}
+OURS, PLAIN = "merged, packed and shared", "unmerged and padded"
 MICROBATCH_TOKENS = 4096
-THREADS = 2
+THREADS = 1
 NUM_WORDS = 250
 Turns = list[tuple[str, list[int], int]]
-"""Agent, prompt and number of completion tokens."""
+"""Agent, prompt with completion, and number of completion tokens."""
+Episode = Callable[[np.random.Generator, np.random.Generator], Turns]
+"""What the task decides and what is sampled are drawn from a generator each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +60,11 @@ class Pass:
 
 
 def measure(_: Path) -> list[Figure]:
-    """Every shape, both ways, in turn."""
+    """Every shape, all ways in turn."""
     torch.set_num_threads(THREADS)
     tokenizer = build_tokenizer(["Solve the problem. Compute 12 + 3 * 45 - 6 / 7 = 890"], vocab_size=SHAPE.vocab_size)
     scorer = PolicyScorer(build_model(SHAPE, tokenizer, seed=0)).train()
-    shapes: dict[str, Callable[[np.random.Generator], Turns]] = {
+    shapes: dict[str, Episode] = {
         "conversation": partial(
             _conversation, agents=("assistant",), num_turns=10, completion=(20, 60), reply=(10, 50)
         ),
@@ -68,34 +77,27 @@ def measure(_: Path) -> list[Figure]:
 
 
 def _measure(name: str, samples: list[Sample], scorer: PolicyScorer) -> list[Figure]:
-    ways: dict[str, list[Pass]] = {"merged and packed": [], "packed": [], "merged": [], "plain": []}
+    passes: dict[str, list[Pass]] = {way: [] for way in WAYS}
     for _ in range(1 + NUM_REPEATS):
-        for way, passes in ways.items():
-            passes.append(_run(samples, scorer, merge="merged" in way, pack="packed" in way))
+        for way, rows in WAYS.items():
+            passes[way].append(_run(samples, scorer, rows))
     # The first pass of each warms up; of the others the fastest was disturbed least.
-    seconds = {way: min(p.seconds for p in passes[1:]) for way, passes in ways.items()}
     num_tokens = sum(len(s.token_ids) for s in samples)
-    rate = {way: num_tokens / s for way, s in seconds.items()}
-    ours, plain = ways["merged and packed"][0], ways["plain"][0]
+    rate = {way: num_tokens / min(p.seconds for p in found[1:]) for way, found in passes.items()}
+    ours, plain = passes[OURS][0], passes[PLAIN][0]
     share = unique_token_share(row_savings(samples, chains_of(samples)))
     gap = float((ours.gradient - plain.gradient).abs().max() / plain.gradient.abs().max())
-    alone = ", ".join(f"{way} alone {rate[way] / rate['plain']:.2f}x" for way in ("merged", "packed"))
+    others = ", ".join(f"{way} {rate[way] / rate[PLAIN]:.2f}x" for way in WAYS if way not in (OURS, PLAIN))
     computed = f"{ours.num_computed:,} tokens computed instead of {plain.num_computed:,}"
     return [
         Figure(
-            name=f"merged and packed, {name}",
-            value=rate["merged and packed"],
+            name=f"{OURS}, {name}",
+            value=rate[OURS],
             unit="tok/s",
-            note=f"{len(samples)} turns of {num_tokens:,} tokens, {share:.0%} of them unique; {computed}",
+            note=f"{len(samples)} turns of {num_tokens:,} tokens, {share:.0%} left by merging; {computed}",
         ),
-        Figure(name=f"unmerged and padded, {name}", value=rate["plain"], unit="tok/s"),
-        ratio(
-            f"merged and packed / unmerged and padded, {name}",
-            rate["merged and packed"],
-            rate["plain"],
-            least=LEAST if name == "conversation" else None,
-            note=alone,
-        ),
+        Figure(name=f"{PLAIN}, {name}", value=rate[PLAIN], unit="tok/s"),
+        ratio(f"{OURS} / {PLAIN}, {name}", rate[OURS], rate[PLAIN], least=LEAST, note=others),
         Figure(
             name=f"difference of the losses, {name}",
             value=abs(ours.loss - plain.loss),
@@ -106,7 +108,7 @@ def _measure(name: str, samples: list[Sample], scorer: PolicyScorer) -> list[Fig
     ]
 
 
-def _run(samples: list[Sample], scorer: PolicyScorer, *, merge: bool, pack: bool) -> Pass:
+def _run(samples: list[Sample], scorer: PolicyScorer, rows: RowsConfig) -> Pass:
     """One minibatch, planning and laying out included."""
     began = time.perf_counter()
     [cuts] = plan(
@@ -114,15 +116,16 @@ def _run(samples: list[Sample], scorer: PolicyScorer, *, merge: bool, pack: bool
         [len(s.token_ids) for s in samples],
         num_minibatches=1,
         microbatch_tokens=MICROBATCH_TOKENS,
-        merge=merge,
-        pack=pack,
+        merge=rows.merge,
+        pack=rows.pack,
+        order=neighbours([s.token_ids for s in samples]) if rows.pack and rows.share else None,
         seed=0,
     )
     scorer.zero_grad()
     total, num_computed = 0.0, 0
     num_targets = sum(s.completion_length for s in samples)
-    for rows in cuts:
-        batch = collate(samples, rows, pack=pack)
+    for chains in cuts:
+        batch = collate(samples, chains, pack=rows.pack, share=rows.share)
         ratios = (completion_logprobs(scorer, batch) - lay([s.rollout_logprobs for s in samples], batch)).exp()
         loss = -(ratios * lay([s.reward for s in samples], batch)).sum() / num_targets
         loss.backward()
@@ -133,13 +136,13 @@ def _run(samples: list[Sample], scorer: PolicyScorer, *, merge: bool, pack: bool
     return Pass(seconds=seconds, loss=total, gradient=gradient, num_computed=num_computed)
 
 
-def _samples(episode: Callable[[np.random.Generator], Turns]) -> list[Sample]:
+def _samples(episode: Episode) -> list[Sample]:
     random = np.random.default_rng(0)
     return [
         Sample(
-            episode_id=f"e{number}",
-            group_id="g",
-            task_id="t",
+            episode_id=f"t{task}-{number}",
+            group_id=f"t{task}",
+            task_id=f"t{task}",
             agent=agent,
             turn_index=index,
             round_index=index,
@@ -151,8 +154,9 @@ def _samples(episode: Callable[[np.random.Generator], Turns]) -> list[Sample]:
             max_tokens=length,
             status="ok",  # type: ignore[arg-type]
         )
-        for number in range(NUM_EPISODES)
-        for index, (agent, tokens, length) in enumerate(episode(random))
+        for task in range(NUM_TASKS)
+        for number in range(EPISODES_PER_TASK)
+        for index, (agent, tokens, length) in enumerate(episode(np.random.default_rng(task), random))
     ]
 
 
@@ -161,6 +165,7 @@ def _words(random: np.random.Generator, num: int) -> list[int]:
 
 
 def _conversation(
+    task: np.random.Generator,
     random: np.random.Generator,
     *,
     agents: tuple[str, ...],
@@ -169,7 +174,7 @@ def _conversation(
     reply: tuple[int, int],
 ) -> Turns:
     """Prompt, completion, reply, completion, reply: every turn's prompt is all that was said."""
-    said = _words(random, 80)
+    said = _words(task, 80)
     turns = []
     for index in range(int(random.integers(num_turns // 2, num_turns + 1))):
         length = int(random.integers(*completion))
@@ -179,13 +184,16 @@ def _conversation(
     return turns
 
 
-def _search(random: np.random.Generator) -> Turns:
-    """Four rounds of agents whose prompts start with instructions of their own: nothing extends, lengths differ."""
-    instructions = {"planner": (40, 60), "searcher": (60, 16), "summariser": (400, 90), "updater": (120, 50)}
-    state, turns = 60, []
+def _search(task: np.random.Generator, random: np.random.Generator) -> Turns:
+    """Four rounds of four agents; the state, which is the same at first, is the episode's own from the second one on."""
+    lengths = {"planner": (40, 60), "searcher": (60, 16), "summariser": (100, 90), "updater": (120, 50)}
+    instructions = {agent: _words(np.random.default_rng(num), num) for agent, (num, _) in lengths.items()}
+    state, turns = _words(task, 60), []
     for _ in range(4):
-        for agent, (prompt, completion) in instructions.items():
+        for agent, (_, completion) in lengths.items():
+            documents = _words(random, 300) if agent == "summariser" else []
             length = int(random.integers(completion // 2, completion + 1))
-            turns.append((agent, _words(random, prompt + state + length), length))
-        state += 60
+            said = _words(random, length)
+            turns.append((agent, [*instructions[agent], *state, *documents, *said], length))
+        state = state + _words(random, 60)
     return turns

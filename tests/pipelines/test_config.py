@@ -277,3 +277,8 @@ def test_learning_signals_are_given_to_all_groups_or_to_one() -> None:
         "solver": 2.0,
         "verifier": 0.5,
     }
+
+
+def test_one_agent_of_a_model_group_may_be_left_untrained() -> None:
+    config = parse_config(changed({"train.agents": {"verifier": {"weight": 0}}}), "run.yaml")
+    assert config.train_config("solver_verifier").agents["verifier"].weight == 0

@@ -51,7 +51,7 @@ def chained_samples() -> list[Sample]:
     for turn_index in range(4):  # two conversations of one episode, in turn
         before = samples[-2].token_ids if turn_index > 1 else []
         samples.append(sample("two", turn_index, [*before, *words(4)], words(5), agent="ab"[turn_index % 2]))
-    samples.append(sample("branch", 0, words(7), words(2)))
+    samples.append(sample("branch", 0, words(17), words(2)))
     root = samples[-1].token_ids
     samples.append(sample("branch", 1, [*root, *words(3)], words(4), agent="b"))
     samples.append(sample("branch", 2, [*root, *words(1)], words(8)))  # a second one from the same turn

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,28 +47,9 @@ def sample_traces(
                 logprobs.append(scores.gather(1, token))
                 ids = torch.cat([ids, token], 1)
         for i in range(num):
+            drawn = torch.cat(logprobs, 1)[i].tolist()
             turns_of[i].append(
-                Turn(
-                    turn_index=turn_index,
-                    agent=agent,
-                    model_group=GROUP,
-                    policy_version=version,
-                    round_index=0,
-                    parents=(),
-                    prompt_text="",
-                    completion_text="",
-                    prompt_token_ids=ids[i, :5].tolist(),
-                    completion_token_ids=ids[i, 5:].tolist(),
-                    rollout_logprobs=torch.cat(logprobs, 1)[i].tolist(),
-                    sampling=Sampling(max_tokens=COMPLETION),
-                    seed=i,
-                    finish_reason=FinishReason.LENGTH,
-                    is_format_ok=True,
-                    format_fault="",
-                    fields={},
-                    start_s=0.0,
-                    duration_s=0.1,
-                )
+                _turn(turn_index, agent, ids[i, :5].tolist(), ids[i, 5:].tolist(), drawn, seed=i, version=version)
             )
     traces = [
         _trace(turns, run_id=run_id, iteration=iteration, version=version, task=f"t{i // group_size}", index=i)
@@ -95,6 +78,57 @@ def rewards_of(trace: Trace) -> EpisodeRewards:
         credit_version="c1",
         outcome=0.0,
         rewards=rewards,
+    )
+
+
+def make_turns_of(episode: str, *, index: int) -> Trace:
+    """An episode of task `t0` named `episode`: a solver's turn and a verifier's, one token each."""
+    turns = [_turn(i, agent, [7], [8], [-1.0], seed=i) for i, agent in enumerate(("solver", "verifier"))]
+    return replace(_trace(turns, run_id="run", iteration=1, version=0, task="t0", index=index), episode_id=episode)
+
+
+def rewards_for(trace: Trace, rewards: Sequence[float], outcome: float) -> EpisodeRewards:
+    """These rewards, turn by turn."""
+    return replace(
+        rewards_of(trace),
+        outcome=outcome,
+        rewards=tuple(
+            TurnReward(turn_index=t.turn_index, agent=t.agent, model_group=GROUP, reward=r, breakdown={})
+            for t, r in zip(trace.turns, rewards, strict=True)
+        ),
+    )
+
+
+def _turn(
+    turn_index: int,
+    agent: str,
+    prompt: list[int],
+    completion: list[int],
+    logprobs: list[float],
+    *,
+    seed: int,
+    version: int = 0,
+) -> Turn:
+    return Turn(
+        turn_index=turn_index,
+        agent=agent,
+        model_group=GROUP,
+        policy_version=version,
+        round_index=0,
+        parents=(),
+        prompt_text="",
+        completion_text="",
+        prompt_token_ids=prompt,
+        completion_token_ids=completion,
+        rollout_logprobs=logprobs,
+        sampling=Sampling(max_tokens=COMPLETION),
+        seed=seed,
+        finish_reason=FinishReason.LENGTH,
+        is_format_ok=True,
+        format_fault="",
+        fields={},
+        start_s=0.0,
+        duration_s=0.1,
     )
 
 

@@ -16,9 +16,9 @@ from train_loops.config import GAE_ALGORITHMS, AdvantageConfig, Algorithm
 
 ESTIMATORS = sorted(set(get_args(Algorithm)) - set(GAE_ALGORITHMS))
 AGAINST_BASELINE = ("remax", "counterfactual", "leave_one_out")
-SHIFT_FREE = sorted(set(ESTIMATORS) - {*AGAINST_BASELINE, "gpg", "reinforce_pp", "gigpo"})
-"""A constant added to every reward changes nothing. (gpg counts rewards that are not 0; gigpo's returns grow with the
-turns that are left; reinforce_pp is whitened by tokens: it is shown apart.)"""
+SHIFT_FREE = sorted(set(ESTIMATORS) - {*AGAINST_BASELINE, "gpg", "gigpo"})
+"""A constant added to every reward changes nothing (without discount). gpg counts rewards that are not 0, gigpo's
+returns grow with the turns that are left, and a baseline stays where it is: they are shown apart."""
 
 
 def rows(
@@ -207,6 +207,45 @@ def test_equal_rewards_give_exactly_zero_whatever_the_rounding(name: str) -> Non
     assert per_row(name, rows([0.1] * 3)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {*AGAINST_BASELINE, "gigpo"}))
+def test_equal_rewards_give_exactly_zero_however_often_an_agent_was_called(name: str) -> None:
+    calls = ["0"] * 3 + ["1"] + ["2"] * 6  # .1 * 3 / 3 is not .1 in floating point
+    table = rows([0.1] * 10, episodes=calls, agents=["a", "b"] * 5)
+    assert per_row(name, table).tolist() == [0] * 10
+
+
+@pytest.mark.parametrize("name", ["grpo", "gigpo"])
+def test_an_episode_comparison_may_be_made_per_agent_as_dr_mas_does(name: str) -> None:
+    got = per_row(name, two_agents(), group_by="task_agent", **({"step_weight": 0.0} if name == "gigpo" else {}))
+    np.testing.assert_allclose(got, per_row("dr_mas", two_agents()))
+
+
+def test_pass_at_k_per_agent_knows_no_rival_within_the_best_episode() -> None:
+    table = rows([3.0, 3.0, 1.0, 5.0, 4.0], episodes=["0", "0", "1", "0", "1"], agents=["a", "a", "a", "b", "b"])
+    got = per_row("pass_at_k", table, group_by="task_agent", normalize_std=False)
+    assert got.tolist() == [2.0, 2.0, 0.0, 1.0, 0.0]
+
+
+def test_a_single_turn_under_opo_may_be_held_against_its_agents_turns_weighed_by_length() -> None:
+    table = rows([1.0, 0.0, 9.0], groups=["g", "h", "g"], agents=["a", "a", "b"], lengths=[3, 1, 1])
+    got = per_row("opo", table, group_by="task_agent", singleton="batch")
+    np.testing.assert_allclose(got, [0.25, -0.75, 0.0])
+
+
+def test_a_constant_added_to_every_reward_acts_as_the_formula_says_where_it_is_felt() -> None:
+    two_turns = {"episodes": ["0", "0", "1"], "turns": [0, 1, 0], "baselines": [0.5, None, 0.5]}
+    table, shifted = rows([1.0, 0.0, 0.0], **two_turns), rows([3.0, 2.0, 2.0], **two_turns)
+    for name in AGAINST_BASELINE:
+        assert (per_row(name, shifted) - per_row(name, table)).tolist() == [2.0, 0.0, 2.0], name
+    np.testing.assert_allclose(per_row("gpg", table), 3 * (np.array([1.0, 0.0, 0.0]) - 1 / 3))
+    np.testing.assert_allclose(per_row("gpg", shifted), np.array([1.0, 0.0, 0.0]) - 1 / 3)  # no reward is 0: alpha is 1
+    settings = {"normalize_std": False, "step_gamma": 0.5}
+    # Returns behind the one prompt: [1, 0, 0], then [3 + 1, 2, 2]; episodes: [.5, .5, 0] plus 2.
+    episode = np.array([0.25, 0.25, -0.25])
+    np.testing.assert_allclose(per_row("gigpo", table, **settings), episode + np.array([2, -1, -1]) / 3)
+    np.testing.assert_allclose(per_row("gigpo", shifted, **settings), episode + np.array([4, -2, -2]) / 3)
+
+
 table_rows = st.lists(
     st.tuples(st.sampled_from("gh"), st.sampled_from("ab"), st.integers(0, 3), st.integers(-4, 4), st.integers(1, 3)),
     min_size=1,
@@ -246,12 +285,35 @@ def changed(table: RewardedRows, change: Any) -> RewardedRows:
 @given(drawn=table_rows, random=st.randoms(use_true_random=False))
 def test_rows_in_another_order_have_the_same_advantages(name: str, drawn: list, random: Any) -> None:
     table = table_of(drawn)
-    if name == "pass_at_k" and len({d[3] for d in drawn}) < len(drawn):
-        drawn = [(*d[:2], i, d[3] + i / 100, d[4]) for i, d in enumerate(drawn)]  # of equals the first is the best
-        table = table_of(drawn)
     order = list(range(len(drawn)))
     random.shuffle(order)
     np.testing.assert_allclose(per_row(name, picked(table, order)), per_row(name, table)[order], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@settings(max_examples=20, deadline=None)
+@given(drawn=table_rows)
+def test_names_of_tasks_episodes_and_agents_mean_nothing(name: str, drawn: list) -> None:
+    table = table_of(drawn)
+    renamed = {
+        field: [f"~{label[::-1]}" for label in getattr(table, field)]
+        for field in ("group_ids", "episode_ids", "agents")
+    }
+    same = {field: getattr(table, field) for field in RewardedRows.__dataclass_fields__}
+    np.testing.assert_array_equal(per_row(name, RewardedRows(**same | renamed)), per_row(name, table))
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("over", ["all", "agent"])
+@settings(max_examples=20, deadline=None)
+@given(drawn=table_rows)
+def test_what_is_whitened_has_mean_0_and_deviation_1_or_is_all_0(name: str, over: str, drawn: list) -> None:
+    table = table_of(drawn)
+    found = estimator(name)(table, AdvantageConfig(whiten=over))  # type: ignore[arg-type]
+    for agent in {""} if over == "all" else set(table.agents):
+        x = np.concatenate([a for a, of in zip(found, table.agents, strict=True) if agent in ("", of)])
+        assert x.mean() == pytest.approx(0, abs=1e-7)
+        assert not x.any() or x.std(ddof=1) == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", SHIFT_FREE)

@@ -77,7 +77,7 @@ def test_a_batch_names_predictor_and_target_of_every_completion_token(samples: l
     assert batch.targets.tolist() == [*samples[0].token_ids[5:], samples[2].token_ids[-1]]
     assert (batch.row_of_token.tolist(), batch.rows, batch.completion_lengths) == ([0, 0, 0, 1], (0, 2), (3, 1))
     assert (batch.num_tokens, batch.num_padding) == (20, 4)
-    assert (batch.position_ids, batch.row_lengths) == (None, ())
+    assert (batch.position_ids, batch.families) == (None, None)
 
 
 def test_turns_that_are_no_samples_are_laid_out_alike(samples: list[Sample]) -> None:
@@ -103,6 +103,8 @@ def test_a_batch_moves_as_a_whole(samples: list[Sample]) -> None:
     for pack in (False, True):
         moved = collate(samples, alone([0, 2]), pack=pack).to("meta")
         tensors = [getattr(moved, f.name) for f in fields(moved)]
+        if moved.families is not None:
+            tensors += [moved.families.outputs, *(x for f in moved.families.families for x in (f.queries, f.keys))]
         assert {t.device.type for t in tensors if isinstance(t, torch.Tensor)} == {"meta"}
 
 
@@ -171,6 +173,10 @@ def test_a_packed_microbatch_is_cut_by_the_sum_of_its_rows() -> None:
     assert microbatches(alone(range(5)), lengths, max_tokens=20) == [alone([0, 4]), alone([2, 1, 3])]
     assert microbatches(alone(range(5)), lengths, max_tokens=26, pack=True) == [alone([0, 4, 2, 1]), alone([3])]
     assert microbatches([(3, 0), (1, 2)], lengths, max_tokens=14, pack=True) == [[(3, 0), (1, 2)]]
+    order = [4, 0, 1, 2, 3]
+    cut = microbatches(alone(range(5)), lengths, max_tokens=18, pack=True, order=order)
+    assert cut == [alone([1, 2, 3, 4]), alone([0])]
+    assert microbatches(alone(range(5)), lengths, max_tokens=20, order=order) == [alone([0, 4]), alone([2, 1, 3])]
 
 
 def test_completion_logprobs_equal_those_of_the_whole_logits(scorer: PolicyScorer, samples: list[Sample]) -> None:

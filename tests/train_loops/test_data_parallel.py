@@ -123,7 +123,7 @@ def test_while_a_head_on_the_policys_trunk_warms_up_nothing_else_changes(
         ]
     )
     assert torch.equal(result.weights[: -len(result.head)], parent)
-    assert len(result.head) == 64 * 8 + 8 + 8 + 1 and result.head[-9:].abs().min() > 1e-4
+    assert len(result.head) == 64 * 8 + 8 + 8 + 1 and bool((result.head[-9:] != 0).all())
 
 
 @pytest.mark.parametrize(("learner", "layout"), [("own", "z3"), ("shared", "z2"), ("frozen", "z1-offload")])

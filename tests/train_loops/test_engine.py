@@ -226,11 +226,13 @@ def test_policy_and_critic_train_side_by_side(tiny_model: Path) -> None:
 def test_an_engine_starts_and_steps_where_there_is_no_compiler(tiny_model: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from train_loops.config import *; from train_loops.engine import *\n"
-        "join_workers(); c = DeepSpeedConfig(zero_stage=1)\n"
-        "e = Engine(load_policy(sys.argv[1], c), optimizer=OptimizerConfig(), config=c)\n"
         "from train_loops.batching import collate_turns\n"
-        "e.backward(e(collate_turns([([1], [1, 1, 1])]))[0].sum(), is_last=True)\n"
-        "assert e.step().is_applied\n"
+        "join_workers()\n"
+        "offload = DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True)\n"
+        "for c in (DeepSpeedConfig(zero_stage=1), offload):\n"
+        "    e = Engine(load_policy(sys.argv[1], c), optimizer=OptimizerConfig(), config=c)\n"
+        "    e.backward(e(collate_turns([([1], [1, 1, 1])]))[0].sum(), is_last=True)\n"
+        "    assert e.step().is_applied\n"
     )
     env = {"PATH": str(Path(sys.executable).parent), "HOME": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path / "x")}
     env |= {k: v for k, v in os.environ.items() if k.startswith("PYTHON")}

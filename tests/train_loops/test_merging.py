@@ -17,15 +17,21 @@ from tiny_policy import policy
 from torch import nn
 
 from train_loops.batching import Batch, collate, lay, lift, plan
+from train_loops.config import RowsConfig
 from train_loops.critic import ValueModel, completion_values
 from train_loops.logprobs import PolicyScorer, completion_logprobs_and_entropy
 from train_loops.losses import Aggregation, Denominators, aggregate
 from train_loops.merging import chains_of, row_savings, unique_token_share
 from train_loops.rows import Sample
+from train_loops.sharing import neighbours
 
 MODES = get_args(Aggregation)
-WAYS = [(False, False), (False, True), (True, False), (True, True)]
-"""(merge, pack); the first one is what the others are compared with."""
+WAYS = [
+    RowsConfig(merge=merge, pack=pack, share=share)
+    for merge in (False, True)
+    for pack, share in ((False, False), (True, False), (True, True))
+]
+PLAIN = WAYS[0]
 
 
 def test_turns_that_extend_each_other_exactly_form_chains() -> None:
@@ -88,7 +94,7 @@ def test_savings_count_a_shared_beginning_once_for_the_turn_that_came_first() ->
 def test_a_merged_row_holds_the_completions_of_all_its_turns() -> None:
     samples = chained_samples()
     batch = collate(samples, [(0, 1, 2), (10,)])
-    assert batch.token_ids.shape == (2, len(samples[2].token_ids))
+    assert batch.token_ids.shape == (2, max(len(samples[i].token_ids) for i in (2, 10)))
     assert batch.rows == (0, 1, 2, 10)
     assert batch.completion_lengths == (3, 6, 4, 1)
     assert batch.num_tokens == len(samples[2].token_ids) + len(samples[10].token_ids)
@@ -113,8 +119,7 @@ def learned(
     loss_of: Callable[[Any, Sequence[Sample], Batch], torch.Tensor],
     *,
     mode: Aggregation,
-    merge: bool,
-    pack: bool,
+    rows: RowsConfig,
     budget: int = 48,
     num_workers: int = 1,
 ) -> tuple[float, torch.Tensor]:
@@ -128,14 +133,15 @@ def learned(
             [len(s.token_ids) for s in samples],
             num_minibatches=1,
             microbatch_tokens=budget,
-            merge=merge,
-            pack=pack,
+            merge=rows.merge,
+            pack=rows.pack,
+            order=neighbours([s.token_ids for s in samples]) if rows.share else None,
             num_workers=num_workers,
             rank=rank,
             seed=0,
         )
-        for rows in [*cuts, []]:
-            batch = collate(samples, rows, pack=pack, pad_id=5)
+        for chains in [*cuts, []]:
+            batch = collate(samples, chains, pack=rows.pack, share=rows.share, pad_id=5)
             loss = aggregate(loss_of(model, samples, batch), batch.row_of_token, mode=mode, denominators=denominators)
             loss.backward()
             total += loss.item()
@@ -150,12 +156,12 @@ def test_merging_and_packing_change_neither_loss_nor_gradient(
 ) -> None:
     samples, scorer = chained_samples(), policy(architecture, dtype)
     assert sum(map(len, CHAINS)) > len(CHAINS)
-    plain_loss, plain = learned(scorer, samples, policy_loss, mode=mode, merge=False, pack=False, budget=10**6)
+    plain_loss, plain = learned(scorer, samples, policy_loss, mode=mode, rows=PLAIN, budget=10**6)
     assert plain.abs().max() > 1e-3
-    for merge, pack in WAYS:
+    for rows in WAYS:
         for cuts in ({"budget": 10**6}, {"budget": 48}, {"budget": 1}, {"budget": 48, "num_workers": 2}):
-            loss, gradient = learned(scorer, samples, policy_loss, mode=mode, merge=merge, pack=pack, **cuts)
-            what = f"merge={merge}, pack={pack}, {cuts}"
+            loss, gradient = learned(scorer, samples, policy_loss, mode=mode, rows=rows, **cuts)
+            what = f"{rows}, {cuts}"
             assert abs(loss - plain_loss) < tolerance, what
             error = float((gradient - plain).abs().max() / plain.abs().max())
             assert error < tolerance, f"{what}: gradient differs by {error:.1e} of the largest"
@@ -164,10 +170,10 @@ def test_merging_and_packing_change_neither_loss_nor_gradient(
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 def test_merging_and_packing_change_no_gradient_under_gradient_checkpointing(architecture: str) -> None:
     samples, scorer = chained_samples(), policy(architecture, torch.float32)
-    _, plain = learned(scorer, samples, policy_loss, mode="token_mean", merge=False, pack=False)
+    _, plain = learned(scorer, samples, policy_loss, mode="token_mean", rows=PLAIN)
     scorer = policy(architecture, torch.float32, gradient_checkpointing=True)
-    for merge, pack in WAYS:
-        _, gradient = learned(scorer, samples, policy_loss, mode="token_mean", merge=merge, pack=pack)
+    for rows in WAYS:
+        _, gradient = learned(scorer, samples, policy_loss, mode="token_mean", rows=rows)
         assert (gradient - plain).abs().max() < 1e-5 * plain.abs().max()
 
 
@@ -180,9 +186,9 @@ def test_merging_and_packing_change_no_gradient_of_a_critic() -> None:
     def critic_loss(model: nn.Module, samples: Sequence[Sample], batch: Batch) -> torch.Tensor:
         return (completion_values(model, batch) - lay([s.reward for s in samples], batch)).square()
 
-    _, plain = learned(critic, samples, critic_loss, mode="token_mean", merge=False, pack=False)
-    for merge, pack in WAYS:
-        _, gradient = learned(critic, samples, critic_loss, mode="token_mean", merge=merge, pack=pack)
+    _, plain = learned(critic, samples, critic_loss, mode="token_mean", rows=PLAIN)
+    for rows in WAYS:
+        _, gradient = learned(critic, samples, critic_loss, mode="token_mean", rows=rows)
         assert (gradient - plain).abs().max() < 1e-5 * plain.abs().max()
 
 

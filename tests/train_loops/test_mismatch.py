@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from train_loops.config import MismatchConfig
-from train_loops.mismatch import MismatchError, correct, decide, measure
+from train_loops.mismatch import MismatchError, correct, decide, is_close, measure
 
 CONFIG = MismatchConfig(tolerance_mean=0.01, tolerance_max=0.05, limit_mean=0.1, truncation=2.0)
 
@@ -58,6 +58,38 @@ def test_too_small_an_effective_sample_size_fails_and_says_what_to_do() -> None:
     config = MismatchConfig(limit_mean=10.0, min_ess=0.9)
     with pytest.raises(MismatchError, match=r"'solver'.*below train\.mismatch\.min_ess=0\.9.*sample again"):
         decide(agreements(np.log(2), -np.log(2)), config=config)
+
+
+def test_the_effective_sample_size_of_whole_turns_is_that_of_their_products() -> None:
+    old = [[np.log(2), np.log(2)], [np.log(2), -np.log(2)]]  # products 4 and 1
+    rollout = [[0.0, 0.0], [0.0, 0.0]]
+    sequence = CONFIG.model_copy(update={"correction": "sequence"})
+    of_turns = measure(old, rollout, ["a", "a"], config=sequence)["a"]
+    of_tokens = measure(old, rollout, ["a", "a"], config=CONFIG)["a"]
+    assert of_turns.ess == pytest.approx(5.0**2 / (2 * 17.0))
+    assert of_tokens.ess == pytest.approx(6.5**2 / (4 * 12.25))
+
+
+def test_a_factor_common_to_all_weights_costs_no_samples() -> None:
+    assert agreements(-400.0, -400.0)["solver"].ess == 1
+
+
+@pytest.mark.parametrize(
+    ("differences", "close"),
+    [([0.005, -0.005], True), ([0.02, 0.02], False), ([0.0] * 99 + [0.06], False), ([float("nan")], False)],
+)
+def test_close_is_within_both_tolerances(differences: list[float], close: bool) -> None:
+    measured = {**agreements(0.0, agent="fine"), **agreements(*differences)}
+    assert is_close(measured, config=CONFIG) is close
+
+
+def test_decoupled_weights_times_the_ratio_are_the_ratio_to_what_sampled() -> None:
+    old, rollout, new = [[-1.0, -2.0]], [[-1.2, -1.9]], np.array([-0.8, -2.1])
+    config = MismatchConfig(always=True, truncation=10.0, limit_mean=1.0)
+    assert decide(measure(old, rollout, ["a"], config=config), config=config) == "correct"
+    weights, _ = correct(old, rollout, config=config)
+    assert weights is not None
+    np.testing.assert_allclose(weights[0] * np.exp(new - np.array(old[0])), np.exp(new - np.array(rollout[0])))
 
 
 ROLLOUT, OLD = [[-3.0, -1.0, -1.5]], [[0.0, -5.0, -1.0]]

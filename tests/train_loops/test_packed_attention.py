@@ -40,15 +40,9 @@ def test_packed_rows_lie_end_to_end_with_positions_from_zero() -> None:
     assert batch.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
     assert batch.position_ids is not None
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
-    assert batch.row_lengths == (4, 3, 2)
     assert (batch.predictors.tolist(), batch.targets.tolist()) == ([1, 2, 5, 7], [3, 4, 7, 9])
     assert (batch.row_of_token.tolist(), batch.rows) == ([0, 0, 1, 2], (2, 0, 1))
     assert (batch.num_tokens, batch.num_padding) == (9, 0)
-
-
-def test_rows_of_one_length_need_no_packing() -> None:
-    batch = collate([sample("e", 0, [5, 6], [7]), sample("f", 0, [8], [9, 1])], [(0,), (1,)], pack=True)
-    assert (batch.token_ids.tolist(), batch.row_lengths, batch.position_ids) == ([[5, 6, 7], [8, 9, 1]], (), None)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -57,8 +51,8 @@ def test_a_packed_row_never_attends_across(architecture: str) -> None:
     batch = packed([(0, 1, 2), (7, 8), (9,), (10,)])
     assert batch.position_ids is not None
     changed = batch.token_ids.clone()
-    start, stop = batch.row_lengths[0], sum(batch.row_lengths[:2])
-    changed[0, start:stop] = 7
+    start = int(batch.position_ids[0].diff().lt(0).nonzero()[0]) + 1  # of the second row
+    changed[0, start : start + len(chained_samples()[8].token_ids)] = 7
     with torch.no_grad():
         before = lift(completion_logprobs(scorer, batch), batch)
         after = lift(completion_logprobs(scorer, replace(batch, token_ids=changed)), batch)
@@ -69,11 +63,12 @@ def test_packed_attention_equals_attention_under_a_block_diagonal_mask() -> None
     batch = packed([(0, 1, 2), (5,), (6,), (7, 8), (9,)])
     scorer, plain = policy("qwen3", torch.float32), policy("qwen3", torch.float32)
     plain.model.set_attn_implementation("sdpa")
-    row = torch.repeat_interleave(torch.arange(len(batch.row_lengths)), torch.tensor(batch.row_lengths))
+    assert batch.position_ids is not None
+    row = batch.position_ids[0].eq(0).cumsum(0)
     mask = (row[:, None] == row) & torch.ones(len(row), len(row), dtype=torch.bool).tril()
     arguments = {"input_ids": batch.token_ids, "position_ids": batch.position_ids, "use_cache": False}
     with torch.no_grad():
-        got = scorer.model(**arguments, row_lengths=batch.row_lengths).logits
+        got = scorer.model(**arguments, families=batch.families).logits
         expected = plain.model(**arguments, attention_mask=mask[None, None]).logits
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
 
@@ -85,7 +80,7 @@ def test_the_longest_tensor_of_a_packed_pass_grows_with_the_tokens_not_with_thei
     sizes: list[int] = []
     with torch.no_grad(), Sizes(sizes):
         policy("qwen3", torch.float32).model.get_decoder()(
-            input_ids=batch.token_ids, position_ids=batch.position_ids, row_lengths=batch.row_lengths, use_cache=False
+            input_ids=batch.token_ids, position_ids=batch.position_ids, families=batch.families, use_cache=False
         )
     assert num_tokens**2 > max(sizes)
 

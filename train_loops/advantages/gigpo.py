@@ -1,7 +1,7 @@
 """gigpo: episodes compared by task, and turns by what they saw (GiGPO, arXiv 2505.10978; seed-systems 2.2).
 
 A = A_episode + step_weight A_step
-A_episode   GRPO over the episode's reward (the mean over its rows)
+A_episode   GRPO over the episode's reward (the mean over its rows), or by `group_by`
 A_step      turns of a task whose prompts are one anchor, by the discounted sum of the rewards from there on
 """
 
@@ -13,21 +13,20 @@ from difflib import SequenceMatcher
 import numpy as np
 from numpy.typing import NDArray
 
-from train_loops.advantages.grouping import normalize, per_episode
+from train_loops.advantages.grouping import normalize
+from train_loops.advantages.grpo import grpo
 from train_loops.advantages.rewarded_rows import RewardedRows
 from train_loops.config import AdvantageConfig
 
 
 def gigpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
     """[N]; a turn whose anchor no other turn shares has no step advantage, whatever `singleton` says."""
-    scores, groups, episode_of = per_episode(rows)
-    episode = normalize(scores, groups, settings)[episode_of]
     steps = normalize(
         _returns(rows, gamma=settings.step_gamma),
         _anchors(rows, similarity=settings.similarity),
         settings.model_copy(update={"singleton": "zero"}),
     )
-    return episode + settings.step_weight * steps
+    return grpo(rows, settings) + settings.step_weight * steps
 
 
 def _returns(rows: RewardedRows, *, gamma: float) -> NDArray[np.float64]:

@@ -11,7 +11,10 @@ from train_loops.config import AdvantageConfig
 
 
 def gpg(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: alpha (R - mean_group), alpha = rows / rows with a reward other than 0 (f_norm 1, as in verl)."""
+    """[N]: alpha (R - mean_group), alpha = rows / rows with a reward other than 0 (f_norm 1, as in verl).
+
+    Turns are compared, not episodes: the source has one completion per episode, and a turn keeps its own credit.
+    """
     scores = rows.scores
     alpha = len(scores) / max(int(np.count_nonzero(scores)), 1)
     return alpha * minus_mean(scores, group_keys(rows, settings, default="task"), settings)

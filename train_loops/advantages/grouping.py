@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -70,16 +71,22 @@ def members_of(keys: Keys) -> list[list[int]]:
     return list(members.values())
 
 
-def per_episode(rows: RewardedRows) -> tuple[NDArray[np.float64], list[str], NDArray[np.int64]]:
-    """Scores averaged over each episode's rows, the group of each episode, and the episode of each row.
+def per_episode(rows: RewardedRows, keys: Keys) -> tuple[NDArray[np.float64], list[Hashable], NDArray[np.int64]]:
+    """Scores averaged over each episode's rows of equal key, the key of each such episode, and the episode of each row.
 
-    An episode whose agents are paid differently counts with the mean of what its turns earned, as in verl.
+    An episode whose agents are paid differently counts with the mean of what its turns earned, as in Dr. MAS's code.
     """
-    first: dict[tuple[str, str], int] = {}
-    pairs = zip(rows.group_ids, rows.episode_ids, strict=True)
+    first: dict[tuple[Hashable, str], int] = {}
+    pairs = zip(keys, rows.episode_ids, strict=True)
     episode_of = np.array([first.setdefault(pair, len(first)) for pair in pairs], dtype=np.int64)
-    scores = np.bincount(episode_of, weights=rows.scores) / np.bincount(episode_of)
-    return scores, [group for group, _ in first], episode_of
+    x = rows.scores
+    scores = np.array([_mean(x[members]) for members in members_of(episode_of.tolist())])
+    return scores, [key for key, _ in first], episode_of
+
+
+def _mean(x: NDArray[np.float64]) -> float:
+    """The same in any order, and exactly x where all are x: episodes that earned the same tie, however many turns."""
+    return float(x[0]) if x.min() == x.max() else math.fsum(x) / len(x)
 
 
 def _standardized(x: NDArray[np.float64], among: NDArray[np.float64], settings: AdvantageConfig) -> NDArray[np.float64]:

@@ -13,9 +13,10 @@ from train_loops.config import AdvantageConfig
 def grpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
     """[N]: (S_episode - mean_group) / (std_group + eps), for all turns of the episode.
 
-    S is the mean over the episode's rows. With `group_by` set, turns are compared instead of episodes.
+    S is the mean over the episode's rows, so an episode weighs the same however many turns it has. With another
+    `group_by` than `task`, turns are compared instead of episodes.
     """
     if settings.group_by not in (None, "task"):
         return normalize(rows.scores, group_keys(rows, settings, default="task"), settings, batch_keys=rows.agents)
-    scores, groups, episode_of = per_episode(rows)
+    scores, groups, episode_of = per_episode(rows, rows.group_ids)
     return normalize(scores, groups, settings)[episode_of]

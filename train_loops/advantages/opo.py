@@ -11,13 +11,21 @@ from train_loops.config import AdvantageConfig
 
 
 def opo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: R - sum(length R) / sum(length) over the group; a group of one gets 0, or its reward (`singleton: raw`)."""
+    """[N]: R - sum(length R) / sum(length) over the group; a group of one as `settings.singleton` says.
+
+    Turns are compared, not episodes: the weights are those of gradients, and each turn has a length and credit of its own.
+    """
     scores, lengths = rows.scores, np.asarray(rows.lengths, dtype=np.float64)
     out = np.zeros(len(scores))
     for members in members_of(group_keys(rows, settings, default="task")):
-        group, weights = scores[members], lengths[members]
-        if len(members) == 1:
-            out[members] = group if settings.singleton == "raw" else 0.0
-        elif group.min() < group.max():
-            out[members] = group - (weights @ group) / weights.sum()
+        if len(members) > 1:
+            among = members
+        elif settings.singleton == "batch":
+            among = [i for i, agent in enumerate(rows.agents) if agent == rows.agents[members[0]]]
+        else:
+            out[members] = scores[members] if settings.singleton == "raw" else 0.0
+            continue
+        group, weights = scores[among], lengths[among]
+        if group.min() < group.max():
+            out[members] = scores[members] - (weights @ group) / weights.sum()
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from train_loops.advantages.grouping import members_of, per_episode
+from train_loops.advantages.grouping import group_keys, members_of, per_episode
 from train_loops.advantages.rewarded_rows import RewardedRows
 from train_loops.config import AdvantageConfig
 
@@ -13,9 +13,11 @@ from train_loops.config import AdvantageConfig
 def pass_at_k(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
     """[N]: (R_max - R_second) / (std_group + eps) for all turns of the group's best episode, 0 for the others.
 
-    Where two are equally good there is no lead. A group of one gives 0: there is no second.
+    Episodes are compared whatever `group_by` says, each by the mean over its turns in the group: an agent called twice
+    in the best one is no rival of itself. Where two are equally good there is no lead. A group of one gives 0: there is
+    no second.
     """
-    scores, groups, episode_of = per_episode(rows)
+    scores, groups, episode_of = per_episode(rows, group_keys(rows, settings, default="task"))
     out = np.zeros(len(scores))
     for members in members_of(groups):
         if len(members) < 2:

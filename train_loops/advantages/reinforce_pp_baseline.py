@@ -12,6 +12,9 @@ from train_loops.config import AdvantageConfig
 
 
 def reinforce_pp_baseline(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
-    """Per row and token: R - mean_group on every token, then whitened (`advantage.whiten`)."""
+    """Per row and token: R - mean_group on every token, then whitened (`advantage.whiten`).
+
+    Turns are compared, not episodes: the source has one completion per episode, and a turn keeps its own credit.
+    """
     centred = minus_mean(rows.scores, group_keys(rows, settings, default="task"), settings)
     return whitened([np.full(n, a) for n, a in zip(rows.lengths, centred, strict=True)], rows, settings)

@@ -11,10 +11,13 @@ from train_loops.config import AdvantageConfig
 
 
 def rloo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: n / (n - 1) (R - mean_group), which is R minus the mean of the others; [1, 0, 0, 1] -> +-2/3."""
+    """[N]: n / (n - 1) (R - mean_group), which is R minus the mean of the others; [1, 0, 0, 1] -> +-2/3.
+
+    Episodes or turns are compared as in `grpo`.
+    """
     if settings.group_by not in (None, "task"):
         return _leave_one_out(rows.scores, group_keys(rows, settings, default="task"), settings)
-    scores, groups, episode_of = per_episode(rows)
+    scores, groups, episode_of = per_episode(rows, rows.group_ids)
     return _leave_one_out(scores, groups, settings)[episode_of]
 
 

@@ -1,0 +1,127 @@
+"""Replays: what came before the change is what was recorded, token for token; what comes after it is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from serve_apps.agent import Agent, Tool
+from serve_apps.config import EpisodeConfig
+from serve_apps.contracts import Tags
+from serve_apps.replay import Script
+from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+
+LIMITS = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=10, max_attempts=2)
+looked_up: list[str] = []
+
+
+async def _look_up(word: str) -> str:
+    looked_up.append(word)
+    return f"entry {len(looked_up)} of {word}"
+
+
+class Editors(Workflow):
+    """Two drafts, an entry looked up after each, and a judge."""
+
+    writer = Agent(prompt="Write on {topic} after {notes}", contract=Tags("TEXT"))
+    judge = Agent(prompt="Judge {text}", contract=Tags("TEXT"))
+    look_up = Tool(_look_up, timeout_s=1)
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """What the judge says."""
+        notes = "nothing"
+        for _ in range(2):
+            draft = await agents.writer(topic=task.prompt, notes=notes)
+            notes = await tools.look_up(word=draft["text"])
+        final = await agents.judge(text=notes)
+        return Outcome(answer=final["text"])
+
+
+def play(
+    folder: Path,
+    says: Callable[[AgentCall], str],
+    *,
+    script: Script | None = None,
+    calls: list[AgentCall] | None = None,
+) -> Trace:
+    tokenizer = ChatTokenizer(folder)
+
+    async def complete(call: AgentCall) -> Completion:
+        if calls is not None:
+            calls.append(call)
+        ids = tokenizer.encode_completion(says(call))
+        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+
+    workflow = Editors()
+    team = ActingTeam(
+        workflow=workflow,
+        workflow_path="tests:flow",
+        group_of=dict.fromkeys(workflow.agents, "g"),
+        tokenizers={"g": tokenizer},
+        max_model_len={"g": 256},
+        sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=32)),
+        policy_versions={"g": 3},
+        team_key="team",
+    )
+    spec = EpisodeSpec(
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="team",
+        task=Task(task_id="t", prompt="ink", answers=()),
+        episode_index=0,
+        run_seed=0,
+        script=script,
+    )
+    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=LIMITS))
+
+
+def test_a_counterfactual_asks_the_engine_from_the_changed_turn_on_only(tiny_model: Path) -> None:
+    looked_up.clear()
+    base = play(tiny_model, lambda call: "<TEXT>old</TEXT>")
+    calls: list[AgentCall] = []
+    script = Script(kind="counterfactual", agent="writer", base=base, changed_at=2)
+    other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script, calls=calls)
+    assert [call.agent for call in calls] == ["writer", "judge"], "the first draft is replayed"
+    assert [t.turn_index for t in other.turns] == [t.turn_index for t in base.turns] == [0, 2, 4]
+    first, again = base.turns[0], other.turns[0]
+    assert list(first.completion_token_ids) == list(again.completion_token_ids)
+    assert list(first.rollout_logprobs) == list(again.rollout_logprobs)
+    assert list(base.turns[1].prompt_token_ids) == list(other.turns[1].prompt_token_ids)
+    assert other.turns[1].seed != base.turns[1].seed
+    assert looked_up == ["old", "old", "new"], "the tool's first answer is the recorded one"
+    assert other.tool_calls[0].response == base.tool_calls[0].response == "entry 1 of old"
+    assert (other.answer, other.variant) == ("new", "counterfactual-2")
+    assert other.episode_id != base.episode_id and other.group_id != base.group_id
+
+
+def test_an_agent_that_is_left_out_says_nothing_and_the_others_play_on(tiny_model: Path) -> None:
+    base = play(tiny_model, lambda call: "<TEXT>old</TEXT>")
+    calls: list[AgentCall] = []
+    script = Script(kind="without", agent="writer", base=base, changed_at=0)
+    other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script, calls=calls)
+    assert [call.agent for call in calls] == ["judge"]
+    assert [len(turn.completion_token_ids) for turn in other.turns[:2]] == [0, 0]
+    assert (other.status, other.answer, other.variant) == (EpisodeStatus.OK, "new", "without-writer")
+
+
+def test_a_greedy_episode_is_sampled_without_chance(tiny_model: Path) -> None:
+    calls: list[AgentCall] = []
+    trace = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=Script(kind="greedy"), calls=calls)
+    assert {call.request.sampling.temperature for call in calls} == {0.0}
+    assert {turn.sampling.temperature for turn in trace.turns} == {0.0} and trace.variant == "greedy"
+
+
+def test_a_workflow_that_asks_something_else_has_gone_astray(tiny_model: Path) -> None:
+    looked_up.clear()
+    base = play(tiny_model, lambda call: "<TEXT>old</TEXT>")
+    astray = Trace(**{name: getattr(base, name) for name in Trace.__dataclass_fields__} | {"tool_calls": ()})
+    script = Script(kind="counterfactual", agent="judge", base=astray, changed_at=4)
+    other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script)
+    assert other.status is EpisodeStatus.AGENT_ERROR
+    assert "turn 2 of 'writer' has another prompt" in other.error

@@ -1,0 +1,49 @@
+"""baselines: which variant stands against which turn, on literal numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic_traces import make_turns_of, rewards_for
+
+from stores.types import EpisodeRewards, Trace
+from train_loops.baselines import baselines_of
+
+
+def earned(*pairs: tuple[Trace, list[float], float]) -> dict[str, EpisodeRewards]:
+    return {trace.episode_id: rewards_for(trace, rewards, outcome) for trace, rewards, outcome in pairs}
+
+
+def variant(base: Trace, name: str) -> Trace:
+    return replace(base, episode_id=f"{base.episode_id}/{name}", variant=name)
+
+
+def test_a_greedy_episode_stands_against_all_of_its_task_by_agent_and_round() -> None:
+    one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
+    greedy = variant(one, "greedy")
+    found = baselines_of([one, two, greedy], earned((one, [1, 1], 1), (two, [0, 0], 0), (greedy, [0.25, 0.5], 1.0)))
+    assert found == {("one", 0): 0.25, ("one", 1): 0.5, ("two", 0): 0.25, ("two", 1): 0.5}
+
+
+def test_a_turn_has_the_replay_in_which_it_was_replaced_and_others_of_the_agent_the_tasks_mean() -> None:
+    one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
+    again, once_more = variant(one, "counterfactual-0"), variant(two, "counterfactual-0")
+    found = baselines_of(
+        [one, two, again, once_more], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2), (once_more, [0.6, 9], 0.6))
+    )
+    assert found == pytest.approx({("one", 0): 0.2, ("two", 0): 0.6}), "the verifier was never replaced"
+    found = baselines_of([one, two, again], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2)))
+    assert found == pytest.approx({("one", 0): 0.2, ("two", 0): 0.2})
+
+
+def test_without_an_agent_the_outcome_counts_not_what_its_silence_was_paid() -> None:
+    one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
+    silent = variant(one, "without-verifier")
+    found = baselines_of([one, two, silent], earned((one, [1, 1], 1), (silent, [0.7, -0.5], 0.7)))
+    assert found == pytest.approx({("one", 1): 0.7, ("two", 1): 0.7})
+
+
+def test_a_variant_that_failed_is_no_baseline() -> None:
+    one = make_turns_of("one", index=0)
+    assert baselines_of([one, variant(one, "greedy")], earned((one, [1, 1], 1))) == {}
