@@ -90,13 +90,15 @@ def log_failed(traces: Iterable[Trace], *, is_last: bool = True) -> None:
 
 
 def _trained(row: StageRow, ref: dict[str, Any], run: dict[str, str]) -> list[Point]:
-    group = {**run, "model_group": row.model_group}
-    metrics = ref["metrics"]
-    points: list[Point] = [("troupe_policy_version", ref["model"]["version"], {**group, "of": "trained"})]
+    """Of one model group, or of all that the whole team's task walked through."""
+    trained = ref.get("model_groups", {row.model_group: ref})
     names = ("trained_rows", "logprob_gap_mean", "logprob_gap_max")
-    return points + [
-        (f"troupe_{name}", metrics[f"train/{name}"], group) for name in names if f"train/{name}" in metrics
-    ]
+    points: list[Point] = []
+    for model_group, one in trained.items():
+        group, metrics = {**run, "model_group": model_group}, one["metrics"]
+        points.append(("troupe_policy_version", one["model"]["version"], {**group, "of": "trained"}))
+        points += [(f"troupe_{name}", metrics[f"train/{name}"], group) for name in names if f"train/{name}" in metrics]
+    return points
 
 
 def _synced(row: StageRow, ref: dict[str, Any], run: dict[str, str]) -> list[Point]:

@@ -63,6 +63,15 @@ def test_each_stage_shows_its_result_under_declared_names_and_tags(rows: dict[st
     assert values(points, "troupe_champion_version") == {"": 4}
 
 
+def test_a_train_task_of_the_whole_team_shows_every_model_group(tmp_path: Path) -> None:
+    journal = Journal(f"sqlite:///{tmp_path}/journal.db")
+    ref = {"order": ["b", "a"], "team": {}, "model_groups": {"b": {**REFS["train"]}, "a": {**REFS["train"]}}}
+    journal.once(StageKey("r", 3, "train", "team"), lambda lease: ref)
+    points = stage_points(journal.stages("r", 3)[0])
+    assert values(points, "troupe_policy_version") == {"b/trained": 3, "a/trained": 3}
+    assert values(points, "troupe_trained_rows") == {"b": 96, "a": 96}
+
+
 def test_a_batch_of_episodes_is_a_handful_of_points() -> None:
     turn = SimpleNamespace(model_group="a", duration_s=0.25, prompt_token_ids=[1] * 7, completion_token_ids=[1] * 3)
     traces: list[Any] = [

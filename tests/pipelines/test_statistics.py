@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from pipelines.statistics import mean_interval, paired_interval, pass_at_k
+from pipelines.statistics import crossed_interval, mean_interval, paired_interval, pass_at_k
 
 
 def named(values: np.ndarray) -> dict[str, list[float]]:
@@ -81,3 +81,21 @@ def test_what_cannot_be_compared_is_refused() -> None:
         mean_interval({})
     with pytest.raises(ValueError, match="'b' has an outcome that is not a finite number"):
         mean_interval({"a": [1.0], "b": [float("nan")]})
+
+
+def test_an_interval_crossed_over_seeds_and_tasks_knows_that_both_vary() -> None:
+    equal_seeds = [{"a": 0.0, "b": 1.0, "c": 1.0, "d": 0.0}] * 3
+    found = crossed_interval(equal_seeds, num_samples=4000)
+    assert (found.mean, found.num_tasks) == (0.5, 4)
+    assert (found.low, found.high) == (0.0, 1.0)
+    one_seed_failed = [{f"t{i}": value for i in range(100)} for value in (0.6, 0.6, 0.0)]
+    found = crossed_interval(one_seed_failed, num_samples=4000)
+    assert found.mean == pytest.approx(0.4)
+    assert (found.low, found.high) == (pytest.approx(0.0), pytest.approx(0.6)), "a hundred tasks are no hundred seeds"
+
+
+def test_seeds_that_solved_other_tasks_are_not_crossed() -> None:
+    with pytest.raises(ValueError, match="the same tasks for every seed"):
+        crossed_interval([{"a": 1.0}, {"b": 1.0}])
+    with pytest.raises(ValueError, match="at least one seed and one task"):
+        crossed_interval([])
