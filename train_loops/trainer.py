@@ -73,7 +73,7 @@ def run_worker(settings: dict[str, Any]) -> None:
         last = order["attempt"]
         try:
             with carried(order.get("log", {})), bound(worker=rank):
-                result = worker.execute_team(order) if order["model_group"] == TEAM else worker.execute(order)
+                result = worker.execute_team(order) if order.get("model_group") == TEAM else worker.execute(order)
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
             ray.get(holder.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)

@@ -114,6 +114,53 @@ def shift_tokens(trace: Trace) -> Trace:
     return replace(trace, turns=tuple(turns))
 
 
+def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(bench: Bench, tiny_model: Path) -> None:
+    one = CONFIG.model_copy(update={"algorithm": "ppo", "critic": CriticConfig(), "num_minibatches": 2})
+    two = one.model_copy(update={"num_workers": 2, "deepspeed": DeepSpeedConfig(zero_stage=3)})
+    ref = adopt(tiny_model, store=bench.store("weights-of-two"), model_group=GROUP, run_id="z3")
+    alone = bench.store("weights-of-one")
+    parent = asdict(adopt(tiny_model, store=alone, model_group=GROUP, run_id="z3"))
+    sharded = replace(bench, weights=bench.store("weights-of-two"))
+
+    # Two workers at ZeRO-3; an order that is refused does not leave one of them waiting for the other.
+    began = time.monotonic()
+    handle = sharded.attach(two, run_name="z3")
+    first_order = sharded.order(ref, run_id="z3", config=two)
+    first = handle.order(first_order, 300)
+    v1 = ModelVersionRef(**first["model"])
+    print(f"two workers: first order after {time.monotonic() - began:.1f} s")
+    began = time.monotonic()
+    with pytest.raises(OrderError, match="trainer and engine differ"):
+        handle.order(sharded.order(v1, run_id="bad", config=two, change=shift_tokens), 300)
+    print(f"two workers: refused after {time.monotonic() - began:.1f} s")
+
+    # One worker at stage 0 goes on from their checkpoint; and does all of it by itself, in another store.
+    second_order = sharded.order(v1, run_id="z3", config=one)
+    handle = sharded.attach(one, run_name="z3")
+    resumed = handle.order(second_order, 300)
+    pids = handle.status()["pids"]
+    place = {"weights_uri": alone.uri, "train": one.model_dump(mode="json")}
+    expected = [handle.order(first_order | place | {"parent": parent}, 300)]
+    expected.append(handle.order(second_order | place | {"parent": expected[0]["model"]}, 300))
+    for by_two, by_one in zip((first, resumed), expected, strict=True):
+        for name in ("train/loss", "train/critic_loss", "train/grad_norm"):
+            print(f"{name}: two workers, ZeRO-3: {by_two['metrics'][name]:.8f}  one: {by_one['metrics'][name]:.8f}")
+            assert by_two["metrics"][name] == pytest.approx(by_one["metrics"][name], rel=1e-3)
+        assert by_two["metrics"]["train/is_state_lost"] == by_one["metrics"]["train/is_state_lost"] == 0
+        assert (
+            weights(sharded, by_two["model"]) - weights(replace(bench, weights=alone), by_one["model"])
+        ).abs().max() < 5e-5
+
+    # Other settings of learning: the same process, and the optimizer's state goes on.
+    other = TrainConfig(optimizer=OptimizerConfig(lr=5e-4), deepspeed=DeepSpeedConfig(zero_stage=2), num_minibatches=4)
+    third = sharded.attach(other, run_name="z3").order(
+        sharded.order(ModelVersionRef(**resumed["model"]), run_id="z3", config=other), 120
+    )
+    assert (third["metrics"]["train/steps"], third["metrics"]["train/is_state_lost"]) == (4, 0)
+    assert handle.status()["pids"] == pids
+    handle.stop()
+
+
 def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench, tiny_model: Path) -> None:
     ref = adopt(tiny_model, store=bench.weights, model_group=GROUP, run_id="run")
     began = time.monotonic()
@@ -216,53 +263,6 @@ def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_mod
     assert resumed("gone", models) == (fresh, ["optimizer", "critic"])
     assert resumed("gone", Models(policy=policy)) == (fresh, ["optimizer"])
     assert resumed("both", Models(policy=critic)) == (fresh, ["optimizer"])  # of another model
-
-
-def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(bench: Bench, tiny_model: Path) -> None:
-    one = CONFIG.model_copy(update={"algorithm": "ppo", "critic": CriticConfig(), "num_minibatches": 2})
-    two = one.model_copy(update={"num_workers": 2, "deepspeed": DeepSpeedConfig(zero_stage=3)})
-    ref = adopt(tiny_model, store=bench.store("weights-of-two"), model_group=GROUP, run_id="z3")
-    alone = bench.store("weights-of-one")
-    parent = asdict(adopt(tiny_model, store=alone, model_group=GROUP, run_id="z3"))
-    sharded = replace(bench, weights=bench.store("weights-of-two"))
-
-    # Two workers at ZeRO-3; an order that is refused does not leave one of them waiting for the other.
-    began = time.monotonic()
-    handle = sharded.attach(two, run_name="z3")
-    first_order = sharded.order(ref, run_id="z3", config=two)
-    first = handle.order(first_order, 300)
-    v1 = ModelVersionRef(**first["model"])
-    print(f"two workers: first order after {time.monotonic() - began:.1f} s")
-    began = time.monotonic()
-    with pytest.raises(OrderError, match="trainer and engine differ"):
-        handle.order(sharded.order(v1, run_id="bad", config=two, change=shift_tokens), 300)
-    print(f"two workers: refused after {time.monotonic() - began:.1f} s")
-
-    # One worker at stage 0 goes on from their checkpoint; and does all of it by itself, in another store.
-    second_order = sharded.order(v1, run_id="z3", config=one)
-    handle = sharded.attach(one, run_name="z3")
-    resumed = handle.order(second_order, 300)
-    pids = handle.status()["pids"]
-    place = {"weights_uri": alone.uri, "train": one.model_dump(mode="json")}
-    expected = [handle.order(first_order | place | {"parent": parent}, 300)]
-    expected.append(handle.order(second_order | place | {"parent": expected[0]["model"]}, 300))
-    for by_two, by_one in zip((first, resumed), expected, strict=True):
-        for name in ("train/loss", "train/critic_loss", "train/grad_norm"):
-            print(f"{name}: two workers, ZeRO-3: {by_two['metrics'][name]:.8f}  one: {by_one['metrics'][name]:.8f}")
-            assert by_two["metrics"][name] == pytest.approx(by_one["metrics"][name], rel=1e-3)
-        assert by_two["metrics"]["train/is_state_lost"] == by_one["metrics"]["train/is_state_lost"] == 0
-        assert (
-            weights(sharded, by_two["model"]) - weights(replace(bench, weights=alone), by_one["model"])
-        ).abs().max() < 5e-5
-
-    # Other settings of learning: the same process, and the optimizer's state goes on.
-    other = TrainConfig(optimizer=OptimizerConfig(lr=5e-4), deepspeed=DeepSpeedConfig(zero_stage=2), num_minibatches=4)
-    third = sharded.attach(other, run_name="z3").order(
-        sharded.order(ModelVersionRef(**resumed["model"]), run_id="z3", config=other), 120
-    )
-    assert (third["metrics"]["train/steps"], third["metrics"]["train/is_state_lost"]) == (4, 0)
-    assert handle.status()["pids"] == pids
-    handle.stop()
 
 
 def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
