@@ -327,10 +327,10 @@ class TrainConfig(Settings):
                 f"train.loss.kl_in_reward_coef: algorithm {self.algorithm!r} has advantages of the team's critic, which "
                 "knows no KL: use loss.kl_in_loss_coef"
             )
-        if self.critic.kind == "shared" and self.critic.warmup_iterations:
+        if self.advantage.group_by is not None and self.algorithm not in GROUP_ALGORITHMS:
             raise ValueError(
-                "train.critic.warmup_iterations: a critic that shares the policy's trunk cannot learn alone: use "
-                "critic.kind: own, or drop it"
+                f"train.advantage.group_by = {self.advantage.group_by}: algorithm {self.algorithm!r} compares no groups: "
+                "drop it, or take one that does, e.g. dr_mas"
             )
         return self
 

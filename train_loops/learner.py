@@ -29,10 +29,10 @@ from train_loops.figures import agent_figures, agreement_figures, funnel_figures
 from train_loops.kl import adapted_coef
 from train_loops.layout import Layout
 from train_loops.learning_signal import learning_signal
-from train_loops.mismatch import correct, decide, measure
+from train_loops.mismatch import Agreement, correct, decide, is_close, measure
 from train_loops.models import Models
 from train_loops.rows import Funnel, Sample, samples_of
-from train_loops.scoring import Rows, is_rollout_close, probe_rows, score_rows
+from train_loops.scoring import Rows, measured_on_probe, probe_rows, score_rows
 from train_loops.team_signal import TeamSignal
 from train_loops.update import Update
 
@@ -112,11 +112,10 @@ def learn(
     clock = _Clock(learned.metrics)
     layout = Layout(samples, rows=config.rows, microbatch_tokens=config.microbatch_tokens, pad_id=pad_id)
     with clock.measures("old_logprobs"):
-        scores = _score(samples, layout, models, config=config)
-        rollout = [np.asarray(s.rollout_logprobs, dtype=np.float64) for s in samples]
-        agreements = measure(scores["old"], rollout, [s.agent for s in samples], config=config.mismatch)
+        scores, agreements = _score(samples, layout, models, config=config)
         is_corrected = decide(agreements, config=config.mismatch) == "correct"
     with clock.measures("advantages"):
+        rollout = [s.rollout_logprobs for s in samples]
         weights, kept = correct(scores["old"], rollout, config=config.mismatch) if is_corrected else (None, None)
         signal = learning_signal(
             samples, scores, config=config, credit_kind=credit_kind, beta=learned.kl_coef, team=team
@@ -130,7 +129,7 @@ def learn(
     learned.metrics["train/unique_token_share"], unique = layout.savings()
     _merge(figures, {agent: {"unique_token_share": share} for agent, share in unique.items()})
     has_other_loss = _has_other_loss(config)
-    trains_values = models.critic is not None or models.shares_trunk
+    trains_values = models.has_values
     if not is_active.any() and not has_other_loss and not trains_values:
         learned.reason = (
             f"all advantages of {len(samples)} rows are zero: every group of episodes earned the same; "
@@ -174,18 +173,24 @@ def learn(
     return learned
 
 
-def _score(samples: Sequence[Sample], layout: Layout, models: Models, *, config: TrainConfig) -> dict[str, Rows]:
-    """`old` logprobs and what else the settings use; the engine's logprobs for `old` where that is allowed and right."""
-    names = ["ref"] * (models.reference is not None)
-    names += ["values"] * (models.critic is not None or models.shares_trunk)
-    spares = config.mismatch.old_logprobs == "rollout_if_close" and is_rollout_close(
-        samples, layout, models, config=config.mismatch
-    )
-    names += [] if spares else ["old", "entropy"]
-    scores = score_rows(layout, models, rows=range(len(samples)), names=names)
-    if spares:
-        scores["old"] = [np.asarray(s.rollout_logprobs, dtype=np.float32) for s in samples]
-    return scores
+def _score(
+    samples: Sequence[Sample], layout: Layout, models: Models, *, config: TrainConfig
+) -> tuple[dict[str, Rows], dict[str, Agreement]]:
+    """`old` logprobs and what else the settings use, and how near the engine's are to the trainer's.
+
+    Where that is allowed and right the engine's stand for the old ones; the agreement is then that of the rows on which
+    it was measured. An agent of whom none was measured has them all scored.
+    """
+    names = ["ref"] * (models.reference is not None) + ["values"] * models.has_values
+    rollout = [np.asarray(s.rollout_logprobs, dtype=np.float64) for s in samples]
+    agents = [s.agent for s in samples]
+    if config.mismatch.old_logprobs == "rollout_if_close":
+        found = measured_on_probe(samples, layout, models, config=config.mismatch)
+        if is_close(found, config=config.mismatch) and found.keys() == set(agents):
+            scores = score_rows(layout, models, rows=range(len(samples)), names=names)
+            return scores | {"old": [x.astype(np.float32) for x in rollout]}, found
+    scores = score_rows(layout, models, rows=range(len(samples)), names=[*names, "old", "entropy"])
+    return scores, measure(scores["old"], rollout, agents, config=config.mismatch)
 
 
 def _has_other_loss(config: TrainConfig) -> bool:

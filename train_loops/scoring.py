@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from train_loops.batching import lift
 from train_loops.config import MismatchConfig
 from train_loops.layout import Layout
-from train_loops.mismatch import is_close, measure
+from train_loops.mismatch import Agreement, measure
 from train_loops.models import Models
 from train_loops.rows import Sample
 
@@ -57,12 +57,14 @@ def score_rows(layout: Layout, models: Models, *, rows: Sequence[int], names: Se
     return {name: [rows_of[i] for i in rows] for name, rows_of in found.items()}
 
 
-def is_rollout_close(samples: Sequence[Sample], layout: Layout, models: Models, *, config: MismatchConfig) -> bool:
-    """Whether the engine's logprobs may stand for the old ones: measured on some rows from all over the order."""
+def measured_on_probe(
+    samples: Sequence[Sample], layout: Layout, models: Models, *, config: MismatchConfig
+) -> dict[str, Agreement]:
+    """How near the engine's logprobs are to the trainer's, per agent, on some rows from all over the order."""
     rows = probe_rows([len(s.token_ids) for s in samples])
     old = score_rows(layout, models, rows=rows, names=["old"])["old"]
     rollout = [np.asarray(samples[i].rollout_logprobs, dtype=np.float64) for i in rows]
-    return is_close(measure(old, rollout, [samples[i].agent for i in rows], config=config), config=config)
+    return measure(old, rollout, [samples[i].agent for i in rows], config=config)
 
 
 def probe_rows(lengths: Sequence[int]) -> list[int]:

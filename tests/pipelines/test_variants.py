@@ -126,6 +126,10 @@ GREEDY = {"variants": {"kind": "greedy"}}
             {"train": {"algorithm": "ppo", "critic": {"kind": "frozen"}, "loss": {"adaptive_kl": {}}}},
             r"adaptive_kl needs loss\.kl_in_reward_coef above 0",
         ),
+        (
+            {"train": {"algorithm": "ppo", "advantage": {"group_by": "task"}}},
+            r"group_by = task: algorithm 'ppo' compares no groups: drop it",
+        ),
         ({"train": {"optimizer": {"schedule": "cosine"}}}, r"schedule: cosine needs decay_steps above warmup_steps"),
         ({"train": {"deepspeed": {"offload_parameters": True}}}, r"offload_parameters needs deepspeed\.zero_stage: 3"),
         (

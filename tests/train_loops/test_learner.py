@@ -12,13 +12,24 @@ from synthetic_traces import GROUP, WANTED, sample_traces
 
 from stores.traces import TraceStore
 from stores.types import Purpose
-from train_loops.config import AdvantageConfig, DeepSpeedConfig, LossConfig, OptimizerConfig, TrainConfig
+from train_loops.config import (
+    AdaptiveKLConfig,
+    AdvantageConfig,
+    AgentTrainConfig,
+    DeepSpeedConfig,
+    LossConfig,
+    MismatchConfig,
+    OptimizerConfig,
+    OverlongConfig,
+    TrainConfig,
+)
 from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
 from train_loops.learner import Learned, learn, read_rows
 from train_loops.mismatch import MismatchError
 from train_loops.models import Models
 from train_loops.rows import Funnel, Sample, samples_of
 from train_loops.scoring import probe_rows
+from train_loops.team_signal import TeamSignal
 from train_loops.update import TrainingDivergedError
 
 LR = OptimizerConfig(lr=3e-3)
@@ -40,7 +51,7 @@ def rows(sampled) -> list[Sample]:
 
 def models(folder: Path, config: TrainConfig) -> Models:
     policy = Engine(load_policy(folder, config.deepspeed), optimizer=config.optimizer, config=config.deepspeed)
-    if config.algorithm != "ppo":
+    if not config.has_critic:
         has_kl = config.loss.kl_in_loss_coef > 0 or config.loss.kl_in_reward_coef > 0
         return Models(policy=policy, reference=load_reference(folder, config.deepspeed) if has_kl else None)
     critic = Engine(load_critic(folder, config.deepspeed), optimizer=config.critic.optimizer, config=config.deepspeed)
@@ -99,6 +110,99 @@ def test_one_shifted_token_id_is_seen_and_many_fail_the_order(tiny_model: Path, 
     assert one.metrics["train/is_corrected"] == 1
     with pytest.raises(MismatchError, match="trainer and engine differ"):
         run([shifted(s) for s in samples], models(tiny_model, config), config)
+
+
+def test_the_engines_logprobs_stand_for_the_old_ones_while_they_are_close(tiny_model: Path, sampled) -> None:
+    mismatch = MismatchConfig(old_logprobs="rollout_if_close")
+    config, samples = TrainConfig(optimizer=LR, mismatch=mismatch), rows(sampled)
+    spared = run(samples, models(tiny_model, config), config)
+    scored = run(samples, models(tiny_model, config), TrainConfig(optimizer=LR))
+    assert "train/entropy" not in spared.metrics and "train/entropy" in scored.metrics, "no pass was made for it"
+    assert 0 < spared.metrics["train/logprob_gap_max"] < 1e-5, "measured on a part of the rows"
+    assert spared.metrics["train/grad_norm"] == pytest.approx(scored.metrics["train/grad_norm"], rel=1e-4)
+    far = [dataclasses.replace(s, rollout_logprobs=[x - 0.06 for x in s.rollout_logprobs]) for s in samples]
+    assert "train/entropy" in run(far, models(tiny_model, config), config).metrics
+
+
+def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path, sampled) -> None:
+    samples, norms = rows(sampled), {}
+    for weights in ((1, 1), (1, 0), (0, 1), (2, 0)):
+        agents = {a: AgentTrainConfig(weight=w) for a, w in zip(("solver", "verifier"), weights, strict=True)}
+        config = TrainConfig(optimizer=LR, agents=agents)
+        found = run(samples, models(tiny_model, config), config)
+        norms[weights] = found.metrics["train/grad_norm"]
+        trained = {agent: found.agents[agent].get("funnel/trained", 0) for agent in agents}
+        assert [trained[a] > 0 for a in agents] == [w > 0 for w in weights]
+    assert norms[2, 0] == pytest.approx(2 * norms[1, 0], rel=1e-4)
+    assert norms[1, 1] < norms[1, 0] + norms[0, 1]
+
+
+def test_an_entropy_bonus_of_one_agent_raises_its_entropy(tiny_model: Path, sampled) -> None:
+    samples = [dataclasses.replace(s, reward=0.0) for s in rows(sampled)]
+    agents = {"solver": AgentTrainConfig(entropy_coef=0.5)}
+    mismatch = MismatchConfig(limit_mean=9.0)  # the second order looks at the weights that the first one made
+    config = TrainConfig(optimizer=LR, num_epochs=3, agents=agents, mismatch=mismatch)
+    engines = models(tiny_model, config)
+    before, after = (run(samples, engines, config) for _ in range(2))
+    assert after.agents["solver"]["entropy"] > before.agents["solver"]["entropy"]
+
+
+def test_happo_tells_the_next_group_how_likely_each_episode_became(tiny_model: Path, sampled) -> None:
+    samples = rows(sampled)
+    advantages = {(s.episode_id, s.turn_index): s.reward - 0.4 for s in samples}
+    config = TrainConfig(algorithm="happo", optimizer=LR, num_epochs=2)
+    engines = models(tiny_model, config)
+    learned = run(samples, engines, config, team=TeamSignal(advantages=advantages))
+    after = run(samples, engines, TrainConfig(optimizer=LR, mismatch=MismatchConfig(limit_mean=9.0)))
+    gap = sum(a["mismatch_kl_k3"] for a in after.agents.values())
+    assert set(learned.log_ratios) == {s.episode_id for s in samples} and gap > 0
+    earned: dict[str, float] = {}
+    for s in samples:
+        earned[s.episode_id] = earned.get(s.episode_id, 0.0) + s.reward
+    best, worst = (sorted(earned, key=earned.__getitem__)[part] for part in (slice(-16, None), slice(16)))
+    assert sum(learned.log_ratios[e] for e in best) > sum(learned.log_ratios[e] for e in worst)
+    with pytest.raises(ValueError, match="needs the advantages of the team's central critic"):
+        run(samples, models(tiny_model, config), config)
+    with pytest.raises(ValueError, match="no advantage for turn"):
+        run(samples, models(tiny_model, config), config, team=TeamSignal(advantages={}))
+
+
+def test_log_m_multiplies_the_advantages_of_its_episodes(tiny_model: Path, sampled) -> None:
+    samples = rows(sampled)
+    advantages = {(s.episode_id, s.turn_index): s.reward - 0.4 for s in samples}
+    config, norms = TrainConfig(algorithm="happo", optimizer=LR), []
+    for factor in (0.0, math.log(2)):
+        signal = TeamSignal(advantages=advantages, log_factor={s.episode_id: factor for s in samples})
+        norms.append(run(samples, models(tiny_model, config), config, team=signal).metrics["train/grad_norm"])
+    assert norms[1] == pytest.approx(2 * norms[0], rel=1e-4)
+
+
+def test_the_mixers_credit_takes_the_place_of_rewards(tiny_model: Path, sampled) -> None:
+    samples = [dataclasses.replace(s, reward=0.0) for s in rows(sampled)]
+    config = TrainConfig(optimizer=LR)
+    assert "all advantages" in run(samples, models(tiny_model, config), config).reason
+    credit = {(s.episode_id, s.turn_index): float(i % 3) for i, s in enumerate(samples)}
+    learned = run(samples, models(tiny_model, config), config, team=TeamSignal(credit=credit))
+    assert learned.metrics["train/non_zero_advantage_rows"] > 0
+    assert learned.metrics["train/reward_mean"] == pytest.approx(sum(credit.values()) / len(credit))
+
+
+def test_completions_near_their_limit_are_paid_less(tiny_model: Path, sampled) -> None:
+    samples, overlong = rows(sampled), OverlongConfig(buffer_tokens=2, penalty=0.5)
+    config = TrainConfig(optimizer=LR, agents={"solver": AgentTrainConfig(overlong=overlong)})
+    plain = run(samples, models(tiny_model, config), TrainConfig(optimizer=LR))
+    less = run(samples, models(tiny_model, config), config)
+    change = {a: less.agents[a]["reward_mean"] - plain.agents[a]["reward_mean"] for a in ("solver", "verifier")}
+    assert change == pytest.approx({"solver": -0.5, "verifier": 0.0})
+
+
+def test_the_coefficient_of_the_kl_follows_its_target(tiny_model: Path, sampled) -> None:
+    loss = LossConfig(kl_in_reward_coef=0.5, adaptive_kl=AdaptiveKLConfig(target=0.1, horizon=640))
+    config = TrainConfig(optimizer=LR, loss=loss)
+    learned = run(rows(sampled), models(tiny_model, config), config)
+    assert learned.kl_coef == pytest.approx(0.5 * (1 - 0.2 * 64 / 640)), "the reference is the policy: no KL yet"
+    again = run(rows(sampled), models(tiny_model, config), config, kl_coef=learned.kl_coef)
+    assert again.kl_coef < learned.kl_coef
 
 
 def test_equal_rewards_train_nothing_and_say_so(tiny_model: Path, sampled) -> None:
