@@ -153,9 +153,9 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
 
     # Other settings of learning: the same process, and the optimizer's state goes on.
     other = TrainConfig(optimizer=OptimizerConfig(lr=5e-4), deepspeed=DeepSpeedConfig(zero_stage=2), num_minibatches=4)
-    third = sharded.attach(other, run_name="z3").order(
-        sharded.order(ModelVersionRef(**resumed["model"]), run_id="z3", config=other), 120
-    )
+    third_order = sharded.order(ModelVersionRef(**resumed["model"]), run_id="z3", config=other)
+    newest = {"weights_uri": alone.uri, "parent": expected[1]["model"]}  # two checkpoints are kept: of `expected`
+    third = sharded.attach(other, run_name="z3").order(third_order | newest, 120)
     assert (third["metrics"]["train/steps"], third["metrics"]["train/is_state_lost"]) == (4, 0)
     assert handle.status()["pids"] == pids
     handle.stop()
