@@ -42,10 +42,9 @@ def refill(
     passes: list[Sampled] = []
     good, empty = _judged(run, first.traces)
     while len(good) < settings.tasks_per_iteration and left and len(passes) < settings.dynamic_sampling.max_refills:
-        spent = [first, *passes]
+        spent, tokens = [first, *passes], settings.budget.tokens
         is_late = sum(p.seconds for p in spent) > SHARE_OF_TIME * settings.stage_timeout_s
-        is_dear = settings.budget.tokens is not None and sum(p.num_tokens for p in spent) >= settings.budget.tokens
-        if is_late or is_dear:
+        if is_late or (tokens is not None and _tokens_of(run, spent) >= tokens):
             break
         wanted = settings.tasks_per_iteration - len(good)
         chosen, left = left[:wanted], left[wanted:]
@@ -86,6 +85,15 @@ def groups_without_signal(traces: Sequence[Trace], rewards: Sequence[EpisodeRewa
         for reward in episode.rewards if episode.episode_id in group_of else ():
             earned[group_of[episode.episode_id]].setdefault(reward.agent, set()).add(reward.reward)
     return {group for group, of in earned.items() if all(len(values) < 2 for values in of.values())}
+
+
+def _tokens_of(run: Run, passes: Sequence[Sampled]) -> int:
+    """Completion tokens of these passes, kept ones too; what an interrupted collect stored beyond them is not theirs."""
+    ref, groups = passes[0].traces, {group for sampled in passes for group in sampled.groups}
+    stored = run.traces.stored_episodes(
+        run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, team_key=ref.team_key, with_tokens=True
+    )
+    return sum(row["num_tokens"] for row in stored.to_pylist() if row["group_id"] in groups)
 
 
 def _judged(run: Run, ref: TracesRef) -> tuple[set[str], set[str]]:

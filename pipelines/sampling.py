@@ -190,8 +190,12 @@ def play(
 
 
 def _to_repeat(stored: pa.Table, groups: Groups, *, limit: float) -> list[str]:
-    """Ids of the stored episodes to play again: those that failed, where they are too many whatever the rest brings."""
+    """Ids of the stored episodes to play again: those that failed, where they are too many whatever the rest brings.
+
+    Other passes under the same key (refills, variants) are judged by themselves.
+    """
     rows = stored.select(["episode_id", "group_id", "status"]).to_pylist()
+    rows = [row for row in rows if row["group_id"] in groups.task_of]
     is_over = groups.stopped_by(0.0) is not None or not groups.left_out
     if is_over:
         rows = [row for row in rows if row["group_id"] in groups.complete]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.groups import Groups, covered
+from pipelines.sampling import _to_repeat
 from pipelines.sections import BudgetConfig
 from serve_apps.runner import EpisodeSpec
 from stores.types import Purpose, Task
@@ -85,3 +86,19 @@ def test_episodes_of_other_tasks_under_the_same_key_do_not_count() -> None:
 )
 def test_time_that_two_episodes_share_counts_once(spans: list[tuple[float, float]], length: float) -> None:
     assert covered(spans) == length
+
+
+def test_failures_of_other_passes_under_the_same_key_repeat_nothing_here() -> None:
+    before, here = specs(4)[:9], specs(4)[9:]
+    stored = pa.table(
+        {
+            "episode_id": [spec.episode_id for spec in [*before, here[0]]],
+            "group_id": [spec.group_id for spec in [*before, here[0]]],
+            "status": ["timeout"] * 4 + ["ok"] * 5 + ["timeout"],
+            "started_at": [0.0] * 10,
+            "duration_s": [1.0] * 10,
+        }
+    )
+    one_pass = Groups(here, stored, num_enough=None, budget=BudgetConfig())
+    assert _to_repeat(stored, one_pass, limit=0.4) == [], "1 of 3 failed"
+    assert _to_repeat(stored, one_pass, limit=0.3) == [here[0].episode_id]
