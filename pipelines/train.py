@@ -95,13 +95,13 @@ def _ordered(
     settings = train_config(run, iteration, via or model_group)
     trainer = trainer_of(run, via or model_group)
     given = make_order(run, iteration, model_group, parent=parent, train=settings, **inputs)
-    given["order_id"] += f"/{attempt}"
+    given |= {"order_id": f"{given['order_id']}/{attempt}", "is_team": bool(via)}
     try:
         result = trainer.order({**given, "log": carry()}, timeout_s=settings.order_timeout_s)
     finally:
         if not settings.keep_warm:
             trainer.stop()
-    kept = plain(parent) if parent is not None and model_group != TEAM else None
+    kept = plain(parent) if parent is not None and not via else None
     return {**result, "model": result["model"] or kept}
 
 

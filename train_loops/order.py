@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
-from train_loops.config import TEAM, TrainConfig
+from train_loops.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Order:
     run_id: str
     iteration: int
     model_group: str
-    """Or `TEAM`."""
+    """Or `TEAM`, where `is_team`."""
     seed: int
     parent: ModelVersionRef | None
     """None for the first version of the team's learner only."""
@@ -29,6 +29,8 @@ class Order:
     train: TrainConfig
     traces_uri: str
     weights_uri: str
+    is_team: bool = False
+    """Whether the whole team's learner is trained. (A model group may be called `team` where there is none.)"""
     team: ModelVersionRef | None = None
     """What the whole-team learner made of these traces, where there is one."""
     updated: tuple[ModelVersionRef, ...] = ()
@@ -58,12 +60,13 @@ def parse_order(data: Mapping[str, Any]) -> Order:
             train=TrainConfig.model_validate(data["train"]),
             traces_uri=data["traces_uri"],
             weights_uri=data["weights_uri"],
+            is_team=bool(data.get("is_team", False)),
             team=ModelVersionRef(**data["team"]) if data.get("team") else None,
             updated=tuple(ModelVersionRef(**ref) for ref in data.get("updated", ())),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"order {data.get('order_id')!r} is not whole: {type(error).__name__} {error}") from None
-    if order.parent is None and order.model_group != TEAM:
+    if order.parent is None and not order.is_team:
         raise ValueError(f"order {order.order_id}: only the team's learner begins without a parent")
     if order.parent is not None and order.version <= order.parent.version:
         raise ValueError(f"order {order.order_id}: version {order.version} must follow parent {order.parent.version}")

@@ -30,7 +30,7 @@ from stores.manifest import Probe
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
-from train_loops.config import TEAM, TrainConfig
+from train_loops.config import TrainConfig
 from train_loops.order import Order, parse_order
 from train_loops.run_checkpoints import CarriedState, agree, resume, store_state, sweep
 from train_loops.team_signal import LOG_RATIOS_FILE, read_team_signal
@@ -73,7 +73,7 @@ def run_worker(settings: dict[str, Any]) -> None:
         last = order["attempt"]
         try:
             with carried(order.get("log", {})), bound(worker=rank):
-                result = worker.execute_team(order) if order.get("model_group") == TEAM else worker.execute(order)
+                result = worker.execute_team(order) if order.get("is_team") else worker.execute(order)
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
             ray.get(holder.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
