@@ -26,6 +26,7 @@ from stores.types import RewardsRef, Trace, TracesRef
 from train_loops.baselines import baselines_of
 from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
 from train_loops.figures import agent_figures, agreement_figures, funnel_figures, row_figures
+from train_loops.happo import effective_sample_size
 from train_loops.kl import adapted_coef
 from train_loops.layout import Layout
 from train_loops.learning_signal import learning_signal
@@ -124,6 +125,9 @@ def learn(
     learned.metrics |= row_figures(samples, scores, signal, is_active) | agreement_figures(agreements)
     learned.metrics |= _correction_figures(weights, kept)
     learned.metrics["train/is_corrected"] = float(is_corrected)
+    if team is not None and config.algorithm == "happo":
+        factors = [team.log_factor.get(episode, 0.0) for episode in {s.episode_id for s in samples}]
+        learned.metrics["train/factor_ess"] = effective_sample_size(factors)
     funnel.add("non_zero_advantage", [s.agent for s, active in zip(samples, is_active, strict=True) if active])
     figures = agent_figures(samples, scores, signal, is_active, agreements)
     learned.metrics["train/unique_token_share"], unique = layout.savings()

@@ -14,6 +14,8 @@ SEEDS = (0, 1, 2)
 Changes = Mapping[str, Any]
 """Dotted key of the run config -> value."""
 
+TOWER = {"optimizer": {"lr": 3.0e-3, "max_grad_norm": 10.0}, "num_epochs": 20, "embedding_size": 32}
+"""The whole team's learner sees 256 episodes an iteration: its defaults are for longer runs."""
 CRITIC: Changes = {"train.critic": {"optimizer": {"lr": 1.0e-3}}}
 FOUR: Changes = {"collect.episodes_per_task": 4}
 """Half of the episode budget; the other half is played as variants of these episodes."""
@@ -29,10 +31,10 @@ def _of(algorithm: str, *changes: Changes, **more: Any) -> Changes:
 MAIN: Mapping[str, Changes] = {
     "ppo": _of("ppo", CRITIC),
     "ippo": _of("ippo", CRITIC),
-    "mappo": _of("mappo"),
-    "happo": _of("happo"),
-    "vdn": _of("dr_mas", train__team={"mixer": "vdn"}),
-    "qmix": _of("dr_mas", train__team={"mixer": "qmix"}),
+    "mappo": _of("mappo", train__team=TOWER),
+    "happo": _of("happo", train__team=TOWER),
+    "vdn": _of("dr_mas", train__team=TOWER | {"mixer": "vdn"}, train__advantage={"normalize_std": False}),
+    "qmix": _of("dr_mas", train__team=TOWER | {"mixer": "qmix"}, train__advantage={"normalize_std": False}),
     "grpo": _of("grpo"),
     "dr_grpo": _of(
         "grpo",
@@ -74,9 +76,9 @@ CREDIT: Mapping[str, Changes] = {
     "broadcast_grpo": _of("grpo"),
     "dr_mas": _of("dr_mas"),
     "at_grpo": _of("at_grpo"),
-    "mappo": _of("mappo"),
-    "vdn": _of("dr_mas", train__team={"mixer": "vdn"}),
-    "qmix": _of("dr_mas", train__team={"mixer": "qmix"}),
+    "mappo": _of("mappo", train__team=TOWER),
+    "vdn": _of("dr_mas", train__team=TOWER | {"mixer": "vdn"}, train__advantage={"normalize_std": False}),
+    "qmix": _of("dr_mas", train__team=TOWER | {"mixer": "qmix"}, train__advantage={"normalize_std": False}),
     "counterfactual": MAIN["counterfactual"],
     "leave_one_out": MAIN["leave_one_out"],
     "own_scores": _of("at_grpo", credit__settings={"pay": "own"}),

@@ -170,11 +170,15 @@ def test_happo_tells_the_next_group_how_likely_each_episode_became(tiny_model: P
 def test_log_m_multiplies_the_advantages_of_its_episodes(tiny_model: Path, sampled) -> None:
     samples = rows(sampled)
     advantages = {(s.episode_id, s.turn_index): s.reward - 0.4 for s in samples}
-    config, norms = TrainConfig(algorithm="happo", optimizer=LR), []
+    config, found = TrainConfig(algorithm="happo", optimizer=LR), []
     for factor in (0.0, math.log(2)):
         signal = TeamSignal(advantages=advantages, log_factor={s.episode_id: factor for s in samples})
-        norms.append(run(samples, models(tiny_model, config), config, team=signal).metrics["train/grad_norm"])
-    assert norms[1] == pytest.approx(2 * norms[0], rel=1e-4)
+        found.append(run(samples, models(tiny_model, config), config, team=signal).metrics)
+    assert found[1]["train/grad_norm"] == pytest.approx(2 * found[0]["train/grad_norm"], rel=1e-4)
+    assert found[1]["train/factor_ess"] == pytest.approx(1.0)
+    one = TeamSignal(advantages=advantages, log_factor={samples[0].episode_id: math.log(2)})
+    ess = run(samples, models(tiny_model, config), config, team=one).metrics["train/factor_ess"]
+    assert ess == pytest.approx(65**2 / (64 * 67)), "one M of 2 among 64"
 
 
 def test_the_mixers_credit_takes_the_place_of_rewards(tiny_model: Path, sampled) -> None:
