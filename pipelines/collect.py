@@ -47,7 +47,7 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
         progress=progress,
     )
     passes = [sampled]
-    groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": sampled.num_groups}
+    groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": len(sampled.groups)}
     if settings.dynamic_sampling is not None:
         refilled = refill(run, iteration, tasks, sampled, cast=cast, progress=progress)
         passes += refilled.passes

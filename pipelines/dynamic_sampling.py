@@ -71,7 +71,7 @@ def refill(
         "done": len(good),
         "without_signal": len(empty),
         "refills": len(passes),
-        "refilled": sum(p.num_groups for p in passes),
+        "refilled": sum(len(p.groups) for p in passes),
     }
     kept = replace(last, traces=pinned, num_new=0, statuses={}, num_tokens=0, sampling_seconds=0.0)
     return Refilled(passes=[*passes, kept], counts=counts)

@@ -56,10 +56,8 @@ class Sampled:
     sampling_seconds: float
     """From the first episode's start to the last one's end, on the workers' clock."""
     seconds: float
-    num_groups: int
-    """Complete ones: those that are pinned."""
     groups: Sequence[str]
-    """Their ids."""
+    """Ids of the complete ones, which are those that are pinned."""
     stopped_by: StoppedBy | None
     """Why the pass ended before all its groups were complete; None where they are."""
     tasks_left: Sequence[str]
@@ -182,7 +180,6 @@ def play(
         num_tokens=num_tokens,
         sampling_seconds=max(0.0, last - first) if num_new else 0.0,
         seconds=time.perf_counter() - began,
-        num_groups=len(complete),
         groups=sorted(complete),
         stopped_by=stopped_by,
         tasks_left=[groups.task_of[group] for group in groups.left_out],

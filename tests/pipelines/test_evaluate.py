@@ -33,7 +33,7 @@ def test_the_reported_interval_is_at_95_percent_whatever_the_gate_decides_by(
         num_tokens=0,
         sampling_seconds=0.0,
         seconds=0.0,
-        num_groups=6,
+        groups=[f"t{i}" for i in range(6)],
         stopped_by=None,
         tasks_left=[],
     )

@@ -97,9 +97,16 @@ def fake_sampler(make_trace: MakeTrace, played: Played) -> Callable[..., Sampled
 
 
 def sampled_as(traces: TracesRef) -> Sampled:
-    counts = dict.fromkeys(("num_new", "num_kept", "num_tokens", "num_groups"), 0)
+    counts = dict.fromkeys(("num_new", "num_kept", "num_tokens"), 0)
     return Sampled(
-        traces=traces, statuses={}, sampling_seconds=0.0, seconds=0.0, stopped_by=None, tasks_left=(), **counts
+        traces=traces,
+        groups=(),
+        statuses={},
+        sampling_seconds=0.0,
+        seconds=0.0,
+        stopped_by=None,
+        tasks_left=(),
+        **counts,
     )
 
 
