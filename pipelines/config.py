@@ -188,6 +188,11 @@ class RunConfig(Settings):
         for group in self.model_groups:
             train = self.train_config(group)
             by = train.advantage.group_by
+            if train.algorithm == "gigpo":
+                raise ValueError(
+                    f"model group {group!r}: gigpo compares turns of a task that saw the same prompt (anchors), and "
+                    "collect.episodes_per_task is 1: no turn has one; give at least 2, or take ppo"
+                )
             if train.algorithm in GROUP_ALGORITHMS and train.advantage.singleton == "zero" and by != "batch_agent":
                 raise ValueError(
                     f"model group {group!r}: algorithm {train.algorithm!r} compares the episodes of a task, and "

@@ -78,9 +78,7 @@ def find_symptoms(rows: Sequence[Row]) -> list[Symptom]:
         for name in dict.fromkeys(key for row in rows for key in row.get(part) or {}):
             figures = _figures(rows, part, name)
             where = f"{word} {name}"
-            found += [
-                s for check in (_entropy, _signal, _length, _credit, _explained) for s in check(figures, where, outcome)
-            ]
+            found += [s for check in CHECKS for s in check(figures, where, outcome)]
             found += [s for figure in JUMPS for s in _jump(figures.get(figure, ()), where, figure)]
     found += _outcome_against_reward(_series(rows, lambda row: row.get("metrics", {}).get("reward")), outcome)
     last = rows[-1]["iteration"] if rows else 0
@@ -134,6 +132,24 @@ def _signal(figures: Mapping[str, Series], where: str, outcome: Series) -> list[
             iteration=iteration,
             what=f"{value:.0%} of the groups have no signal: all their episodes earned the same",
             try_="easier or harder tasks, more collect.episodes_per_task, collect.dynamic_sampling, a credit rule per turn",
+        )
+    ]
+
+
+def _anchors(figures: Mapping[str, Series], where: str, outcome: Series) -> list[Symptom]:
+    """GiGPO in which, over several iterations, nearly no turn saw what another turn of its task saw."""
+    latest = figures.get("anchor_share", ())[-LATEST:]
+    if len(latest) < LATEST or max(v for _, v in latest) >= 0.05:
+        return []
+    iteration, value = latest[-1]
+    return [
+        Symptom(
+            kind="collapse",
+            where=where,
+            figure="anchor_share",
+            iteration=iteration,
+            what=f"only {value:.0%} of the turns share their prompt with another: gigpo is plain grpo here",
+            try_="a lower advantage.similarity (0.9), more collect.episodes_per_task, algorithm dr_mas",
         )
     ]
 
@@ -215,6 +231,10 @@ def _jump(series: Series, where: str, figure: str) -> list[Symptom]:
             try_=advice,
         )
     ]
+
+
+CHECKS = (_entropy, _signal, _anchors, _length, _credit, _explained)
+"""Of the figures of one model group or agent."""
 
 
 def _outcome_against_reward(reward: Series, outcome: Series) -> list[Symptom]:

@@ -29,6 +29,7 @@ def row_figures(
         "train/advantage_mean": float(flat.mean()),
         "train/advantage_std": float(flat.std()),
         "train/groups_without_signal": _share_without_signal(signal.group_ids, is_active),
+        **signal.metrics,
     }
     if "entropy" in scores:
         metrics["train/entropy"] = float(np.concatenate(scores["entropy"]).mean())

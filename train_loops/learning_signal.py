@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from train_loops.advantages.gae import gae, whiten
-from train_loops.advantages.rewarded_rows import RewardedRows, Rows, estimator
+from train_loops.advantages.gigpo import anchor_share
+from train_loops.advantages.rewarded_rows import CreditKind, RewardedRows, Rows, estimator
 from train_loops.config import GAE_ALGORITHMS, TEAM_CRITIC_ALGORITHMS, TrainConfig
 from train_loops.kl import kl_estimate, token_rewards
 from train_loops.nll_gain import nll_gain
 from train_loops.overlong import overlong_penalty
 from train_loops.rows import Sample, trajectories_of
 from train_loops.team_signal import TeamSignal
-
-CreditKind = Literal["returns", "increments"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +37,8 @@ class LearningSignal:
     group_ids: Sequence[str]
     returns: Rows | None = None
     """Targets of the model group's own critic, for ppo and ippo."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the estimator has to say of itself: for gigpo, `train/anchor_share`."""
 
 
 def learning_signal(
@@ -64,13 +64,15 @@ def learning_signal(
     rewards = _turn_rewards(samples, config=config, team=team)
     lengths = [s.completion_length for s in samples]
     per_token = token_rewards(list(rewards), lengths, kl=_kl(scores, config) if beta > 0 else None, beta=beta)
-    returns = None
+    returns, metrics = None, {}
     if config.algorithm in TEAM_CRITIC_ALGORITHMS:
         advantages = _team_advantages(samples, team, algorithm=config.algorithm)
     elif config.algorithm in GAE_ALGORITHMS:
         advantages, returns = _gae(samples, per_token, scores["values"], config=config, credit_kind=credit_kind)
     else:
-        rows = _rewarded_rows(samples, per_token)
+        rows = _rewarded_rows(samples, per_token, credit_kind=credit_kind)
+        if config.algorithm == "gigpo":
+            metrics["train/anchor_share"] = anchor_share(rows, config.advantage)
         found = estimator(config.algorithm)(rows, config.advantage)
         advantages = [
             np.broadcast_to(np.asarray(a, dtype=np.float64), (n,)) for n, a in zip(lengths, found, strict=True)
@@ -86,7 +88,11 @@ def learning_signal(
     if any(factor != 1.0 for factor in factors):
         advantages = [a * factor for a, factor in zip(advantages, factors, strict=True)]
     return LearningSignal(
-        advantages=advantages, rewards=rewards, group_ids=[s.group_id for s in samples], returns=returns
+        advantages=advantages,
+        rewards=rewards,
+        group_ids=[s.group_id for s in samples],
+        returns=returns,
+        metrics=metrics,
     )
 
 
@@ -142,7 +148,7 @@ def _team_advantages(samples: Sequence[Sample], team: TeamSignal | None, *, algo
     return [np.full(s.completion_length, _of_turn(team.advantages, s, what="advantage")) for s in samples]
 
 
-def _rewarded_rows(samples: Sequence[Sample], per_token: Rows) -> RewardedRows:
+def _rewarded_rows(samples: Sequence[Sample], per_token: Rows, *, credit_kind: CreditKind) -> RewardedRows:
     return RewardedRows(
         token_rewards=per_token,
         group_ids=[s.group_id for s in samples],
@@ -152,6 +158,7 @@ def _rewarded_rows(samples: Sequence[Sample], per_token: Rows) -> RewardedRows:
         round_indices=[s.round_index for s in samples],
         prompts=[s.token_ids[: s.prompt_length] for s in samples],
         baselines=[s.baseline for s in samples],
+        credit_kind=credit_kind,
     )
 
 

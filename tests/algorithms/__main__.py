@@ -38,6 +38,9 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--show", action="store_true", help="train nothing")
     args = parser.parse_args()
+    known = sorted({row for name in args.comparison for row in COMPARISONS[name].rows})
+    if unknown := sorted(set(args.rows) - set(known)):
+        parser.error(f"--rows {unknown[0]}: no such row in {', '.join(args.comparison)}; there are {', '.join(known)}")
     console = Console()
     console = console if console.is_terminal else Console(width=150)
     failed: list[str] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.validate import check
+from tests.algorithms.__main__ import main
 from tests.algorithms.plot import draw
 from tests.algorithms.rows import COMPARISONS, SEEDS
 from tests.algorithms.table import against, figures, markdown
@@ -34,6 +35,13 @@ def result(before: list[float], after: list[float], seconds: float = 4.0) -> dic
 @pytest.mark.parametrize(("comparison", "row"), ROWS)
 def test_every_row_parses_and_could_start(comparison: str, row: str, tmp_path: Path) -> None:
     check(COMPARISONS[comparison].row_config(row, seed=1, root=tmp_path))
+
+
+def test_a_row_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["algorithms", "--comparison", "credit", "--rows", "vdn", "broadcast", "--show"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--rows broadcast: no such row in credit; there are at_grpo, broadcast_grpo" in capsys.readouterr().err
 
 
 def test_every_algorithm_has_a_row_in_the_family() -> None:

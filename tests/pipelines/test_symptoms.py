@@ -50,6 +50,13 @@ def test_entropy_that_is_gone_is_a_collapse_where_nothing_is_learnt() -> None:
     assert kinds(history(outcome=[0.95] * 8, agent={"entropy": gone})) == [], "nor is a solved task a collapse"
 
 
+def test_gigpo_without_anchors_is_told() -> None:
+    assert kinds(history(group={"anchor_share": [0.3, 0.1, 0.04, 0.0, 0.01]}, outcome=STILL[:5])) == [
+        ("collapse", "group g", "anchor_share")
+    ]
+    assert kinds(history(group={"anchor_share": [0.0, 0.0, 0.0, 0.0, 0.3]}, outcome=STILL[:5])) == []
+
+
 def test_groups_without_signal_are_a_collapse_unless_the_tasks_are_solved() -> None:
     silent = [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.96, 0.97]
     assert kinds(history(group={"groups_without_signal": silent})) == [("collapse", "group g", "groups_without_signal")]

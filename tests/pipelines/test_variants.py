@@ -111,6 +111,13 @@ GREEDY = {"variants": {"kind": "greedy"}}
             r"'grpo' compares the episodes of a task.*give at least 2, or take ppo",
         ),
         (
+            {
+                "collect": {"episodes_per_task": 1},
+                "train": {"algorithm": "gigpo", "advantage": {"group_by": "batch_agent"}},
+            },
+            r"gigpo compares turns of a task that saw the same prompt \(anchors\).*give at least 2, or take ppo",
+        ),
+        (
             {"train": {"algorithm": "dr_mas", "critic": {"hidden_size": 8}}},
             r"train\.critic is set but algorithm 'dr_mas' has no critic.*use ppo or ippo",
         ),

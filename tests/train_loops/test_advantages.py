@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import train_loops.advantages
+from train_loops.advantages.gigpo import anchor_share
 from train_loops.advantages.rewarded_rows import RewardedRows, estimator
 from train_loops.config import GAE_ALGORITHMS, AdvantageConfig, Algorithm
 
@@ -167,6 +168,26 @@ def test_gigpo_adds_the_comparison_of_turns_that_saw_the_same() -> None:
     np.testing.assert_allclose(per_row("gigpo", table, ddof=0, eps=1e-12, step_weight=0.5), [1.5, 1.0, -1.5, -1.0])
 
 
+def test_gigpo_takes_a_reward_that_stands_for_the_rest_of_the_episode_as_the_step_return() -> None:
+    paid: dict[str, Any] = {"episodes": ["0", "0", "1", "1"], "turns": [0, 1, 0, 1], "prompts": [[7], [8], [7], [8]]}
+    table = rows([1.0, 1.0, 0.0, 1.0], **paid, credit_kind="returns")
+    # Episodes are worth 1 and .5: +-1. Behind [7] 1 and 0: +-1; behind [8] 1 and 1, whatever turn 0 was paid: 0.
+    np.testing.assert_allclose(per_row("gigpo", table, ddof=0, eps=1e-12), [2.0, 1.0, -2.0, -1.0])
+    summed = rows([1.0, 1.0, 1.0, 0.0], **paid)
+    as_returns = rows([1.0, 1.0, 1.0, 0.0], **paid, credit_kind="returns")
+    # Increments: 1.95 and 1 behind [7]; as returns 1 and 1.
+    np.testing.assert_allclose(per_row("gigpo", summed, ddof=0, eps=1e-12), [2.0, 2.0, -2.0, -2.0])
+    np.testing.assert_allclose(per_row("gigpo", as_returns, ddof=0, eps=1e-12), [1.0, 2.0, -1.0, -2.0])
+
+
+def test_the_share_of_turns_with_an_anchor_says_how_much_of_gigpo_there_is() -> None:
+    shares = [
+        anchor_share(rows([0.0] * 4, prompts=prompts), AdvantageConfig())
+        for prompts in ([[1], [1], [1], [2]], [[1], [2], [3], [4]])
+    ]
+    assert shares == [0.75, 0.0]
+
+
 def test_gigpo_takes_prompts_that_are_alike_enough_for_one_anchor() -> None:
     alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 0], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]  # ratio .9
     table = rows([1.0, 0.0], prompts=alike)
@@ -274,9 +295,8 @@ def table_of(drawn: list) -> RewardedRows:
 
 
 def picked(table: RewardedRows, order: list[int]) -> RewardedRows:
-    return RewardedRows(
-        **{name: [getattr(table, name)[i] for i in order] for name in RewardedRows.__dataclass_fields__}
-    )
+    fields = {name: getattr(table, name) for name in RewardedRows.__dataclass_fields__}
+    return RewardedRows(**fields | {n: [of[i] for i in order] for n, of in fields.items() if n != "credit_kind"})
 
 
 def changed(table: RewardedRows, change: Any) -> RewardedRows:

@@ -3,10 +3,13 @@
 A = A_episode + step_weight A_step
 A_episode   GRPO over the episode's reward (the mean over its rows), or by `group_by`
 A_step      turns of a task whose prompts are one anchor, by the discounted sum of the rewards from there on
+
+Where the credit rule pays `returns`, a turn's reward is that sum already.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
@@ -22,11 +25,17 @@ from train_loops.config import AdvantageConfig
 def gigpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
     """[N]; a turn whose anchor no other turn shares has no step advantage, whatever `singleton` says."""
     steps = normalize(
-        _returns(rows, gamma=settings.step_gamma),
+        rows.scores if rows.credit_kind == "returns" else _returns(rows, gamma=settings.step_gamma),
         _anchors(rows, similarity=settings.similarity),
         settings.model_copy(update={"singleton": "zero"}),
     )
     return grpo(rows, settings) + settings.step_weight * steps
+
+
+def anchor_share(rows: RewardedRows, settings: AdvantageConfig) -> float:
+    """Share of turns whose anchor another turn shares: only these have a step advantage; 0 makes gigpo plain grpo."""
+    sizes = Counter(anchors := _anchors(rows, similarity=settings.similarity))
+    return sum(sizes[anchor] > 1 for anchor in anchors) / max(1, len(anchors))
 
 
 def _returns(rows: RewardedRows, *, gamma: float) -> NDArray[np.float64]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from train_loops.config import AdvantageConfig
 
 Rows = Sequence[NDArray[np.floating]]
+CreditKind = Literal["returns", "increments"]
+"""What a turn's reward stands for: the whole rest of the episode, or what was earned at this turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class RewardedRows:
     """Token ids of each row's prompt: GiGPO's anchors."""
     baselines: Sequence[float | None] = ()
     """Per row, what a variant of its episode earned there (greedy, counterfactual ...); None where none was played."""
+    credit_kind: CreditKind = "increments"
+    """What the credit rule declares its turn rewards to be."""
 
     @property
     def scores(self) -> NDArray[np.float64]:
