@@ -11,6 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.groups import busy_seconds
 from pipelines.run import Cast, Run
 from pipelines.sampling import Progress, Sampled, sample_episodes
 from pipelines.score import assign, scored_statuses
@@ -42,9 +46,9 @@ def refill(
     passes: list[Sampled] = []
     good, empty = _judged(run, first.traces)
     while len(good) < settings.tasks_per_iteration and left and len(passes) < settings.dynamic_sampling.max_refills:
-        spent, tokens = [first, *passes], settings.budget.tokens
+        spent = [first, *passes]
         is_late = sum(p.seconds for p in spent) > SHARE_OF_TIME * settings.stage_timeout_s
-        if is_late or (tokens is not None and _tokens_of(run, spent) >= tokens):
+        if is_late or _is_spent(run, spent):
             break
         wanted = settings.tasks_per_iteration - len(good)
         chosen, left = left[:wanted], left[wanted:]
@@ -87,13 +91,20 @@ def groups_without_signal(traces: Sequence[Trace], rewards: Sequence[EpisodeRewa
     return {group for group, of in earned.items() if all(len(values) < 2 for values in of.values())}
 
 
-def _tokens_of(run: Run, passes: Sequence[Sampled]) -> int:
-    """Completion tokens of these passes, kept ones too; what an interrupted collect stored beyond them is not theirs."""
-    ref, groups = passes[0].traces, {group for sampled in passes for group in sampled.groups}
+def _is_spent(run: Run, passes: Sequence[Sampled]) -> bool:
+    """Whether these passes, with what was kept of interrupted ones, have used up the budget; other episodes are not theirs."""
+    budget = run.config.collect.budget
+    if budget.tokens is None and budget.seconds is None:
+        return False
+    ref, groups = passes[0].traces, sorted({group for sampled in passes for group in sampled.groups})
     stored = run.traces.stored_episodes(
         run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, team_key=ref.team_key, with_tokens=True
     )
-    return sum(row["num_tokens"] for row in stored.to_pylist() if row["group_id"] in groups)
+    stored = stored.filter(pc.is_in(stored["group_id"], pa.array(groups, stored["group_id"].type)))
+    tokens, seconds = sum(stored["num_tokens"].to_pylist()), busy_seconds(stored)
+    return (budget.tokens is not None and tokens >= budget.tokens) or (
+        budget.seconds is not None and seconds >= budget.seconds
+    )
 
 
 def _judged(run: Run, ref: TracesRef) -> tuple[set[str], set[str]]:
