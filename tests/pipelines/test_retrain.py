@@ -21,7 +21,7 @@ from pipelines.stages import run_stage
 from pipelines.warmstart import warmstart
 from stores.types import Purpose, RewardsRef, Task, Trace, TracesRef
 from tests.train_loops.synthetic_traces import GROUP, WANTED, sample_traces
-from train_loops.config import MismatchConfig, TrainConfig
+from train_loops.config import TEAM, MismatchConfig, TrainConfig
 from train_loops.holder import OrderError
 from train_loops.learner import read_rows
 
@@ -242,6 +242,19 @@ def test_another_algorithm_makes_a_version_of_the_same_traces_once(
     assert run.weights.manifest(run.trained(1)[GROUP]).note.startswith("grpo on 32 rows")
     assert train_on_traces(config, "other@1", screen=screen) == (iteration, trained)
     assert [row.stage for row in run.journal.stages("again", 1)] == ["collect", "score", "train"]
+
+
+def test_a_whole_team_learns_from_the_same_traces(other: Stored, ray_local: None, screen: Screen) -> None:
+    train = {"algorithm": "mappo", "optimizer": {"lr": 1e-3}, "keep_warm": False, "team": {"num_epochs": 2}}
+    config = open_run("again", other.root, other.model, train=train).config
+    iteration, trained = train_on_traces(config, "other@1", screen=screen)
+    assert (iteration, trained[GROUP]["model"]["version"]) == (1, 1)
+    assert trained[GROUP]["metrics"]["train/rows"] == 32
+    assert trained[GROUP]["metrics"]["train/ess"] == pytest.approx(1.0, abs=1e-6)
+    run = Run(config)
+    assert run.weights.manifest(run.trained(1)[GROUP]).note.startswith("mappo on 32 rows")
+    assert run.weights.versions(TEAM) == [1], "its critic is a version of its own"
+    assert train_on_traces(config, "other@1", screen=screen) == (iteration, trained)
 
 
 def test_traces_of_versions_too_far_away_fail_the_stage_until_that_is_accepted(
