@@ -111,8 +111,8 @@ def handle_of(app: str) -> Any:
 def _probes(target: Target, weights: WeightStore) -> tuple[Probe, Probe | None]:
     """What the target is recognised by, and what it is told apart from.
 
-    Of an adapter it is one sequence: all adapters of an app are proven at once, and reading one sequence that tells well
-    proves as much as reading several that do not.
+    Of an adapter it is the beginning of one sequence: all adapters of an app are proven at once, and what tells well
+    proves as much as all that is there.
     """
     manifest = weights.manifest(target.model)
     new, old = manifest.probe, weights.manifest(target.before).probe if target.before else None
@@ -120,12 +120,13 @@ def _probes(target: Target, weights: WeightStore) -> tuple[Probe, Probe | None]:
         return new, old
     base = weights.manifest(manifest.base).probe
     others = [other.logprobs for other in (old, base) if other is not None and other.sequences == new.sequences]
-    best = telling(new.logprobs, others)
-    return _only(new, best), None if old is None else _only(old, best)
+    index, length = telling(new.logprobs, others)
+    return _only(new, index, length), None if old is None else _only(old, index, length)
 
 
-def _only(probe: Probe, index: int) -> Probe:
-    return Probe(sequences=(probe.sequences[index],), logprobs=(probe.logprobs[index],))
+def _only(probe: Probe, index: int, length: int) -> Probe:
+    """The beginning of one sequence: as many tokens as have `length` logprobs, the first of them has none."""
+    return Probe(sequences=(probe.sequences[index][: length + 1],), logprobs=(probe.logprobs[index][:length],))
 
 
 def _probe_sequences(new: Probe, old: Probe | None) -> list[list[int]]:

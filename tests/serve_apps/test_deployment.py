@@ -95,10 +95,26 @@ def test_the_telling_sequence_is_the_one_that_differs_most_from_every_other_vers
     new = ((-1.0,), (-2.0,), (-3.0,))
     base = ((-9.0,), (-2.2,), (-3.0,))  # far on the first, near on the second
     before = ((-1.1,), (-2.3,), (-7.0,))  # far on the third, where the base is the same
-    assert telling(new, [base]) == 0
-    assert telling(new, [before]) == 2
-    assert telling(new, [base, before]) == 1
-    assert telling(new, []) == 0
+    assert telling(new, [base]) == (0, 1)
+    assert telling(new, [before]) == (2, 1)
+    assert telling(new, [base, before]) == (1, 1)
+    assert telling(new, []) == (0, 1)
+    assert telling(new, [new]) == (0, 1), "nothing differs"
+
+
+def test_the_shortest_beginning_that_tells_nearly_as_well_is_enough_but_never_a_handful_of_tokens() -> None:
+    new = ((0.0,) * 40,) * 3
+    far_late = (0.0,) * 30 + (1.0,) * 10
+    near_early = (0.0,) * 20 + (0.8,) + (0.0,) * 19
+    too_near = (0.7,) + (0.0,) * 39
+    assert telling(new, [(far_late, near_early, too_near)]) == (1, 21), (
+        "0.8 of the largest difference is nearly as good"
+    )
+    assert telling(new, [(far_late, too_near, too_near)]) == (0, 31)
+    at_once = (0.9,) + (0.0,) * 39
+    assert telling(new, [(far_late, near_early, at_once)]) == (2, 16)
+    elsewhere = (new[0], near_early, new[2])
+    assert telling(new, [(far_late, near_early, at_once), elsewhere]) == (1, 21), "told from all the others"
 
 
 def test_an_adapter_is_proven_on_one_sequence_and_a_whole_model_on_all(tiny_model: Path, tmp_path: Path) -> None:
