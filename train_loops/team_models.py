@@ -5,7 +5,7 @@ Small networks on an embedding tower of their own, which learn on a CPU in secon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,10 +111,30 @@ class TeamQ(nn.Module):
         q, states = self._turn_qs(batch)
         return self.mixer.without(q, default, batch.step_of_turn, states, states[batch.first_turn])
 
+    def expected(self, batch: TeamBatch, alternatives: Sequence[Hashable]) -> torch.Tensor:
+        """[T]: each turn's mean Q over what was done in the turns of its label, had that been done in its own state.
+
+        Args:
+            alternatives: T labels; a turn is one of its own alternatives.
+        """
+        turns_of: dict[Hashable, list[int]] = {}
+        for i, label in enumerate(alternatives):
+            turns_of.setdefault(label, []).append(i)
+        here, done = zip(*((i, j) for i, label in enumerate(alternatives) for j in turns_of[label]), strict=True)
+        states, actions = self._embedded(batch)
+        at = torch.tensor(here)
+        q = self._of_pairs(states[at], actions[torch.tensor(done)])
+        return torch.zeros(len(batch.turns)).index_add(0, at, q) / torch.bincount(at)
+
     def _turn_qs(self, batch: TeamBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        states = self.states([turn.state for turn in batch.turns])
-        actions = self.actions([turn.action for turn in batch.turns])
-        return self.head(torch.cat([states, actions, states * actions], dim=-1)).squeeze(-1), states
+        states, actions = self._embedded(batch)
+        return self._of_pairs(states, actions), states
+
+    def _embedded(self, batch: TeamBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.states([t.state for t in batch.turns]), self.actions([t.action for t in batch.turns])
+
+    def _of_pairs(self, states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([states, actions, states * actions], dim=-1)).squeeze(-1)
 
 
 def _perceptron(size: int, hidden_size: int) -> nn.Sequential:

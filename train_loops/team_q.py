@@ -64,19 +64,17 @@ def follow(target: torch.nn.Module, model: torch.nn.Module, *, tau: float) -> No
 
 
 def q_credit(model: TeamQ, episodes: Sequence[TeamEpisode]) -> dict[TurnKey, float]:
-    """Per turn: Q_tot minus Q_tot with this turn's Q replaced by its agent's mean over the task's episodes.
+    """Per turn: Q_tot minus Q_tot with this turn's Q replaced by the mean of what its agent could have done in its place.
 
-    For VDN that is Q_i minus the mean; for QMIX it is in the same unit, the team's return. A turn whose action makes no
-    difference, or that has none to be compared with, gets about 0, a free rider's among them.
+    Could have done: what it did in that round of the task's other episodes, judged in this turn's own state. So what was
+    won or lost before the turn is not credited to it, and a turn whose action makes no difference (a free rider's), or
+    that has none to be compared with, gets about 0. For VDN it is Q_i minus that mean; for QMIX it is in the same unit,
+    the team's return.
     """
     batch = batch_of(episodes)
-    groups = [(episode.group_id, turn.agent) for episode in episodes for turn in episode.turns]
-    place = {group: i for i, group in enumerate(dict.fromkeys(groups))}
-    at = torch.tensor([place[group] for group in groups])
+    alternatives = [(e.group_id, turn.agent, turn.round_index) for e in episodes for turn in e.turns]
     with torch.no_grad():
-        q, total = model(batch)
-        sums = torch.zeros(len(place)).index_add(0, at, q)
-        mean = (sums / torch.bincount(at))[at]
-        credit = total[batch.step_of_turn] - model.without(batch, mean)
+        _, total = model(batch)
+        credit = total[batch.step_of_turn] - model.without(batch, model.expected(batch, alternatives))
     assert len(turns_of(episodes)) == len(credit)
     return dict(zip(keys_of(episodes), credit.tolist(), strict=True))

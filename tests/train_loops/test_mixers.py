@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from team_play import turn
 from torch import nn
 
-from train_loops.config import TeamConfig
+from train_loops.config import TeamConfig, TrainConfig
 from train_loops.mixers import QMixer, qmix_total, vdn_total
 from train_loops.team_episodes import TeamEpisode
+from train_loops.team_learner import TeamLearner
 from train_loops.team_models import TeamQ, batch_of
 from train_loops.team_q import follow, q_credit, temporal_error
 
@@ -144,15 +146,68 @@ def test_the_target_follows_slowly_mixer_and_critics_alike() -> None:
     assert any(name.startswith("mixer.") for name in before)
 
 
-def test_vdns_credit_is_a_turns_q_minus_its_agents_mean_over_the_tasks_episodes() -> None:
+def replaced(episode: TeamEpisode, place: int, **changes: Any) -> TeamEpisode:
+    turns = list(episode.turns)
+    turns[place] = replace(turns[place], **changes)
+    return replace(episode, turns=tuple(turns))
+
+
+@pytest.mark.parametrize("mixer", ["vdn", "qmix"])
+def test_a_turns_credit_is_q_tot_minus_its_mean_had_the_agent_done_in_its_place_what_it_did_elsewhere(
+    mixer: str,
+) -> None:
     torch.manual_seed(2)
-    model = TeamQ(SMALL.model_copy(update={"mixer": "vdn"}))
-    episodes = [two_rounds(1), two_rounds(2)]
-    with torch.no_grad():
-        q, _ = model(batch_of(episodes))
-    mean_a, mean_b = q[[0, 2, 3, 5]].mean(), q[[1, 4]].mean()
-    want = [q[0] - mean_a, q[1] - mean_b, q[2] - mean_a, q[3] - mean_a, q[4] - mean_b, q[5] - mean_a]
+    model = TeamQ(SMALL.model_copy(update={"mixer": mixer}))
+    second = replaced(two_rounds(2), 2, state=turn(2, "a", state="so far it went badly", says="").state)
+    episodes = [two_rounds(1), second]
+    other = {("1", i): second.turns[i].action for i in range(3)} | {
+        ("2", i): episodes[0].turns[i].action for i in range(3)
+    }
+
+    def total(episode: TeamEpisode, place: int) -> float:
+        with torch.no_grad():
+            q, totals = model(batch := batch_of([episode]))
+            return float(q[place] if mixer == "vdn" else totals[batch.step_of_turn[place]])
+
+    def only_q(episode: TeamEpisode, place: int, action: Any) -> float:
+        with torch.no_grad():
+            return float(model(batch_of([replaced(episode, place, action=action)]))[0][place])
+
     credit = q_credit(model, episodes)
     assert list(credit) == [("1", 0), ("1", 1), ("1", 2), ("2", 0), ("2", 1), ("2", 2)]
-    assert list(credit.values()) == pytest.approx([float(x) for x in want], abs=1e-6)
-    assert math.isclose(sum(credit.values()), 0, abs_tol=1e-5)
+    for episode in episodes:
+        for place, done in enumerate(episode.turns):
+            qs = [only_q(episode, place, a) for a in (done.action, other[episode.episode_id, place])]
+            mean = sum(qs) / 2
+            if mixer == "vdn":
+                want = qs[0] - mean
+            else:
+                batch = batch_of([episode])
+                with torch.no_grad():
+                    default = model(batch)[0].clone()
+                    default[place] = mean
+                    without = float(model.without(batch, default)[place])
+                want = total(episode, place) - without
+            assert credit[episode.episode_id, place] == pytest.approx(want, abs=1e-6)
+    assert credit["1", 1] == credit["2", 1] == pytest.approx(0, abs=1e-6), "it said the same both times"
+
+
+def test_what_happened_before_a_turn_is_not_its_credit() -> None:
+    """Two openings, one good and one bad, then the same remark, which changes nothing: VDN learns whose the outcome is."""
+    episodes = []
+    for i in range(8):
+        word = "good" if i % 2 else "bad"
+        turns = (
+            turn(0, "opener", state="task", says=word, reward=0.0),
+            turn(
+                1, "rider", state=f"task then {word}", says=f"remark {i % 4 // 2}", reward=float(i % 2), round_index=1
+            ),
+        )
+        episodes.append(TeamEpisode(episode_id=str(i), group_id="g", turns=turns))
+    team = {"mixer": "vdn", "num_epochs": 300, "target_tau": 0.2, "optimizer": {"lr": 1e-2}, "gamma": 1.0}
+    learner = TeamLearner(TrainConfig(team=team, advantage={"normalize_std": False}), seed=0)
+    credit = learner.learn(episodes, seed=0)[0].credit
+    assert credit is not None
+    for i in range(8):
+        assert credit[str(i), 0] == pytest.approx(0.5 if i % 2 else -0.5, abs=0.15)
+        assert abs(credit[str(i), 1]) < 0.1
