@@ -64,7 +64,7 @@ def test_a_result_counts_only_for_the_settings_that_made_it(tmp_path: Path) -> N
     config = comparison.row_config("dr_mas", seed=0, root=tmp_path)
     kept = result_file(tmp_path, "dr_mas", 0)
     kept.parent.mkdir(parents=True)
-    kept.write_text(json.dumps({"sha256": f"{config.sha256[:16]}/8"}))
+    kept.write_text(json.dumps({"sha256": f"{config.sha256[:16]}/{config.iterations}"}))
     assert read_result(comparison, "dr_mas", 0, root=tmp_path) is not None
     kept.write_text(json.dumps({"sha256": "another/8"}))
     assert read_result(comparison, "dr_mas", 0, root=tmp_path) is None
