@@ -16,7 +16,7 @@ Changes = Mapping[str, Any]
 
 TOWER = {"optimizer": {"lr": 3.0e-3, "max_grad_norm": 10.0}, "num_epochs": 20, "embedding_size": 32}
 """The whole team's learner sees a few hundred episodes in all: its defaults are for longer runs."""
-MIXER = TOWER | {"num_epochs": 40, "target_tau": 0.1}
+FAST = {"target_tau": 0.3}
 """What is won at an episode's end has to reach its first turn within an iteration or two."""
 CRITIC: Changes = {"train.critic": {"optimizer": {"lr": 1.0e-3}}}
 FOUR: Changes = {"collect.episodes_per_task": 4}
@@ -35,8 +35,16 @@ MAIN: Mapping[str, Changes] = {
     "ippo": _of("ippo", CRITIC),
     "mappo": _of("mappo", train__team=TOWER),
     "happo": _of("happo", train__team=TOWER),
-    "vdn": _of("dr_mas", train__team=MIXER | {"mixer": "vdn"}, train__advantage={"normalize_std": False}),
-    "qmix": _of("dr_mas", train__team=MIXER | {"mixer": "qmix"}, train__advantage={"normalize_std": False}),
+    "vdn": _of(
+        "dr_mas",
+        train__team=TOWER | FAST | {"replay_episodes": 512, "mixer": "vdn"},
+        train__advantage={"normalize_std": False},
+    ),
+    "qmix": _of(
+        "dr_mas",
+        train__team=TOWER | FAST | {"replay_episodes": 512, "mixer": "qmix"},
+        train__advantage={"normalize_std": False},
+    ),
     "grpo": _of("grpo"),
     "dr_grpo": _of(
         "grpo",
@@ -78,9 +86,17 @@ CREDIT: Mapping[str, Changes] = {
     "broadcast_grpo": _of("grpo"),
     "dr_mas": _of("dr_mas"),
     "at_grpo": _of("at_grpo"),
-    "mappo": _of("mappo", train__team=TOWER | {"gae_lambda": 0.2}),
-    "vdn": _of("dr_mas", train__team=MIXER | {"mixer": "vdn"}, train__advantage={"normalize_std": False}),
-    "qmix": _of("dr_mas", train__team=MIXER | {"mixer": "qmix"}, train__advantage={"normalize_std": False}),
+    "mappo": _of("mappo", train__team=TOWER),
+    "vdn": _of(
+        "dr_mas",
+        train__team=TOWER | FAST | {"num_epochs": 80, "mixer": "vdn"},
+        train__advantage={"group_by": "batch_agent"},
+    ),
+    "qmix": _of(
+        "dr_mas",
+        train__team=TOWER | FAST | {"num_epochs": 80, "mixer": "qmix"},
+        train__advantage={"group_by": "batch_agent"},
+    ),
     "counterfactual": MAIN["counterfactual"],
     "leave_one_out": MAIN["leave_one_out"],
     "own_scores": _of("at_grpo", credit__settings={"pay": "own"}),
