@@ -1,6 +1,6 @@
 """mixers: Qs of the turns of one step -> Q of the team (VDN, arXiv 1706.05296; QMIX, arXiv 1803.11485; seed-systems 2.7).
 
-A step is a round of an episode; any number of turns may belong to it. Both mixers are monotonic: no turn's Q can grow while
+A step is a round of an episode (see `team_models.batch_of`); any number of turns may belong to it. Both mixers are monotonic: no turn's Q can grow while
 the team's falls, so that what is best for each is best for all.
 """
 

@@ -19,7 +19,7 @@ from train_loops.team_episodes import NUM_BUCKETS, TeamEpisode, TeamTurn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamBatch:
-    """Turns of episodes, T in all, and the steps that they make up, S in all; steps are in time order per episode."""
+    """Turns of episodes, T in all, and the steps that they make up, S in all; both in time order per episode."""
 
     turns: tuple[TeamTurn, ...]
     step_of_turn: torch.Tensor
@@ -33,23 +33,26 @@ class TeamBatch:
 
 
 def batch_of(episodes: Sequence[TeamEpisode]) -> TeamBatch:
-    """Every round of an episode is a step; turns keep their order."""
+    """Turns of one round that follow each other are a step: what is earned after a turn is never in a step before it.
+
+    `round_index` counts each agent's own calls, so that an agent which acts for the first time at the end of an episode is
+    in a step of its own there, not in the first one.
+    """
     turns: list[TeamTurn] = []
     step_of_turn: list[int] = []
     first_turn: list[int] = []
     next_step: list[int] = []
     rewards: list[float] = []
     for episode in episodes:
-        rounds = sorted({turn.round_index for turn in episode.turns})
-        at = {number: len(first_turn) + i for i, number in enumerate(rounds)}
-        first_turn += [-1] * len(rounds)
-        rewards += [0.0] * len(rounds)
-        next_step += [at[rounds[0]] + i + 1 for i in range(len(rounds) - 1)] + [-1]
-        for turn in episode.turns:
-            step = at[turn.round_index]
-            first_turn[step] = len(turns) if first_turn[step] < 0 else first_turn[step]
-            rewards[step] += turn.reward
-            step_of_turn.append(step)
+        for place, turn in enumerate(episode.turns):
+            if place == 0 or turn.round_index != turns[-1].round_index:
+                if place > 0:
+                    next_step[-1] = len(first_turn)
+                first_turn.append(len(turns))
+                next_step.append(-1)
+                rewards.append(0.0)
+            rewards[-1] += turn.reward
+            step_of_turn.append(len(first_turn) - 1)
             turns.append(turn)
     return TeamBatch(
         turns=tuple(turns),

@@ -192,6 +192,21 @@ def test_a_turns_credit_is_q_tot_minus_its_mean_had_the_agent_done_in_its_place_
     assert credit["1", 1] == credit["2", 1] == pytest.approx(0, abs=1e-6), "it said the same both times"
 
 
+def test_an_agent_that_acts_first_at_the_end_is_not_in_the_first_step() -> None:
+    """Rounds count each agent's own calls: two tellers' counts, then the auditor's first call, which earns the outcome."""
+    turns = (
+        turn(0, "teller", state="x", says="one"),
+        turn(1, "teller", state="x y", says="two", round_index=1),
+        turn(2, "clerk", state="x y z", says="fine"),
+        turn(3, "auditor", state="x y z", says="keep", reward=1.0),
+    )
+    batch = batch_of([TeamEpisode(episode_id="1", group_id="g", turns=turns), two_rounds(2)])
+    assert batch.step_of_turn.tolist() == [0, 1, 2, 2, 3, 3, 4]
+    assert batch.next_step.tolist() == [1, 2, -1, 4, -1]
+    assert batch.first_turn.tolist() == [0, 1, 2, 4, 6]
+    assert batch.rewards.tolist() == pytest.approx([0.0, 0.0, 1.0, 0.3, 1.0])
+
+
 def test_what_happened_before_a_turn_is_not_its_credit() -> None:
     """Two openings, one good and one bad, then the same remark, which changes nothing: VDN learns whose the outcome is."""
     episodes = []
