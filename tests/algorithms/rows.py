@@ -138,7 +138,7 @@ COMPARISONS = {
         name="family",
         config=ROOT / "infra" / "runs" / "algorithms.yaml",
         rows=MAIN,
-        measure_every=8,
+        measure_every=6,
         highlight="grpo",
     ),
     "credit": Comparison(
