@@ -210,16 +210,16 @@ class SyncConfig(Settings):
     stage_timeout_s: float = Field(900, gt=0)
     """With the start of engines that are not running."""
     proof_tolerance: float = Field(1e-3, gt=0)
-    """Largest |logprob difference| on the probe; about 1e-5 is seen in float32. A demo-sized model run in
+    """Largest |logprob difference| on the probe; about 1e-5 is seen in float32, at most 3e-5. A demo-sized model run in
     bfloat16 is 0.1 from a probe made in float32: there give this and `proof_noise`."""
     proof_noise: float | None = Field(None, gt=0)
-    """What of it is the engine's rounding; null: a fiftieth of `proof_tolerance`. Two versions that differ by less cannot
+    """What of it is the engine's rounding; null: a twentieth of `proof_tolerance`. Two versions that differ by less cannot
     be told apart, and a version that there is no other to tell apart from has to be as near as this."""
 
     @property
     def noise(self) -> float:
         """`proof_noise` or what stands for it."""
-        return self.proof_tolerance / 50 if self.proof_noise is None else self.proof_noise
+        return self.proof_tolerance / 20 if self.proof_noise is None else self.proof_noise
 
     @model_validator(mode="after")
     def _noise_is_tolerated(self) -> Self:
