@@ -58,7 +58,8 @@ def graph(
         if isinstance(workflow, Declared):
             drawing = draw_graph(workflow.graph, title=run.run_id)
         else:
-            traces = existing_run(config, root).traces.find_traces(run_id=run.run_id, iteration=iteration, limit=500)
+            stored = existing_run(config, root).traces
+            traces = stored.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=500)
             if not traces:
                 raise ValueError(f"run {run.run_id!r} has no stored episodes yet: a Python workflow is drawn from them")
             drawing = draw_traces(traces, title=run.run_id)

@@ -215,6 +215,17 @@ class RunConfig(Settings):
                 "take mappo (the same central critic) or ippo"
             )
         for group, config in configs.items():
+            for name in ("train_statuses", "train_mixed_versions"):
+                if getattr(config, name) != getattr(first, name):
+                    raise ValueError(
+                        f"model_groups.{group}.train.{name} = {getattr(config, name)}: the whole team learns from the same "
+                        f"episodes, and another model group has {getattr(first, name)}: set it in `train`, not per model group"
+                    )
+            if config.algorithm in TEAM_CRITIC_ALGORITHMS and config.advantage.whiten != first.advantage.whiten:
+                raise ValueError(
+                    f"model_groups.{group}.train.advantage.whiten = {config.advantage.whiten!r}: the central critic's "
+                    "advantages are whitened once for all model groups: set it in `train`, not per model group"
+                )
             if config.team != first.team or (
                 config.algorithm != first.algorithm
                 and {config.algorithm, first.algorithm} & set(TEAM_CRITIC_ALGORITHMS)

@@ -58,7 +58,7 @@ def diff_view(run: Run, task_id: str, first: int, second: int) -> RenderableType
 
 def _played(run: Run, task_id: str, iteration: int) -> RenderableType:
     versions = {group: ref.version for group, ref in run.trained(iteration).items()}
-    found = run.traces.find_traces(run_id=run.run_id, task_id=task_id, limit=1000)
+    found = run.traces.find_traces(run_id=run.run_id, task_id=task_id, variant="", limit=1000)
     for purpose in VERSIONS_BY_PURPOSE:
         for trace in found:
             if trace.purpose is purpose and dict(trace.policy_versions) == versions:

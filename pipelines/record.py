@@ -133,7 +133,7 @@ def _tags(summary: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, str
 
 
 def _sample(run: Run, iteration: int) -> list[Trace]:
-    return run.traces.find_traces(run_id=run.run_id, iteration=iteration, limit=NUM_TRACES)
+    return run.traces.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=NUM_TRACES)
 
 
 def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:

@@ -23,7 +23,7 @@ from pipelines.stored_runs import stored_run
 from pipelines.vocabulary import version_that_acted, vocabulary_of
 from stores.files import is_uri, local_path
 from stores.types import ModelVersionRef, Trace, TracesRef
-from train_loops.config import TrainConfig
+from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
 
 DOOR = "--from-traces"
 MIN_ESS = 0.5
@@ -102,16 +102,17 @@ def adopt_traces(run: Run, iteration: int, source: Source) -> dict[str, Any]:
     }
     num_new = run.traces.write_episodes(traces)
     groups = {trace.group_id for trace in traces}
+    num_groups = len({trace.group_id for trace in traces if not trace.variant})
     stored = set(run.traces.stored_episodes(**where)["group_id"].to_pylist())
     before = run.journal.ref(run.key(iteration - 1, "collect"))
     return {
         "traces": plain(run.traces.pin_episodes(**where, excluded_groups=sorted(stored - groups))),
         "policy_versions": {group: model.version for group, model in sorted(models.items())},
-        "statuses": dict(Counter(trace.status.value for trace in traces)),
+        "statuses": dict(Counter(trace.status.value for trace in traces if not trace.variant)),
         "num_new": num_new,
         "num_tokens": 0,
         "sampling_seconds": 0.0,
-        "groups": {"wanted": len(groups), "planned": len(groups), "done": len(groups)},
+        "groups": {"wanted": num_groups, "planned": num_groups, "done": num_groups},
         "stopped_by": None,
         "carried": (before or {}).get("carried", []),
         "from": asdict(source),
@@ -140,9 +141,22 @@ def read_source(run: Run, iteration: int, source: Source) -> tuple[TracesRef, li
             f"{DOOR} {source}: no trace is left: {held_out.num_seen} of {ref.num_episodes} are of tasks in tasks."
             f"{', tasks.'.join(HELD_OUT)} of this run"
         )
+    _check_variants(run, source, traces)
     _check_agents(run, source, traces)
     _check_tokenizers(source, run.parents(iteration), other, traces)
     return ref, traces
+
+
+def _check_variants(run: Run, source: Source, traces: Sequence[Trace]) -> None:
+    kinds = {trace.variant.partition("-")[0].replace("without", "leave_one_out") for trace in traces if trace.variant}
+    for group in run.config.model_groups:
+        algorithm = run.config.train_config(group).algorithm
+        wanted = BASELINE_ALGORITHMS.get(algorithm)
+        if wanted is not None and wanted not in kinds:
+            raise ValueError(
+                f"{DOOR} {source}: model group {group!r}: algorithm {algorithm!r} holds turns against {wanted} episodes, and "
+                f"there are none among these traces (variants: {', '.join(sorted(kinds)) or 'none'}): take rloo, which needs none"
+            )
 
 
 def train_config(run: Run, iteration: int, model_group: str) -> TrainConfig:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import RunConfig, near
-from pipelines.credit.rule import load_credit
+from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.tasks import check_disjoint, load_tasks
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from stores.types import Task
@@ -21,7 +21,7 @@ def check(config: RunConfig) -> list[str]:
     """What this machine gives the workflow, a line each; raises ValueError for the first thing that cannot work."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
-    load_credit(config.credit)
+    _check_baselines(config, load_credit(config.credit).kind)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
     check_tasks(config)
@@ -45,6 +45,16 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
             raise ValueError(
                 f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "
                 "nothing filtered (top_p 1, top_k 0, min_p 0): change the workflow's Agent, or set it in this section"
+            )
+
+
+def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
+    for group in config.model_groups:
+        if kind == "increments" and config.train_config(group).algorithm == "leave_one_out":
+            raise ValueError(
+                f"model group {group!r}: leave_one_out holds a turn against the outcome without its agent, but credit rule "
+                f"{config.credit.path!r} pays increments, which are parts of it: take a rule of kind `returns`, or "
+                "algorithm counterfactual"
             )
 
 

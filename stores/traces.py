@@ -242,21 +242,24 @@ class TraceStore:
         purpose: Purpose | None = None,
         task_id: str | None = None,
         status: EpisodeStatus | None = None,
+        variant: str | None = None,
         limit: int = 50,
     ) -> list[Trace]:
-        """At most `limit` stored episodes with these properties, pinned or not."""
-        where = _where(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
+        """At most `limit` stored episodes with these properties, pinned or not; `variant=""`: those that are none."""
+        where = _where(
+            run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status, variant=variant
+        )
         return self._find(where, limit=limit)
 
     def rewarded_traces(
         self, *, run_id: str, iteration: int | None, purpose: Purpose, min_outcome: float
     ) -> Iterator[Trace]:
-        """Stored episodes that were credited with this outcome or more, under any credit version, in no order."""
+        """Stored episodes that were credited with this outcome or more, under any credit version, in no order; no variants."""
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose)
         good = set(_column(self._open("rewards"), "episode_id", f"{where} AND outcome >= {min_outcome}").to_pylist())
         query = self._open("episodes").search().where(where).select(rows.EPISODES.names)
         for batch in query.to_batches(256) if good else ():
-            yield from (trace for trace in rows.traces_of(batch) if trace.episode_id in good)
+            yield from (trace for trace in rows.traces_of(batch) if trace.episode_id in good and not trace.variant)
 
     def rewards_of(self, episode_id: str) -> list[EpisodeRewards]:
         """Everything that an episode was ever credited with, by credit version."""

@@ -323,6 +323,11 @@ class TrainConfig(Settings):
                 f"train.team.mixer: {self.team.mixer} gives turns their credit, which algorithm {self.algorithm!r} takes "
                 "from a critic: take a group estimator, e.g. algorithm: dr_mas with advantage.normalize_std: false"
             )
+        if self.team.mixer != "none" and self.algorithm in BASELINE_ALGORITHMS:
+            raise ValueError(
+                f"train.team.mixer: {self.team.mixer} gives turns their credit, and algorithm {self.algorithm!r} would hold it "
+                "against what a variant of the episode was paid, which is in another unit: take algorithm: dr_mas, or drop the mixer"
+            )
         if self.algorithm in TEAM_CRITIC_ALGORITHMS and self.loss.kl_in_reward_coef:
             raise ValueError(
                 f"train.loss.kl_in_reward_coef: algorithm {self.algorithm!r} has advantages of the team's critic, which "

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from stores.traces import TraceStore
 from stores.types import RewardsRef, Trace, TracesRef
+from train_loops.advantages.rewarded_rows import CreditKind
 from train_loops.baselines import baselines_of
 from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
 from train_loops.figures import agent_figures, agreement_figures, funnel_figures, row_figures
@@ -54,7 +55,13 @@ class Learned:
 
 
 def read_rows(
-    store: TraceStore, traces: TracesRef, rewards: RewardsRef, *, model_group: str, config: TrainConfig
+    store: TraceStore,
+    traces: TracesRef,
+    rewards: RewardsRef,
+    *,
+    model_group: str,
+    config: TrainConfig,
+    credit_kind: CreditKind,
 ) -> tuple[list[Sample], Funnel]:
     """The training rows of `model_group` in a fixed order, and the counts of what fell out."""
     reward_of = {r.episode_id: r for r in store.read_rewards(rewards)}
@@ -70,7 +77,7 @@ def read_rows(
         funnel.see(trace, episode_rewards)
         samples += samples_of(trace, episode_rewards, model_group=model_group, **settings)
         seen += [trace] if config.algorithm in BASELINE_ALGORITHMS else []
-    baselines = baselines_of(seen, reward_of)
+    baselines = baselines_of(seen, reward_of, credit_kind=credit_kind)
     samples = [replace(s, baseline=baselines.get((s.episode_id, s.turn_index))) for s in samples]
     return sorted(samples, key=lambda s: (s.episode_id, s.turn_index)), funnel
 

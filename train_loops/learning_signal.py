@@ -32,8 +32,8 @@ class LearningSignal:
 
     advantages: Rows
     """Per completion token; what the policy loss is multiplied by."""
-    rewards: NDArray[np.float64]
-    """[N], what each turn earned, penalties included, KL not."""
+    credit: NDArray[np.float64]
+    """[N], what each turn is trained for: its reward, or the mixer's credit; penalties included, KL not."""
     group_ids: Sequence[str]
     returns: Rows | None = None
     """Targets of the model group's own critic, for ppo and ippo."""
@@ -89,7 +89,7 @@ def learning_signal(
         advantages = [a * factor for a, factor in zip(advantages, factors, strict=True)]
     return LearningSignal(
         advantages=advantages,
-        rewards=rewards,
+        credit=rewards,
         group_ids=[s.group_id for s in samples],
         returns=returns,
         metrics=metrics,

@@ -50,15 +50,18 @@ def learn_values(
     episodes: Sequence[TeamEpisode],
     *,
     returns: NDArray[np.float64],
-    values: NDArray[np.float64],
     config: TeamConfig,
     seed: int,
 ) -> float:
-    """Steps on the Huber loss of the (normalised) returns, clipped to the old values; returns the last mean loss."""
+    """Steps on the Huber loss of the (normalised) returns, clipped to what the critic says now; returns the last mean loss.
+
+    What it says now is in its own unit: normalised anew, by statistics that have moved since, it would look moved itself.
+    """
     turns = turns_of(episodes)
     scale = norm.normalized if config.value_norm else np.asarray
     target = torch.from_numpy(scale(returns)).float()
-    old = torch.from_numpy(scale(values)).float()
+    with torch.no_grad():
+        old = critic(turns)
     random = np.random.default_rng(seed)
     losses: list[float] = []
     for _ in range(config.num_epochs):

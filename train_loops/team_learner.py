@@ -74,7 +74,6 @@ class TeamLearner:
             self._norm,
             episodes,
             returns=returns,
-            values=values,
             config=self._settings,
             seed=seed,
         )

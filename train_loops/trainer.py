@@ -166,7 +166,12 @@ class Worker:
         assert self._models is not None
         started = time.perf_counter()
         samples, funnel = read_rows(
-            TraceStore(order.traces_uri), order.traces, order.rewards, model_group=order.model_group, config=order.train
+            TraceStore(order.traces_uri),
+            order.traces,
+            order.rewards,
+            model_group=order.model_group,
+            config=order.train,
+            credit_kind=order.credit_kind,
         )
         read = time.perf_counter()
         held, self._held = self._held, None

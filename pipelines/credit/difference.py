@@ -28,7 +28,7 @@ class DifferenceReward(Shaping):
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
         """`difference`."""
-        t, agent = turn.round_index, turn.agent
+        t, agent = played.round_of[turn.turn_index], turn.agent
         if self.between == "rounds":
             before = next((s[agent] for s in reversed(played.rounds[:t]) if agent in s), 0.0)
         else:

@@ -26,7 +26,7 @@ class InfluenceReward(Shaping):
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
         """`score` and `influence`."""
-        t, agent = turn.round_index, turn.agent
+        t, agent = played.round_of[turn.turn_index], turn.agent
         return {
             "score": played.rounds[t][agent],
             "influence": self.strength * influence(played.rounds, t, agent),

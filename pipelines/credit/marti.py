@@ -42,14 +42,15 @@ class HistoryShaping(Shaping):
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
         """`score` and `shaping`."""
-        score = played.rounds[turn.round_index][turn.agent]
+        score = played.rounds[played.round_of[turn.turn_index]][turn.agent]
         quality = self._quality(turn, played)
         return {"score": score, "shaping": 0.0 if quality is None else self.alpha * self._gain(score, quality)}
 
     def _quality(self, turn: Turn, played: Played) -> float | None:
         if self.past == "episodes":
             return played.elsewhere.get(turn.agent)
-        earlier = [scores[turn.agent] for scores in played.rounds[: turn.round_index] if turn.agent in scores]
+        before = played.rounds[: played.round_of[turn.turn_index]]
+        earlier = [scores[turn.agent] for scores in before if turn.agent in scores]
         return sum(earlier) / len(earlier) if earlier else None
 
     def _gain(self, score: float, quality: float) -> float:

@@ -52,7 +52,7 @@ class ScoreRules(Shaping):
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
         """`score` and, where bonuses are set, `bonus`."""
-        t, agent = turn.round_index, turn.agent
+        t, agent = played.round_of[turn.turn_index], turn.agent
         score = shared_score(played.rounds, t, agent, horizon=self.horizon, sharing=self.sharing, gamma=self.gamma)
         if not (self.persuaded or self.corrected or self.persuading):
             return {"score": score}

@@ -29,6 +29,8 @@ class Played:
 
     rounds: Rounds
     """Scores of the agents that it shapes; turns that the inner rule did not pay have none."""
+    round_of: Mapping[int, int]
+    """Round of each of their turns, by turn index."""
     elsewhere: Mapping[str, float]
     """Mean score of each agent in the other episodes of the scored set, where it has any."""
 
@@ -69,24 +71,26 @@ class Shaping(ABC):
     def assign_all(self, traces: Sequence[Trace]) -> list[Credit]:
         """The credit of a set of episodes, whatever their order."""
         credits = credits_of(self.inner, traces)
-        rounds = [self._rounds(trace, credit) for trace, credit in zip(traces, credits, strict=True)]
+        round_of = [rounds_in_time([turn for turn in trace.turns if self.takes(turn.agent)]) for trace in traces]
+        rounds = [self._rounds(t, credit, of) for t, credit, of in zip(traces, credits, round_of, strict=True)]
         counted = [not trace.variant for trace in traces]
         elsewhere = _means_elsewhere(rounds, counted)
         return [
-            self._shaped(trace, credit, Played(rounds=r, elsewhere=e))
-            for trace, credit, r, e in zip(traces, credits, rounds, elsewhere, strict=True)
+            self._shaped(trace, credit, Played(rounds=r, round_of=of, elsewhere=e))
+            for trace, credit, r, of, e in zip(traces, credits, rounds, round_of, elsewhere, strict=True)
         ]
 
     def takes(self, agent: str) -> bool:
         """Whether the turns of `agent` are shaped."""
         return not self.agents or agent in self.agents
 
-    def _rounds(self, trace: Trace, credit: Credit) -> list[dict[str, float]]:
-        turns = {turn.turn_index: turn for turn in trace.turns if self.takes(turn.agent)}
-        paid = [(turns[r.turn_index], r) for r in credit.rewards if r.turn_index in turns]
-        rounds: list[dict[str, float]] = [{} for _ in range(max((t.round_index + 1 for t, _ in paid), default=0))]
-        for turn, reward in paid:
-            rounds[turn.round_index][turn.agent] = reward.reward - reward.breakdown.get("format", 0.0)
+    def _rounds(self, trace: Trace, credit: Credit, round_of: Mapping[int, int]) -> list[dict[str, float]]:
+        agent_of = {turn.turn_index: turn.agent for turn in trace.turns}
+        paid = [reward for reward in credit.rewards if reward.turn_index in round_of]
+        rounds: list[dict[str, float]] = [{} for _ in range(max((round_of[r.turn_index] + 1 for r in paid), default=0))]
+        for reward in paid:
+            score = reward.reward - reward.breakdown.get("format", 0.0)
+            rounds[round_of[reward.turn_index]][agent_of[reward.turn_index]] = score
         return rounds
 
     def _shaped(self, trace: Trace, credit: Credit, played: Played) -> Credit:
@@ -101,6 +105,21 @@ class Shaping(ABC):
             parts |= {"format": reward.breakdown["format"]} if "format" in reward.breakdown else {}
             rewards.append(_reward(turn, parts))
         return Credit(outcome=credit.outcome, rewards=tuple(rewards))
+
+
+def rounds_in_time(turns: Sequence[Turn]) -> dict[int, int]:
+    """Turn index -> round, from 0: a round is over when one of its agents speaks again.
+
+    `Turn.round_index` counts each agent's own calls: one that speaks once, at the end, would be in the first round.
+    """
+    found: dict[int, int] = {}
+    number, spoken = 0, set[str]()
+    for turn in sorted(turns, key=lambda turn: turn.turn_index):
+        if turn.agent in spoken:
+            number, spoken = number + 1, set()
+        spoken.add(turn.agent)
+        found[turn.turn_index] = number
+    return found
 
 
 def _reward(turn: Turn, parts: Mapping[str, float]) -> TurnReward:

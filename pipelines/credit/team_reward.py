@@ -46,4 +46,4 @@ class TeamReward(Shaping):
         """`team`."""
         dictator = self.agents[0] if self.agents else ""
         earned = [team_score(scores, turn.agent, team=self.team, dictator=dictator) for scores in played.rounds]
-        return {"team": paid_at(earned, turn.round_index, timing=self.timing, gamma=self.gamma)}
+        return {"team": paid_at(earned, played.round_of[turn.turn_index], timing=self.timing, gamma=self.gamma)}

@@ -150,7 +150,7 @@ def _write_rows(run: Run, iteration: int) -> Path:
     assert collected and scored
     config = run.config.train_config(GROUP)
     traces, rewards = TracesRef(**collected["traces"]), RewardsRef(**scored["rewards"])
-    samples, _ = read_rows(run.traces, traces, rewards, model_group=GROUP, config=config)
+    samples, _ = read_rows(run.traces, traces, rewards, model_group=GROUP, config=config, credit_kind="returns")
     advantages = np.array([s.reward for s in samples])
     advantages = (advantages - advantages.mean()) / advantages.std()
     lengths = [len(s.token_ids) for s in samples]

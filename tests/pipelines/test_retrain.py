@@ -92,7 +92,9 @@ def test_the_traces_are_copied_pinned_and_paid_by_the_new_rule(other: Stored) ->
     assert (collected["num_new"], collected["groups"]["done"]) == (NUM_TASKS * GROUP_SIZE, NUM_TASKS)
     pinned, rewards = TracesRef(**collected["traces"]), RewardsRef(**scored["rewards"])
     assert {t.episode_id for t in run.traces.read_traces(pinned)} == {t.episode_id for t in other.traces}
-    rows, _ = read_rows(run.traces, pinned, rewards, model_group=GROUP, config=run.config.train_config(GROUP))
+    rows, _ = read_rows(
+        run.traces, pinned, rewards, model_group=GROUP, config=run.config.train_config(GROUP), credit_kind="returns"
+    )
     assert len(rows) == 2 * NUM_TASKS * GROUP_SIZE
     shares = {-sum(i < WANTED for i in row.token_ids[row.prompt_length :]) / 6: row.reward for row in rows}
     assert all(wanted == pytest.approx(reward) for wanted, reward in shares.items())
@@ -191,6 +193,15 @@ def test_token_ids_of_another_tokenizer_are_refused(other: Stored, tmp_path: Pat
     run = other.learner("mine", model=mine)
     with pytest.raises(
         ValueError, match=r"ids of the tokenizer in .*/other/weights/shared/v0, model group 'shared' has"
+    ):
+        pin_source(run, parse_source(run, "other@1", ""))
+
+
+def test_an_algorithm_that_needs_variants_is_refused_where_the_source_has_none(other: Stored) -> None:
+    changes = {"train": {"algorithm": "remax", "optimizer": {"lr": 1e-3}}, "collect.variants": {"kind": "greedy"}}
+    run = other.learner(**changes)
+    with pytest.raises(
+        ValueError, match=r"'remax' holds turns against greedy episodes, .*\(variants: none\): take rloo"
     ):
         pin_source(run, parse_source(run, "other@1", ""))
 

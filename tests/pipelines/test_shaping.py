@@ -19,6 +19,7 @@ from pipelines.credit.marti import HistoryShaping
 from pipelines.credit.rounds import influence, shared_score
 from pipelines.credit.rule import Credit, credit_version, load_credit, score_traces, turn_reward
 from pipelines.credit.score_rules import ScoreRules
+from pipelines.credit.shaping import rounds_in_time
 from pipelines.credit.shared_sum import SharedSum
 from pipelines.credit.team_reward import TeamReward
 from pipelines.sections import DottedConfig
@@ -292,3 +293,16 @@ def test_a_rule_is_named_by_the_classes_that_it_inherits_from_too() -> None:
 def test_what_cannot_be_shaped_is_refused(path: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_credit(DottedConfig(path=f"pipelines.credit.{path}", settings=settings))
+
+
+def test_an_agent_that_speaks_once_at_the_end_is_in_the_last_round() -> None:
+    """A solver twice, then a judge, whose own first call is its last: nothing before it is its doing."""
+    episode = trace([("solver", {"answer": "0"}), ("solver", {"answer": "1"}), ("judge", {"answer": "0.25"})])
+    assert rounds_in_time(episode.turns) == {0: 0, 1: 1, 2: 1}
+    assert earned(InfluenceReward(SAID, strength=0.2), episode) == {"solver": [0.0, 1.0], "judge": [0.25]}
+    assert earned(TeamReward(SAID, timing="sparse", team="sum"), episode) == {"solver": [0.0, 1.25], "judge": [1.25]}
+    assert earned(TeamReward(SAID, timing="accumulative", team="sum"), episode) == {
+        "solver": [1.25, 1.25],
+        "judge": [1.25],
+    }
+    assert earned(ScoreRules(SAID, horizon="discounted_sum"), episode)["judge"] == [0.25]

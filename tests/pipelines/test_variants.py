@@ -13,6 +13,7 @@ from records import MakeTrace
 
 from pipelines.config import load_config
 from pipelines.dynamic_sampling import groups_without_signal
+from pipelines.validate import check
 from pipelines.variants import choose
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TurnReward
 
@@ -126,6 +127,18 @@ GREEDY = {"variants": {"kind": "greedy"}}
             r"mixer: qmix gives turns their credit.*algorithm: dr_mas",
         ),
         (
+            {"train": {"algorithm": "remax", "team": {"mixer": "vdn"}}, "collect": GREEDY},
+            r"mixer: vdn gives turns their credit, and algorithm 'remax'.*take algorithm: dr_mas",
+        ),
+        (
+            {"train": {"algorithm": "mappo"}, "model_groups": "statuses"},
+            r"model_groups\.b\.train\.train_statuses = .*same episodes.*set it in `train`",
+        ),
+        (
+            {"train": {"algorithm": "mappo"}, "model_groups": "whiten"},
+            r"model_groups\.b\.train\.advantage\.whiten = 'all'.*whitened once.*set it in `train`",
+        ),
+        (
             {"train": {"algorithm": "mappo", "loss": {"kl_in_reward_coef": 0.1}}},
             r"kl_in_reward_coef: algorithm 'mappo'.*kl_in_loss_coef",
         ),
@@ -158,6 +171,8 @@ def test_a_combination_that_makes_no_sense_is_refused_with_the_nearest_that_work
         None: {"a": {"agents": agents}},
         "mixed": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"algorithm": "grpo"}}},
         "reserved": {"team": {"agents": agents}},
+        "statuses": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"train_statuses": ["ok"]}}},
+        "whiten": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"advantage": {"whiten": "all"}}}},
     }
     if "model_groups" in changes:
         changes = changes | {"model_groups": groups[changes["model_groups"]]}
@@ -176,3 +191,16 @@ def test_what_works_is_taken(tmp_path: Path) -> None:
     assert load_config(path).train_tasks == ("team",)
     path = config_with(tmp_path, train={"team": {"mixer": "vdn"}, "advantage": {"normalize_std": False}})
     assert load_config(path).team_config.team.mixer == "vdn"
+
+
+def test_an_outcome_is_no_baseline_for_parts_of_it(tmp_path: Path) -> None:
+    rule = {"path": "pipelines.credit.math_progress:MathProgress"}
+    changes = {
+        "train": {"algorithm": "leave_one_out"},
+        "collect": {"variants": {"kind": "leave_one_out", "per_task": 2}},
+    }
+    path = config_with(tmp_path, credit=rule, **changes)
+    with pytest.raises(
+        ValueError, match=r"leave_one_out holds a turn against the outcome.*pays increments.*counterfactual"
+    ):
+        check(load_config(path))

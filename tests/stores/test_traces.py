@@ -257,3 +257,17 @@ def _pin_rewards(store: TraceStore, traces: TracesRef, **changes: Any) -> Reward
 
 def _by_id(rewards: object) -> dict[str, EpisodeRewards]:
     return {r.episode_id: r for r in rewards}
+
+
+def test_variants_are_no_examples(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    plain = make_trace(0)
+    variant = replace(plain, episode_id="v", group_id="v", variant="without-solver")
+    store.write_episodes([plain, variant])
+    store.write_rewards([make_rewards(plain), make_rewards(variant)])
+    where = {"run_id": plain.run_id, "purpose": plain.purpose}
+    found = store.rewarded_traces(**where, iteration=None, min_outcome=1.0)
+    assert [trace.episode_id for trace in found] == [plain.episode_id]
+    assert [trace.episode_id for trace in store.find_traces(**where, variant="")] == [plain.episode_id]
+    assert len(store.find_traces(**where)) == 2

@@ -8,11 +8,18 @@ import pytest
 from synthetic_traces import make_turns_of, rewards_for
 
 from stores.types import EpisodeRewards, Trace
+from train_loops.advantages.rewarded_rows import CreditKind
 from train_loops.baselines import baselines_of
 
 
 def earned(*pairs: tuple[Trace, list[float], float]) -> dict[str, EpisodeRewards]:
     return {trace.episode_id: rewards_for(trace, rewards, outcome) for trace, rewards, outcome in pairs}
+
+
+def baselines(
+    traces: list[Trace], rewards: dict[str, EpisodeRewards], *, credit_kind: CreditKind = "returns"
+) -> dict[tuple[str, int], float]:
+    return baselines_of(traces, rewards, credit_kind=credit_kind)
 
 
 def variant(base: Trace, name: str) -> Trace:
@@ -22,28 +29,47 @@ def variant(base: Trace, name: str) -> Trace:
 def test_a_greedy_episode_stands_against_all_of_its_task_by_agent_and_round() -> None:
     one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
     greedy = variant(one, "greedy")
-    found = baselines_of([one, two, greedy], earned((one, [1, 1], 1), (two, [0, 0], 0), (greedy, [0.25, 0.5], 1.0)))
+    found = baselines([one, two, greedy], earned((one, [1, 1], 1), (two, [0, 0], 0), (greedy, [0.25, 0.5], 1.0)))
     assert found == {("one", 0): 0.25, ("one", 1): 0.5, ("two", 0): 0.25, ("two", 1): 0.5}
 
 
 def test_a_turn_has_the_replay_in_which_it_was_replaced_and_others_of_the_agent_the_tasks_mean() -> None:
     one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
     again, once_more = variant(one, "counterfactual-0"), variant(two, "counterfactual-0")
-    found = baselines_of(
+    found = baselines(
         [one, two, again, once_more], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2), (once_more, [0.6, 9], 0.6))
     )
     assert found == pytest.approx({("one", 0): 0.2, ("two", 0): 0.6}), "the verifier was never replaced"
-    found = baselines_of([one, two, again], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2)))
+    found = baselines([one, two, again], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2)))
     assert found == pytest.approx({("one", 0): 0.2, ("two", 0): 0.2})
 
 
 def test_without_an_agent_the_outcome_counts_not_what_its_silence_was_paid() -> None:
     one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
     silent = variant(one, "without-verifier")
-    found = baselines_of([one, two, silent], earned((one, [1, 1], 1), (silent, [0.7, -0.5], 0.7)))
+    found = baselines([one, two, silent], earned((one, [1, 1], 1), (silent, [0.7, -0.5], 0.7)))
     assert found == pytest.approx({("one", 1): 0.7, ("two", 1): 0.7})
 
 
 def test_a_variant_that_failed_is_no_baseline() -> None:
     one = make_turns_of("one", index=0)
-    assert baselines_of([one, variant(one, "greedy")], earned((one, [1, 1], 1))) == {}
+    assert baselines([one, variant(one, "greedy")], earned((one, [1, 1], 1))) == {}
+
+
+def test_a_call_that_the_greedy_episode_does_not_have_is_held_against_its_outcome_or_no_increment() -> None:
+    one = make_turns_of("one", index=0)
+    shorter = variant(one, "greedy")
+    shorter = replace(shorter, turns=shorter.turns[:1])
+    rewards = earned((one, [1, 1], 1), (shorter, [0.25], 1.0))
+    assert baselines([one, shorter], rewards) == {("one", 0): 0.25, ("one", 1): 1.0}
+    assert baselines([one, shorter], rewards, credit_kind="increments") == {("one", 0): 0.25, ("one", 1): 0.0}
+
+
+def test_a_replaced_call_is_found_again_where_branches_came_back_in_another_order() -> None:
+    """Agents a and b side by side; the replay, which answers at once, has b's turn first."""
+    one = make_turns_of("one", index=0)
+    a, b = one.turns
+    again = variant(one, f"counterfactual-{a.turn_index}")
+    again = replace(again, turns=(replace(b, turn_index=a.turn_index), replace(a, turn_index=b.turn_index)))
+    found = baselines([one, again], earned((one, [1, 1], 1), (again, [9, 0.2], 0.2)))
+    assert found == {("one", a.turn_index): 0.2}

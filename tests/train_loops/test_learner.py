@@ -188,7 +188,8 @@ def test_the_mixers_credit_takes_the_place_of_rewards(tiny_model: Path, sampled)
     credit = {(s.episode_id, s.turn_index): float(i % 3) for i, s in enumerate(samples)}
     learned = run(samples, models(tiny_model, config), config, team=TeamSignal(credit=credit))
     assert learned.metrics["train/non_zero_advantage_rows"] > 0
-    assert learned.metrics["train/reward_mean"] == pytest.approx(sum(credit.values()) / len(credit))
+    assert learned.metrics["train/credit_mean"] == pytest.approx(sum(credit.values()) / len(credit))
+    assert learned.metrics["train/reward_mean"] == 0.0
 
 
 def test_completions_near_their_limit_are_paid_less(tiny_model: Path, sampled) -> None:
@@ -196,7 +197,7 @@ def test_completions_near_their_limit_are_paid_less(tiny_model: Path, sampled) -
     config = TrainConfig(optimizer=LR, agents={"solver": AgentTrainConfig(overlong=overlong)})
     plain = run(samples, models(tiny_model, config), TrainConfig(optimizer=LR))
     less = run(samples, models(tiny_model, config), config)
-    change = {a: less.agents[a]["reward_mean"] - plain.agents[a]["reward_mean"] for a in ("solver", "verifier")}
+    change = {a: less.agents[a]["credit_mean"] - plain.agents[a]["credit_mean"] for a in ("solver", "verifier")}
     assert change == pytest.approx({"solver": -0.5, "verifier": 0.0})
 
 
@@ -272,7 +273,9 @@ def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sample
     key = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN}
     pinned = store.pin_episodes(**key, team_key="v0")
     pinned_rewards = store.pin_rewards(**key, credit_version="c1", traces=pinned)
-    samples, funnel = read_rows(store, pinned, pinned_rewards, model_group=GROUP, config=TrainConfig())
+    samples, funnel = read_rows(
+        store, pinned, pinned_rewards, model_group=GROUP, config=TrainConfig(), credit_kind="returns"
+    )
     assert sorted(samples, key=lambda s: (s.episode_id, s.turn_index)) == samples
     by_id = {(s.episode_id, s.turn_index): s for s in rows(sampled)}
     assert all(list(s.token_ids) == list(by_id[s.episode_id, s.turn_index].token_ids) for s in samples)

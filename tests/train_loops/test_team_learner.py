@@ -10,7 +10,7 @@ import torch
 from team_play import free_rider_episodes, turn
 
 from train_loops.config import OptimizerConfig, TeamConfig, TrainConfig
-from train_loops.team_critic import central_advantages, turn_advantages
+from train_loops.team_critic import central_advantages, learn_values, turn_advantages, turns_of
 from train_loops.team_episodes import TeamEpisode
 from train_loops.team_learner import TeamLearner
 from train_loops.team_models import CentralCritic
@@ -129,3 +129,20 @@ def test_value_norm_is_the_debiased_mean_and_deviation() -> None:
     np.testing.assert_allclose(norm.normalized([3.0 + np.sqrt(5.0)]), [1.0], rtol=1e-4)
     np.testing.assert_allclose(norm.denormalized(norm.normalized([-1.0, 7.5])), [-1.0, 7.5])
     assert ValueNorm().normalized([2.0]).tolist() == [2.0], "nothing seen: nothing changed"
+
+
+def test_values_are_clipped_around_what_the_critic_said_not_around_a_new_norm_of_it() -> None:
+    """A fresh critic says 0 of a normal state; returns are 1 and 0. Around 0 renormalised the higher ones would never pull."""
+    config = TeamConfig(num_epochs=200, optimizer={"lr": 1e-2}, value_clip=0.2)
+    episodes = free_rider_episodes(num_tasks=1, group_size=8, seed=3)
+    critic, norm = CentralCritic(config), ValueNorm()
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter.zero_()
+    returns = np.array([float(i % 2) for i in range(len(turns_of(episodes)))])
+    norm = norm.updated(returns)
+    optimizer = torch.optim.Adam([critic.head[-1].bias], lr=1e-2)
+    learn_values(critic, optimizer, norm, episodes, returns=returns, config=config, seed=0)
+    with torch.no_grad():
+        values = norm.denormalized(critic(turns_of(episodes)).double().numpy())
+    assert values == pytest.approx(returns.mean(), abs=0.03)
