@@ -70,7 +70,8 @@ def learning_signal(
     elif config.algorithm in GAE_ALGORITHMS:
         advantages, returns = _gae(samples, per_token, scores["values"], config=config, credit_kind=credit_kind)
     else:
-        rows = _rewarded_rows(samples, per_token, credit_kind=credit_kind)
+        has_q_credit = team is not None and team.credit is not None  # it stands for itself, whatever the rule pays
+        rows = _rewarded_rows(samples, per_token, credit_kind="returns" if has_q_credit else credit_kind)
         if config.algorithm == "gigpo":
             metrics["train/anchor_share"] = anchor_share(rows, config.advantage)
         found = estimator(config.algorithm)(rows, config.advantage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -161,6 +162,7 @@ def test_gigpo_adds_the_comparison_of_turns_that_saw_the_same() -> None:
         episodes=["0", "0", "1", "1"],
         turns=[0, 1, 0, 1],
         prompts=[[7], [8, 1], [7], [9, 9]],
+        credit_kind="increments",
     )
     got = per_row("gigpo", table, ddof=0, eps=1e-12)
     # Episodes are worth .5 and 0: +-1. Turn 0: returns .95 and 0 behind the prompt [7]: +-1. Turn 1: alone behind theirs.
@@ -173,11 +175,20 @@ def test_gigpo_takes_a_reward_that_stands_for_the_rest_of_the_episode_as_the_ste
     table = rows([1.0, 1.0, 0.0, 1.0], **paid, credit_kind="returns")
     # Episodes are worth 1 and .5: +-1. Behind [7] 1 and 0: +-1; behind [8] 1 and 1, whatever turn 0 was paid: 0.
     np.testing.assert_allclose(per_row("gigpo", table, ddof=0, eps=1e-12), [2.0, 1.0, -2.0, -1.0])
-    summed = rows([1.0, 1.0, 1.0, 0.0], **paid)
+    summed = rows([1.0, 1.0, 1.0, 0.0], **paid, credit_kind="increments")
     as_returns = rows([1.0, 1.0, 1.0, 0.0], **paid, credit_kind="returns")
     # Increments: 1.95 and 1 behind [7]; as returns 1 and 1.
     np.testing.assert_allclose(per_row("gigpo", summed, ddof=0, eps=1e-12), [2.0, 2.0, -2.0, -2.0])
     np.testing.assert_allclose(per_row("gigpo", as_returns, ddof=0, eps=1e-12), [1.0, 2.0, -1.0, -2.0])
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "pass_at_k"])
+def test_an_episode_of_increments_is_worth_their_sum_however_many_turns_it_took(name: str) -> None:
+    """One right at once, one that lost the answer in its third turn, one in its sixth: the last two are as bad."""
+    episodes = ["0"] * 2 + ["1"] * 3 + ["2"] * 6
+    table = rows([0.0] * 4 + [-1.0] + [0.0] * 5 + [-1.0], episodes=episodes, credit_kind="increments")
+    short, late = (per_row(name, table)[i] for i in (2, 5))
+    assert short == pytest.approx(late) and per_row(name, table)[0] > short
 
 
 def test_the_share_of_turns_with_an_anchor_says_how_much_of_gigpo_there_is() -> None:
@@ -266,10 +277,11 @@ def test_a_constant_added_to_every_reward_acts_as_the_formula_says_where_it_is_f
     np.testing.assert_allclose(per_row("gpg", table), 3 * (np.array([1.0, 0.0, 0.0]) - 1 / 3))
     np.testing.assert_allclose(per_row("gpg", shifted), np.array([1.0, 0.0, 0.0]) - 1 / 3)  # no reward is 0: alpha is 1
     settings = {"normalize_std": False, "step_gamma": 0.5}
-    # Returns behind the one prompt: [1, 0, 0], then [3 + 1, 2, 2]; episodes: [.5, .5, 0] plus 2.
-    episode = np.array([0.25, 0.25, -0.25])
+    # Returns behind the one prompt: [1, 0, 0], then [3 + 1, 2, 2]; episodes: [1, 1, 0], then [5, 5, 2].
+    table, shifted = (replace(t, credit_kind="increments") for t in (table, shifted))
+    episode = np.array([0.5, 0.5, -0.5])
     np.testing.assert_allclose(per_row("gigpo", table, **settings), episode + np.array([2, -1, -1]) / 3)
-    np.testing.assert_allclose(per_row("gigpo", shifted, **settings), episode + np.array([4, -2, -2]) / 3)
+    np.testing.assert_allclose(per_row("gigpo", shifted, **settings), 3 * episode + np.array([4, -2, -2]) / 3)
 
 
 table_rows = st.lists(

@@ -72,15 +72,17 @@ def members_of(keys: Keys) -> list[list[int]]:
 
 
 def per_episode(rows: RewardedRows, keys: Keys) -> tuple[NDArray[np.float64], list[Hashable], NDArray[np.int64]]:
-    """Scores averaged over each episode's rows of equal key, the key of each such episode, and the episode of each row.
+    """A score for each episode's rows of equal key, the key of each such episode, and the episode of each row.
 
-    An episode whose agents are paid differently counts with the mean of what its turns earned, as in Dr. MAS's code.
+    An episode whose agents are paid differently counts with the mean of what its turns earned, as in Dr. MAS's code; of
+    increments it is the sum, or one that failed late would have failed less.
     """
     first: dict[tuple[Hashable, str], int] = {}
     pairs = zip(keys, rows.episode_ids, strict=True)
     episode_of = np.array([first.setdefault(pair, len(first)) for pair in pairs], dtype=np.int64)
     x = rows.scores
-    scores = np.array([_mean(x[members]) for members in members_of(episode_of.tolist())])
+    of_episode = math.fsum if rows.credit_kind == "increments" else _mean
+    scores = np.array([of_episode(x[members]) for members in members_of(episode_of.tolist())])
     return scores, [key for key, _ in first], episode_of
 
 

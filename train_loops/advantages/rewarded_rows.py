@@ -41,7 +41,7 @@ class RewardedRows:
     """Token ids of each row's prompt: GiGPO's anchors."""
     baselines: Sequence[float | None] = ()
     """Per row, what a variant of its episode earned there (greedy, counterfactual ...); None where none was played."""
-    credit_kind: CreditKind = "increments"
+    credit_kind: CreditKind = "returns"
     """What the credit rule declares its turn rewards to be."""
 
     @property
