@@ -124,7 +124,8 @@ class OverlongConfig(Settings):
     """DAPO's soft penalty for completions near their limit (seed-systems 2.2)."""
 
     buffer_tokens: int = Field(ge=1)
-    """The last tokens below an agent's max_tokens, over which the penalty grows from 0 to `penalty`."""
+    """The last tokens below the completion's limit, over which the penalty grows from 0 to `penalty`. The limit is the
+    agent's max_tokens, or less where its context had no room for as many; at most all of its tokens are such."""
     penalty: float = Field(1.0, gt=0)
 
 
@@ -132,7 +133,7 @@ class AgentTrainConfig(Settings):
     """The learning signal of one agent."""
 
     weight: float = Field(1.0, ge=0)
-    """Its advantages are multiplied by it; 0: the agent is not trained."""
+    """Its advantages are multiplied by it; 0: its turns have no gradient, entropy and KL included."""
     overlong: OverlongConfig | None = None
     """Instead of `train.overlong`."""
     entropy_coef: float | None = None
@@ -189,7 +190,7 @@ class MismatchConfig(Settings):
     """Correct within tolerance too: decoupled PPO (Hilton 2022), whose ratio is to the recomputed old logprobs and whose
     weights are exp(old - rollout); for traces of other versions."""
     reject_token: tuple[float, float] | None = None
-    """Tokens whose weight exp(old - rollout) lies outside are masked."""
+    """Tokens whose weight exp(old - rollout) lies outside are masked: no gradient, entropy and KL included."""
     reject_sequence: tuple[float, float] | None = None
     """Turns whose geometric mean weight lies outside are masked whole."""
     old_logprobs: Literal["recompute", "rollout_if_close"] = "recompute"
@@ -315,6 +316,11 @@ class TrainConfig(Settings):
     def is_whole_team(self) -> bool:
         """Whether a learner of the whole team runs before the model groups."""
         return self.algorithm in TEAM_CRITIC_ALGORITHMS or self.team.mixer != "none"
+
+    def entropy_coef(self, agent: str) -> float:
+        """What the entropy of an agent's tokens counts."""
+        own = self.agents.get(agent, AgentTrainConfig()).entropy_coef
+        return self.loss.entropy_coef if own is None else own
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -40,8 +40,15 @@ def row_figures(
         target, value = np.concatenate(signal.returns), np.concatenate(scores["values"])
         metrics["train/return_mean"] = float(target.mean())
         metrics["train/value_mean"] = float(value.mean())
-        metrics["train/explained_variance"] = float(1 - (target - value).var() / max(float(target.var()), 1e-12))
+        metrics |= explained_variance(target, value)
     return metrics
+
+
+def explained_variance(target: NDArray[np.floating], value: NDArray[np.floating]) -> dict[str, float]:
+    """`train/explained_variance`, 1 - var(target - value) / var(target); nothing where the target does not vary."""
+    if not _varies(target):
+        return {}
+    return {"train/explained_variance": float(1 - (target - value).var() / target.var())}
 
 
 def agent_figures(
@@ -102,9 +109,14 @@ def funnel_figures(funnel: Funnel) -> dict[str, dict[str, float]]:
 def credit_correlation(credit: Sequence[float], outcomes: Sequence[float]) -> float | None:
     """Pearson's r of a turn's advantage and its episode's outcome; None where either does not vary."""
     x, y = np.asarray(credit, dtype=np.float64), np.asarray(outcomes, dtype=np.float64)
-    if x.std() == 0 or y.std() == 0:
+    if not (_varies(x) and _varies(y)):
         return None
     return float(np.corrcoef(x, y)[0, 1])
+
+
+def _varies(x: NDArray[np.floating]) -> bool:
+    """Beyond rounding."""
+    return bool(np.ptp(x) > 1e-6 * max(float(np.abs(x).max()), 1e-6))
 
 
 def _share_without_signal(group_ids: Sequence[str], is_active: NDArray[np.bool_]) -> float:

@@ -131,7 +131,7 @@ def learn(
         is_active = np.array([bool(np.any(a)) for a in signal.advantages])
     learned.metrics |= row_figures(samples, scores, signal, is_active) | agreement_figures(agreements)
     learned.metrics |= _correction_figures(weights, kept)
-    learned.metrics["train/is_corrected"] = float(is_corrected)
+    learned.metrics["train/is_corrected"] = float(weights is not None or kept is not None)
     if team is not None and config.algorithm == "happo":
         factors = [team.log_factor.get(episode, 0.0) for episode in {s.episode_id for s in samples}]
         learned.metrics["train/factor_ess"] = effective_sample_size(factors)
@@ -139,14 +139,12 @@ def learn(
     figures = agent_figures(samples, scores, signal, is_active, agreements)
     learned.metrics["train/unique_token_share"], unique = layout.savings()
     _merge(figures, {agent: {"unique_token_share": share} for agent, share in unique.items()})
-    has_other_loss = _has_other_loss(config)
-    trains_values = models.has_values
-    if not is_active.any() and not has_other_loss and not trains_values:
-        learned.reason = (
-            f"all advantages of {len(samples)} rows are zero: every group of episodes earned the same; "
-            "use harder or easier tasks, or more episodes per task"
-        )
+    with_gradient = _without_unweighted(samples, kept, config=config)
+    has_loss = (is_active | _has_other_loss(samples, config)) & _any(samples, with_gradient)
+    if not has_loss.any() and not models.has_values:
+        learned.reason = _why_nothing(samples, is_active, config=config)
     else:
+        trains_policy = trains_policy and bool(has_loss.any())
         with clock.measures("update"):
             update = Update(
                 samples=samples,
@@ -156,8 +154,8 @@ def learn(
                 scores=scores,
                 signal=signal,
                 weights=weights,
-                kept=kept,
-                is_picked=is_active | has_other_loss | trains_values,
+                kept=with_gradient,
+                is_picked=has_loss | models.has_values,
                 trains_policy=trains_policy,
             )
             metrics, per_agent = update.run(seed=seed)
@@ -165,10 +163,10 @@ def learn(
             _merge(figures, per_agent)
             if trains_policy:
                 _after(learned, figures, samples, layout, models, scores, config=config)
-        has_trained = update.is_in_policy_step & (is_active | has_other_loss)
+        has_trained = update.is_in_policy_step & has_loss
         funnel.add("trained", [s.agent for s, has in zip(samples, has_trained, strict=True) if has])
         learned.metrics["train/trained_rows"] = float(has_trained.sum())
-    if config.loss.adaptive_kl is not None:
+    if config.loss.adaptive_kl is not None and not learned.reason:
         learned.kl_coef = adapted_coef(
             learned.kl_coef,
             kl=learned.metrics["train/kl_ref_k3"],
@@ -176,6 +174,7 @@ def learn(
             target=config.loss.adaptive_kl.target,
             horizon=config.loss.adaptive_kl.horizon,
         )
+    if config.loss.adaptive_kl is not None:
         learned.metrics["train/kl_coef"] = learned.kl_coef
     learned.agents = funnel_figures(funnel)
     _merge(learned.agents, figures)
@@ -204,10 +203,40 @@ def _score(
     return scores, measure(scores["old"], rollout, agents, config=config.mismatch)
 
 
-def _has_other_loss(config: TrainConfig) -> bool:
-    """Whether rows without advantage have a gradient all the same."""
-    coefs = [config.loss.entropy_coef, *(a.entropy_coef or 0.0 for a in config.agents.values())]
-    return any(coefs) or config.loss.kl_in_loss_coef > 0
+def _has_other_loss(samples: Sequence[Sample], config: TrainConfig) -> NDArray[np.bool_]:
+    """[rows], whether a row without advantage has a gradient all the same: of its agent's entropy, or of the KL."""
+    return np.array([config.loss.kl_in_loss_coef > 0 or config.entropy_coef(s.agent) != 0 for s in samples])
+
+
+def _without_unweighted(samples: Sequence[Sample], kept: Rows | None, *, config: TrainConfig) -> Rows | None:
+    """`kept`, where agents of weight 0 have no token."""
+    unweighted = {agent for agent, a in config.agents.items() if a.weight == 0}
+    if not unweighted:
+        return kept
+    kept = kept if kept is not None else [np.ones(s.completion_length) for s in samples]
+    return [np.zeros_like(of) if s.agent in unweighted else of for s, of in zip(samples, kept, strict=True)]
+
+
+def _any(samples: Sequence[Sample], kept: Rows | None) -> NDArray[np.bool_]:
+    """[rows], whether a row has a token that is kept."""
+    return np.array([bool(np.any(of)) for of in kept]) if kept is not None else np.ones(len(samples), dtype=bool)
+
+
+def _why_nothing(samples: Sequence[Sample], is_active: NDArray[np.bool_], *, config: TrainConfig) -> str:
+    if is_active.any():
+        return (
+            f"train.mismatch.reject_token and reject_sequence mask every token of the {int(is_active.sum())} rows that "
+            "have an advantage: allow wider bounds, or sample again"
+        )
+    agents = sorted({s.agent for s in samples})
+    if all(a in config.agents and config.agents[a].weight == 0 for a in agents):
+        return (
+            f"the only rows are of {', '.join(agents)}, whose train.agents.<name>.weight is 0: was nobody else called?"
+        )
+    return (
+        f"all advantages of {len(samples)} rows are zero: every group of episodes earned the same; "
+        "use harder or easier tasks, or more episodes per task"
+    )
 
 
 def _correction_figures(weights: Rows | None, kept: Rows | None) -> dict[str, float]:

@@ -85,7 +85,7 @@ def policy_loss(
         kept: bool; where it is False the loss is 0. Denominators count such tokens all the same.
 
     Returns:
-        Loss per token [N], and per token: `ratio`, `approx_kl`, `clip_share` and, for ppo_clip, `dual_clip_share`.
+        Loss per token [N], and per token, masked ones too: `ratio`, `approx_kl`, `clip_share` and, for ppo_clip, `dual_clip_share`.
     """
     clips = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
     if loss.policy == "ppo_clip":

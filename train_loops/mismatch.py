@@ -29,17 +29,13 @@ class Agreement:
     num_tokens: int
     mean_abs: float
     max_abs: float
-    kl_k1: float
-    """Mean of rollout - old: KL(engine || trainer)."""
     kl_k3: float
-    """Mean of e^x - x - 1, x = old - rollout: the same KL, never negative."""
+    """Mean of e^x - x - 1, x = old - rollout: KL(engine || trainer), never negative."""
     ess: float
     """Effective sample size of the weights before truncation, (sum w)^2 / (n sum w^2): 1 where they agree.
 
     w = exp(old - rollout) over tokens; with `correction: sequence` the products of a turn's, over turns.
     """
-    share_beyond: float
-    """Share of tokens whose difference exceeds `tolerance_max`."""
 
 
 def measure(old: Rows, rollout: Rows, agents: Sequence[str], *, config: MismatchConfig) -> dict[str, Agreement]:
@@ -124,10 +120,8 @@ def _agreement(rows: Sequence[NDArray[np.float64]], *, config: MismatchConfig) -
         num_tokens=len(x),
         mean_abs=float(np.abs(x).mean()),
         max_abs=float(np.abs(x).max()),
-        kl_k1=float(-x.mean()),
         kl_k3=float((w - 1 - np.clip(x, -20, 20)).mean()),
         ess=_effective_share(weighed),
-        share_beyond=float((np.abs(x) > config.tolerance_max).mean()),
     )
 
 

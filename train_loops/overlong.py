@@ -8,8 +8,9 @@ def overlong_penalty(length: int, *, max_tokens: int, buffer_tokens: int, penalt
 
     Args:
         length: completion tokens.
-        max_tokens: the agent's limit.
-        buffer_tokens: the last tokens below it, over which the penalty grows.
+        max_tokens: the completion's limit.
+        buffer_tokens: the last tokens below it, over which the penalty grows; at most as many as the limit has.
         penalty: at the limit; at least 0.
     """
+    buffer_tokens = min(buffer_tokens, max_tokens)
     return min(-(length - (max_tokens - buffer_tokens)) / buffer_tokens * penalty, 0.0)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stores.rounds import rounds_in_time
 from stores.types import EpisodeRewards, EpisodeStatus, Trace, Turn
 
 FUNNEL_STAGES = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
@@ -23,6 +24,9 @@ class Sample:
     agent: str
     turn_index: int
     round_index: int
+    """Which of the agent's own calls."""
+    episode_round: int
+    """Round of the episode, over all of its agents, in time."""
     token_ids: Sequence[int]
     """Prompt and completion."""
     prompt_length: int
@@ -31,7 +35,7 @@ class Sample:
     reward: float
     temperature: float
     max_tokens: int
-    """The agent's limit on completion tokens."""
+    """The limit on completion tokens: the agent's, or less where its context had no room for as many."""
     status: EpisodeStatus
     outcome: float = 0.0
     """The episode's result: what credit is held against."""
@@ -65,6 +69,7 @@ def samples_of(
     if trace.variant or not is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
         return []
     reward_of = _rewards_by_turn(trace, rewards)
+    round_of = rounds_in_time(trace.turns)
     samples = []
     for turn in sorted(_turns_of(trace, model_group), key=lambda t: t.turn_index):
         if turn.turn_index not in reward_of or len(turn.completion_token_ids) == 0:
@@ -78,6 +83,7 @@ def samples_of(
                 agent=turn.agent,
                 turn_index=turn.turn_index,
                 round_index=turn.round_index,
+                episode_round=round_of[turn.turn_index],
                 token_ids=[*turn.prompt_token_ids, *turn.completion_token_ids],
                 prompt_length=len(turn.prompt_token_ids),
                 rollout_logprobs=list(turn.rollout_logprobs),

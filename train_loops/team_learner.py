@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from train_loops.config import TEAM_CRITIC_ALGORITHMS, TrainConfig
+from train_loops.figures import explained_variance
 from train_loops.team_critic import central_advantages, learn_values, turn_advantages
 from train_loops.team_episodes import TeamEpisode
 from train_loops.team_models import CentralCritic, TeamQ
@@ -79,8 +80,8 @@ class TeamLearner:
         )
         metrics = {
             "train/critic_loss": loss,
-            "train/explained_variance": float(1 - (returns - values).var() / max(float(returns.var()), 1e-12)),
             "train/return_mean": float(returns.mean()),
+            **explained_variance(returns, values),
         }
         whitened = self._config.advantage.whiten or "agent"
         return TeamSignal(advantages=turn_advantages(episodes, advantages, whitened=whitened)), metrics

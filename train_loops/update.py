@@ -7,7 +7,6 @@ What a row adds to the gradient does not depend on how rows are cut into microba
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,9 @@ MAX_SKIPPED_STEPS = 3
 """So many steps in a row whose loss or gradient is not finite end the order; so does an order without any other step."""
 
 
+CRITIC_FIGURES = ("critic_loss", "value_clip_share", "num_value_tokens")
+
+
 class TrainingDivergedError(ValueError):
     """Loss or gradients stayed not finite: the order cannot be finished with these settings."""
 
@@ -52,18 +54,22 @@ class Update:
     weights: Rows | None
     """Importance weights per completion token."""
     kept: Rows | None
-    """Per completion token: 0 where off-policy rejection masks it, else 1."""
+    """Per completion token: 1, or 0 where it has no gradient: off-policy rejection masks it, its agent's weight is 0."""
     is_picked: NDArray[np.bool_]
     """Rows with a gradient. The others are not computed; they count in the denominators all the same."""
     trains_policy: bool
     _sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Per figure the sum of each agent's tokens, on the device: no transfer per microbatch."""
+    """Per figure the sum of each agent's tokens over the steps that were made, on the device: no transfer per microbatch."""
+    _sums_of_step: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The same of the microbatches since the last step."""
     _not_finite: torch.Tensor = field(init=False)
     """[rows]: how many tokens of each had a loss that is not finite, since the last step that was made."""
     is_in_policy_step: NDArray[np.bool_] = field(init=False)
     """Rows of which a step of the policy was made that was not skipped."""
     _agents: list[str] = field(init=False)
     _agent_of_row: torch.Tensor = field(init=False)
+    _entropy_coefs: list[float] = field(init=False)
+    """Of each row."""
 
     def __post_init__(self) -> None:
         num = len(self.samples)
@@ -72,6 +78,7 @@ class Update:
         place = {agent: i for i, agent in enumerate(self._agents)}
         self._agent_of_row = torch.tensor([place[s.agent] for s in self.samples], device=device())
         self._not_finite = torch.zeros(num, device=device())
+        self._entropy_coefs = [self.config.entropy_coef(s.agent) for s in self.samples]
 
     def run(self, *, seed: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
         """Makes the steps; every worker calls it. Returns the model group's metrics and each agent's figures.
@@ -79,6 +86,7 @@ class Update:
         Raises TrainingDivergedError after three steps in a row that were not finite, or where all of an order were.
         """
         num_steps, num_skipped = 0, 0
+        dealt: list[int] = []
         norms: dict[str, list[float]] = defaultdict(list)
         in_a_row: dict[str, int] = defaultdict(int)
         last_norm: dict[str, float] = {}
@@ -97,16 +105,19 @@ class Update:
                     in_a_row[name] = 0 if step.is_applied else in_a_row[name] + 1
                     num_skipped += not step.is_applied
                     self.is_in_policy_step[dealt] |= name == "policy" and step.is_applied
+                    if step.is_applied:
+                        self._count_step(of_critic=name == "critic", has_critic="critic" in engines)
                     if in_a_row[name] >= MAX_SKIPPED_STEPS:
                         raise self._diverged(
                             f"{MAX_SKIPPED_STEPS} steps in a row of the {name}", last_norm[name], dealt
                         )
+                self._sums_of_step.clear()
                 if not any(in_a_row.values()):
                     self._not_finite.zero_()
                 num_steps += 1
         for name in engines:
             if not norms[name]:  # fewer steps than MAX_SKIPPED_STEPS, none of them made
-                raise self._diverged(f"every step of the {name} in this order ({num_steps})", last_norm[name], [])
+                raise self._diverged(f"every step of the {name} in this order ({num_steps})", last_norm[name], dealt)
         return self._figures(num_steps, num_skipped, norms)
 
     def _minibatches(self, *, seed: int) -> Iterator[tuple[list[list[Chain]], list[int], Denominators]]:
@@ -132,7 +143,8 @@ class Update:
 
     def _policy_loss(self, batch: Batch, denominators: Denominators) -> torch.Tensor:
         loss = self.config.loss
-        entropy_coefs = self._entropy_coefs(batch)
+        entropy_coefs = lay(self._entropy_coefs, batch) if any(self._entropy_coefs) else None
+        kept = None if self.kept is None else lay(self.kept, batch) > 0
         logprobs, entropy, values = self.models.policy(
             batch, with_entropy=entropy_coefs is not None, with_values=self.models.shares_trunk
         )
@@ -143,7 +155,7 @@ class Update:
             batch.row_of_token,
             loss=loss,
             importance_weights=None if self.weights is None else lay(self.weights, batch),
-            kept=None if self.kept is None else lay(self.kept, batch) > 0,
+            kept=kept,
         )
         mode = "seq_mean_token_mean" if loss.policy == "gspo" else loss.aggregation
         share = aggregate(per_token, batch.row_of_token, mode=mode, denominators=denominators)
@@ -154,10 +166,14 @@ class Update:
             about["kl_ref"] = kl.detach()
         if entropy_coefs is not None:
             extra = extra - entropy_coefs * entropy
+        counted = torch.ones_like(per_token)
+        if kept is not None:
+            extra, counted = torch.where(kept, extra, 0.0), kept.float()
+            about = {name: torch.where(kept, x, 0.0) for name, x in about.items()}
         if loss.kl_in_loss_coef > 0 or entropy_coefs is not None:
             share = share + aggregate(extra, batch.row_of_token, mode=loss.aggregation, denominators=denominators)
         self._note_not_finite(per_token + extra, batch)
-        self._add(about | {"num_tokens": torch.ones_like(per_token)}, batch)
+        self._add(about | {"num_tokens": counted}, batch)
         self._add_total("loss", share)
         if self.models.shares_trunk:
             value_share = self._critic_loss(values, batch, denominators)
@@ -188,21 +204,22 @@ class Update:
         self._add_total("critic_loss", share)
         return share
 
-    def _entropy_coefs(self, batch: Batch) -> torch.Tensor | None:
-        """[N], or None where no agent has one."""
-        own = {agent: a.entropy_coef for agent, a in self.config.agents.items() if a.entropy_coef is not None}
-        every = [own.get(s.agent, self.config.loss.entropy_coef) for s in self.samples]
-        return lay(every, batch) if any(every) else None
-
     def _add(self, about: Mapping[str, torch.Tensor], batch: Batch) -> None:
         agents = self._agent_of_row[self._sample_of_token(batch)]
         for name, x in about.items():
-            total = self._sums.setdefault(name, torch.zeros(len(self._agents), device=x.device))
+            total = self._sums_of_step.setdefault(name, torch.zeros(len(self._agents), device=x.device))
             total.index_add_(0, agents, x.detach().float())
 
     def _add_total(self, name: str, share: torch.Tensor) -> None:
-        total = self._sums.setdefault(name, torch.zeros(len(self._agents), device=share.device))
+        total = self._sums_of_step.setdefault(name, torch.zeros(len(self._agents), device=share.device))
         total[0] += share.detach()
+
+    def _count_step(self, *, of_critic: bool, has_critic: bool) -> None:
+        """A step was made: its figures are the order's. A head on the policy's trunk steps with the policy."""
+        for name, x in self._sums_of_step.items():
+            if has_critic and of_critic != (name in CRITIC_FIGURES):
+                continue
+            self._sums[name] = self._sums[name] + x if name in self._sums else x
 
     def _note_not_finite(self, per_token: torch.Tensor, batch: Batch) -> None:
         is_bad = ~torch.isfinite(per_token.detach())
@@ -225,22 +242,24 @@ class Update:
         agents: dict[str, dict[str, float]] = {agent: {} for agent in self._agents}
         for name, values in per_agent.items():
             if name in ("loss", "critic_loss"):
-                metrics[f"train/{name}"] = sum(values) / num_steps
+                steps_made = norms["critic" if name == "critic_loss" and "critic" in norms else "policy"]
+                metrics[f"train/{name}"] = sum(values) / len(steps_made)
                 continue
             num = counts["num_value_tokens" if name == "value_clip_share" else "num_tokens"]
-            metrics[f"train/{name}"] = sum(values) / max(sum(num), 1.0)
+            if any(num):
+                metrics[f"train/{name}"] = sum(values) / sum(num)
             for agent, value, n in zip(self._agents, values, num, strict=True):
                 if n:
                     agents[agent][name] = value / n
         for name, found in norms.items():
             prefix = "train/" if name == "policy" else "train/critic_"
-            metrics[f"{prefix}grad_norm"] = float(np.mean(found)) if found else math.nan
+            metrics[f"{prefix}grad_norm"] = float(np.mean(found))
         return metrics, agents
 
     def _diverged(self, which: str, norm: float, dealt: Sequence[int]) -> TrainingDivergedError:
         counts = sum_over_workers({"rows": self._not_finite})["rows"]
         causes = [i for i, n in enumerate(counts) if n]
-        named = "its rows are finite one by one, so their sum overflowed; they are" if not causes else "it came from"
+        named = "the losses of its rows are finite, their gradient is not; they are" if not causes else "it came from"
         causes = causes or list(dealt)
         turns = ", ".join(
             f"turn {self.samples[i].turn_index} of episode {self.samples[i].episode_id} ({self.samples[i].agent})"

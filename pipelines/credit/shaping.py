@@ -18,6 +18,7 @@ from pipelines.config import explain
 from pipelines.credit.rounds import Rounds
 from pipelines.credit.rule import Credit, CreditKind, credit_version, credits_of, load_credit
 from pipelines.sections import DottedConfig
+from stores.rounds import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
 
 PLACE = "credit.settings.inner"
@@ -105,21 +106,6 @@ class Shaping(ABC):
             parts |= {"format": reward.breakdown["format"]} if "format" in reward.breakdown else {}
             rewards.append(_reward(turn, parts))
         return Credit(outcome=credit.outcome, rewards=tuple(rewards))
-
-
-def rounds_in_time(turns: Sequence[Turn]) -> dict[int, int]:
-    """Turn index -> round, from 0: a round is over when one of its agents speaks again.
-
-    `Turn.round_index` counts each agent's own calls: one that speaks once, at the end, would be in the first round.
-    """
-    found: dict[int, int] = {}
-    number, spoken = 0, set[str]()
-    for turn in sorted(turns, key=lambda turn: turn.turn_index):
-        if turn.agent in spoken:
-            number, spoken = number + 1, set()
-        spoken.add(turn.agent)
-        found[turn.turn_index] = number
-    return found
 
 
 def _reward(turn: Turn, parts: Mapping[str, float]) -> TurnReward:

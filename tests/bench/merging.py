@@ -146,6 +146,7 @@ def _samples(episode: Episode) -> list[Sample]:
             agent=agent,
             turn_index=index,
             round_index=index,
+            episode_round=index,
             token_ids=tokens,
             prompt_length=len(tokens) - length,
             rollout_logprobs=[-5.5] * length,

@@ -19,10 +19,10 @@ from pipelines.credit.marti import HistoryShaping
 from pipelines.credit.rounds import influence, shared_score
 from pipelines.credit.rule import Credit, credit_version, load_credit, score_traces, turn_reward
 from pipelines.credit.score_rules import ScoreRules
-from pipelines.credit.shaping import rounds_in_time
 from pipelines.credit.shared_sum import SharedSum
 from pipelines.credit.team_reward import TeamReward
 from pipelines.sections import DottedConfig
+from stores.rounds import rounds_in_time
 from stores.types import Trace
 
 

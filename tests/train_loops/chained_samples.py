@@ -26,6 +26,7 @@ def sample(
         agent=agent,
         turn_index=turn_index,
         round_index=turn_index,
+        episode_round=turn_index,
         token_ids=[*prompt, *completion],
         prompt_length=len(prompt),
         rollout_logprobs=[-5.0] * len(completion),

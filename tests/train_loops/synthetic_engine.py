@@ -23,6 +23,7 @@ def batches(num: int = 3) -> list[Batch]:
             agent="a",
             turn_index=0,
             round_index=0,
+            episode_round=0,
             token_ids=torch.randint(0, 256, (12 + i,), generator=random).tolist(),
             prompt_length=6,
             rollout_logprobs=[0.0] * (6 + i),

@@ -40,7 +40,8 @@ def rows(
         episode_ids=episodes or [str(i) for i in range(num)],
         agents=agents or ["a"] * num,
         turn_indices=more.pop("turns", list(range(num))),
-        round_indices=more.pop("rounds", [0] * num),
+        round_indices=more.pop("calls", [0] * num),
+        episode_rounds=more.pop("rounds", [0] * num),
         prompts=more.pop("prompts", [[1]] * num),
         baselines=more.pop("baselines", [None] * num),
         **more,
@@ -95,7 +96,7 @@ def test_without_the_standard_deviation_grpo_is_dr_grpo() -> None:
 
 def test_at_grpo_compares_an_agents_turns_of_one_round() -> None:
     table = rows(
-        [1.0, 0.0, 5.0, 9.0], episodes=["0", "1", "0", "1"], agents=["a"] * 4, rounds=[0, 0, 1, 1], turns=[0, 0, 1, 1]
+        [1.0, 0.0, 5.0, 9.0], episodes=["0", "1", "0", "1"], agents=["a"] * 4, calls=[0, 0, 1, 1], turns=[0, 0, 1, 1]
     )
     half = 1 / np.sqrt(2)
     np.testing.assert_allclose(per_row("at_grpo", table), [half, -half, -half, half], atol=1e-5)
@@ -149,6 +150,7 @@ def test_against_a_baseline_each_token_gets_what_is_still_to_come_minus_what_the
         agents=["a", "a"],
         turn_indices=[0, 0],
         round_indices=[0, 0],
+        episode_rounds=[0, 0],
         baselines=[0.5, None],
     )
     got = estimator(name)(table, AdvantageConfig())
@@ -230,7 +232,7 @@ def test_a_singleton_may_be_held_against_all_turns_of_its_agent() -> None:
     ],
 )
 def test_what_is_compared_is_a_setting(group_by: str, want: list[float]) -> None:
-    table = rows([4.0, 2.0, 3.0, 1.0], agents=["a", "a", "b", "b"], rounds=[0, 1, 0, 1])
+    table = rows([4.0, 2.0, 3.0, 1.0], agents=["a", "a", "b", "b"], calls=[0, 1, 0, 1], rounds=[0, 1, 0, 1])
     np.testing.assert_allclose(per_row("dr_mas", table, group_by=group_by, normalize_std=False), want)
 
 

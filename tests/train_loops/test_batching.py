@@ -39,6 +39,7 @@ def samples() -> list[Sample]:
             agent="ab"[i % 2],
             turn_index=0,
             round_index=0,
+            episode_round=0,
             token_ids=rng.integers(3, 290, prompt + completion).tolist(),
             prompt_length=prompt,
             rollout_logprobs=(-rng.random(completion)).tolist(),

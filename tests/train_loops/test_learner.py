@@ -6,6 +6,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from synthetic_traces import GROUP, WANTED, sample_traces
@@ -24,6 +25,7 @@ from train_loops.config import (
     TrainConfig,
 )
 from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
+from train_loops.figures import credit_correlation, explained_variance
 from train_loops.learner import Learned, learn, read_rows
 from train_loops.mismatch import MismatchError
 from train_loops.models import Models
@@ -137,6 +139,45 @@ def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path,
     assert norms[1, 1] < norms[1, 0] + norms[0, 1]
 
 
+def test_an_agent_of_weight_0_has_no_entropy_bonus_either(tiny_model: Path, sampled) -> None:
+    samples = [dataclasses.replace(s, reward=0.0) for s in rows(sampled)]
+    of_verifier = TrainConfig(optimizer=LR, agents={"verifier": AgentTrainConfig(entropy_coef=0.5)})
+    agents = {"solver": AgentTrainConfig(weight=0)}
+    of_all = TrainConfig(optimizer=LR, agents=agents, loss=LossConfig(entropy_coef=0.5))
+    found = [run(samples, models(tiny_model, config), config) for config in (of_verifier, of_all)]
+    assert found[1].metrics["train/grad_norm"] == pytest.approx(found[0].metrics["train/grad_norm"], rel=1e-4)
+    for learned in found:
+        assert [learned.agents[a].get("funnel/trained", 0) for a in ("solver", "verifier")] == [0, 64]
+    alone = run([s for s in samples if s.agent == "solver"], models(tiny_model, of_all), of_all)
+    assert "the only rows are of solver, whose train.agents.<name>.weight is 0" in alone.reason
+
+
+def test_rejected_tokens_have_no_gradient_of_entropy_and_no_figures(tiny_model: Path, sampled) -> None:
+    samples = rows(sampled)
+    far = [
+        dataclasses.replace(s, rollout_logprobs=[x - 0.06 for x in s.rollout_logprobs]) if s.agent == "solver" else s
+        for s in samples
+    ]
+    loss = LossConfig(entropy_coef=0.5)
+    weightless = TrainConfig(optimizer=LR, loss=loss, agents={"solver": AgentTrainConfig(weight=0)})
+    wanted = run(samples, models(tiny_model, weightless), weightless)
+    rejecting = MismatchConfig(correction="none", reject_sequence=(0.95, 1.05))
+    config = TrainConfig(optimizer=LR, loss=loss, mismatch=rejecting)
+    learned = run(far, models(tiny_model, config), config)
+    assert learned.metrics["train/grad_norm"] == pytest.approx(wanted.metrics["train/grad_norm"], rel=1e-4)
+    assert learned.metrics["train/is_corrected"] == 1 and learned.metrics["train/rejected_share"] == 0.5
+    assert [learned.agents[a].get("funnel/trained", 0) for a in ("solver", "verifier")] == [0, 64]
+    assert "ratio" not in learned.agents["solver"] and learned.agents["verifier"]["ratio"] == pytest.approx(1)
+    engines = models(tiny_model, config)
+    nothing = run([s for s in far if s.agent == "solver"], engines, config)
+    assert "reject_sequence mask every token" in nothing.reason and engines.policy.num_steps == 0
+
+
+def test_without_a_correction_nothing_is_called_corrected(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(optimizer=LR, mismatch=MismatchConfig(correction="none", always=True))
+    assert run(rows(sampled), models(tiny_model, config), config).metrics["train/is_corrected"] == 0
+
+
 def test_an_entropy_bonus_of_one_agent_raises_its_entropy(tiny_model: Path, sampled) -> None:
     samples = [dataclasses.replace(s, reward=0.0) for s in rows(sampled)]
     agents = {"solver": AgentTrainConfig(entropy_coef=0.5)}
@@ -208,6 +249,9 @@ def test_the_coefficient_of_the_kl_follows_its_target(tiny_model: Path, sampled)
     assert learned.kl_coef == pytest.approx(0.5 * (1 - 0.2 * 64 / 640)), "the reference is the policy: no KL yet"
     again = run(rows(sampled), models(tiny_model, config), config, kl_coef=learned.kl_coef)
     assert again.kl_coef < learned.kl_coef
+    equal = [dataclasses.replace(s, reward=0.5) for s in rows(sampled)]
+    still = run(equal, models(tiny_model, config), config)
+    assert still.reason and still.kl_coef == still.metrics["train/kl_coef"] == 0.5, "nothing was trained"
 
 
 def test_equal_rewards_train_nothing_and_say_so(tiny_model: Path, sampled) -> None:
@@ -261,7 +305,25 @@ def test_rows_of_a_skipped_step_do_not_count_as_trained(tiny_model: Path, sample
     samples[0] = dataclasses.replace(samples[0], group_id="alone", reward=1e38)  # the norm of its gradient overflows
     learned = run(samples, models(tiny_model, config), config)
     assert learned.metrics["train/skipped_steps"] == 1
+    assert abs(learned.metrics["train/loss"]) < 1, "of the step that was made"
     assert learned.metrics["train/trained_rows"] < learned.metrics["train/non_zero_advantage_rows"]
+
+
+def test_a_gradient_that_overflows_in_an_order_of_one_step_names_its_turns(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(optimizer=LR, advantage=AdvantageConfig(normalize_std=False, singleton="raw"))
+    samples = rows(sampled)
+    samples[0] = dataclasses.replace(samples[0], group_id="alone", reward=1e38)
+    said = r"this order \(1\).*the losses of its rows are finite, their gradient is not; they are turn \d of .* and 123 more"
+    with pytest.raises(TrainingDivergedError, match=said):
+        run(samples, models(tiny_model, config), config)
+
+
+def test_figures_of_what_does_not_vary_are_left_out() -> None:
+    varying, constant = [0.0, 1.0, 0.5], [0.1, 0.1, 0.1 + 1e-16]
+    assert credit_correlation(varying, varying) == pytest.approx(1)
+    assert credit_correlation(varying, constant) is None and credit_correlation(constant, varying) is None
+    assert explained_variance(np.array(varying), np.array(varying)) == {"train/explained_variance": 1}
+    assert explained_variance(np.array(constant), np.array(varying)) == {}
 
 
 def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sampled) -> None:

@@ -167,6 +167,11 @@ def test_the_overlong_penalty_has_its_literal_values(length: int, penalty: float
     assert overlong_penalty(length, max_tokens=100, buffer_tokens=20, penalty=1.0) == pytest.approx(penalty)
 
 
+@pytest.mark.parametrize(("length", "penalty"), [(0, 0.0), (5, -0.5), (10, -1.0)])
+def test_where_the_limit_is_below_the_buffer_an_empty_completion_costs_nothing(length: int, penalty: float) -> None:
+    assert overlong_penalty(length, max_tokens=10, buffer_tokens=20, penalty=1.0) == pytest.approx(penalty)
+
+
 def test_the_nll_gain_has_its_literal_values() -> None:
     nll = [0.2, 0.4, 0.9, 0.5, 0.5]
     np.testing.assert_allclose(gains_of(nll, keys=["g"] * 5, alpha=0.25), [1.38943, 1.11587, 0.64498, 1, 1], atol=1e-5)

@@ -16,7 +16,7 @@ def agreements(*differences: float, agent: str = "solver"):
 
 def test_equal_logprobs_agree_fully() -> None:
     a = agreements(0.0, 0.0, 0.0)["solver"]
-    assert (a.num_tokens, a.mean_abs, a.max_abs, a.kl_k1, a.kl_k3, a.share_beyond) == (3, 0, 0, 0, 0, 0)
+    assert (a.num_tokens, a.mean_abs, a.max_abs, a.kl_k3) == (3, 0, 0, 0)
     assert a.ess == 1
     assert decide(agreements(0.0), config=CONFIG) == "none"
 
@@ -24,17 +24,15 @@ def test_equal_logprobs_agree_fully() -> None:
 def test_the_figures_of_two_tokens_are_their_literal_values() -> None:
     a = agreements(np.log(2), -np.log(2))["solver"]  # weights 2 and 1/2
     assert a.mean_abs == pytest.approx(np.log(2))
-    assert a.kl_k1 == pytest.approx(0)
     assert a.kl_k3 == pytest.approx(0.25)
     assert a.ess == pytest.approx(2.5**2 / (2 * 4.25))
-    assert a.share_beyond == 1
 
 
 def test_agents_are_measured_apart_and_rows_of_one_agent_together() -> None:
     got = measure([[-1.0], [-1.0, -1.0], [-3.0]], [[-1.0], [-1.0, -1.2], [-3.0]], ["a", "b", "a"], config=CONFIG)
     assert (got["a"].num_tokens, got["b"].num_tokens) == (2, 2)
     assert got["a"].max_abs == 0
-    assert (got["b"].max_abs, got["b"].kl_k1, got["b"].share_beyond) == (pytest.approx(0.2), pytest.approx(-0.1), 0.5)
+    assert (got["b"].mean_abs, got["b"].max_abs) == (pytest.approx(0.1), pytest.approx(0.2))
 
 
 def test_one_far_token_or_many_near_ones_call_for_a_correction() -> None:

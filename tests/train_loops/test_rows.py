@@ -102,6 +102,12 @@ def test_a_turn_of_the_model_group_becomes_one_row_with_its_own_reward_and_tempe
     assert got[0].baseline is None
 
 
+def test_a_row_knows_the_round_of_the_episode_that_other_model_groups_make_too() -> None:
+    turns = [turn(0, "solver"), turn(1, "judge", model_group="other"), turn(2, "judge", model_group="other")]
+    got = rows(trace(*turns, turn(3, "writer")), rewards((0, "solver", 1.0), (3, "writer", 1.0)))
+    assert [(s.agent, s.round_index, s.episode_round) for s in got] == [("solver", 0, 0), ("writer", 0, 1)]
+
+
 @pytest.mark.parametrize("status", [EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR, EpisodeStatus.TOOL_ERROR])
 def test_an_episode_the_policy_did_not_finish_gives_no_row(status: EpisodeStatus) -> None:
     t = trace(turn(0, "solver"), status=status)

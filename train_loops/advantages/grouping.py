@@ -17,7 +17,8 @@ Keys = Sequence[Hashable]
 def group_keys(rows: RewardedRows, settings: AdvantageConfig, *, default: str) -> Keys:
     """The group of each row, by `settings.group_by` or the algorithm's own.
 
-    `task`: all turns of a task's episodes. `task_agent`: of one agent. `task_agent_round`, `task_round`: of one round.
+    `task`: all turns of a task's episodes. `task_agent`: of one agent. `task_agent_round`: of an agent's n-th calls.
+    `task_round`: of one round of the episodes, whoever speaks.
     `batch_agent`: all turns of an agent in the iteration, whatever the task.
     """
     by = settings.group_by or default
@@ -26,7 +27,7 @@ def group_keys(rows: RewardedRows, settings: AdvantageConfig, *, default: str) -
     if by == "task_agent":
         return list(zip(rows.group_ids, rows.agents, strict=True))
     if by == "task_round":
-        return list(zip(rows.group_ids, rows.round_indices, strict=True))
+        return list(zip(rows.group_ids, rows.episode_rounds, strict=True))
     if by == "task_agent_round":
         return list(zip(rows.group_ids, rows.agents, rows.round_indices, strict=True))
     if by == "batch_agent":

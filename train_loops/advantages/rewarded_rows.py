@@ -37,6 +37,9 @@ class RewardedRows:
     turn_indices: Sequence[int]
     """Place in the episode: time order."""
     round_indices: Sequence[int]
+    """Which of the agent's own calls."""
+    episode_rounds: Sequence[int]
+    """Round of the episode, over all of its agents, in time."""
     prompts: Sequence[Sequence[int]] = ()
     """Token ids of each row's prompt: GiGPO's anchors."""
     baselines: Sequence[float | None] = ()
