@@ -238,11 +238,14 @@ class Watchdog:
         if self._is_over.wait(grace_s):
             return
         message = f"{fault}; it did not react to an interrupt for {grace_s:g} s: this process ends"
-        print(f"troupe: {message}", file=sys.stderr, flush=True)
         if lease is not None:
             # The database may be what hangs; a dead owner's lease is free anyway.
             _bounded(lambda: self._run.journal.fail(lease, message), ANSWER_TIMEOUT_S)
-        end_process(diagnose(fault).exit_code)
+        with self._lock:  # without which the stage cannot end
+            if self._is_over.is_set():
+                return
+            print(f"troupe: {message}", file=sys.stderr, flush=True)
+            end_process(diagnose(fault).exit_code)
 
     def _on_signal(self, *_: Any) -> None:
         if not self._is_over.is_set():

@@ -29,7 +29,7 @@ TROUPE = str(Path(sys.executable).parent / "troupe")
 DAG = "train_team__small"
 STAGES = ("collect", "score", "train", "sync", "evaluate")
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def write_config(path: Path, *, iterations: int, root: Path) -> Path:
@@ -91,7 +91,7 @@ def scene(undisturbed: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_a_broken_run_config_is_an_import_error_and_hides_no_dag(scene: Scene) -> None:
-    errors = scene.airflow.wait("import error", lambda: scene.airflow.ask("/importErrors")["import_errors"], 90)
+    errors = scene.airflow.wait("import error", lambda: scene.airflow.ask("/importErrors")["import_errors"], 180)
     assert [Path(e["filename"]).name for e in errors] == ["invalid_runs.py"]
     assert "broken.yaml: unknown key 'schedul': did you mean 'schedule'?" in errors[0]["stack_trace"]
     assert DAG in {d["dag_id"] for d in scene.airflow.ask("/dags")["dags"]}
@@ -100,9 +100,9 @@ def test_a_broken_run_config_is_an_import_error_and_hides_no_dag(scene: Scene) -
 def test_three_scheduled_iterations_are_those_of_the_local_runner(scene: Scene) -> None:
     airflow, run = scene.airflow, scene.run
     airflow.pause(DAG, is_paused=False)
-    scene.wait_for_iteration(3, 420)
+    scene.wait_for_iteration(3, 720)
     first, second, third, *_ = [r["dag_run_id"] for r in airflow.dag_runs(DAG)]
-    airflow.wait("the third DAG run", lambda: airflow.state(DAG, third) == "success", 60)
+    airflow.wait("the third DAG run", lambda: airflow.state(DAG, third) == "success", 150)
     assert [airflow.xcom(DAG, dag_run, "begin", "iteration") for dag_run in (first, second, third)] == [1, 2, 3]
     for dag_run in (first, second, third):
         tasks = {t["task_id"]: t["state"] for t in airflow.tasks(DAG, dag_run)}
@@ -130,8 +130,8 @@ def test_three_scheduled_iterations_are_those_of_the_local_runner(scene: Scene) 
 
 def test_a_schedule_with_nothing_left_to_do_skips_and_says_why(scene: Scene) -> None:
     airflow = scene.airflow
-    skipped = airflow.wait("a fourth DAG run", lambda: airflow.dag_runs(DAG)[3:], 60)[0]["dag_run_id"]
-    airflow.wait("its end", lambda: airflow.state(DAG, skipped) == "success", 90)
+    skipped = airflow.wait("a fourth DAG run", lambda: airflow.dag_runs(DAG)[3:], 150)[0]["dag_run_id"]
+    airflow.wait("its end", lambda: airflow.state(DAG, skipped) == "success", 180)
     airflow.pause(DAG, is_paused=True)
     assert {t["state"] for t in airflow.tasks(DAG, skipped)} == {"skipped"}
     assert "all 3 iterations are done" in airflow.xcom(DAG, skipped, "begin", "skip")
@@ -145,14 +145,14 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
 
     # Airflow has fixed its iteration and is on its way; the local runner, which is faster, goes along on the same one.
     airflow.pause(DAG, is_paused=False)
-    airflow.wait("its fourth iteration", lambda: latest_iteration(airflow) == 4, 240)
+    airflow.wait("its fourth iteration", lambda: latest_iteration(airflow) == 4, 480)
     local = train(scene.config, log, airflow.ray_address)
     deadline = time.monotonic() + 240
     while not begun_here(run, 4, ("train", "sync", "evaluate")):
         assert local.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
         time.sleep(0.02)
     kill_tree(local.pid)
-    scene.wait_for_iteration(4, 240)
+    scene.wait_for_iteration(4, 480)
     airflow.pause(DAG, is_paused=True)
 
     rows = rows_of(run)
@@ -178,19 +178,19 @@ def test_a_team_is_moved_by_hand_after_approval_and_its_asset_triggers_who_follo
         airflow.trigger(dag, "wrong", team_version=0, reason="to see it refused")
     airflow.trigger(dag, "by-hand", team_version=2, reason="to see it move")
     approval = f"/dags/{dag}/dagRuns/by-hand/taskInstances/approve/-1/hitlDetails"
-    asked = airflow.wait("the question", lambda: airflow.asked(approval), 60)
+    asked = airflow.wait("the question", lambda: airflow.asked(approval), 150)
     assert asked["subject"] == "Put team version 2 of small into service?"
     assert asked["body"] == "Reason: to see it move"
     # A person takes longer than this. Airflow takes a task for failed, and asks again, if it is answered before its
     # process was seen to have ended.
     time.sleep(5)
     airflow.ask(approval, "PATCH", chosen_options=["Approve"], params_input={})
-    airflow.wait("the move", lambda: airflow.state(dag, "by-hand") == "success", 90)
+    airflow.wait("the move", lambda: airflow.state(dag, "by-hand") == "success", 180)
     assert run.journal.value("small", "champion")["team_version"] == 2
     assert run.registry.alias("small", "champion") == 2
     (event, *_) = airflow.ask("/assets/events?order_by=-timestamp")["asset_events"]
     assert (event["uri"], event["extra"]["team_version"]) == ("troupe://team/small", 2)
-    (triggered,) = airflow.wait("the follower's DAG run", lambda: airflow.dag_runs(follower), 60)
+    (triggered,) = airflow.wait("the follower's DAG run", lambda: airflow.dag_runs(follower), 150)
     assert triggered["run_type"] == "asset_triggered"
     airflow.pause(follower, is_paused=True)
 
@@ -201,11 +201,11 @@ def test_a_task_that_is_marked_failed_stops_its_job_and_waits_for_the_engines_ar
     airflow.pause(dag, is_paused=False)
     with run.journal.hold("small", "engines", owner="a test"):
         airflow.trigger(dag, "killed")
-        (job,) = airflow.wait("the job", lambda: [j for j in api.jobs() if j.status == "RUNNING"], 60)
+        (job,) = airflow.wait("the job", lambda: [j for j in api.jobs() if j.status == "RUNNING"], 150)
         airflow.ask(f"/dags/{dag}/dagRuns/killed/taskInstances/watch", "PATCH", new_state="failed")
         airflow.wait("its stop", lambda: api.job(job.submission_id).status == "STOPPED", 30)
     airflow.trigger(dag, "again")
-    airflow.wait("the evaluation", lambda: airflow.state(dag, "again") == "success", 90)
+    airflow.wait("the evaluation", lambda: airflow.state(dag, "again") == "success", 180)
     assert (
         run.journal.value("small", "watched")["team_version"] == run.journal.value("small", "champion")["team_version"]
     )

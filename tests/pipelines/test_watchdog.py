@@ -116,6 +116,38 @@ def test_a_stage_that_no_interrupt_reaches_is_ended_with_its_process(tmp_path: P
     assert "stuck_in_c" in file.read_text()
 
 
+def test_a_stage_that_ends_late_but_by_itself_keeps_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(watchdog, "end_process", ended.append)
+    run = fake_run(tmp_path, grace_s=0.1)
+    told, is_over = threading.Event(), threading.Event()
+    fail = run.journal.fail
+
+    def fail_when_it_is_over(*args: Any) -> None:
+        told.set()
+        is_over.wait(10)
+        fail(*args)
+
+    run.journal.fail = fail_when_it_is_over
+
+    def react_late(lease: Any) -> dict[str, Any]:
+        try:
+            time.sleep(60)
+        finally:
+            told.wait(10)
+        return {}
+
+    with pytest.raises(StageHung):
+        Watchdog(run, KEY, timeout_s=0.3).once(react_late)
+    is_over.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("watchdog"):
+            thread.join(timeout=10)
+    assert told.is_set() and ended == []
+
+
 def test_an_interrupt_by_the_user_stays_one(tmp_path: Path) -> None:
     def work(lease: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
@@ -155,7 +187,7 @@ def test_work_that_is_no_stage_is_watched_like_one(tmp_path: Path) -> None:
 
 def test_a_head_that_stays_away_ends_the_stage_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_cluster_answers", lambda: False)
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "0.3")
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "6")
     with pytest.raises(ClusterLost, match="the head of the Ray cluster is gone; waits for the end of time") as caught:
         Watchdog(fake_run(tmp_path, every_s=0.1), KEY, timeout_s=9).once(hang_here)
     assert diagnose(caught.value).exit_code == 75
