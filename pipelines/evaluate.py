@@ -1,33 +1,37 @@
 """evaluate: held-out tasks, candidate and champion -> evaluation traces, a paired report and what the gate says to it.
 
 Reads: the gate's tasks; the versions just trained; the champion. Writes: evaluation episodes (their purpose keeps them
-apart from training), report and verdict into the journal; `promote` acts on it. Candidate and champion play the same tasks with the same seeds on the
-same engines, swapped in place and swapped back, both with proof.
+apart from training), report and verdict into the journal; `promote` acts on it. All teams play the same tasks with the same
+seeds on the same engines, swapped in place and swapped back, each with proof.
+
+    tasks of one look ── champion, candidate, with cross-play the mixed teams ──> evidence ── gate ──> sure, or more tasks
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from pipelines.arms import Models, choose, first_arms, helpful_arm, num_possible
+from pipelines.confidence_sequence import paired_sequence
 from pipelines.credit.rule import SCORED_STATUSES
 from pipelines.gate import Evidence, decide
+from pipelines.guards import guard
 from pipelines.run import Run, plain
 from pipelines.sampling import Progress, Sampled, sample_episodes
 from pipelines.score import assign, per_agent
 from pipelines.serving import app_names, serve
-from pipelines.statistics import Interval, mean_interval, paired_interval, pass_at_k
-from stores.types import EpisodeStatus, ModelVersionRef, Purpose, Task
-
-Models = Mapping[str, ModelVersionRef]
+from pipelines.statistics import Interval, Outcomes, exact_interval, mean_interval, paired_interval, pass_at_k
+from stores.types import EpisodeStatus, Purpose, Task
 
 
 def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Compares the iteration's versions with the champion on the gate's tasks.
+    """Compares the iteration's versions with the champion on the gate's tasks, until the gate is sure or they are played.
 
-    Returns a report (candidate, champion, gain, per agent) with the gate's `verdict` and the `condition` that decided,
-    or {"skipped": reason} with the verdict `skipped` where `evaluate.every` says so.
+    Returns a report (candidate, champion, gain, per agent) with the gate's `verdict`, the `condition` that decided and the
+    model groups that `promotes` names, or {"skipped": reason} with the verdict `skipped` where `evaluate.every` says so.
     """
     settings = run.config.evaluate
     if iteration % settings.every and iteration != run.config.iterations:
@@ -37,36 +41,102 @@ def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> d
     tasks = decision_tasks(
         run.tasks("gate"), iteration=iteration, count=settings.tasks_per_decision, seed=run.config.seed
     )
-    new = play(run, candidate, tasks, iteration=iteration, purpose=Purpose.GATE, progress=progress)
+    on_tasks = partial(play, run, iteration=iteration, purpose=Purpose.GATE, progress=progress)
     if _versions(candidate) == _versions(champion):
         same = _decision("skipped", "candidate and champion are the same")
-        return {**new.report(run), "champion": None, "gain": None, **same}
-    old = play(run, champion, tasks, iteration=iteration, purpose=Purpose.GATE, progress=progress)
+        return {**on_tasks(candidate, tasks).report(run), "champion": None, "gain": None, **same}
+    looks = _looks(len(tasks), settings.tasks_per_look)
+    arms = first_arms(candidate, champion, cross_play=run.config.promote.cross_play)
+    seconds, num_tokens = 0.0, 0
+    for num_tasks in looks:
+        played: dict[tuple[str, ...], Played] = {}
+        evidence: dict[tuple[str, ...], Evidence] = {}
+        old = on_tasks(champion, tasks[:num_tasks])
+        examine = partial(
+            _examine,
+            run,
+            old,
+            planned=len(tasks) if len(looks) > 1 else None,
+            num_looks=len(looks),
+            num_arms=num_possible(candidate, champion, cross_play=run.config.promote.cross_play),
+        )
+        for arm in arms:
+            played[arm.groups] = on_tasks(arm.models, tasks[:num_tasks])
+            evidence[arm.groups] = examine(played[arm.groups])
+        if num_tasks == looks[0] and (more := helpful_arm(evidence, candidate, champion)) is not None:
+            arms = [*arms, more]
+            played[more.groups] = on_tasks(more.models, tasks[:num_tasks])
+            evidence[more.groups] = examine(played[more.groups])
+        seconds += sum(one.sampled.sampling_seconds for one in (old, *played.values()))
+        num_tokens += sum(one.sampled.num_tokens for one in (old, *played.values()))
+        verdicts = {groups: decide(run.config.promote, of) for groups, of in evidence.items()}
+        groups, verdict = choose(verdicts, evidence)
+        if verdict.verdict != "inconclusive":
+            break
     serve(run, candidate)
-    both = new.outcomes.keys() & old.outcomes.keys()
-    gain = paired_interval(
-        {task: outcomes for task, outcomes in new.outcomes.items() if task in both},
-        {task: outcomes for task, outcomes in old.outcomes.items() if task in both},
-        seed=run.config.seed,
-        num_samples=settings.bootstrap_samples,
-        confidence=settings.confidence,
-    )
-    report = new.report(run)
-    shares = {agent: figures["format_share"] for agent, figures in report["agents"].items()}
-    evidence = Evidence(gain=gain, ok_share=report["ok_share"], format_shares=shares)
     return {
-        **report,
-        **plain(decide(run.config.promote, evidence)),
+        **played[arms[0].groups].report(run),
+        **plain(verdict),
+        "promotes": list(groups) if verdict.verdict == "promote" else [],
         "champion": old.report(run),
-        "gain": plain(gain),
-        "num_unpaired": len(tasks) - len(both),
-        "sampling_seconds": new.sampled.sampling_seconds + old.sampled.sampling_seconds,
-        "num_tokens": new.sampled.num_tokens + old.sampled.num_tokens,
+        "gain": plain(evidence[groups].gain),
+        "guards": {g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in evidence[groups].guards},
+        "arms": {" + ".join(of): {**plain(verdicts[of]), "gain": plain(found.gain)} for of, found in evidence.items()},
+        "num_looks": looks.index(num_tasks) + 1,
+        "num_unpaired": num_tasks - len(played[groups].outcomes.keys() & old.outcomes.keys()),
+        "sampling_seconds": seconds,
+        "num_tokens": num_tokens,
     }
 
 
-def _decision(verdict: str, condition: str) -> dict[str, str]:
-    return {"verdict": verdict, "condition": condition}
+def _looks(num_tasks: int, per_look: int | None) -> list[int]:
+    """Numbers of tasks after which the gate is asked."""
+    if per_look is None or per_look >= num_tasks:
+        return [num_tasks]
+    return [*range(per_look, num_tasks, per_look), num_tasks]
+
+
+def _examine(run: Run, old: Played, new: Played, *, planned: int | None, num_looks: int, num_arms: int) -> Evidence:
+    """What the gate hears of a team that played the champion's tasks. Chances of an error are shared by all that is asked."""
+    settings = run.config.evaluate
+    doubt = (1 - settings.confidence) / num_arms
+    both = new.outcomes.keys() & old.outcomes.keys()
+    pair = {t: o for t, o in new.outcomes.items() if t in both}, {t: old.outcomes[t] for t in new.outcomes if t in both}
+    if planned is not None:
+        gain = paired_sequence(*pair, planned=planned, confidence=1 - doubt)
+    elif settings.test == "mcnemar":
+        gain = exact_interval(*pair, confidence=1 - doubt)
+    else:
+        gain = _bootstrapped(run, *pair, confidence=1 - doubt)
+    sources = sorted({trace.task.source for trace in new.traces})
+    gains = {}
+    for source in sources if len(sources) > 1 else ():
+        of_source = {trace.task.task_id for trace in new.traces if trace.task.source == source}
+        parts = ({t: o for t, o in side.items() if t in of_source} for side in pair)
+        gains[source] = _bootstrapped(run, *parts, confidence=1 - doubt / num_looks / len(sources))
+    agents = new.report(run)["agents"].items()
+    return Evidence(
+        gain=gain,
+        ok_share=new.ok_share,
+        format_shares={agent: figures["format_share"] for agent, figures in agents},
+        guards=guard(
+            new.traces,
+            old.traces,
+            config=run.config.promote.guards,
+            confidence=1 - doubt / num_looks,
+            seed=run.config.seed,
+        ),
+        sources=gains,
+    )
+
+
+def _bootstrapped(run: Run, new: Outcomes, old: Outcomes, *, confidence: float) -> Interval:
+    num_samples = run.config.evaluate.bootstrap_samples
+    return paired_interval(new, old, seed=run.config.seed, num_samples=num_samples, confidence=confidence)
+
+
+def _decision(verdict: str, condition: str) -> dict[str, Any]:
+    return {"verdict": verdict, "condition": condition, "promotes": []}
 
 
 def measure(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> dict[str, Any]:

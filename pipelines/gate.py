@@ -1,9 +1,9 @@
 """gate: evidence about a candidate -> promote, reject or inconclusive, and the condition that decided.
 
-floors broken ------------------------------> reject
+floor or guard broken, a source lost -------> reject
 no champion --------------------------------> promote (the first team)
-certainly gains more than min_gain ---------> promote
-certainly not worse than non_inferiority ---> promote (only if set)
+certainly gains more than min_gain ---------> promote   \\ inconclusive where
+certainly not worse than non_inferiority ---> promote   / a guard is unclear
 certainly neither --------------------------> reject
 else ---------------------------------------> inconclusive
 """
@@ -11,10 +11,11 @@ else ---------------------------------------> inconclusive
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from pipelines.guards import Guarded
 from pipelines.sections import PromoteConfig
 from pipelines.statistics import Interval
 
@@ -29,6 +30,9 @@ class Evidence:
     """Share of the candidate's episodes with status ok."""
     format_shares: Mapping[str, float]
     """Share of well-formed turns per agent; NaN where an agent made no turn, which no floor can judge."""
+    guards: Sequence[Guarded] = ()
+    sources: Mapping[str, Interval] = field(default_factory=dict)
+    """The gain on the tasks of each source, where there are several; their intervals hold together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +46,22 @@ class Verdict:
 
 def decide(promote: PromoteConfig, evidence: Evidence) -> Verdict:
     """The gate. "Certainly" means by the bound of the two-sided interval of the paired gain."""
-    broken = _broken_floor(promote, evidence)
+    broken = _broken_floor(promote, evidence) or _broken_guard(promote, evidence)
     if broken:
         return Verdict(verdict="reject", condition=broken)
     if evidence.gain is None:
         return Verdict(verdict="promote", condition="no champion yet: the first team whose floors hold is promoted")
     gain = evidence.gain
     numbers = f"gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks"
-    if gain.low > promote.min_gain:
-        return Verdict(verdict="promote", condition=f"{numbers}: lower bound above min_gain {promote.min_gain:+.3f}")
     margin = promote.non_inferiority
-    if margin is not None and gain.low > -margin:
-        return Verdict(verdict="promote", condition=f"{numbers}: certainly not worse than by {margin:.3f}")
+    enough = f"lower bound above min_gain {promote.min_gain:+.3f}" if gain.low > promote.min_gain else ""
+    if not enough and margin is not None and gain.low > -margin:
+        enough = f"certainly not worse than by {margin:.3f}"
+    if enough:
+        unclear = next((g for g in evidence.guards if g.state == "unclear"), None)
+        if unclear is not None:
+            return Verdict(verdict="inconclusive", condition=f"{numbers}: {enough}, but not sure of {unclear}")
+        return Verdict(verdict="promote", condition=f"{numbers}: {enough}")
     needed = promote.min_gain if margin is None else min(promote.min_gain, -margin)
     name = "min_gain" if needed == promote.min_gain else "-non_inferiority"
     if gain.high <= needed:
@@ -68,4 +76,19 @@ def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:
     for agent, share in evidence.format_shares.items():
         if not math.isnan(share) and share < promote.min_format_share:
             return f"share of well-formed turns of {agent} {share:.3f} is below {promote.min_format_share:.3f}"
+    return ""
+
+
+def _broken_guard(promote: PromoteConfig, evidence: Evidence) -> str:
+    """The first guard that certainly does not hold, or source that certainly loses, in words."""
+    for guarded in evidence.guards:
+        if guarded.state == "broken":
+            return f"guard {guarded}"
+    limit = promote.max_source_loss
+    for source, gain in evidence.sources.items():
+        if limit is not None and gain.high < -limit:
+            return (
+                f"source {source!r} loses: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks, "
+                f"max_source_loss {limit:.3f}"
+            )
     return ""

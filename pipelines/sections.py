@@ -244,8 +244,48 @@ class EvaluateConfig(Settings):
     bootstrap_samples: int = Field(10_000, ge=100)
     confidence: float = Field(0.95, gt=0, lt=1)
     """Of the interval of the gain that the gate decides by; accuracies are reported with 95% intervals in any case."""
+    test: Literal["bootstrap", "mcnemar"] = "bootstrap"
+    """Where that interval comes from: BCa bootstrap of the tasks, or the exact McNemar test (one episode per task, 0 or 1)."""
+    tasks_per_look: int | None = Field(None, ge=1)
+    """The evaluation grows by so many tasks until the gate is sure or `tasks_per_decision` are played. The interval is then
+    one that may be looked at so often (pipelines/confidence_sequence.py); null: all tasks at once."""
     stage_timeout_s: float = Field(3600, gt=0)
     """Of every measurement: of the gate's tasks, the test tasks before and after, a file of tasks."""
+
+    @model_validator(mode="after")
+    def _exact_test_can_be(self) -> Self:
+        if self.test == "mcnemar" and self.episodes_per_task > 1:
+            raise ValueError(
+                f"evaluate.test: mcnemar compares one episode per task, and evaluate.episodes_per_task is "
+                f"{self.episodes_per_task}: give 1, or use test: bootstrap"
+            )
+        if self.test == "mcnemar" and self.tasks_per_look is not None:
+            raise ValueError(
+                "evaluate.test: mcnemar is for a fixed number of tasks, and evaluate.tasks_per_look looks in between: drop "
+                "one of them"
+            )
+        return self
+
+
+class GuardsConfig(Settings):
+    """What a candidate may not be worse in than the champion, whatever it gains: by how much at most; null: not looked at.
+
+    On the right side of the margin with its whole interval: holds. On the wrong one: the candidate is rejected. Between:
+    the gate is not sure.
+    """
+
+    format_share: float | None = Field(0.05, ge=0)
+    """Drop of the share of well-formed turns."""
+    refusal_share: float | None = Field(0.05, ge=0)
+    """Rise of the share of answers that are empty or decline."""
+    completion_tokens: float | None = Field(0.5, ge=0)
+    """Growth of an episode's sampled tokens: 0.5 allows half as many more."""
+    turns: float | None = Field(0.5, ge=0)
+    """Growth of an episode's turns."""
+    tool_calls: float | None = Field(0.5, ge=0)
+    """Growth of an episode's tool calls, where the champion makes any."""
+    latency_s: float | None = Field(None, ge=0)
+    """Growth of an episode's seconds. Off: both sides play on engines that others use too."""
 
 
 class PromoteConfig(Settings):
@@ -259,6 +299,11 @@ class PromoteConfig(Settings):
     """Floor on the share of episodes with status ok."""
     min_format_share: float = Field(0.0, ge=0, le=1)
     """Floor on the share of well-formed turns, per agent."""
+    guards: GuardsConfig = GuardsConfig()
+    max_source_loss: float | None = Field(None, ge=0)
+    """Reject a candidate that certainly loses more than this on the tasks of one source, whatever it gains elsewhere."""
+    cross_play: bool = False
+    """Play every newly trained model group with the champion's others too, and promote only the groups that help."""
     on_reject: Literal["continue", "champion"] = "continue"
     """What the next iteration trains from after a rejection. The last two checkpoints are kept: after two rejections in a
     row `champion` goes on with its weights, but optimizer and critic start afresh (metric `train/is_state_lost`)."""

@@ -1,4 +1,4 @@
-"""statistics: outcomes per task -> means, differences and their confidence intervals. NumPy only.
+"""statistics: outcomes per task -> means, differences and their confidence intervals. NumPy, SciPy for the exact test.
 
 Tasks are the units: the k episodes of a task are averaged first and tasks are resampled, never episodes, because
 episodes of one task are not independent (Miller 2024, "Adding Error Bars to Evals"; stack-facts 8.2).
@@ -63,11 +63,73 @@ def paired_interval(
 
     Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
     """
+    return _bootstrap(paired_differences(candidate, champion), seed, num_samples, confidence, bounds)
+
+
+def paired_differences(candidate: Outcomes, champion: Outcomes) -> np.ndarray:
+    """[num_tasks]: candidate minus champion, each the mean of its episodes; raises as `paired_interval` does."""
     if candidate.keys() != champion.keys():
         only = sorted(candidate.keys() ^ champion.keys())
         raise ValueError(f"a paired comparison needs the same tasks on both sides; {len(only)} differ, as {only[:3]}")
-    differences = task_means(candidate) - task_means({task_id: champion[task_id] for task_id in candidate})
-    return _bootstrap(differences, seed, num_samples, confidence, bounds)
+    return task_means(candidate) - task_means({task_id: champion[task_id] for task_id in candidate})
+
+
+def paired_ratio(
+    candidate: Outcomes, champion: Outcomes, *, seed: int = 0, num_samples: int = 10_000, confidence: float = 0.95
+) -> Interval | None:
+    """Mean over tasks of the candidate's figure over that of the champion's; percentile bootstrap of the tasks.
+
+    None where the champion's mean is 0. Raises ValueError as `paired_interval` does.
+    """
+    old = task_means({task_id: champion[task_id] for task_id in candidate if task_id in champion})
+    differences = paired_differences(candidate, champion)
+    if not old.mean() > 0:
+        return None
+    n = len(old)
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_samples)
+    below = drawn @ old
+    ratios = 1 + (drawn @ differences)[below > 0] / below[below > 0]
+    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(mean=1 + float(differences.mean() / old.mean()), low=float(low), high=float(high), num_tasks=n)
+
+
+def exact_interval(candidate: Outcomes, champion: Outcomes, *, confidence: float = 0.95) -> Interval:
+    """Mean of the paired difference of outcomes 0 and 1, one episode per task, by the exact McNemar test.
+
+    Of the tasks on which the two differ, the share that the candidate wins has a Clopper-Pearson interval; the share of
+    such tasks is taken as found. The interval excludes 0 just where the test does.
+    Raises ValueError, besides what `paired_interval` does, for other outcomes or more episodes.
+    """
+    for side in (candidate, champion):
+        for task_id, values in side.items():
+            if len(values) != 1 or values[0] not in (0.0, 1.0):
+                raise ValueError(
+                    f"task {task_id!r} has the outcomes {[float(x) for x in values[:5]]}: the exact test (evaluate.test: mcnemar) needs "
+                    "one episode per task and outcomes of 0 or 1; use evaluate.test: bootstrap"
+                )
+    differences = paired_differences(candidate, champion)
+    n, won, lost = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
+    if not won + lost:
+        unseen = _never_seen(n, confidence)
+        return Interval(mean=0.0, low=-unseen, high=unseen, num_tasks=n)
+    low, high = _clopper_pearson(won, won + lost, confidence=confidence)
+    share = (won + lost) / n
+    return Interval(mean=(won - lost) / n, low=share * (2 * low - 1), high=share * (2 * high - 1), num_tasks=n)
+
+
+def _never_seen(n: int, confidence: float) -> float:
+    """The share that what n draws never showed may still have: 1 - (alpha/2)^(1/n), "rule of three"."""
+    return 1.0 - ((1.0 - confidence) / 2) ** (1.0 / n)
+
+
+def _clopper_pearson(num_won: int, num: int, *, confidence: float) -> tuple[float, float]:
+    """Exact interval of a binomial share; (0, 1) of nothing."""
+    from scipy.stats import beta
+
+    alpha = 1 - confidence
+    low = float(beta.ppf(alpha / 2, num_won, num - num_won + 1)) if num_won else 0.0
+    high = float(beta.ppf(1 - alpha / 2, num_won + 1, num - num_won)) if num_won < num else 1.0
+    return low, high
 
 
 def crossed_interval(
@@ -127,12 +189,12 @@ def _bootstrap(
     """BCa bootstrap of the mean (Efron 1987).
 
     Values that are all equal show no spread to resample, yet prove little when they are few: then the interval is
-    what a value never seen in n draws may still weigh, p = 1 - (alpha/2)^(1/n), at either bound ("rule of three").
+    what a value never seen in n draws may still weigh at either bound.
     """
     n, mean = len(values), float(values.mean())
     alpha = 1.0 - confidence
     if np.ptp(values) < 1e-12:
-        unseen = 1.0 - (alpha / 2) ** (1.0 / n)
+        unseen = _never_seen(n, confidence)
         low, high = mean + unseen * (min(bounds[0], mean) - mean), mean + unseen * (max(bounds[1], mean) - mean)
         return Interval(mean=mean, low=low, high=high, num_tasks=n)
     means = _resampled_means(values, np.random.default_rng(seed), num_samples)

@@ -39,6 +39,7 @@ BENCHES = {
     "merging": "tests.bench.merging",
     "trl": "tests.bench.against_trl",
     "airflow": "tests.bench.airflow_stages",
+    "gate": "tests.bench.gate",
 }
 """Each module has `measure(folder) -> list[Figure]`; `folder` is empty and removed afterwards."""
 TIMEOUT_S = 900

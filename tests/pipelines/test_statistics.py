@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
 import pytest
 
-from pipelines.statistics import crossed_interval, mean_interval, paired_interval, pass_at_k
+from pipelines.statistics import (
+    crossed_interval,
+    exact_interval,
+    mean_interval,
+    paired_interval,
+    paired_ratio,
+    pass_at_k,
+)
 
 
 def named(values: np.ndarray) -> dict[str, list[float]]:
@@ -99,3 +107,40 @@ def test_seeds_that_solved_other_tasks_are_not_crossed() -> None:
         crossed_interval([{"a": 1.0}, {"b": 1.0}])
     with pytest.raises(ValueError, match="at least one seed and one task"):
         crossed_interval([])
+
+
+def wins_and_losses(won: int, lost: int, same: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    differences = np.array([1.0] * won + [-1.0] * lost + [0.0] * same)
+    return named((differences > 0).astype(float)), named((differences < 0).astype(float))
+
+
+@pytest.mark.parametrize(("won", "lost"), [(9, 1), (8, 1), (8, 2), (1, 9), (5, 5), (6, 0), (5, 0)])
+def test_the_exact_interval_excludes_0_just_where_mcnemars_exact_test_does(won: int, lost: int) -> None:
+    p_value = min(1.0, 2 * sum(math.comb(won + lost, k) for k in range(min(won, lost) + 1)) / 2 ** (won + lost))
+    found = exact_interval(*wins_and_losses(won, lost, 30))
+    assert found.mean == pytest.approx((won - lost) / (won + lost + 30))
+    assert (not found.low <= 0 <= found.high) == (p_value <= 0.05)
+
+
+def test_the_exact_test_of_teams_that_never_differ_proves_little_when_tasks_are_few() -> None:
+    found = exact_interval(*wins_and_losses(0, 0, 10))
+    assert found.mean == 0 and found.high == -found.low == pytest.approx(1 - 0.025**0.1)
+
+
+def test_the_exact_test_refuses_what_is_not_one_outcome_of_0_or_1() -> None:
+    with pytest.raises(ValueError, match=r"task 't0' has the outcomes \[0\.5\].*use evaluate\.test: bootstrap"):
+        exact_interval(named(np.array([0.5])), named(np.array([1.0])))
+    with pytest.raises(ValueError, match=r"outcomes \[1\.0, 0\.0\]"):
+        exact_interval({"t0": [1.0, 0.0]}, {"t0": [1.0]})
+
+
+def test_a_ratio_is_of_means_over_tasks_and_covers_the_truth() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for seed in range(200):
+        old = rng.gamma(4, 10, size=80)
+        new = old * 1.2 * rng.lognormal(-0.02, 0.2, size=80)
+        found = paired_ratio(named(new), named(old), seed=seed, num_samples=1000)
+        assert found is not None and found.mean == pytest.approx(new.mean() / old.mean())
+        covered += found.low <= 1.2 <= found.high
+    assert 0.88 <= covered / 200 <= 0.99
+    assert paired_ratio(named(np.ones(3)), named(np.zeros(3))) is None
