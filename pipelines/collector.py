@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.observe import episode_points, log_failed
-from pipelines.run import Cast
+from serve_apps.cast import Cast
 from serve_apps.client import PolicyClient
 from serve_apps.config import CallConfig
 from serve_apps.runner import ActingTeam, EpisodeSpec, run_episode, via

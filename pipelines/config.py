@@ -30,7 +30,7 @@ from pipelines.sections import (
     TasksConfig,
     WatchdogConfig,
 )
-from serve_apps.config import ServeConfig, Settings
+from serve_apps.config import GatewayConfig, ServeConfig, Settings
 from stores.config import MaintainConfig, StorageConfig
 from train_loops.config import (
     BASELINE_ALGORITHMS,
@@ -71,6 +71,7 @@ class RunConfig(Settings):
     schedule: ScheduleConfig | None = None
     cluster: ClusterConfig = ClusterConfig()
     maintain: MaintainConfig = MaintainConfig()
+    gateway: GatewayConfig = GatewayConfig()
 
     @model_validator(mode="after")
     def _agents_have_one_group(self) -> Self:

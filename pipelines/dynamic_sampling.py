@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.groups import busy_seconds
-from pipelines.run import Cast, Run
+from pipelines.run import Run
 from pipelines.sampling import Progress, Sampled, sample_episodes
 from pipelines.score import assign, scored_statuses
 from pipelines.serving import app_names
+from serve_apps.cast import Cast
 from stores.types import EpisodeRewards, Purpose, Task, Trace, TracesRef
 
 SHARE_OF_TIME = 0.5

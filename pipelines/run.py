@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,13 @@ from pipelines.credit.rule import CreditRule, credit_version, load_credit
 from pipelines.links import stage_owner
 from pipelines.tasks import load_tasks
 from serve_apps.agent import Agent
-from serve_apps.config import EpisodeConfig
-from serve_apps.tokenizer import load_tokenizer
+from serve_apps.cast import Cast
 from serve_apps.workflow import Workflow, load_workflow
 from stores.files import is_uri, local_path
 from stores.types import ModelVersionRef, Sampling, Task, team_key
 from train_loops.config import TEAM
 
 if TYPE_CHECKING:
-    from serve_apps.runner import ActingTeam
     from stores.journal import Journal, Lease
     from stores.registry import TeamRegistry
     from stores.traces import TraceStore
@@ -229,43 +227,6 @@ class Run:
                 f"model group {group!r} has no version {version} in {self.weights_uri}: run `troupe warmstart`"
             )
         return ref
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cast:
-    """An `ActingTeam` in plain data, so that it crosses a process border."""
-
-    workflow: str
-    settings: dict[str, Any]
-    group_of: dict[str, str]
-    tokenizers: dict[str, str | ModelVersionRef]
-    """By model group: the version that the tokenizer lies beside, fetched where the team acts; or a local folder."""
-    max_model_len: dict[str, int]
-    sampling: dict[str, Sampling]
-    policy_versions: dict[str, int]
-    team_key: str
-    limits: EpisodeConfig
-
-    def build(self) -> ActingTeam:
-        """Loads workflow and tokenizers."""
-        from serve_apps.runner import ActingTeam
-        from stores.manifest import whole_model
-        from stores.weight_cache import fetch
-
-        folders = {
-            group: place if isinstance(place, str) else str(fetch(whole_model(place), with_tensors=False))
-            for group, place in self.tokenizers.items()
-        }
-        return ActingTeam(
-            workflow=load_workflow(self.workflow, self.settings),
-            workflow_path=self.workflow,
-            group_of=self.group_of,
-            tokenizers={group: load_tokenizer(folder) for group, folder in folders.items()},
-            max_model_len=self.max_model_len,
-            sampling=self.sampling,
-            policy_versions=self.policy_versions,
-            team_key=self.team_key,
-        )
 
 
 def plain(ref: Any) -> dict[str, Any]:

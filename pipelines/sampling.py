@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from pipelines.collector import Gate, collectors, hand_over
 from pipelines.faults import InfrastructureLost
 from pipelines.groups import Groups, StoppedBy
-from pipelines.run import Cast
 from pipelines.sections import CollectConfig
+from serve_apps.cast import Cast
 from serve_apps.runner import CONTEXT_EXHAUSTED, EpisodeSpec
 from stores.logs import carry
 from stores.traces import TraceStore

@@ -9,9 +9,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.run import Cast, Run
+from pipelines.run import Run
 from pipelines.sampling import Progress, Sampled, play
 from pipelines.serving import app_names
+from serve_apps.cast import Cast
 from serve_apps.replay import Script
 from serve_apps.runner import EpisodeSpec
 from stores.types import Purpose, Trace

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.chosen_traces import choose
-from pipelines.run import Cast, Run, plain
+from pipelines.run import Run, plain
+from serve_apps.cast import Cast
 from serve_apps.runner import ActingTeam
 from serve_apps.workflow import load_object
 from stores.files import is_uri, local_path, open_filesystem

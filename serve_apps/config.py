@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Settings(BaseModel):
@@ -57,6 +57,40 @@ class EpisodeConfig(Settings):
     episode_timeout_s: float = Field(600, gt=0)
     max_attempts: int = Field(2, ge=1)
     """An infrastructure failure is an attempt, retried with the same seed; only the last is stored."""
+
+
+class GatewayConfig(Settings):
+    """What answers people's requests with promoted teams."""
+
+    host: str = "127.0.0.1"
+    """Where it listens. Beyond this machine only with `keys_file`."""
+    port: int = Field(8000, ge=1, le=65535)
+    num_replicas: int = Field(1, ge=1)
+    """All of a machine listen on the one port; the kernel deals connections to them."""
+    cpus: float = Field(0.1, ge=0)
+    """What Ray reserves per replica."""
+    keys_file: str = ""
+    """API keys, as `troupe key` writes them; empty: everybody who reaches the port may do everything."""
+    max_in_flight: int = Field(64, ge=1)
+    """Requests answered at once, per replica."""
+    max_queued: int = Field(64, ge=0)
+    """Requests that wait for a place; what comes beyond them gets 429."""
+    queue_timeout_s: float = Field(10, gt=0)
+    """How long one waits; then 503."""
+    request_timeout_s: float = Field(300, gt=0)
+    """Then 504."""
+    max_body_bytes: int = Field(2_000_000, ge=1)
+    call: CallConfig = CallConfig()
+    """How the model calls of whole workflows reach the policy apps."""
+
+    @model_validator(mode="after")
+    def _others_need_a_key(self) -> Self:
+        if self.host not in ("127.0.0.1", "::1", "localhost") and not self.keys_file:
+            raise ValueError(
+                f"gateway.host = {self.host!r} is reached from other machines, and there is no gateway.keys_file: make one "
+                "with `troupe key`, or listen on 127.0.0.1"
+            )
+        return self
 
 
 class SandboxConfig(Settings):

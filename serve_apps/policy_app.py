@@ -43,6 +43,10 @@ WireResult = tuple[int, list[int], list[float], str, int, bool, str]
 """(key, token_ids, logprobs, finish_reason, policy_version, is_version_mixed, error); where a request cannot run the
 finish reason is CONTEXT or REFUSED and `error` says why."""
 
+WireDelta = tuple[list[int], list[float], list[dict[int, float]], str, int, str]
+"""(token_ids, logprobs, the most likely tokens at each place, finish_reason or empty, policy_version, error): what is new of a
+streamed completion."""
+
 CONTEXT = "context"
 REFUSED = "refused"
 
@@ -239,27 +243,15 @@ class Policy:
         return request[0], [], [], reason, self._live.version, False, message
 
     async def _generate(self, request: WireRequest) -> WireResult:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-        key, prompt, max_tokens, temperature, top_p, top_k, min_p, model_group, seed = request
+        key, prompt, model_group = request[0], request[1], request[7]
         adapter = self._adapters.request_of(model_group) if self._adapters else None
         if self._adapters and adapter is None:
             served = ", ".join(self._adapters.places)
             return self._error_result(request, REFUSED, f"no adapter of {model_group!r} is live; groups are {served}")
         try:
-            params = SamplingParams(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                min_p=min_p,
-                seed=seed,
-                logprobs=0,
-                flat_logprobs=True,
-                detokenize=False,
-                stop_token_ids=self._stop_token_ids,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
+            params = self._params(request, kind=RequestOutputKind.FINAL_ONLY)
             output = await self._final_output(prompt, params, adapter and adapter[0])
         except ValueError as error:  # how vLLM refuses a single request
             return self._error_result(request, REFUSED, str(error))
@@ -271,6 +263,66 @@ class Policy:
         logprobs = completion.logprobs.logprobs if completion.logprobs is not None else []
         reason = completion.finish_reason or FinishReason.ABORT.value
         return key, list(completion.token_ids), list(logprobs), reason, version, len(spans) > 1, ""
+
+    async def generate_stream(self, request: WireRequest, more: Mapping[str, Any]) -> AsyncIterator[WireDelta]:
+        """Streams one completion as it is sampled. Ends early, its slot freed, when the caller goes away.
+
+        Args:
+            more: `top_logprobs`, how many of the most likely tokens to name at each place; `is_whole`: one delta at the
+                end; penalties of vLLM's `SamplingParams`, which what is trained on never has.
+
+        The last delta has the finish reason, CONTEXT or REFUSED, with the error, where the request cannot run.
+        """
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        await self._greet_engine()
+        excess = len(request[1]) + request[2] - self._max_model_len
+        if excess > 0:
+            yield [], [], [], CONTEXT, self._live.version, self._excess_message(request, excess)
+            return
+        adapter = self._adapters.request_of(request[7]) if self._adapters else None
+        version = adapter[1] if adapter else self._live.version
+        settings = dict(more)
+        num_top = settings.pop("top_logprobs", 0)
+        kind = RequestOutputKind.FINAL_ONLY if settings.pop("is_whole", False) else RequestOutputKind.DELTA
+        self._num_requests += 1
+        tokens: Any = {"type": "token", "prompt_token_ids": list(request[1])}
+        try:
+            params = self._params(request, kind=kind, logprobs=num_top, **settings)
+            outputs = self._engine.generate(
+                tokens, params, str(self._num_requests), lora_request=adapter and adapter[0]
+            )
+            async for output in outputs:
+                completion = output.outputs[0]
+                flat = completion.logprobs
+                spans = completion.weight_versions or ()
+                version = int(spans[-1].version) if spans and not adapter else version
+                own, top = _place_logprobs(flat, completion.token_ids, num_top) if flat is not None else ([], [])
+                yield list(completion.token_ids), own, top, completion.finish_reason or "", version, ""
+        except ValueError as error:  # how vLLM refuses a single request
+            yield [], [], [], REFUSED, version, str(error)
+        except EngineDeadError:
+            self._end()
+
+    def _params(self, request: WireRequest, *, kind: Any, logprobs: int = 0, **more: Any) -> Any:
+        from vllm.sampling_params import SamplingParams
+
+        _, _, max_tokens, temperature, top_p, top_k, min_p, _, seed = request
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            logprobs=logprobs,
+            flat_logprobs=True,
+            detokenize=False,
+            stop_token_ids=self._stop_token_ids,
+            output_kind=kind,
+            **more,
+        )
 
     async def _final_output(self, prompt: Sequence[int], params: Any, adapter: Any = None) -> Any:
         """The one output of a FINAL_ONLY request, through an adapter if one is given."""
@@ -408,6 +460,7 @@ class Policy:
             "replica_id": serve.get_replica_context().replica_tag,
             "pid": os.getpid(),
             "start_s": self._start_s,
+            "num_running": self._engine.output_processor.get_num_unfinished_requests(),
         }
         return [replica | place.to_dict(group) for group, place in places.items()]
 
@@ -449,6 +502,19 @@ def stop_token_ids(folder: Path) -> list[int]:
         if eos is not None:
             return [eos] if isinstance(eos, int) else list(eos)
     return []
+
+
+def _place_logprobs(flat: Any, token_ids: Sequence[int], num_top: int) -> tuple[list[float], list[dict[int, float]]]:
+    """Of a delta: the logprob of each sampled token, and the `num_top` most likely tokens at its place."""
+    if not num_top:
+        return list(flat.logprobs), []
+    own, top = [], []
+    for place, token in enumerate(token_ids):
+        start, end = flat.start_indices[place], flat.end_indices[place]
+        found = dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True))
+        own.append(found[token])
+        top.append(dict(sorted(found.items(), key=lambda item: -item[1])[:num_top]))
+    return own, top
 
 
 def _prompt_logprobs(output: Any) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 
 class ChatTokenizer:
@@ -21,10 +22,19 @@ class ChatTokenizer:
             raise ValueError(f"model folder {folder} has no chat template: add chat_template.jinja")
         self._special = set(self._tokenizer.all_special_ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Prompt ids, ready for the assistant's turn."""
-        text = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Prompt ids, ready for the assistant's turn; jinja2's TemplateError where the template refuses the messages."""
+        text = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
+        )
         return self.encode(str(text))
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        return "tools" in str(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, no special token added."""
@@ -39,10 +49,44 @@ class ChatTokenizer:
         kept = [t for t in token_ids if t not in self._special]
         return self._tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
 
+    def token_text(self, token_id: int) -> str:
+        """Text of one token, special ones included; bytes that are no character become the replacement character."""
+        return self._tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def decode_stream(self) -> TokenStream:
+        """For the text of tokens that come one after the other."""
+        return TokenStream(self)
+
     @property
     def eos_id(self) -> int:
         """Id that ends a completion."""
         return int(self._tokenizer.eos_token_id)
+
+
+class TokenStream:
+    """Text of a growing completion, without the beginning of a character whose other bytes are still to come."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._done = 0
+        """Tokens whose text was given; a few before them are decoded again, for what depends on its neighbours."""
+        self._start = 0
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """What can be shown of the text that these tokens add."""
+        self._ids += token_ids
+        before = self._tokenizer.decode(self._ids[self._start : self._done])
+        text = self._tokenizer.decode(self._ids[self._start :])
+        if len(text) <= len(before) or text.endswith("\ufffd"):
+            return ""
+        self._start, self._done = self._done, len(self._ids)
+        return text[len(before) :]
+
+    def end(self) -> str:
+        """What was held back, a broken character included."""
+        before = self._tokenizer.decode(self._ids[self._start : self._done])
+        return self._tokenizer.decode(self._ids[self._start :])[len(before) :]
 
 
 @lru_cache(maxsize=16)

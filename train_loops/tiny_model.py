@@ -33,9 +33,15 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if tools %}{{ '<|im_start|>system\\nTools:' }}"
+    "{% for t in tools %}{{ '\\n' + t['function'] | tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + (m['content'] or '') }}"
+    "{% for c in m['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + {'name': c['function']['name'], 'arguments': c['function']['arguments']} | tojson + '</tool_call>' }}"
+    "{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+"""Qwen's, in short: tools before the messages, calls in Hermes' form."""
 
 
 def build_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:

@@ -20,7 +20,8 @@ from typing import Any
 from pipelines.arithmetic import generate
 from pipelines.collector import Collector
 from pipelines.config import load_config
-from pipelines.run import Cast, Run
+from pipelines.run import Run
+from serve_apps.cast import Cast
 from serve_apps.client import PolicyClient
 from serve_apps.config import CallConfig
 from serve_apps.runner import EpisodeSpec

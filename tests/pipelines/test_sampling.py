@@ -15,11 +15,12 @@ import pytest
 from test_watchdog import KEY, fake_run, stacks_of
 
 from pipelines.collector import end_collectors
-from pipelines.run import Cast, plain
+from pipelines.run import plain
 from pipelines.sampling import InfrastructureFailures, PromptsTooLong, Sampled, sample_episodes
 from pipelines.sections import BudgetConfig, CollectConfig
 from pipelines.stacks import processes_of
 from pipelines.watchdog import StageHung, Watchdog
+from serve_apps.cast import Cast
 from serve_apps.config import CallConfig, EpisodeConfig
 from serve_apps.runner import CONTEXT_EXHAUSTED, EpisodeSpec
 from stores.traces import TraceStore

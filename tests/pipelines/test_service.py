@@ -15,8 +15,9 @@ from records import MakeTrace
 from pipelines import cluster, evaluate, service
 from pipelines.config import load_config
 from pipelines.inspect import evaluate_team
-from pipelines.run import Cast, Run, plain
+from pipelines.run import Run, plain
 from pipelines.sampling import Sampled
+from serve_apps.cast import Cast
 from serve_apps.runner import EpisodeSpec
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Task, TracesRef

@@ -1,0 +1,62 @@
+"""cast: who acts in episodes, in plain data that crosses process borders -> an `ActingTeam`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from serve_apps.config import EpisodeConfig
+from serve_apps.runner import ActingTeam
+from serve_apps.tokenizer import load_tokenizer
+from serve_apps.workflow import load_workflow
+from stores.manifest import whole_model
+from stores.types import ModelVersionRef, Sampling
+from stores.weight_cache import fetch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """An `ActingTeam` in plain data, so that it crosses a process border."""
+
+    workflow: str
+    settings: dict[str, Any]
+    group_of: dict[str, str]
+    tokenizers: dict[str, str | ModelVersionRef]
+    """By model group: the version that the tokenizer lies beside, fetched where the team acts; or a local folder."""
+    max_model_len: dict[str, int]
+    sampling: dict[str, Sampling]
+    policy_versions: dict[str, int]
+    team_key: str
+    limits: EpisodeConfig
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return asdict(self) | {"limits": self.limits.model_dump(mode="json")}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cast:
+        """The inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
+        tokenizers = {
+            g: ModelVersionRef(**at) if isinstance(at, Mapping) else at for g, at in data["tokenizers"].items()
+        }
+        sampling = {name: Sampling(**of) for name, of in data["sampling"].items()}
+        limits = EpisodeConfig.model_validate(data["limits"])
+        return cls(**{**data, "tokenizers": tokenizers, "sampling": sampling, "limits": limits})
+
+    def build(self) -> ActingTeam:
+        """Loads workflow and tokenizers."""
+        folders = {
+            group: place if isinstance(place, str) else str(fetch(whole_model(place), with_tensors=False))
+            for group, place in self.tokenizers.items()
+        }
+        return ActingTeam(
+            workflow=load_workflow(self.workflow, self.settings),
+            workflow_path=self.workflow,
+            group_of=self.group_of,
+            tokenizers={group: load_tokenizer(folder) for group, folder in folders.items()},
+            max_model_len=self.max_model_len,
+            sampling=self.sampling,
+            policy_versions=self.policy_versions,
+            team_key=self.team_key,
+        )

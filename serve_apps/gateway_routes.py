@@ -1,0 +1,124 @@
+"""gateway_routes: who is in service -> a gateway whose every replica routes so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from serve_apps.app_list import Apps, change, open_list
+from serve_apps.config import GatewayConfig
+from serve_apps.gateway import gateway_entry
+from serve_apps.service.production import TeamInService
+from stores.waiting import waiting
+
+POLL_S = 0.05
+ANSWER_TIMEOUT_S = 10.0
+
+
+class RouteError(RuntimeError):
+    """The gateway did not take the teams that it was told to serve; it goes on with those it had."""
+
+
+def app_name(config: GatewayConfig) -> str:
+    """One gateway per port."""
+    return f"gateway-{config.port}"
+
+
+def gateway_teams(config: GatewayConfig) -> dict[str, TeamInService]:
+    """What the gateway on this port was told to serve; empty where there is none."""
+    entry = _entry(config)
+    return {} if entry is None else _teams_of(entry)
+
+
+def gateway_statuses(config: GatewayConfig) -> list[dict[str, Any]]:
+    """`Gateway.status` of every replica that answers; empty where there is no gateway."""
+    try:
+        handle = serve.get_app_handle(app_name(config))
+        answers = handle.broadcast("status").results(timeout_s=ANSWER_TIMEOUT_S, return_exceptions=True)
+    except (RayError, RayServeException):
+        return []
+    return [answer for answer in answers if isinstance(answer, dict)]
+
+
+def route(
+    config: GatewayConfig, name: str, wanted: TeamInService | None, *, state_file: str | Path, timeout_s: float
+) -> None:
+    """Has the gateway answer for team `name` as wanted (None: not any more), and waits until every replica does.
+
+    Other teams on it stay. Raises RouteError where a replica refuses, or has not followed in `timeout_s`; what was in
+    service before is routed to again then.
+    """
+    before: list[Apps] = []
+
+    def edit(apps: Apps) -> Apps:
+        before[:] = [dict(apps)]
+        entry = apps.get(app_name(config))
+        teams = {} if entry is None else _teams_of(entry)
+        teams = {other: of for other, of in teams.items() if other != name}
+        teams |= {} if wanted is None else {name: wanted}
+        made = gateway_entry(app_name(config), config, teams)
+        return apps | {app_name(config): made}
+
+    apps = change(open_list(state_file), edit)
+    expected = _teams_of(apps[app_name(config)])
+    try:
+        _wait_until_routed(config, expected, timeout_s)
+    except RouteError:
+        old = before[0].get(app_name(config))
+        if old is not None:
+            change(open_list(), lambda now: now | {app_name(config): old})
+        raise
+
+
+def _wait_until_routed(config: GatewayConfig, expected: Mapping[str, TeamInService], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    wanted = {name: of.model_dump(mode="json") for name, of in expected.items()}
+    while True:
+        statuses = gateway_statuses(config)
+        for status in statuses:
+            if status["error"] and status["refused"] == wanted:  # of what it was told now, not before
+                raise RouteError(f"gateway replica {status['replica_id']} refuses: {status['error']}")
+        if len(statuses) >= config.num_replicas and all(status["teams"] == wanted for status in statuses):
+            return
+        live = serve.status().applications.get(app_name(config))
+        said = "; ".join(_end(d.message) for d in live.deployments.values()) if live else "Serve does not know it"
+        if live and live.status.value == "DEPLOY_FAILED":
+            raise RouteError(f"the gateway on port {config.port} did not start: {said}")
+        if time.monotonic() > deadline:
+            raise RouteError(
+                f"after {timeout_s:g} s {len(statuses)} of {config.num_replicas} gateway replicas answer and not all route "
+                f"as they were told: {said}"
+            )
+        with waiting(f"the gateway on port {config.port} to route"):
+            time.sleep(POLL_S)
+
+
+def _end(message: str) -> str:
+    """The last line, where a traceback has its cause."""
+    return message.strip().rpartition("\n")[2]
+
+
+def _entry(config: GatewayConfig) -> dict[str, Any] | None:
+    try:
+        _, apps = _read()
+    except ValueError:  # no list: nothing was ever deployed on this cluster
+        return None
+    return apps.get(app_name(config))
+
+
+def _read() -> tuple[int, Apps]:
+    import ray
+
+    revision, apps = ray.get(open_list().read.remote(), timeout=ANSWER_TIMEOUT_S)
+    return revision, apps
+
+
+def _teams_of(entry: Mapping[str, Any]) -> dict[str, TeamInService]:
+    found = entry["deployments"][0]["user_config"]["teams"]
+    return {name: TeamInService.model_validate(of) for name, of in found.items()}

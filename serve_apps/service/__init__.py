@@ -1,0 +1,1 @@
+"""service: what answers people's requests with promoted teams. See `serve_apps/gateway.py`."""

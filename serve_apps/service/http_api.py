@@ -1,0 +1,283 @@
+"""http_api: the gateway's HTTP surface. FastAPI routes around `Service`, errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_apps.service import api_keys
+from serve_apps.service.api_keys import ApiKey
+from serve_apps.service.chat import chunks, complete, prepare, usage
+from serve_apps.service.production import ServedTeam, find
+from serve_apps.service.protocol import ApiError, ChatRequest, RunRequest, explained
+from serve_apps.service.service import Held, Service
+from serve_apps.service.workflow_runs import episode_spec, run_workflow, stream_workflow
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STREAM = "text/event-stream"
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    code: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
+    for code, text in {
+        400: "the request does not fit",
+        401: "no key, or none that is known",
+        403: "the key may not do this",
+        404: "no such model, team or trace",
+        413: "the body is too large",
+        429: "too many requests: come again",
+        503: "not ready, or overloaded",
+        504: "not done in time",
+    }.items()
+}
+
+
+def build_api(service: Service) -> FastAPI:
+    """The application; `service` may become ready later."""
+    api = FastAPI(title="Troupe gateway", version="1", docs_url=None, redoc_url=None, responses=PROBLEMS)
+
+    @api.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """Every agent and model group of every team in service."""
+        _caller(service, request, "call")
+        data = [
+            {"id": name, "object": "model", "created": int(service.started_at), "owned_by": production.name}
+            for production in service.teams.values()
+            for name in sorted(production.champion.models)
+        ]
+        return {"object": "list", "data": data}
+
+    @api.get("/v1/models/{model:path}")
+    async def model(model: str, request: Request) -> dict[str, Any]:
+        """One of them."""
+        _caller(service, request, "call")
+        production, _, _ = find(service.teams, model)
+        return {"id": model, "object": "model", "created": int(service.started_at), "owned_by": production.name}
+
+    @api.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """A chat with an agent or a model group, answered at once or as server-sent events."""
+        key = _caller(service, request, "call", counts=True)
+        production, model_group, agent = find(service.teams, body.model)
+        held = await service.take(production.name, body.user)
+        with _released_unless_streamed(held) as stream:
+            chat = prepare(body, held.team, model_group, agent)
+            headers = _headers(chat.id, held.team)
+            if body.stream:
+                events = _chat_events(service, chunks(chat, service.streams))
+                return stream(events, headers, lambda: service.answered(held.team, key, usage(chat)))
+            answer = await _unless_gone(request, _in_time(service, complete(chat, service.streams)))
+        service.answered(held.team, key, answer["usage"])
+        return JSONResponse(answer, headers=headers)
+
+    @api.post("/v1/workflows/{team}/runs")
+    async def workflow_runs(team: str, body: RunRequest, request: Request) -> Response:
+        """The whole workflow on one task: its answer, or an event per turn."""
+        key = _caller(service, request, "call", counts=True)
+        held = await service.take(team, body.user)
+        with _released_unless_streamed(held) as stream:
+            spec = episode_spec(held.team, body)
+            headers = _headers(spec.episode_id, held.team)
+            if body.stream:
+                counted = partial(service.answered, held.team, key)
+                events = _events(service, stream_workflow(service, held.team, spec, counted=counted))
+                return stream(events, headers, lambda: None)
+            answer = await _unless_gone(request, _in_time(service, run_workflow(service, held.team, spec)))
+        service.answered(held.team, key, answer["usage"])
+        return JSONResponse(answer, headers=headers)
+
+    @api.get("/health")
+    async def health() -> dict[str, str]:
+        """That this process answers."""
+        return {"status": "ok", "gateway": service.name}
+
+    @api.get("/ready")
+    async def ready() -> Response:
+        """Whether a team is in service; 503 where none is."""
+        teams = {name: p.champion.version for name, p in service.teams.items()}
+        return JSONResponse(
+            {"status": "ready" if teams else "no team is in service", "teams": teams}, status_code=200 if teams else 503
+        )
+
+    @api.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        """For Prometheus."""
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    _add_errors(api)
+    api.add_middleware(_Limits, service=service)
+    return api
+
+
+def _add_errors(api: FastAPI) -> None:
+    @api.exception_handler(ApiError)
+    async def known(_: Request, error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+
+    @api.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        found = explained(list(error.errors()))
+        return JSONResponse(found.body, status_code=found.status)
+
+    @api.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+        found = ApiError(
+            error.status_code, str(error.detail), code="not_found" if error.status_code == 404 else "refused"
+        )
+        return JSONResponse(found.body, status_code=error.status_code, headers=error.headers)
+
+    @api.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        found = ApiError(500, "the gateway failed at this request; its log says why", code="internal_error")
+        return JSONResponse(found.body, status_code=500)
+
+
+class _Limits:
+    """Refuses too large a body before it is read; counts every request, with the seconds to its first byte."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = getattr(scope.get("route"), "path", "unknown")
+                self._service.metrics.request(path, message["status"], time.perf_counter() - began)
+            await send(message)
+
+        error = self._refusal(scope)
+        if error is None:
+            await self._app(scope, receive, counted)
+        else:
+            await JSONResponse(error.body, status_code=error.status)(scope, receive, counted)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        size, limit = Headers(scope=scope).get("content-length"), self._service.config.max_body_bytes
+        if scope["method"] in ("POST", "PUT", "PATCH") and (size is None or not size.isdigit()):
+            return ApiError(411, "send Content-Length: bodies of unknown size are not taken", code="length_required")
+        if size is not None and size.isdigit() and int(size) > limit:
+            return ApiError(413, f"the body has {size} bytes, at most {limit} are taken", code="body_too_large")
+        return None
+
+
+class _HeldStream(StreamingResponse):
+    """Server-sent events that hold a place until they end, however they end."""
+
+    def __init__(
+        self, held: Held, events: AsyncGenerator[str], headers: dict[str, str], ended: Callable[[], None]
+    ) -> None:
+        super().__init__(events, media_type=STREAM, headers={"Cache-Control": "no-cache", **headers})
+        self._held, self._events, self._ended = held, events, ended
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+            self._held.release()
+            self._ended()
+
+
+@contextmanager
+def _released_unless_streamed(
+    held: Held,
+) -> Iterator[Callable[[AsyncGenerator[str], dict[str, str], Callable[[], None]], Response]]:
+    """What makes a stream of events; the place is given back at the end, the stream's own or this block's."""
+    streams: list[_HeldStream] = []
+
+    def stream(events: AsyncGenerator[str], headers: dict[str, str], ended: Callable[[], None]) -> Response:
+        streams.append(_HeldStream(held, events, headers, ended))
+        return streams[0]
+
+    try:
+        yield stream
+    finally:
+        if not streams:
+            held.release()
+
+
+async def _chat_events(service: Service, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
+    """Data lines and, where all went well, `[DONE]`."""
+    is_done = True
+    async with aclosing(_events(service, answer)) as events:
+        async for event in events:
+            is_done = not event.startswith('data: {"error"')
+            yield event
+    if is_done:
+        yield "data: [DONE]\n\n"
+
+
+async def _events(service: Service, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
+    """What is said as server-sent events; an error is the last of them."""
+    try:
+        async with aclosing(answer) as parts, asyncio.timeout(service.config.request_timeout_s):
+            async for part in parts:
+                yield f"data: {json.dumps(part)}\n\n"
+    except ApiError as error:
+        yield f"data: {json.dumps(error.body)}\n\n"
+    except TimeoutError:
+        yield f"data: {json.dumps(_too_late(service).body)}\n\n"
+
+
+async def _in_time(service: Service, work: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(service.config.request_timeout_s):
+            return await work
+    except TimeoutError:
+        raise _too_late(service) from None
+
+
+def _too_late(service: Service) -> ApiError:
+    return ApiError(504, f"not done within {service.config.request_timeout_s:g} s", code="timeout")
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """`work`, ended as soon as the client is gone."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client went away", code="client_closed_request")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _caller(service: Service, request: Request, scope: api_keys.Scope, *, counts: bool = False) -> ApiKey:
+    """Whose request this is."""
+    key = service.keys.check(request.headers.get("authorization"), scope)
+    if counts:
+        service.admission.count(key)
+    return key
+
+
+def _headers(request_id: str, team: ServedTeam) -> dict[str, str]:
+    return {"x-request-id": request_id, "x-troupe-team": f"{team.name}@{team.version}"}

@@ -1,0 +1,138 @@
+"""production: what the gateway was told to serve -> for each request one team, which it keeps to its end.
+
+    user_config of the gateway ──> Production per team: champion on one set of policy apps, perhaps a candidate on the other
+    request ── user key, salt, share ──> arm ──> ServedTeam: cast, apps, versions
+
+A `ServedTeam` is made whole before it takes the place of another; a request holds on to the one it began on, so that no
+answer comes from two teams.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serve_apps.cast import Cast
+from serve_apps.runner import ActingTeam
+from serve_apps.service.protocol import ApiError
+
+
+class Arm(BaseModel):
+    """One team version on one set of policy apps; plain values, as they stand in the gateway's `user_config`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    team_version: int
+    set_name: str
+    """`blue` or `green`."""
+    apps: dict[str, str]
+    """Serve application of every model group."""
+    cast: dict[str, Any]
+    """`Cast.to_dict()`: workflow, agents, sampling, versions."""
+
+
+class TeamInService(BaseModel):
+    """How requests for one team are answered."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    champion: Arm
+    candidate: Arm | None = None
+    share: float = Field(0.0, ge=0, le=1)
+    """Of requests that the candidate answers."""
+    shadow: float = Field(0.0, ge=0, le=1)
+    """Of the champion's requests that the candidate gets too; its answers are recorded, never returned."""
+    salt: str = ""
+    """Of the assignment of users: another one deals them anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedTeam:
+    """A team that answers."""
+
+    name: str
+    arm: str
+    """`champion` or `candidate`."""
+    version: int
+    set_name: str
+    apps: Mapping[str, str]
+    acting: ActingTeam
+    cast: Cast
+
+    @property
+    def models(self) -> dict[str, tuple[str, str | None]]:
+        """Model ids that callers name -> model group, and the agent if it is one: `TEAM/AGENT`, `TEAM/group/GROUP`."""
+        agents = {f"{self.name}/{agent}": (group, agent) for agent, group in self.acting.group_of.items()}
+        groups = {f"{self.name}/group/{group}": (group, None) for group in self.apps}
+        return {**agents, **groups}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What every answer says of the team that gave it."""
+        return {"team": self.name, "team_version": self.version, "policy_versions": dict(self.acting.policy_versions)}
+
+
+@dataclass(kw_only=True)
+class Production:
+    """One team name: who answers for it."""
+
+    name: str
+    config: TeamInService
+    champion: ServedTeam
+    candidate: ServedTeam | None = None
+    _count: Any = field(default_factory=itertools.count)
+
+    @classmethod
+    def build(cls, name: str, config: TeamInService) -> Production:
+        """Loads workflows and tokenizers: seconds, to be done before anything is switched."""
+        candidate = None if config.candidate is None else _served(name, "candidate", config.candidate)
+        return cls(name=name, config=config, champion=_served(name, "champion", config.champion), candidate=candidate)
+
+    def choose(self, user: str | None) -> ServedTeam:
+        """Who answers: the same for every request of a user while shares only grow, by turns for those without a name."""
+        if self.candidate is None or not self.config.share:
+            return self.champion
+        if user is None:
+            n = next(self._count)
+            is_candidate = int((n + 1) * self.config.share) > int(n * self.config.share)
+        else:
+            is_candidate = place_of(user, self.config.salt) < self.config.share
+        return self.candidate if is_candidate else self.champion
+
+
+def place_of(user: str, salt: str) -> float:
+    """Where a user stands in [0, 1): those below the share meet the candidate."""
+    return int.from_bytes(sha256(f"{salt}/{user}".encode()).digest()[:7], "big") / 2**56
+
+
+def find(teams: Mapping[str, Production], model: str) -> tuple[Production, str, str | None]:
+    """Whose model id this is: its team, model group and agent; 404 names those there are."""
+    for production in teams.values():
+        found = production.champion.models.get(model)
+        if found is not None:
+            return production, *found
+    known = sorted(name for production in teams.values() for name in production.champion.models)
+    raise ApiError(
+        404,
+        f"there is no model {model!r}; models are {', '.join(known) or 'none: no team is in service'}",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def _served(name: str, arm: str, config: Arm) -> ServedTeam:
+    cast = Cast.from_dict(config.cast)
+    return ServedTeam(
+        name=name,
+        arm=arm,
+        version=config.team_version,
+        set_name=config.set_name,
+        apps=config.apps,
+        acting=cast.build(),
+        cast=cast,
+    )

@@ -1,0 +1,252 @@
+"""protocol: bodies of the OpenAI API, as far as the gateway has it, checked strictly; and its form of an error.
+
+What a request may say and we cannot do is refused by name, never ignored: a caller who asks for `response_format` and gets
+free text would look for the fault elsewhere. Fields that change nothing for us (`user`, `store`, `metadata`) are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MAX_CHOICES = 16
+MAX_STOPS = 4
+
+
+class ApiError(Exception):
+    """What a caller is told: a status and OpenAI's error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """`{"error": {"message", "type", "param", "code"}}`."""
+        kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """`Retry-After` in whole seconds, where it helps to come again."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(max(1, round(self.retry_after_s)))}
+
+
+class Body(BaseModel):
+    """A request body: no unknown field, no value of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
+
+
+class FunctionTool(Body):
+    """A tool: functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(Body):
+    """A call as the model made it: arguments are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOfModel(Body):
+    """One of a message's tool calls."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class TextPart(Body):
+    """A part of a message's content; text is the only kind."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallOfModel] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"a message of role {self.role!r} has neither content nor tool calls")
+        if self.role == "tool" and not self.tool_call_id:
+            raise ValueError("a message of role 'tool' needs tool_call_id: which call it answers")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """What chat templates read; arguments of calls as data, which is what they expect."""
+        import json
+
+        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or [])
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.tool_calls:
+            calls = []
+            for call in self.tool_calls:
+                try:
+                    arguments = json.loads(call.function.arguments or "{}")
+                except json.JSONDecodeError:
+                    arguments = call.function.arguments
+                calls.append({"type": "function", "function": {"name": call.function.name, "arguments": arguments}})
+            message["tool_calls"] = calls
+        if self.name:
+            message["name"] = self.name
+        return message
+
+
+class StreamOptions(Body):
+    """Of a streamed answer."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(Body):
+    """Text is the only one."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(Body):
+    """`POST /v1/chat/completions`."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+
+    @field_validator("n", "stream", "logprobs", "top_logprobs", "temperature", "top_p", mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any, info: Any) -> Any:
+        """OpenAI's clients may send null for what they leave to the server."""
+        return cls.model_fields[info.field_name].default if value is None else value
+
+    @field_validator("presence_penalty", "frequency_penalty", mode="before")
+    @classmethod
+    def _null_is_zero(cls, value: Any) -> Any:
+        return 0.0 if value is None else value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        if len(self.stops) > MAX_STOPS:
+            raise ValueError(f"stop has {len(self.stops)} strings, at most {MAX_STOPS} are allowed")
+        if any(not stop for stop in self.stops):
+            raise ValueError("stop has an empty string, which would end every completion at once")
+        if self.tools is not None and not self.tools:
+            raise ValueError("tools is empty: leave it out")
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        """Strings before which the completion ends."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def limit(self) -> int | None:
+        """Of completion tokens; None: the agent's."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def offered_tools(self) -> list[FunctionTool]:
+        """What the model is told that it may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+
+class RunRequest(Body):
+    """`POST /v1/workflows/{team}/runs`: a task for the whole team."""
+
+    prompt: str = Field(min_length=1)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the task, as the workflow reads them."""
+    seed: int | None = Field(None, ge=0, lt=2**31)
+    stream: bool = False
+    user: str | None = None
+    """Who asks: requests of one user meet the same team while traffic is split."""
+
+
+class FeedbackRequest(Body):
+    """`POST /v1/traces/{trace_id}/feedback`: what somebody thinks of an answer."""
+
+    score: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)
+    """-1 to 1."""
+    label: str | None = Field(None, max_length=100)
+    comment: str | None = Field(None, max_length=4000)
+    answer: str | None = Field(None, max_length=20_000)
+    """What would have been right."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> FeedbackRequest:
+        if self.score is None and not self.label and not self.comment and self.answer is None:
+            raise ValueError("feedback says nothing: give a score, a label, a comment or the right answer")
+        return self
+
+
+def explained(errors: list[Any]) -> ApiError:
+    """Pydantic's errors of a body as one 400 that names the first field."""
+    first: Mapping[str, Any] = errors[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    said = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"unknown or unsupported field {place!r}{more}", code="unsupported_field", param=place)
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', said)}", code="invalid_json")
+    return ApiError(400, f"{place or 'body'}: {said}{more}", code="invalid_value", param=place)

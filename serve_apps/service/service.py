@@ -1,0 +1,110 @@
+"""service: what all requests of one gateway replica share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from serve_apps.client import ServeClient
+from serve_apps.config import GatewayConfig
+from serve_apps.service.admission import Admission
+from serve_apps.service.api_keys import ApiKey, KeyRing
+from serve_apps.service.metrics import GatewayMetrics
+from serve_apps.service.policy_stream import PolicyStreams, ServeStreams
+from serve_apps.service.production import Production, ServedTeam
+from serve_apps.service.protocol import ApiError
+
+
+class Held:
+    """A place and the team that a request is answered by, until `release`."""
+
+    def __init__(self, service: Service, team: ServedTeam) -> None:
+        self._service, self.team = service, team
+        self._is_held = True
+
+    def release(self) -> None:
+        """Gives both back; once is enough."""
+        if self._is_held:
+            self._is_held = False
+            self._service.release(self.team)
+
+    def __enter__(self) -> ServedTeam:
+        return self.team
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Service:
+    """Teams, keys, places, figures. Lives in one event loop."""
+
+    def __init__(self, config: GatewayConfig, *, name: str = "", streams: PolicyStreams | None = None) -> None:
+        """No team is in service yet. ValueError where the keys cannot be read.
+
+        Args: name: of the cluster, by which gateways on one port are told apart.
+        """
+        self.config, self.name = config, name
+        self.teams: Mapping[str, Production] = {}
+        self.streams = streams or ServeStreams()
+        self.keys = KeyRing(Path(config.keys_file) if config.keys_file else None)
+        self.admission = Admission(
+            max_in_flight=config.max_in_flight, max_queued=config.max_queued, queue_timeout_s=config.queue_timeout_s
+        )
+        self.metrics = GatewayMetrics(self.admission)
+        self.started_at = time.time()
+        self._in_flight: Counter[tuple[str, str, int]] = Counter()
+        """By team, set and version."""
+        self._clients: dict[tuple[tuple[str, str], ...], ServeClient] = {}
+
+    def team(self, name: str) -> Production:
+        """A team by name; 404 names those there are."""
+        if name not in self.teams:
+            raise ApiError(
+                404,
+                f"there is no team {name!r}; teams are {', '.join(sorted(self.teams)) or 'none: none is in service'}",
+                code="team_not_found",
+                param="team",
+            )
+        return self.teams[name]
+
+    async def take(self, name: str, user: str | None) -> Held:
+        """A place, and the team that answers, chosen once there is one: a switch while a request waits counts for it.
+
+        Give it back with `release`. ApiError where there is no place or no such team.
+        """
+        self.team(name)
+        await self.admission.enter()
+        try:
+            team = self.team(name).choose(user)
+        except BaseException:
+            self.admission.leave()
+            raise
+        self._in_flight[team.name, team.set_name, team.version] += 1
+        return Held(self, team)
+
+    def release(self, team: ServedTeam) -> None:
+        """What `take` took."""
+        self._in_flight[team.name, team.set_name, team.version] -= 1
+        self.admission.leave()
+
+    def in_flight(self) -> list[dict[str, Any]]:
+        """Requests on their way: {"team", "set_name", "team_version", "num"}."""
+        return [
+            {"team": name, "set_name": set_name, "team_version": version, "num": num}
+            for (name, set_name, version), num in self._in_flight.items()
+            if num
+        ]
+
+    def client(self, team: ServedTeam) -> ServeClient:
+        """For the model calls of a team's workflow runs; they are coalesced with those of the others."""
+        apps = tuple(sorted(team.apps.items()))
+        if apps not in self._clients:
+            self._clients[apps] = ServeClient(team.apps, self.config.call)
+        return self._clients[apps]
+
+    def answered(self, team: ServedTeam, key: ApiKey, usage: Mapping[str, int]) -> None:
+        """Counts an answer."""
+        self.metrics.answer(team.name, team.version, key.name, usage["completion_tokens"])

@@ -1,0 +1,49 @@
+"""text_stream: token ids as they come -> text that may be shown, up to a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serve_apps.tokenizer import ChatTokenizer
+
+
+class TextStream:
+    """The text of one completion. What may turn out to be the beginning of a stop string is held back."""
+
+    def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
+        self._stream = tokenizer.decode_stream()
+        self._stops = tuple(stops)
+        self._held = ""
+        self.is_stopped = False
+        """Whether a stop string was found: the text ends before it, and so should sampling."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens add and that no later token can take back."""
+        if self.is_stopped:
+            return ""
+        self._held += self._stream.push(token_ids)
+        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.is_stopped = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return shown
+
+    def end(self) -> str:
+        """What was held back, once no token follows."""
+        if self.is_stopped:
+            return ""
+        shown = self._held + self._stream.end()
+        self._held = ""
+        found = [at for at in (shown.find(stop) for stop in self._stops) if at >= 0]
+        return shown[: min(found)] if found else shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,99 @@
+"""A gateway without a network or an engine: policy apps that say what a test wrote."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from serve_apps.cast import Cast
+from serve_apps.config import EpisodeConfig, GatewayConfig
+from serve_apps.service.http_api import build_api
+from serve_apps.service.policy_stream import Delta, SampleRequest
+from serve_apps.service.production import Arm, Production, TeamInService
+from serve_apps.service.protocol import ApiError
+from serve_apps.service.service import Service
+from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
+from stores.types import Sampling
+
+
+class Scripted:
+    """PolicyStreams that say the text of a test, token by token."""
+
+    def __init__(self, tokenizer: ChatTokenizer, text: str = "It is 42.", *, pause_s: float = 0.0) -> None:
+        self.tokenizer, self.text, self.pause_s = tokenizer, text, pause_s
+        self.requests: list[SampleRequest] = []
+        self.num_open = self.num_said = 0
+        self.error: ApiError | None = None
+
+    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+        self.requests.append(request)
+        self.num_open += 1
+        try:
+            if self.error is not None:
+                raise self.error
+            ids = [*self.tokenizer.encode(self.text), self.tokenizer.eos_id]
+            reason = "stop" if len(ids) <= request.sampling.max_tokens else "length"
+            ids = ids[: request.sampling.max_tokens]
+            parts = [ids] if request.is_whole else [[i] for i in ids]
+            for place, part in enumerate(parts):
+                await asyncio.sleep(self.pause_s)
+                self.num_said += 1
+                yield Delta(
+                    token_ids=part,
+                    logprobs=[-0.5] * len(part),
+                    top_logprobs=[{i: -0.5, 7: -1.0} for i in part] if request.top_logprobs else [],
+                    finish_reason=reason if place == len(parts) - 1 else "",
+                    policy_version=3,
+                )
+        finally:
+            self.num_open -= 1
+
+
+def arm(model: Path, version: int, set_name: str) -> Arm:
+    cast = Cast(
+        workflow="serve_apps.workflows.math_chain:MathChain",
+        settings={},
+        group_of=dict.fromkeys(("solver", "verifier", "refiner", "finalizer"), "shared"),
+        tokenizers={"shared": str(model)},
+        max_model_len={"shared": 256},
+        sampling=dict.fromkeys(
+            ("solver", "verifier", "refiner", "finalizer"), Sampling(max_tokens=32, temperature=0.7)
+        ),
+        policy_versions={"shared": version},
+        team_key=f"key{version}",
+        limits=EpisodeConfig(),
+    )
+    return Arm(team_version=version, set_name=set_name, apps={"shared": f"demo-{set_name}-shared"}, cast=cast.to_dict())
+
+
+class Scene:
+    """A gateway without a network."""
+
+    def __init__(self, model: Path, **settings: Any) -> None:
+        self.streams = Scripted(load_tokenizer(str(model)))
+        self.service = Service(GatewayConfig(**settings), streams=self.streams)
+        self.api = build_api(self.service)
+        self.model = model
+        self.serve(TeamInService(champion=arm(model, 3, "blue")))
+
+    def serve(self, config: TeamInService) -> None:
+        self.service.teams = {"demo": Production.build("demo", config)}
+
+    @asynccontextmanager
+    async def http(self, key: str = "") -> AsyncIterator[httpx.AsyncClient]:
+        transport = httpx.ASGITransport(self.api, raise_app_exceptions=False)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+            yield client
+
+    @asynccontextmanager
+    async def openai(self, key: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
+        async with self.http() as http:
+            client = openai.AsyncOpenAI(api_key=key, base_url="http://gateway/v1", http_client=http, max_retries=0)
+            yield client

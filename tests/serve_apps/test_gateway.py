@@ -1,0 +1,248 @@
+"""The gateway on Ray Serve over real engines: two sets of policy apps, switched while people ask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from serve_apps.cast import Cast
+from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
+from serve_apps.deployment import PolicyAppSpec, ensure_apps, remove_apps, replica_statuses
+from serve_apps.gateway_routes import RouteError, app_name, gateway_statuses, gateway_teams, route
+from serve_apps.service.production import Arm, TeamInService
+from stores.manifest import Probe
+from stores.types import ModelVersionRef, Sampling
+from stores.weights import WeightStore
+
+AGENTS = ("solver", "verifier", "refiner", "finalizer")
+HELLO: list[Any] = [{"role": "user", "content": "Compute 12 + 3 * 45"}]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@dataclass
+class Served:
+    """A gateway over set blue, which serves version 0, and set green, which serves version 1."""
+
+    config: GatewayConfig
+    refs: list[ModelVersionRef]
+    state_file: Path
+    apps: dict[str, str] = field(default_factory=lambda: {"blue": "demo-blue-g", "green": "demo-green-g"})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.config.port}"
+
+    def arm(self, version: int, **changes: Any) -> Arm:
+        set_name = ("blue", "green")[version]
+        cast = Cast(
+            workflow="serve_apps.workflows.math_chain:MathChain",
+            settings={},
+            group_of=dict.fromkeys(AGENTS, "g"),
+            tokenizers={"g": self.refs[version]},
+            max_model_len={"g": 512},
+            sampling=dict.fromkeys(AGENTS, Sampling(max_tokens=24)),
+            policy_versions={"g": version},
+            team_key=f"key{version}",
+            limits=EpisodeConfig(),
+        )
+        of = {"team_version": 10 + version, "set_name": set_name, "apps": {"g": self.apps[set_name]}}
+        return Arm(**of, cast=cast.to_dict() | changes)
+
+    def route(self, version: int) -> None:
+        wanted = TeamInService(champion=self.arm(version))
+        route(self.config, "demo", wanted, state_file=self.state_file, timeout_s=120)
+
+    def num_running(self) -> int:
+        return sum(status["num_running"] for app in self.apps.values() for status in replica_statuses(app))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator[Served]:
+    scratch = tmp_path_factory.mktemp("gateway")
+    store, refs = WeightStore(str(scratch / "weights")), []
+    for version in range(2):
+        folder = scratch / f"v{version}"
+        shutil.copytree(tiny_model, folder)
+        tensors = load_file(folder / "model.safetensors")
+        generator = torch.Generator().manual_seed(version)
+        tensors = {name: t + 0.05 * version * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        probe = Probe(sequences=((3, 4, 5),), logprobs=((0.0, 0.0),))
+        refs.append(
+            store.commit(
+                folder, model_group="g", version=version, parent=None, run_id="r", iteration=version, probe=probe
+            )
+        )
+    served = Served(GatewayConfig(port=free_port(), request_timeout_s=60), refs, scratch / "apps.json")
+    config = ServeConfig(kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
+    specs = [
+        PolicyAppSpec(name=served.apps[name], model_group="g", model=ref, serve=config)
+        for name, ref in zip(("blue", "green"), refs, strict=True)
+    ]
+    ensure_apps(specs, state_file=served.state_file, timeout_s=240)
+    served.route(0)
+    yield served
+    remove_apps([*served.apps.values(), app_name(served.config)])
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    served.route(0)
+    with openai.OpenAI(api_key="none", base_url=f"{served.url}/v1", max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_on_a_real_engine_is_the_same_at_once_and_streamed(served: Served, client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": "demo/solver", "messages": HELLO, "seed": 7, "max_tokens": 40}
+    whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3)
+    (choice,) = whole.choices
+    assert whole.model_extra and whole.model_extra["troupe"]["sampled_by"] == [0]
+    assert choice.logprobs and choice.logprobs.content and choice.message.content
+    assert all(len(place.top_logprobs) == 3 and place.logprob <= 0 for place in choice.logprobs.content)
+    chunks = list(client.chat.completions.create(**ask, stream=True, logprobs=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == choice.message.content
+    logprobs = [place.logprob for c in chunks if c.choices[0].logprobs for place in c.choices[0].logprobs.content or ()]
+    assert logprobs == pytest.approx([place.logprob for place in choice.logprobs.content], abs=1e-4)
+    assert len(chunks) > 5, "piece by piece"
+    greedy = client.chat.completions.create(**ask | {"temperature": 0}, logprobs=True, top_logprobs=1)
+    assert greedy.choices[0].logprobs
+    places = greedy.choices[0].logprobs.content or []
+    assert all(place.logprob == place.top_logprobs[0].logprob for place in places), "the likeliest each time"
+
+
+def test_a_client_that_goes_away_frees_its_place_and_the_engine(served: Served) -> None:
+    ask = {"model": "demo/group/g", "messages": HELLO, "max_tokens": 450, "temperature": 1.5, "stream": True, "n": 8}
+    for streams in (True, False):
+        began = time.monotonic()
+        body = ask | {"stream": streams}
+        with (
+            pytest.raises(httpx.ReadTimeout),
+            httpx.Client(timeout=0.3) as http,
+            http.stream("POST", f"{served.url}/v1/chat/completions", json=body) as answer,
+        ):
+            for _ in answer.iter_raw():
+                if time.monotonic() > began + 0.3:
+                    raise httpx.ReadTimeout("enough")
+        deadline = time.monotonic() + 1.5
+        while served.num_running() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert served.num_running() == 0, "the engine goes on with what nobody reads"
+        assert all(status["in_flight"] == [] for status in gateway_statuses(served.config))
+
+
+def test_a_whole_workflow_answers_and_tells_its_turns_as_they_come(served: Served, client: openai.OpenAI) -> None:
+    answer = httpx.post(f"{served.url}/v1/workflows/demo/runs", json={"prompt": "1+1", "seed": 3}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    run = answer.json()
+    assert run["troupe"]["team_version"] == 10 and [t["agent"] for t in run["turns"]] == list(AGENTS)
+    assert {t["policy_version"] for t in run["turns"]} == {0} and run["usage"]["completion_tokens"] > 0
+    body = {"prompt": "1+1", "seed": 3, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/workflows/demo/runs", json=body, timeout=60) as stream:
+        events = [
+            httpx.Response(200, content=line[6:]).json() for line in stream.iter_lines() if line.startswith("data:")
+        ]
+    assert [e["event"] for e in events] == ["start", *["turn"] * 4, "result"]
+    assert [e["text"] for e in events[1:-1]] == [t["text"] for t in events[-1]["turns"]]
+
+
+def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Served, client: openai.OpenAI) -> None:
+    answers: list[dict[str, Any]] = []
+    faults: list[str] = []
+    is_over = threading.Event()
+
+    def keep_asking(number: int) -> None:
+        body = {"model": "demo/solver", "messages": HELLO, "max_tokens": 24, "stream": bool(number % 2), "n": 2}
+        with httpx.Client(timeout=60) as http:
+            while not is_over.is_set():
+                answer = http.post(f"{served.url}/v1/chat/completions", json=body)
+                if answer.status_code != 200:
+                    faults.append(answer.text)
+                lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+                found = [httpx.Response(200, content=line).json() for line in lines] or [answer.json()]
+                for one in (f["troupe"] for f in found if "troupe" in f):
+                    answers.append(one)
+
+    threads = [threading.Thread(target=keep_asking, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    seconds = []
+    for i in range(20):
+        began = time.perf_counter()
+        served.route((i + 1) % 2)
+        seconds.append(time.perf_counter() - began)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert not faults, faults[:3]
+    assert {a["team_version"] for a in answers} == {10, 11} and len(answers) > 20
+    mixed = [a for a in answers if a["sampled_by"] != [a["team_version"] - 10]]
+    assert not mixed, mixed[:3]
+    assert max(seconds) < 5, f"a rollback takes effect in under 5 s: {seconds}"
+
+
+def test_a_team_that_cannot_be_loaded_is_refused_and_the_one_in_service_stays(served: Served, client: Any) -> None:
+    bad = TeamInService(champion=served.arm(1, workflow="nowhere:Nothing"))
+    with pytest.raises(RouteError, match=r"refuses: workflow\.path: cannot import 'nowhere'"):
+        route(served.config, "demo", bad, state_file=served.state_file, timeout_s=60)
+    assert gateway_teams(served.config)["demo"].champion.team_version == 10
+    assert client.chat.completions.create(model="demo/solver", messages=HELLO).system_fingerprint == "demo@10"
+
+
+def test_two_teams_share_a_gateway_and_one_can_be_taken_off(served: Served, client: openai.OpenAI) -> None:
+    route(served.config, "other", TeamInService(champion=served.arm(1)), state_file=served.state_file, timeout_s=60)
+    versions = {
+        client.chat.completions.create(model=f"{team}/solver", messages=HELLO).system_fingerprint
+        for team in ("demo", "other")
+    }
+    assert versions == {"demo@10", "other@11"}
+    route(served.config, "other", None, state_file=served.state_file, timeout_s=60)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other/solver", messages=HELLO)
+
+
+def test_a_killed_replica_comes_back_with_its_teams(served: Served, client: openai.OpenAI) -> None:
+    (before,) = gateway_statuses(served.config)
+    os.kill(before["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        try:
+            answer = client.chat.completions.create(model="demo/solver", messages=HELLO)
+            break
+        except openai.APIConnectionError:
+            time.sleep(0.5)
+    assert answer.system_fingerprint == "demo@10"
+    (after,) = gateway_statuses(served.config)
+    assert after["pid"] != before["pid"]
+
+
+def test_a_port_that_is_taken_is_told(served: Served) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = GatewayConfig(port=taken.getsockname()[1])
+        try:
+            with pytest.raises(RouteError, match=r"did not start: .*cannot be listened on: .*take another port"):
+                route(
+                    config, "demo", TeamInService(champion=served.arm(0)), state_file=served.state_file, timeout_s=120
+                )
+        finally:
+            remove_apps([app_name(config)])

@@ -1,0 +1,41 @@
+"""Whatever its OpenAPI document allows, and what it does not: the gateway never fails at a request by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import schemathesis
+from gateway_scene import Scene
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.strategies import SearchStrategy
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+
+
+def test_no_request_makes_the_gateway_fail(tiny_model: Path) -> None:
+    """Operation by operation: schemathesis' own pytest plugin does not know this pytest."""
+    schema = schemathesis.openapi.from_asgi("/openapi.json", Scene(tiny_model).api)
+    seen: dict[str, Counter[int]] = {}
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        modes = [GenerationMode.POSITIVE, *[GenerationMode.NEGATIVE] * (operation.method == "post")]
+        for mode in modes:  # there is nothing to do wrong in a request without a body or a parameter
+            statuses = ask_all(operation.as_strategy(generation_mode=mode))
+            seen[operation.label] = seen.get(operation.label, Counter()) + statuses
+    chat = seen["POST /v1/chat/completions"]
+    assert chat[400] > 20 and chat[404] > 5, f"it was asked all kinds of things: {seen}"
+    assert set(seen) >= {"GET /v1/models", "POST /v1/workflows/{team}/runs", "GET /metrics"}
+
+
+def ask_all(cases: SearchStrategy[Case]) -> Counter[int]:
+    """Statuses of many requests; schemathesis raises where one is a server error."""
+    statuses: Counter[int] = Counter()
+
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @given(case=cases)
+    def ask(case: Case) -> None:
+        statuses[case.call_and_validate(checks=[not_a_server_error]).status_code] += 1
+
+    ask()
+    return statuses
