@@ -1,21 +1,112 @@
-"""cli_service: the commands that say which team is in service: `promote`, `rollback`, `watch`."""
+"""cli_service: the commands that say which team is in service: `serve`, `canary`, `promote`, `rollback`, `watch`; and `key`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli_jobs import hand_back
 from pipelines.cli_options import Address, Debug, Root, RunName, errors, existing_run
 
+if TYPE_CHECKING:
+    from pipelines.run import Run
+    from stores.registry import Team
+
 Reason = Annotated[str, typer.Option(help="Why, for those who look at the history of champions.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Makes the commands of this file commands of `app`."""
-    for command in (promote, rollback, watch):
+    for command in (serve, canary, promote, rollback, watch, key):
         app.command()(command)
+
+
+def serve(
+    team: Annotated[
+        str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION: what `troupe status` lists, e.g. demo@champion.")
+    ],
+    root: Root = "runs",
+    address: Address = "",
+    debug: Debug = False,
+) -> None:
+    """Put a team behind the gateway, or switch the one that is there: loaded and proven first, then all at once."""
+    with errors(debug):
+        from pipelines.cluster import connect
+        from pipelines.production import put_into_service
+
+        run, version, found = _team(team, root)
+        connect(address)
+        hand_back(put_into_service(run, version, found))
+
+
+def canary(
+    team: Annotated[
+        str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION, e.g. demo@candidate; with --end TEAM alone.")
+    ],
+    share: Annotated[float, typer.Option(min=0, max=1, help="Of the requests that it answers.")] = 0.1,
+    salt: Annotated[str, typer.Option(help="Another one deals users anew.")] = "",
+    end: Annotated[bool, typer.Option("--end", help="The team in service answers everything again.")] = False,
+    root: Root = "runs",
+    address: Address = "",
+    debug: Debug = False,
+) -> None:
+    """Let a team answer a share of the gateway's requests beside the one in service."""
+    with errors(debug):
+        from pipelines import production
+        from pipelines.cluster import connect
+
+        if end:
+            run = existing_run(team.partition("@")[0], root)
+            connect(address)
+            hand_back(production.end_canary(run))
+            return
+        run, version, found = _team(team, root)
+        connect(address)
+        hand_back(production.canary(run, version, found, share=share, salt=salt))
+
+
+def _team(text: str, root: str) -> tuple[Run, int, Team]:
+    """The run, version and manifest that `TEAM@ALIAS` names."""
+    name, _, which = text.partition("@")
+    if not name or not which:
+        raise ValueError(f"{text!r} names no team version: give TEAM@ALIAS or TEAM@VERSION, e.g. demo@champion")
+    run = existing_run(name, root)
+    version, team = run.registry.load(run.team_name, int(which) if which.isdigit() else which)
+    return run, version, team
+
+
+def key(
+    name: Annotated[str, typer.Argument(help="Who uses it; shows in metrics.")],
+    file: Annotated[Path, typer.Option(help="The gateway's `keys_file`; made where there is none.")],
+    scope: Annotated[list[str], typer.Option(help="call, feedback or admin; may be given several times.")] = ["call"],  # noqa: B006
+    days: Annotated[float | None, typer.Option(min=0, help="Until it expires; default: never.")] = None,
+    per_minute: Annotated[int | None, typer.Option(min=1, help="Requests it may make per minute.")] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Remove the key of this name instead.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Make an API key for the gateway, shown once and kept as a hash, or revoke one. A running gateway follows in seconds."""
+    with errors(debug):
+        from serve_apps.service.api_keys import SCOPES, make_key, read_keys, write_keys
+
+        if unknown := [s for s in scope if s not in SCOPES]:
+            raise ValueError(f"--scope {unknown[0]}: scopes are {', '.join(SCOPES)}")
+        keys = read_keys(file) if file.exists() else []
+        known = [k for k in keys if k.name == name]
+        if revoke:
+            if not known:
+                raise ValueError(f"{file} has no key {name!r}; it has {', '.join(k.name for k in keys) or 'none'}")
+            write_keys(file, [k for k in keys if k.name != name])
+            typer.echo(f"revoked {name}")
+            return
+        if known:
+            raise ValueError(f"{file} has a key {name!r} already: revoke it first, or take another name")
+        expires_at = None if days is None else time.time() + days * 86_400
+        secret, made = make_key(name, scopes=tuple(scope), expires_at=expires_at, requests_per_minute=per_minute)  # type: ignore[arg-type]
+        write_keys(file, [*keys, made])
+        typer.echo(secret)
 
 
 def promote(

@@ -26,10 +26,13 @@ def promote(run: Run, iteration: int, lease: Lease) -> dict[str, Any]:
     decision = {"verdict": report["verdict"], "condition": report["condition"]}
     if decision["verdict"] == "skipped":
         return {**decision, "team_version": None if "skipped" in report else champion_version(run)}
-    version = register(run, run.trained(iteration), iteration=iteration, report=report)
+    models = run.trained(iteration)
+    if decision["verdict"] == "promote":
+        models = {group: ref if group in report["promotes"] else run.champion()[group] for group, ref in models.items()}
+    version = register(run, models, iteration=iteration, report=report)
     lease.check()
     if decision["verdict"] == "promote":
-        crown(run, run.trained(iteration), version, reason=decision["condition"])
+        crown(run, models, version, reason=decision["condition"])
     return {**decision, "team_version": version}
 
 
@@ -44,8 +47,9 @@ def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, re
         run_id=run.run_id,
         iteration=iteration,
         evaluation=report,
+        config=run.config.model_dump(mode="json"),
     )
-    version = run.registry.register(run.team_name, team)
+    version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
     run.registry.set_alias(run.team_name, CANDIDATE, version)
     return version
 

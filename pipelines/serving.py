@@ -19,14 +19,16 @@ def app_names(run: Run, kind: str = "rollout") -> dict[str, str]:
     return {group: f"{run.run_id}-{kind}-{run.config.weights_name(group)}" for group in run.config.model_groups}
 
 
-def serve(run: Run, models: Mapping[str, ModelVersionRef], *, always_prove: bool = False) -> tuple[list[Proof], float]:
-    """Makes every replica serve `models`: starts apps that are missing, swaps weights in place where they differ.
+def serve(
+    run: Run, models: Mapping[str, ModelVersionRef], *, kind: str = "rollout", always_prove: bool = False
+) -> tuple[list[Proof], float]:
+    """Makes every replica of a set serve `models`: starts apps that are missing, swaps weights in place where they differ.
 
     Returns the proofs (empty where everything was served already and `always_prove` is off) and the seconds of the swap.
     Raises SyncError where a replica fails its proof.
     """
-    start(run, models)
-    apps = app_names(run)
+    start(run, models, kind=kind)
+    apps = app_names(run, kind)
     found = served_models({group: apps[group] for group in models})
     served = {group: set(by_replica.values()) for group, by_replica in found.items()}
     if not always_prove and all(served[group] == {(r.version, r.manifest_sha256)} for group, r in models.items()):
@@ -46,10 +48,10 @@ def serve(run: Run, models: Mapping[str, ModelVersionRef], *, always_prove: bool
     return proofs, time.perf_counter() - began
 
 
-def start(run: Run, models: Mapping[str, ModelVersionRef]) -> None:
-    """Deploys the run's policy apps and waits until they answer; those that run stay as they are."""
+def start(run: Run, models: Mapping[str, ModelVersionRef], *, kind: str = "rollout") -> None:
+    """Deploys the policy apps of a set and waits until they answer; those that run stay as they are."""
     ensure_apps(
-        app_specs(run, models, app_names(run)),
+        app_specs(run, models, app_names(run, kind)),
         state_file=f"{run.folder}/serve_apps.json",
         timeout_s=max(run.config.serve_config(group).start_timeout_s for group in models),
     )

@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,8 @@ class Team:
     iteration: int
     evaluation: Mapping[str, Any]
     """Summary of the report that the gate saw; JSON values."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The run config: agents, sampling, model groups, serving; what is needed to let the team act anywhere. No secrets."""
 
     def to_json(self) -> str:
         """The text of `team.json`."""
@@ -90,15 +92,18 @@ class TeamRegistry:
         """Args: tracking_uri: `sqlite:///PATH` or a server; artifact_root: folder or URI."""
         self.tracking_uri, self.artifact_root = absolute(tracking_uri), absolute(artifact_root)
 
-    def register(self, name: str, team: Team) -> int:
-        """Version of the team under this name; the same team is registered once, however often it is asked."""
+    def register(self, name: str, team: Team, *, code: Path | None = None) -> int:
+        """Version of the team under this name; the same team is registered once, however often it is asked.
+
+        Args: code: a file that MLflow runs to load the team as a pyfunc model ("models from code").
+        """
         self._make_name(name)
         found = self._client.search_model_versions(f"name = {_quote(name)} and tags.`{KEY_TAG}` = '{team.sha256}'")
         if found:
             return min(int(v.version) for v in found)
         experiment = open_experiment(self._client, self.artifact_root)
         mlflow_run = open_run(self._client, experiment, team.run_id)
-        model_id, location = self._log_model(name, team, experiment, mlflow_run)
+        model_id, location = self._log_model(name, team, experiment, mlflow_run, code=code)
         made = self._client.create_model_version(
             name, source=location, run_id=mlflow_run, model_id=model_id, tags={**_tags(team), MODEL_TAG: model_id}
         )
@@ -160,8 +165,10 @@ class TeamRegistry:
         with tempfile.TemporaryDirectory() as scratch:
             return Path(download_artifacts(uri, dst_path=scratch, tracking_uri=self.tracking_uri)).read_text()
 
-    def _log_model(self, name: str, team: Team, experiment: str, mlflow_run: str) -> tuple[str, str]:
-        """Id and place of a logged model that holds the manifest."""
+    def _log_model(
+        self, name: str, team: Team, experiment: str, mlflow_run: str, *, code: Path | None
+    ) -> tuple[str, str]:
+        """Id and place of a logged model that holds the manifest and, with `code`, can be loaded."""
         from mlflow.entities import LoggedModelStatus
 
         params = {"workflow": team.workflow, "credit": str(team.credit.get("path", "")), "git_commit": team.git_commit}
@@ -170,8 +177,12 @@ class TeamRegistry:
             experiment, name=_model_name(name, team), source_run_id=mlflow_run, params=params, model_type="team"
         )
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / TEAM_FILE).write_text(team.to_json())
-            self._client.log_model_artifacts(model.model_id, folder)
+            model_folder = Path(folder) / "model"
+            if code is not None:
+                _save_pyfunc(model_folder, team, code)
+            model_folder.mkdir(exist_ok=True)
+            (model_folder / TEAM_FILE).write_text(team.to_json())
+            self._client.log_model_artifacts(model.model_id, str(model_folder))
         self._log_metrics(team, mlflow_run, model.model_id)
         self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
         return model.model_id, model.artifact_location
@@ -217,6 +228,37 @@ class TeamRegistry:
         return (
             f"versions are {', '.join(map(str, self._versions(name))) or 'none yet'}; aliases are {aliases or 'none'}"
         )
+
+
+def _save_pyfunc(folder: Path, team: Team, code: Path) -> None:
+    """Writes what `mlflow.pyfunc.load_model` needs beside the manifest: prompts in, answers out."""
+    import mlflow.pyfunc
+    from mlflow.models.signature import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    text, number = "string", "long"
+    signature = ModelSignature(
+        inputs=Schema([ColSpec(text, "prompt"), ColSpec(number, "seed", required=False)]),
+        outputs=Schema(
+            [
+                ColSpec(text, "answer"),
+                ColSpec(text, "status"),
+                ColSpec(number, "num_turns"),
+                ColSpec(text, "team_version"),
+            ]
+        ),
+    )
+    manifest = folder.parent / TEAM_FILE
+    manifest.write_text(team.to_json())
+    mlflow.pyfunc.save_model(
+        folder,
+        python_model=str(code),
+        artifacts={"team": str(manifest)},
+        signature=signature,
+        input_example={"prompt": ["Compute 2+3*4"], "seed": [0]},
+        pip_requirements=["troupe-rl"],  # given, so that MLflow does not load the model to find out
+        metadata={"troupe.run_id": team.run_id, "troupe.iteration": team.iteration},
+    )
 
 
 def _tags(team: Team) -> dict[str, str]:

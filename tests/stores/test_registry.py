@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,36 @@ def test_a_missing_team_names_what_there_is(mlflow_place: tuple[str, str]) -> No
         registry.load("present", CHAMPION)
     with pytest.raises(ValueError, match=r"no team 'present' 7 .*: versions are 1"):
         registry.set_alias("present", CHAMPION, 7)
+
+
+CODE = """
+import mlflow
+from mlflow.pyfunc import PythonModel
+
+class Echo(PythonModel):
+    def load_context(self, context):
+        self.team = open(context.artifacts["team"]).read()
+
+    def predict(self, context, model_input, params=None):
+        return [f"{prompt}? {'small' in self.team}" for prompt in model_input["prompt"]]
+
+mlflow.models.set_model(Echo())
+"""
+
+
+def test_a_team_registered_with_code_is_a_model_that_mlflow_loads_by_alias(
+    mlflow_place: tuple[str, str], tmp_path: Path
+) -> None:
+    import mlflow
+    import pandas as pd
+
+    (tmp_path / "echo.py").write_text(CODE)
+    registry = TeamRegistry(*mlflow_place)
+    version = registry.register("loaded", _team(1), code=tmp_path / "echo.py")
+    registry.set_alias("loaded", CHAMPION, version)
+    assert registry.load("loaded", CHAMPION) == (version, _team(1)), "the manifest is where it was"
+    mlflow.set_tracking_uri(registry.tracking_uri)
+    model = mlflow.pyfunc.load_model("models:/loaded@champion")
+    assert model.predict(pd.DataFrame({"prompt": ["Why", "How"]})) == ["Why? True", "How? True"]
+    assert model.metadata.signature and model.metadata.signature.inputs.input_names() == ["prompt", "seed"]
+    assert model.metadata.metadata == {"troupe.run_id": "run.1", "troupe.iteration": 1}

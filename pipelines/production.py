@@ -1,0 +1,144 @@
+"""production: a registered team -> the team that answers people, on one of two sets of policy apps.
+
+    idle set (blue or green) ── load, prove ──> gateway's route switches, whole ──> the other set is idle, still loaded
+
+The set that was in service stays loaded, so that the way back is one change of the gateway's route. Requests end on the set on
+which they began; a set is only loaded anew when none is left on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pipelines.links import stage_owner
+from pipelines.run import Run, plain
+from pipelines.serving import app_names, serve
+from serve_apps.gateway_routes import gateway_statuses, gateway_teams, route
+from serve_apps.service.production import Arm, TeamInService
+from stores.journal import Lease
+from stores.registry import Team
+from stores.waiting import waiting
+
+SETS = ("blue", "green")
+DRAIN_S = 120.0
+"""How long requests on the idle set may still take before it is loaded with another team."""
+SWITCH_S = 30.0
+"""Within which every gateway replica has to route as it was told."""
+START_S = 180.0
+"""The same for a gateway that is not there yet."""
+
+
+def put_into_service(run: Run, version: int, team: Team) -> dict[str, Any]:
+    """Makes a team version answer all of the gateway's requests; a canary ends with it.
+
+    Returns {"team_version", "set_name", "before", "url", "load_s", "switch_s", "proofs"}.
+
+    Raises SyncError where the idle set does not serve the team's weights, RouteError where the gateway refuses the team; what
+    is in service stays then.
+    """
+    with hold(run):
+        before = in_service(run)
+        arm, proofs, seconds = _load(run, version, team, before)
+        began = time.perf_counter()
+        switch(run, TeamInService(champion=arm))
+        return {
+            "team_version": version,
+            "set_name": arm.set_name,
+            "before": None if before is None else before.champion.team_version,
+            "url": f"http://{run.config.gateway.host}:{run.config.gateway.port}/v1",
+            "load_s": seconds,
+            "switch_s": time.perf_counter() - began,
+            "proofs": proofs,
+        }
+
+
+def canary(run: Run, version: int, team: Team, *, share: float, salt: str = "") -> dict[str, Any]:
+    """Has a team version answer a share of the requests beside the one in service; loaded and proven first.
+
+    Another share for the same version is a change of the route alone. Users keep their team while the share only grows;
+    another `salt` deals them anew. Returns {"team_version", "share", "beside", "proofs"}; raises as `put_into_service`, and
+    ValueError where nothing is in service.
+    """
+    with hold(run):
+        before = _needed(run)
+        if before.champion.team_version == version:
+            raise ValueError(f"team version {version} of {run.team_name!r} is in service itself: give another one")
+        arm, proofs, _ = _load(run, version, team, before)
+        switch(run, TeamInService(champion=before.champion, candidate=arm, share=share, salt=salt))
+        beside = before.champion.team_version
+        return {"team_version": version, "share": share, "beside": beside, "proofs": proofs}
+
+
+def end_canary(run: Run) -> dict[str, Any]:
+    """The team in service answers everything again; returns {"team_version", "ended"}."""
+    with hold(run):
+        before = _needed(run)
+        switch(run, TeamInService(champion=before.champion))
+        ended = None if before.candidate is None else before.candidate.team_version
+        return {"team_version": before.champion.team_version, "ended": ended}
+
+
+def hold(run: Run) -> AbstractContextManager[Lease]:
+    """Keeps others from changing who is in service for this team."""
+    return run.journal.hold(run.run_id, "production", owner=stage_owner())
+
+
+def in_service(run: Run) -> TeamInService | None:
+    """How the team's requests are answered now; None where there is no gateway, or it does not know the team."""
+    return gateway_teams(run.config.gateway).get(run.team_name)
+
+
+def switch(run: Run, wanted: TeamInService) -> None:
+    """Routes the team's requests so, on every gateway replica; starts the gateway where there is none."""
+    gateway = run.config.gateway
+    timeout_s = SWITCH_S if gateway_statuses(gateway) else START_S
+    route(gateway, run.team_name, wanted, state_file=f"{run.folder}/serve_apps.json", timeout_s=timeout_s)
+
+
+def _needed(run: Run) -> TeamInService:
+    found = in_service(run)
+    if found is None:
+        raise ValueError(
+            f"team {run.team_name!r} is not in service: begin with `troupe serve {run.team_name}@champion`"
+        )
+    return found
+
+
+def _load(run: Run, version: int, team: Team, before: TeamInService | None) -> tuple[Arm, list[dict[str, Any]], float]:
+    """Has the idle set serve the team, proven; returns the arm, the proofs and the seconds."""
+    began = time.perf_counter()
+    set_name = SETS[0] if before is None else next(s for s in SETS if s != before.champion.set_name)
+    models = dict(team.models)
+    wanted = Arm(
+        team_version=version,
+        set_name=set_name,
+        apps=app_names(run, set_name),
+        cast=run.cast(models).to_dict(),
+    )
+    if before is not None and before.candidate is not None and before.candidate != wanted:
+        switch(run, TeamInService(champion=before.champion))  # the set is needed for another team
+    if before is None or before.candidate != wanted:
+        _wait_until_idle(run, set_name)
+    proofs, _ = serve(run, models, kind=set_name, always_prove=True)
+    return wanted, [plain(proof) for proof in proofs], time.perf_counter() - began
+
+
+def _wait_until_idle(run: Run, set_name: str) -> None:
+    """Until no request of this team is on its way on a set."""
+    deadline = time.monotonic() + DRAIN_S
+    while (num := _num_in_flight(run, set_name)) and time.monotonic() < deadline:
+        with waiting(f"{num} requests on set {set_name} of team {run.team_name}"):
+            time.sleep(0.2)
+    if num:
+        raise TimeoutError(
+            f"{num} requests of team {run.team_name!r} are still on set {set_name} after {DRAIN_S:g} s: lower "
+            "gateway.request_timeout_s, or try again"
+        )
+
+
+def _num_in_flight(run: Run, set_name: str) -> int:
+    of_all: list[Mapping[str, Any]] = [one for s in gateway_statuses(run.config.gateway) for one in s["in_flight"]]
+    return sum(one["num"] for one in of_all if (one["team"], one["set_name"]) == (run.team_name, set_name))

@@ -1,0 +1,43 @@
+"""The commands around the gateway, as far as they need no engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from serve_apps.service.api_keys import KeyRing, read_keys
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.output
+
+
+def test_a_key_is_shown_once_kept_as_a_hash_and_revoked_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "secrets" / "keys.json"
+    code, secret = run("key", "web", "--file", str(file), "--scope", "call", "--scope", "feedback", "--days", "1")
+    assert code == 0 and secret.startswith("troupe-") and secret.strip() not in file.read_text()
+    (kept,) = read_keys(file)
+    assert (kept.name, kept.scopes) == ("web", ("call", "feedback"))
+    assert kept.expires_at is not None and 86_000 < kept.expires_at - time.time() < 86_401
+    assert KeyRing(file).check(f"Bearer {secret.strip()}", "feedback").name == "web"
+    code, said = run("key", "web", "--file", str(file))
+    assert code == 2 and "has a key 'web' already" in said
+    assert run("key", "web", "--file", str(file), "--revoke") == (0, "revoked web\n")
+    assert json.loads(file.read_text()) == []
+    code, said = run("key", "web", "--file", str(file), "--revoke")
+    assert code == 2 and "has no key 'web'; it has none" in said
+
+
+def test_what_is_no_scope_no_key_file_or_no_team_is_told(tmp_path: Path) -> None:
+    code, said = run("key", "web", "--file", str(tmp_path / "k.json"), "--scope", "root")
+    assert code == 2 and "--scope root: scopes are call, feedback, admin" in said
+    (tmp_path / "k.json").write_text('[{"name": "web"}]')
+    code, said = run("key", "other", "--file", str(tmp_path / "k.json"))
+    assert code == 2 and "gateway.keys_file" in said and "0.sha256" in said
+    code, said = run("serve", "demo", "--root", str(tmp_path))
+    assert code == 2 and "'demo' names no team version: give TEAM@ALIAS" in said
