@@ -81,7 +81,9 @@ def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> d
         "champion": old.report(run),
         "gain": plain(evidence[groups].gain),
         "guards": {g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in evidence[groups].guards},
-        "arms": {" + ".join(of): {**plain(verdicts[of]), "gain": plain(found.gain)} for of, found in evidence.items()},
+        "arms": [
+            {"groups": list(of), **plain(verdicts[of]), "gain": plain(found.gain)} for of, found in evidence.items()
+        ],
         "num_looks": looks.index(num_tasks) + 1,
         "num_unpaired": num_tasks - len(played[groups].outcomes.keys() & old.outcomes.keys()),
         "sampling_seconds": seconds,

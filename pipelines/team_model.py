@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
 from typing import Any
 
 import mlflow
 from mlflow.pyfunc import PythonModel, PythonModelContext
+
+warnings.filterwarnings(
+    "ignore", message="(?s).*type hint", category=UserWarning
+)  # none fits "a table with these columns"
 
 
 class TeamModel(PythonModel):
@@ -29,7 +33,7 @@ class TeamModel(PythonModel):
         self._team = Team.from_json(Path(context.artifacts["team"]).read_text())
         self._local: Any = None
 
-    def predict(self, context: Any, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
         """A row per prompt: `answer`, `status`, `num_turns`, `team_version` (of the gateway's answer; else empty)."""
         import pandas as pd
 

@@ -38,6 +38,7 @@ def connect(tracking_uri: str) -> MlflowClient:
     # MLflow's own defaults try a server that does not answer for several minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow import MlflowClient
 
     # It logs with a traceback what it raises as well.

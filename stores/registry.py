@@ -7,6 +7,7 @@ sha256, never copied), params, metrics and tags. Promotion and rollback move the
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Mapping
@@ -250,6 +251,7 @@ def _save_pyfunc(folder: Path, team: Team, code: Path) -> None:
     )
     manifest = folder.parent / TEAM_FILE
     manifest.write_text(team.to_json())
+    logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)  # warns where there is no pip, as under uv
     mlflow.pyfunc.save_model(
         folder,
         python_model=str(code),

@@ -121,15 +121,17 @@ def test_a_group_that_hurts_holds_the_other_back_without_cross_play_and_not_with
 
 def test_with_cross_play_only_the_group_that_helps_is_promoted(scene: Callable[..., Scene]) -> None:
     apart = scene(a_helps_b_hurts, **{"promote.cross_play": True})
+    del apart.run.__dict__["registry"]  # the real one: MLflow takes the report, too
     report, decision = apart.decide()
     assert report["promotes"] == ["a"] and report["condition"].startswith("new a: gain +0.3")
-    assert {name: arm["verdict"] for name, arm in report["arms"].items()} == {
-        "a + b": "reject",
-        "a": "promote",
-        "b": "reject",
-    }
+    assert [("".join(arm["groups"]), arm["verdict"]) for arm in report["arms"]] == [
+        ("ab", "reject"),
+        ("a", "promote"),
+        ("b", "reject"),
+    ]
     assert decision["verdict"] == "promote" and apart.champion() == {"a": 2, "b": 1}
-    assert apart.registered == [{"a": 2, "b": 1}]
+    (registered,) = apart.run.registry.versions(apart.run.team_name)
+    assert registered.policy_versions == {"a": 2, "b": 1} and registered.aliases == ("candidate", "champion")
     assert apart.played == {(1, 1): 240, (2, 2): 240, (2, 1): 240, (1, 2): 240}
 
 
