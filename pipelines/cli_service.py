@@ -1,4 +1,4 @@
-"""cli_service: the commands that say which team is in service: `serve`, `canary`, `promote`, `rollback`, `watch`; and `key`."""
+"""cli_service: the commands that say which team is in service: `serve`, `canary`, `promote`, `rollback`, `watch`, `lineage`; and `key`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reason = Annotated[str, typer.Option(help="Why, for those who look at the histor
 
 def add_to(app: typer.Typer) -> None:
     """Makes the commands of this file commands of `app`."""
-    for command in (serve, canary, promote, rollback, watch, key):
+    for command in (serve, canary, promote, rollback, watch, lineage, key):
         app.command()(command)
 
 
@@ -34,11 +34,11 @@ def serve(
 ) -> None:
     """Put a team behind the gateway, or switch the one that is there: loaded and proven first, then all at once."""
     with errors(debug):
-        from pipelines.cluster import connect
+        from pipelines.cluster import connect_for_good
         from pipelines.production import put_into_service
 
         run, version, found = _team(team, root)
-        connect(address)
+        connect_for_good(address)
         hand_back(put_into_service(run, version, found))
 
 
@@ -56,15 +56,15 @@ def canary(
     """Let a team answer a share of the gateway's requests beside the one in service."""
     with errors(debug):
         from pipelines import production
-        from pipelines.cluster import connect
+        from pipelines.cluster import connect_for_good
 
         if end:
             run = existing_run(team.partition("@")[0], root)
-            connect(address)
+            connect_for_good(address)
             hand_back(production.end_canary(run))
             return
         run, version, found = _team(team, root)
-        connect(address)
+        connect_for_good(address)
         hand_back(production.canary(run, version, found, share=share, salt=salt))
 
 
@@ -76,6 +76,25 @@ def _team(text: str, root: str) -> tuple[Run, int, Team]:
     run = existing_run(name, root)
     version, team = run.registry.load(run.team_name, int(which) if which.isdigit() else which)
     return run, version, team
+
+
+def lineage(
+    what: Annotated[str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION; or an episode id, with --run.")],
+    run_name: Annotated[str, typer.Option("--run", metavar="RUN", help="Whose episode it is.")] = "",
+    root: Root = "runs",
+    debug: Debug = False,
+) -> None:
+    """What shaped a team: models, iterations, pinned traces and rewards; or what an episode has shaped. JSON."""
+    with errors(debug):
+        from pipelines.lineage import lineage_of_episode, lineage_of_team
+
+        if "@" in what:
+            run, version, team = _team(what, root)
+            hand_back(lineage_of_team(run, version, team))
+        elif not run_name:
+            raise ValueError(f"{what!r}: give TEAM@ALIAS, or an episode id and --run RUN")
+        else:
+            hand_back(lineage_of_episode(existing_run(run_name, root), what))
 
 
 def key(

@@ -48,6 +48,16 @@ def connect(address: str = "") -> None:
         ) from None
 
 
+def connect_for_good(address: str = "") -> None:
+    """`connect` for what goes on after this command; ValueError where the cluster would end with it."""
+    if not (address or os.environ.get("RAY_ADDRESS", "")):
+        raise ValueError(
+            "a team in service needs a Ray cluster that outlives this command: start one with `make up` and give its address "
+            "with --address or RAY_ADDRESS"
+        )
+    connect(address)
+
+
 def check_answers(address: str) -> None:
     """Raises as `connect` does where host:port takes no connection: Ray would try for minutes, and fill the screen."""
     host, colon, port = address.rpartition(":")

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipelines.collector import end_collectors
 from pipelines.evaluate import play
+from pipelines.production import in_service, put_into_service
 from pipelines.promote import champion_version, crown, history
 from pipelines.run import Run, plain
 from pipelines.serving import serve
@@ -28,7 +29,9 @@ RESUMED_S = 86_400
 
 
 def promote_version(run: Run, version: int, *, reason: str) -> dict[str, Any]:
-    """Makes a registered team version the champion; returns {"team_version", "before", "proofs"}.
+    """Makes a registered team version the champion; returns {"team_version", "before", "proofs", "in_service"}.
+
+    Where the team is behind a gateway, the gateway's requests are answered by this version from then on, too.
 
     Raises ValueError for a version that is not registered or belongs to other model groups, SyncError where the engines
     do not serve its weights; the champion stays then.
@@ -38,13 +41,19 @@ def promote_version(run: Run, version: int, *, reason: str) -> dict[str, Any]:
     before = champion_version(run)
     watchdog = Watchdog(run, run.key(0, "promote-version"), timeout_s=run.config.sync.stage_timeout_s)
 
-    def serve_and_crown() -> list[Proof]:
+    def serve_and_crown() -> tuple[list[Proof], dict[str, Any] | None]:
         proofs, _ = serve(run, dict(team.models), always_prove=True)
+        switched = None if in_service(run) is None else put_into_service(run, version, team)
         crown(run, dict(team.models), version, reason=reason)
-        return proofs
+        return proofs, switched
 
-    proofs = watchdog.watch(serve_and_crown, alone=run.hold_engines())
-    return {"team_version": version, "before": before, "proofs": [plain(proof) for proof in proofs]}
+    proofs, switched = watchdog.watch(serve_and_crown, alone=run.hold_engines())
+    return {
+        "team_version": version,
+        "before": before,
+        "proofs": [plain(proof) for proof in proofs],
+        "in_service": switched,
+    }
 
 
 def rollback(run: Run, *, to: int | None, reason: str) -> dict[str, Any]:

@@ -70,9 +70,8 @@ def route(
     try:
         _wait_until_routed(config, expected, timeout_s)
     except RouteError:
-        old = before[0].get(app_name(config))
-        if old is not None:
-            change(open_list(), lambda now: now | {app_name(config): old})
+        old = {name: entry for name, entry in before[0].items() if name == app_name(config)}
+        change(open_list(), lambda now: {name: e for name, e in now.items() if name != app_name(config)} | old)
         raise
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -252,15 +253,17 @@ def _save_pyfunc(folder: Path, team: Team, code: Path) -> None:
     manifest = folder.parent / TEAM_FILE
     manifest.write_text(team.to_json())
     logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)  # warns where there is no pip, as under uv
-    mlflow.pyfunc.save_model(
-        folder,
-        python_model=str(code),
-        artifacts={"team": str(manifest)},
-        signature=signature,
-        input_example={"prompt": ["Compute 2+3*4"], "seed": [0]},
-        pip_requirements=["troupe-rl"],  # given, so that MLflow does not load the model to find out
-        metadata={"troupe.run_id": team.run_id, "troupe.iteration": team.iteration},
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of type hints, from which it takes no signature: it is given one
+        mlflow.pyfunc.save_model(
+            folder,
+            python_model=str(code),
+            artifacts={"team": str(manifest)},
+            signature=signature,
+            input_example={"prompt": ["Compute 2+3*4"], "seed": [0]},
+            pip_requirements=["troupe-rl"],  # given, so that MLflow does not load the model to find out
+            metadata={"troupe.run_id": team.run_id, "troupe.iteration": team.iteration},
+        )
 
 
 def _tags(team: Team) -> dict[str, str]:

@@ -131,21 +131,24 @@ def prepare(request: ChatRequest, team: ServedTeam, model_group: str, agent: str
 
 async def sample(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[Piece]:
     """Pieces of all choices in the order in which they come. Closing the iterator ends the sampling of all of them."""
-    pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+    pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
     tasks = [
         asyncio.ensure_future(_sample_one(chat, Choice(index=i), seed, streams, pieces))
         for i, seed in enumerate(chat.seeds)
     ]
+    for task in tasks:
+        task.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
-        left = len(tasks)
-        while left:
+        num_left = len(tasks)
+        while num_left:
             piece = await pieces.get()
-            if piece is None:
-                left -= 1
-            elif isinstance(piece, Exception):
-                raise piece
-            else:
+            if piece is not None:
                 yield piece
+                continue
+            num_left -= 1
+            for task in tasks:
+                if task.done():
+                    task.result()  # raises what ended it
     finally:
         for task in tasks:
             task.cancel()
@@ -153,44 +156,40 @@ async def sample(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[Piece]:
 
 
 async def _sample_one(
-    chat: Chat, choice: Choice, seed: int, streams: PolicyStreams, pieces: asyncio.Queue[Piece | Exception | None]
+    chat: Chat, choice: Choice, seed: int, streams: PolicyStreams, pieces: asyncio.Queue[Piece | None]
 ) -> None:
-    try:
-        text = TextStream(chat.tokenizer, chat.request.stops)
-        penalties = {
-            name: value
-            for name in ("presence_penalty", "frequency_penalty")
-            if (value := getattr(chat.request, name)) != 0.0
-        }
-        request = SampleRequest(
-            model_group=chat.model_group,
-            prompt_token_ids=chat.prompt_token_ids,
-            sampling=chat.sampling,
-            seed=seed,
-            top_logprobs=chat.request.top_logprobs,
-            penalties=penalties,
-            is_whole=not (chat.request.stream or chat.request.stops),
-        )
-        async with aclosing(streams.stream(chat.team.apps[chat.model_group], request)) as deltas:
-            async for delta in deltas:
-                choice.token_ids += delta.token_ids
-                choice.logprobs += delta.logprobs
-                choice.top_logprobs += delta.top_logprobs
-                choice.policy_version = delta.policy_version
-                shown = text.push(delta.token_ids)
-                choice.text += shown
-                choice.finish_reason = "stop" if text.is_stopped else delta.finish_reason
-                pieces.put_nowait(Piece(choice=choice, text=shown, delta=delta))
-                if choice.finish_reason:
-                    break
-        if not choice.finish_reason:
-            raise ApiError(503, "the engine gave the request up", code="engine_unavailable", retry_after_s=2)
-        rest = text.end()
-        choice.text += rest
-        pieces.put_nowait(Piece(choice=choice, text=rest, delta=None))
-        pieces.put_nowait(None)
-    except ApiError as error:
-        pieces.put_nowait(error)
+    text = TextStream(chat.tokenizer, chat.request.stops)
+    penalties = {
+        name: value
+        for name in ("presence_penalty", "frequency_penalty")
+        if (value := getattr(chat.request, name)) != 0.0
+    }
+    request = SampleRequest(
+        model_group=chat.model_group,
+        prompt_token_ids=chat.prompt_token_ids,
+        sampling=chat.sampling,
+        seed=seed,
+        top_logprobs=chat.request.top_logprobs,
+        penalties=penalties,
+        is_whole=not (chat.request.stream or chat.request.stops),
+    )
+    async with aclosing(streams.stream(chat.team.apps[chat.model_group], request)) as deltas:
+        async for delta in deltas:
+            choice.token_ids += delta.token_ids
+            choice.logprobs += delta.logprobs
+            choice.top_logprobs += delta.top_logprobs
+            choice.policy_version = delta.policy_version
+            shown = text.push(delta.token_ids)
+            choice.text += shown
+            choice.finish_reason = "stop" if text.is_stopped else delta.finish_reason
+            pieces.put_nowait(Piece(choice=choice, text=shown, delta=delta))
+            if choice.finish_reason:
+                break
+    if choice.finish_reason not in ("stop", "length"):
+        raise ApiError(503, "the engine gave the request up", code="engine_unavailable", retry_after_s=2)
+    rest = text.end()
+    choice.text += rest
+    pieces.put_nowait(Piece(choice=choice, text=rest, delta=None))
 
 
 async def complete(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:

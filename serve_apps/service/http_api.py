@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_apps.service import api_keys
 from serve_apps.service.api_keys import ApiKey
 from serve_apps.service.chat import chunks, complete, prepare, usage
-from serve_apps.service.production import ServedTeam, find
+from serve_apps.service.production import ServedTeam, find, model_of
 from serve_apps.service.protocol import ApiError, ChatRequest, RunRequest, explained
 from serve_apps.service.service import Held, Service
 from serve_apps.service.workflow_runs import episode_spec, run_workflow, stream_workflow
@@ -65,17 +65,17 @@ def build_api(service: Service) -> FastAPI:
     async def model(model: str, request: Request) -> dict[str, Any]:
         """One of them."""
         _caller(service, request, "call")
-        production, _, _ = find(service.teams, model)
+        production = find(service.teams, model)
         return {"id": model, "object": "model", "created": int(service.started_at), "owned_by": production.name}
 
     @api.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """A chat with an agent or a model group, answered at once or as server-sent events."""
         key = _caller(service, request, "call", counts=True)
-        production, model_group, agent = find(service.teams, body.model)
+        production = find(service.teams, body.model)
         held = await service.take(production.name, body.user)
         with _released_unless_streamed(held) as stream:
-            chat = prepare(body, held.team, model_group, agent)
+            chat = prepare(body, held.team, *model_of(held.team, body.model))
             headers = _headers(chat.id, held.team)
             if body.stream:
                 events = _chat_events(service, chunks(chat, service.streams))

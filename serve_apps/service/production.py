@@ -110,16 +110,25 @@ def place_of(user: str, salt: str) -> float:
     return int.from_bytes(sha256(f"{salt}/{user}".encode()).digest()[:7], "big") / 2**56
 
 
-def find(teams: Mapping[str, Production], model: str) -> tuple[Production, str, str | None]:
-    """Whose model id this is: its team, model group and agent; 404 names those there are."""
+def find(teams: Mapping[str, Production], model: str) -> Production:
+    """Whose model id this is; 404 names those there are."""
     for production in teams.values():
-        found = production.champion.models.get(model)
-        if found is not None:
-            return production, *found
-    known = sorted(name for production in teams.values() for name in production.champion.models)
-    raise ApiError(
+        if model in production.champion.models:
+            return production
+    raise _unknown(model, [name for production in teams.values() for name in production.champion.models])
+
+
+def model_of(team: ServedTeam, model: str) -> tuple[str, str | None]:
+    """Model group, and agent if it is one, of a model id of this team: a candidate may have others than the champion."""
+    if model not in team.models:
+        raise _unknown(model, list(team.models))
+    return team.models[model]
+
+
+def _unknown(model: str, known: list[str]) -> ApiError:
+    return ApiError(
         404,
-        f"there is no model {model!r}; models are {', '.join(known) or 'none: no team is in service'}",
+        f"there is no model {model!r}; models are {', '.join(sorted(known)) or 'none: no team is in service'}",
         code="model_not_found",
         param="model",
     )

@@ -15,12 +15,13 @@ import pytest
 from servers import Postgres
 
 from pipelines.config import load_config
+from pipelines.lineage import lineage_of_episode, lineage_of_team
 from pipelines.record import record
 from pipelines.run import Run
 from pipelines.stages import STAGES
 from stores import journal
 from stores.files import open_filesystem, read_file
-from stores.types import Purpose
+from stores.types import Purpose, TracesRef
 from tests.e2e.local_runs import (
     COMMAND,
     CONFIG,
@@ -265,3 +266,23 @@ def objects(uri: str) -> list[str]:
     filesystem, path = open_filesystem(uri)
     assert filesystem is not None
     return [info.path for info in filesystem.get_file_info(FileSelector(path, recursive=True)) if info.is_file]
+
+
+def test_lineage_leads_from_a_team_to_its_episodes_and_from_an_episode_to_its_teams(undisturbed: Run) -> None:
+    version, team = undisturbed.registry.load(undisturbed.team_name, max(
+        v.version for v in undisturbed.registry.versions(undisturbed.team_name)))  # fmt: skip
+    down = lineage_of_team(undisturbed, version, team)
+    newest = team.models["team"].version
+    assert [model["version"] for model in down["models"]["team"]] == list(range(newest, -1, -1))
+    assert [of["iteration"] for of in down["iterations"]] == list(range(newest + 1))
+    last = down["iterations"][-1]
+    assert last["traces"]["num_episodes"] == 256 and last["rewards"]["num_episodes"] == 256
+    assert last["sampled_by"] == {"team": newest - 1} and down["team"]["git_commit"]
+    pinned = TracesRef(**last["traces"])
+    episode = next(undisturbed.traces.read_traces(pinned))
+    up = lineage_of_episode(undisturbed, episode.episode_id)
+    assert up["trained"]["team"][0] == newest and version in [of["version"] for of in up["teams"]]
+    (gate,) = undisturbed.traces.find_traces(run_id="small", purpose=Purpose.GATE, limit=1)
+    assert lineage_of_episode(undisturbed, gate.episode_id)["trained"] == {}
+    with pytest.raises(ValueError, match="no episode 'unknown'"):
+        lineage_of_episode(undisturbed, "unknown")

@@ -16,7 +16,9 @@ import openai
 import pytest
 
 from pipelines.production import canary, end_canary, in_service, put_into_service
+from pipelines.promote import champion_version
 from pipelines.run import Run
+from pipelines.service import promote_version
 from pipelines.serving import app_names
 from serve_apps.config import GatewayConfig
 from serve_apps.deployment import remove_apps
@@ -108,6 +110,18 @@ def test_a_team_whose_weights_are_damaged_is_refused_and_the_one_in_service_stay
         shutil.copy(kept, file)
     found = in_service(run)
     assert found is not None and found.champion.team_version == 1 and ask(run) == "small@1"
+
+
+def test_a_promotion_and_a_rollback_by_hand_switch_the_gateway_with_the_champion(run: Run) -> None:
+    serve(run, "champion")
+    before = champion_version(run)
+    other = next(v.version for v in run.registry.versions(run.team_name) if v.version != before)
+    moved = promote_version(run, other, reason="a test")
+    assert moved["before"] == before and moved["in_service"]["team_version"] == other
+    assert ask(run) == f"small@{other}" and run.registry.alias(run.team_name, "champion") == other
+    back = promote_version(run, before, reason="a test")
+    assert back["in_service"]["switch_s"] < 5 and ask(run) == f"small@{before}"
+    assert run.registry.alias(run.team_name, "champion") == before
 
 
 @pytest.mark.parametrize("through", ["the gateway", "this process"])

@@ -57,7 +57,7 @@ def told_apart(
         given.extend(targets)
         return []
 
-    monkeypatch.setattr(serving, "start", lambda run, models: None)
+    monkeypatch.setattr(serving, "start", lambda run, models, kind: None)
     monkeypatch.setattr(serving, "served_models", lambda apps: {group: dict(enumerate(replicas)) for group in apps})
     monkeypatch.setattr(serving, "sync_apps", sync)
     serving.serve(run, {"team": ref(run, version)}, always_prove=always)

@@ -24,7 +24,7 @@ def test_no_request_makes_the_gateway_fail(tiny_model: Path) -> None:
             statuses = ask_all(operation.as_strategy(generation_mode=mode))
             seen[operation.label] = seen.get(operation.label, Counter()) + statuses
     chat = seen["POST /v1/chat/completions"]
-    assert chat[400] > 20 and chat[404] > 5, f"it was asked all kinds of things: {seen}"
+    assert chat[400] + chat[404] > 100 and chat[400], f"it was asked all kinds of things: {seen}"
     assert set(seen) >= {"GET /v1/models", "POST /v1/workflows/{team}/runs", "GET /metrics"}
 
 
@@ -32,7 +32,13 @@ def ask_all(cases: SearchStrategy[Case]) -> Counter[int]:
     """Statuses of many requests; schemathesis raises where one is a server error."""
     statuses: Counter[int] = Counter()
 
-    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @settings(
+        max_examples=80,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
     @given(case=cases)
     def ask(case: Case) -> None:
         statuses[case.call_and_validate(checks=[not_a_server_error]).status_code] += 1
