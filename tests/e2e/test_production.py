@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from servers import free_port
 
 from pipelines.production import canary, end_canary, in_service, put_into_service
 from pipelines.promote import champion_version
@@ -36,10 +36,7 @@ print(json.dumps(model.predict(pd.DataFrame({"prompt": ["Compute 2+3*4", "Comput
 @pytest.fixture(scope="module")
 def run(undisturbed: Run, ray_local: None) -> Iterator[Run]:
     """The trained run, with a gateway on a port of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    run = Run(undisturbed.config.model_copy(update={"gateway": GatewayConfig(port=port)}))
+    run = Run(undisturbed.config.model_copy(update={"gateway": GatewayConfig(port=free_port())}))
     yield run
     sets = [app for kind in ("blue", "green") for app in app_names(run, kind).values()]
     remove_apps([*sets, app_name(run.config.gateway)])

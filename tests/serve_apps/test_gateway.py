@@ -18,6 +18,7 @@ import openai
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from servers import free_port
 
 from serve_apps.cast import Cast
 from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
@@ -30,12 +31,6 @@ from stores.weights import WeightStore
 
 AGENTS = ("solver", "verifier", "refiner", "finalizer")
 HELLO: list[Any] = [{"role": "user", "content": "Compute 12 + 3 * 45"}]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @dataclass
