@@ -25,6 +25,8 @@ from stores.waiting import waiting
 SETS = ("blue", "green")
 DRAIN_S = 120.0
 """How long requests on the idle set may still take before it is loaded with another team."""
+ANSWER_S = 10.0
+POLL_S = 0.2
 SWITCH_S = 30.0
 """Within which every gateway replica has to route as it was told."""
 START_S = 180.0
@@ -137,18 +139,24 @@ def _proven(run: Run, team: Team, arm: Arm) -> tuple[Arm, list[dict[str, Any]], 
 
 
 def _wait_until_idle(run: Run, set_name: str) -> None:
-    """Until no request of this team is on its way on a set."""
-    deadline = time.monotonic() + DRAIN_S
-    while (num := _num_in_flight(run, set_name)) and time.monotonic() < deadline:
+    """Until no request of this team is on its way on a set, by what every gateway replica says.
+
+    A replica that has not answered for `ANSWER_S` is one that Serve replaces: nothing is on its way there any more.
+    """
+    gateway, began = run.config.gateway, time.monotonic()
+    if not gateway_teams(gateway):
+        return
+    while True:
+        statuses = gateway_statuses(gateway)
+        of_all: list[Mapping[str, Any]] = [one for status in statuses for one in status["in_flight"]]
+        num = sum(one["num"] for one in of_all if (one["team"], one["set_name"]) == (run.team_name, set_name))
+        waited = time.monotonic() - began
+        if num == 0 and (len(statuses) >= gateway.num_replicas or waited > ANSWER_S):
+            return
+        if waited > DRAIN_S:
+            raise TimeoutError(
+                f"{num} requests of team {run.team_name!r} are still on set {set_name} after {DRAIN_S:g} s: lower "
+                "gateway.request_timeout_s, or try again"
+            )
         with waiting(f"{num} requests on set {set_name} of team {run.team_name}"):
-            time.sleep(0.2)
-    if num:
-        raise TimeoutError(
-            f"{num} requests of team {run.team_name!r} are still on set {set_name} after {DRAIN_S:g} s: lower "
-            "gateway.request_timeout_s, or try again"
-        )
-
-
-def _num_in_flight(run: Run, set_name: str) -> int:
-    of_all: list[Mapping[str, Any]] = [one for s in gateway_statuses(run.config.gateway) for one in s["in_flight"]]
-    return sum(one["num"] for one in of_all if (one["team"], one["set_name"]) == (run.team_name, set_name))
+            time.sleep(POLL_S)

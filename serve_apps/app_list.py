@@ -112,6 +112,19 @@ def change(app_list: Any, edit: Callable[[Apps], Apps], *, is_forced: bool = Fal
                 return edited
 
 
+def deployed_apps() -> Apps:
+    """The list as last deployed; ValueError where this cluster has none."""
+    with waiting(f"the actor {ACTOR_NAME}"):
+        _, apps = ray.get(open_list().read.remote(), timeout=ANSWER_TIMEOUT_S)
+    return dict(apps)
+
+
+def num_replicas(entry: Mapping[str, Any]) -> int:
+    """How many replicas a policy app should have."""
+    wanted: int = entry["args"]["serve"]["num_replicas"]
+    return wanted
+
+
 def with_user_config(entry: Mapping[str, Any], user_config: Mapping[str, Any]) -> dict[str, Any]:
     """`entry` with another `user_config` of its one deployment: the only change that leaves replicas running."""
     (deployment,) = entry["deployments"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from serve_apps.adapters import AdapterRoom
-from serve_apps.app_list import Apps, change, open_list, with_user_config
+from serve_apps.app_list import Apps, change, deployed_apps, num_replicas, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
 from serve_apps.proof import Proof, SyncError, SyncTimeoutError
-from serve_apps.proving import REPLICA_TIMEOUT_S, Target, handle_of, prove_apps, serves, versions_of
+from serve_apps.proving import Target, prove_apps, serves, versions_of
+from serve_apps.replicas import REPLICA_TIMEOUT_S, Broadcast, handle_of
 from stores.manifest import read_manifest
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
@@ -106,7 +108,7 @@ def sync_apps(
     apps = change(open_list(), lambda apps: _retargeted(apps, targets))
     _repeat_refused(targets, timeout_s)
     _wait_until_served(targets, apps, started + timeout_s, timeout_s)
-    return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started)
+    return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started, timeout_s=timeout_s)
 
 
 def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
@@ -123,8 +125,8 @@ def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
 
 
 def replica_statuses(app: str) -> list[dict[str, Any]]:
-    """What every running replica says of every model group that it serves: `Policy.statuses()`."""
-    answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S)
+    """What every replica says of every model group that it serves: `Policy.statuses()`. TimeoutError where one is missing."""
+    answers = Broadcast(app, "statuses").answers(num_replicas(deployed_apps()[app]))
     return [status for statuses in answers for status in statuses]
 
 
@@ -236,8 +238,9 @@ def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:
     for app in dict.fromkeys(target.app for target in targets):
         asked = [target for target in targets if target.app == app]
         if any(_refuses(status, target.model) for status in _statuses_if_up(app) for target in asked):
-            with waiting(f"replicas of {app} to try {versions_of(asked)} again"):
-                handle_of(app).broadcast("retry").results(timeout_s=timeout_s, return_exceptions=True)
+            # A replica that ends over it is replaced by Serve.
+            with waiting(f"replicas of {app} to try {versions_of(asked)} again"), suppress(RayError):
+                Broadcast(app, "retry").answers(num_replicas(deployed_apps()[app]), timeout_s=timeout_s)
 
 
 def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, timeout_s: float) -> None:
@@ -254,7 +257,7 @@ def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, t
                         f"{target.model.version} and keeps {s['version']}: {s['error']}"
                     )
             num_right = sum(serves(s, target.model) for s in statuses)
-            if num_right == len(statuses) == apps[target.app]["args"]["serve"]["num_replicas"]:
+            if num_right == len(statuses) == num_replicas(apps[target.app]):
                 waiting_for.remove(target)
         if not waiting_for:
             return

@@ -11,7 +11,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from serve_apps.app_list import Apps, change, open_list
+from serve_apps.app_list import Apps, change, deployed_apps, open_list
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway import gateway_entry
 from serve_apps.service.production import TeamInService
@@ -105,17 +105,10 @@ def _end(message: str) -> str:
 
 def _entry(config: GatewayConfig) -> dict[str, Any] | None:
     try:
-        _, apps = _read()
+        apps = deployed_apps()
     except ValueError:  # no list: nothing was ever deployed on this cluster
         return None
     return apps.get(app_name(config))
-
-
-def _read() -> tuple[int, Apps]:
-    import ray
-
-    revision, apps = ray.get(open_list().read.remote(), timeout=ANSWER_TIMEOUT_S)
-    return revision, apps
 
 
 def _teams_of(entry: Mapping[str, Any]) -> dict[str, TeamInService]:

@@ -7,16 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ray import serve
-
-from serve_apps.proof import Proof, SyncError, Verdict, judge, telling
+from serve_apps.app_list import deployed_apps, num_replicas
+from serve_apps.proof import Proof, SyncError, SyncTimeoutError, Verdict, judge, telling
+from serve_apps.replicas import REPLICA_TIMEOUT_S, Broadcast
 from stores.manifest import Probe
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
 from stores.weights import WeightStore
-
-REPLICA_TIMEOUT_S = 30.0
-"""How long one replica may take to answer a status or a probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +33,15 @@ def prove_apps(
     tolerance: float,
     noise: float,
     started: float | None = None,
+    timeout_s: float = REPLICA_TIMEOUT_S,
 ) -> list[Proof]:
     """Asks every replica of every app for the versions it serves and their logprobs on the targets' probe sequences.
 
     All model groups of an app are asked in one call, which the engine computes as one batch.
-    Raises SyncError, naming replica, model group, version and numbers, if a replica is not proven; changes nothing.
+    Args: timeout_s: how long replicas may be missing, as one is that Serve replaces.
+
+    Raises SyncError, naming replica, model group, version and numbers, if a replica is not proven or does not answer;
+    changes nothing.
     """
     since = time.monotonic() if started is None else started
     probes = {target: _probes(target, weights) for target in targets}
@@ -48,11 +49,15 @@ def prove_apps(
     for app in dict.fromkeys(target.app for target in targets):
         asked = [target for target in targets if target.app == app]
         sequences = {target.model.model_group: _probe_sequences(*probes[target]) for target in asked}
-        pending.append((app, asked, handle_of(app).broadcast("probe", sequences)))
+        pending.append((app, asked, Broadcast(app, "probe", sequences)))
+    apps = deployed_apps()
     proofs = []
     for app, asked, broadcast in pending:
         with waiting(f"replicas of {app} to prove {versions_of(asked)}"):
-            answers = broadcast.results(timeout_s=REPLICA_TIMEOUT_S)
+            try:
+                answers = broadcast.answers(num_replicas(apps[app]), timeout_s=timeout_s)
+            except TimeoutError as error:
+                raise SyncTimeoutError(str(error)) from None
         for statuses, logprobs in answers:
             for target in asked:
                 (status,) = (s for s in statuses if s["model_group"] == target.model.model_group)
@@ -101,11 +106,6 @@ def serves(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
 def versions_of(targets: Iterable[Target]) -> str:
     """What targets want, for people: `solver@3, verifier@3`."""
     return ", ".join(f"{target.model.model_group}@{target.model.version}" for target in targets)
-
-
-def handle_of(app: str) -> Any:
-    """The Serve handle of an app's one deployment."""
-    return serve.get_app_handle(app)
 
 
 def _probes(target: Target, weights: WeightStore) -> tuple[Probe, Probe | None]:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 from safetensors.torch import load_file, save_file
 
 from serve_apps.app_list import change, open_list
@@ -24,6 +25,7 @@ from serve_apps.client import ContextExhausted, ServeClient
 from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.deployment import (
     PolicyAppSpec,
+    _changed,
     _retargeted,
     ensure_apps,
     remove_apps,
@@ -33,6 +35,7 @@ from serve_apps.deployment import (
 )
 from serve_apps.proof import SyncError
 from serve_apps.proving import Target, prove_apps
+from serve_apps.replicas import Broadcast, handle_of
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
@@ -201,6 +204,24 @@ def test_a_completion_that_spans_a_change_is_marked(served: Served) -> None:
     assert not any(a.is_version_mixed for a in ask(requests()))
 
 
+def test_every_replica_is_asked_while_serve_hands_out_settings(served: Served) -> None:
+    """Serve takes a replica off its list while it hands it a new `user_config`: a proof must not miss that replica."""
+    served.sync(0)
+    asked_by_serve = []
+    for _ in range(8):
+        change(open_list(), lambda apps: apps | {APP: _changed(apps[APP])})
+        for _ in range(10):
+            try:
+                asked_by_serve.append(len(handle_of(APP).broadcast("statuses").results(timeout_s=10)))
+            except DeploymentUnavailableError:
+                asked_by_serve.append(0)
+            (first,), (second,) = Broadcast(APP, "statuses").answers(2)
+            assert first["pid"] != second["pid"]
+    assert min(asked_by_serve) < 2, "Serve's own broadcast now waits for all of them: Broadcast can go"
+    with pytest.raises(TimeoutError, match=rf"2 of 3 replicas of app '{APP}' answered 'statuses' in 0.3 s"):
+        Broadcast(APP, "statuses").answers(3, timeout_s=0.3)
+
+
 @pytest.mark.parametrize(("version", "fault", "message"), [(10, "nan", "not finite"), (11, "shape", "has shape")])
 def test_bad_weights_are_kept_out_and_the_old_ones_serve_on(
     served: Served, version: int, fault: str, message: str
@@ -329,6 +350,6 @@ def _is_replaced(pid: int) -> bool:
 
     try:
         pids = {s["pid"] for s in replica_statuses(APP)}
-    except (RayError, RayServeException):
+    except (RayError, RayServeException, TimeoutError):
         return False
     return len(pids) == 2 and pid not in pids

@@ -1,0 +1,50 @@
+"""replicas: an app, a method -> what every one of its replicas answers.
+
+While Serve hands a new `user_config` to a replica, for about 0.1 s, it is on nobody's list, though it goes on answering: who
+asks "every replica" at that moment asks too few, or none.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
+
+REPLICA_TIMEOUT_S = 30.0
+"""How long one replica may take to answer a status or a probe."""
+POLL_S = 0.05
+
+
+def handle_of(app: str) -> Any:
+    """The Serve handle of an app's one deployment."""
+    return serve.get_app_handle(app)
+
+
+class Broadcast:
+    """A call to every replica of an app, on its way; several apps are asked side by side."""
+
+    def __init__(self, app: str, method: str, *args: Any) -> None:
+        self._app, self._method, self._args = app, method, args
+        self._sent = handle_of(app).broadcast(method, *args)
+
+    def answers(self, num_replicas: int, *, timeout_s: float = REPLICA_TIMEOUT_S) -> list[Any]:
+        """One answer of each replica, at least `num_replicas`; asks again where fewer were on the list.
+
+        Raises TimeoutError when there were fewer for `timeout_s`, and what a replica raises.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                found: list[Any] = self._sent.results(timeout_s=max(REPLICA_TIMEOUT_S, timeout_s))
+            except DeploymentUnavailableError:
+                found = []
+            if len(found) >= num_replicas:
+                return found
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{len(found)} of {num_replicas} replicas of app {self._app!r} answered {self._method!r} in {timeout_s:g} s"
+                )
+            time.sleep(POLL_S)
+            self._sent = handle_of(self._app).broadcast(self._method, *self._args)
