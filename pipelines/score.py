@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.credit.rule import SCORED_STATUSES, score_traces
 from pipelines.run import Run, plain
+from serve_apps.program.conversations import CONVERSATIONS
 from stores.types import EpisodeRewards, EpisodeStatus, Trace, TracesRef
 
 
@@ -68,9 +69,17 @@ def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, d
             "format_share": _mean([float(t.is_format_ok) for t in turns if t.agent == agent]),
             "calls": float(sum(t.agent == agent for t in turns)),
             "completion_tokens": _mean([float(len(t.completion_token_ids)) for t in turns if t.agent == agent]),
+            **_growth(traces, agent),
         }
         for agent in sorted({turn.agent for turn in turns})
     }
+
+
+def _growth(traces: list[Trace], agent: str) -> dict[str, float]:
+    """Of an agent that a program calls: share of the calls that continue a conversation and do not continue its tokens."""
+    found = [trace.outcome_metadata.get(CONVERSATIONS, {}).get(agent, {}) for trace in traces]
+    broken, grown = (sum(counts.get(kind, 0) for counts in found) for kind in ("broken", "grown"))
+    return {"broken_share": broken / (broken + grown)} if broken + grown else {}
 
 
 def _mean(values: list[float]) -> float:

@@ -49,6 +49,7 @@ def _figures(run: Run, iteration: int) -> dict[str, Any] | None:
             "reward": figures["reward"],
             "format": figures["format_share"],
             "completion_tokens": figures["completion_tokens"],
+            **{name: figures[name] for name in ("broken_share",) if name in figures},
         }
         for agent, figures in score["agents"].items()
     }

@@ -6,6 +6,7 @@ models that the config names become version 0 as they are.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -223,6 +224,20 @@ class _TextSpy:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         self.texts += [m["content"] for m in messages] + [f"{m['role']}\n" for m in messages]
         return [0]
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        self.encode_chat(messages)
+        self.texts += [json.dumps(tool["function"]) for tool in tools or ()]
+        return f"chat {len(self.texts)}"
+
+    def encode(self, text: str) -> list[int]:
+        return [0]
+
+    @property
+    def eos_id(self) -> int:
+        return -1
 
     def encode_completion(self, text: str) -> list[int]:
         self.texts.append(text)

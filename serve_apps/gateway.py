@@ -151,7 +151,8 @@ def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
             f"gateway.port = {port}: the gateway of another cluster ({other['gateway']}) listens there; take another port"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Of this protocol by name: asyncio turns Nagle off for no other, and answers would wait 40 ms for an ACK.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 from serve_apps.agent import Agent, Reply, Said, Tool, ToolError, counted_attempts, origins_of, said_by
 from serve_apps.client import ContextExhausted, PolicyCallError, PolicyClient
 from serve_apps.config import EpisodeConfig
+from serve_apps.contracts import Parsed
 from serve_apps.prompt_budget import fit_prompt
 from serve_apps.replay import Playback, Script
+from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import (
@@ -43,6 +45,20 @@ CONTEXT_EXHAUSTED = "context_exhausted"
 UNRECORDED = "[unrecorded]"
 MIN_QUOTE = 12
 """Characters from which on text found inside an input counts as read from the event that said it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What an agent is asked, in tokens, and what it was made of."""
+
+    text: str
+    token_ids: Sequence[int]
+    inputs: Mapping[str, str]
+    """Texts that went into it: events quoted in them are the turn's parents."""
+    parents: tuple[int, ...] = ()
+    """Further ones that are known."""
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """Characters that each input lost for want of room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,17 +160,18 @@ async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete
     that another version sampled than the one that should act is such a failure: it is not what the team does.
     """
     for attempt in range(1, limits.max_attempts + 1):
-        recorder = _Recorder(spec, team, complete, limits)
+        recorder = Recorder(spec, team, complete, limits)
         trace = await recorder.run(attempt)
         if trace.status is not EpisodeStatus.INFRA_ERROR:
             break
     return trace
 
 
-class _Recorder:
-    """Hands out agents and tools, and writes down what they do."""
+class Recorder:
+    """Hands out agents and tools, and writes down what they do. A workflow reaches it as `agents.recorder`."""
 
     def __init__(self, spec: EpisodeSpec, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> None:
+        """One episode, one attempt at it."""
         self.spec, self.team, self.complete, self.limits = spec, team, complete, limits
         self.turns: dict[int, Turn] = {}
         self.tool_calls: dict[int, ToolCall] = {}
@@ -165,10 +182,11 @@ class _Recorder:
         self.began = time.perf_counter()
 
     async def run(self, attempt: int) -> Trace:
+        """The episode, whatever happens."""
         started_at = time.time()
         status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
-        agents = _Calls(self._ask, self.team.workflow.agents, self.spec)
-        tools = _Calls(self._use, self.team.workflow.tools, self.spec)
+        agents = _Calls(self._ask, self.team.workflow.agents, self)
+        tools = _Calls(self._use, self.team.workflow.tools, self)
         try:
             async with asyncio.timeout(self.limits.episode_timeout_s):
                 returned = await self.team.workflow.run(self.spec.task, agents, tools)
@@ -197,29 +215,65 @@ class _Recorder:
         return self._trace(status, stop_reason, error, outcome, started_at, attempt)
 
     async def _ask(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
-        index = self._next_event()
-        round_index = self.rounds.get(name, 0)
-        self.rounds[name] = round_index + 1
         group = self.team.group_of[name]
         tokenizer = self.team.tokenizers[group]
         limit = self.team.max_model_len[group]
         room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
         messages, prompt_ids, cut = fit_prompt(agent, inputs, encode=tokenizer.encode_chat, room=room)
-        sampling = self._fit(name, len(prompt_ids))
+        text = "\n".join(m["content"] for m in messages)
+        prompt = Prompt(text=text, token_ids=prompt_ids, inputs=inputs, cut=cut)
+        turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse)
+        index = turn.turn_index
+        self.said[index] = (turn.completion_text, *parsed.fields.values())
+        return Reply(
+            turn_index=index,
+            text=Said.by(turn.completion_text, index),
+            fields={name: Said.by(value, index) for name, value in parsed.fields.items()},
+            is_format_ok=turn.is_format_ok,
+            is_truncated=turn.finish_reason is FinishReason.LENGTH,
+            data=dict(parsed.data),
+        )
+
+    async def turn(
+        self,
+        name: str,
+        prompt: Prompt,
+        *,
+        parse: Callable[[str], Parsed],
+        max_tokens: int | None = None,
+        stops: Sequence[str] = (),
+    ) -> tuple[Turn, Parsed]:
+        """One model call of agent `name`, recorded.
+
+        Args:
+            parse: what a contract makes of the completion.
+            max_tokens: at most, where that is less than the agent may say and the context holds.
+            stops: the completion ends with the token that completes one of these texts.
+
+        Raises ContextExhausted, TimeoutError or PolicyCallError, as a workflow's agent call does.
+        """
+        index = self._next_event()
+        round_index = self.rounds.get(name, 0)
+        self.rounds[name] = round_index + 1
+        group = self.team.group_of[name]
+        tokenizer = self.team.tokenizers[group]
+        sampling = self._fit(name, len(prompt.token_ids))
+        if max_tokens is not None and max_tokens < sampling.max_tokens:
+            sampling = replace(sampling, max_tokens=max_tokens)
         request = GenerateRequest(
             request_id=f"{self.spec.episode_id}-{index}",
             model_group=group,
-            prompt_token_ids=prompt_ids,
+            prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             seed=_turn_seed(self.spec.seed, name, round_index),
         )
         start = time.perf_counter()
-        call = AgentCall(agent=name, inputs=inputs, task=self.spec.task, request=request)
+        call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request)
         async with asyncio.timeout(self.limits.turn_timeout_s):
-            completion = await self._complete(call)
+            completion = _cut_at(await self._complete(call), tokenizer, stops)
         end = time.perf_counter()
         text = tokenizer.decode(completion.token_ids)
-        parsed = agent.contract.parse(text)
+        parsed = parse(text)
         fault = str(parsed.fault or "")
         if completion.finish_reason is FinishReason.LENGTH:
             fault = fault or f"cut after {len(completion.token_ids)} tokens"
@@ -229,10 +283,10 @@ class _Recorder:
             model_group=group,
             policy_version=completion.policy_version,
             round_index=round_index,
-            parents=self._parents(inputs, index),
-            prompt_text="\n".join(m["content"] for m in messages),
+            parents=tuple(sorted({*prompt.parents, *self._parents(prompt.inputs, index)})),
+            prompt_text=prompt.text,
             completion_text=text,
-            prompt_token_ids=prompt_ids,
+            prompt_token_ids=prompt.token_ids,
             completion_token_ids=completion.token_ids,
             rollout_logprobs=completion.logprobs,
             sampling=sampling,
@@ -245,7 +299,7 @@ class _Recorder:
             duration_s=end - start,
             num_attempts=completion.num_attempts,
             is_version_mixed=completion.is_version_mixed,
-            cut=cut,
+            cut=prompt.cut,
         )
         meant = self.team.policy_versions[group]
         if completion.policy_version != meant:
@@ -253,15 +307,30 @@ class _Recorder:
                 f"turn {index}: version {completion.policy_version} of model group {group!r} answered, {meant} should act: "
                 "a replica serves another version than the stage had made sure of"
             )
-        self.said[index] = (text, *parsed.fields.values())
-        return Reply(
-            turn_index=index,
-            text=Said.by(text, index),
-            fields={name: Said.by(value, index) for name, value in parsed.fields.items()},
-            is_format_ok=not fault,
-            is_truncated=completion.finish_reason is FinishReason.LENGTH,
-            data=dict(parsed.data),
+        self.said[index] = (text,)
+        return self.turns[index], parsed
+
+    def used(
+        self, tool: str, *, caller: str, turn: int, request: Mapping[str, Any], response: str, began: float
+    ) -> int:
+        """Records a tool call that a program made by itself, between two turns; returns its place among the events.
+
+        Args: turn: the turn that asked for it. began: `time.perf_counter()` when that turn was answered.
+        """
+        index = self._next_event()
+        self.tool_calls[index] = ToolCall(
+            call_index=index,
+            tool=tool,
+            caller=caller,
+            parents=(turn,),
+            request=request,
+            response=response,
+            error="",
+            start_s=began - self.began,
+            duration_s=time.perf_counter() - began,
         )
+        self.said[index] = (response,)
+        return index
 
     async def _complete(self, call: AgentCall) -> Completion:
         if self.playback is None:
@@ -377,8 +446,9 @@ class _Recorder:
 class _Calls:
     """`agents.solver(...)` and `tools.search(...)`: attribute access by name, or `agents["solver"](...)`."""
 
-    def __init__(self, call: Callable[..., Awaitable[Any]], known: Mapping[str, Any], episode: EpisodeSpec) -> None:
-        self._call, self._known, self.episode = call, known, episode
+    def __init__(self, call: Callable[..., Awaitable[Any]], known: Mapping[str, Any], recorder: Recorder) -> None:
+        self._call, self._known, self.recorder = call, known, recorder
+        self.episode = recorder.spec
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         return self[name]
@@ -403,6 +473,19 @@ def _recordable(returned: Any) -> Outcome:
         )
     answer, stop_reason = str(returned.answer), str(returned.stop_reason)
     return replace(returned, answer=answer, stop_reason=stop_reason, metadata=dict(returned.metadata))
+
+
+def _cut_at(completion: Completion, tokenizer: ChatTokenizer, stops: Sequence[str]) -> Completion:
+    """The completion up to the token that completes a stop text: what follows was sampled, but nobody reads it."""
+    if not stops:
+        return completion
+    text = TextStream(tokenizer, stops)
+    for place, token in enumerate(completion.token_ids, 1):
+        text.push([token])
+        if text.is_stopped:
+            ids, logprobs = completion.token_ids[:place], completion.logprobs[:place]
+            return replace(completion, token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP)
+    return completion
 
 
 def _is_cancelled() -> bool:

@@ -26,10 +26,16 @@ class ChatTokenizer:
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """Prompt ids, ready for the assistant's turn; jinja2's TemplateError where the template refuses the messages."""
+        return self.encode(self.render_chat(messages, tools=tools))
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """The text of which `encode_chat` makes ids."""
         text = self._tokenizer.apply_chat_template(
             list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
         )
-        return self.encode(str(text))
+        return str(text)
 
     @property
     def knows_tools(self) -> bool:

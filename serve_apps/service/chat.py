@@ -16,9 +16,9 @@ from typing import Any
 from serve_apps.service.policy_stream import Delta, PolicyStreams, SampleRequest
 from serve_apps.service.production import ServedTeam
 from serve_apps.service.protocol import ApiError, ChatRequest
-from serve_apps.service.text_stream import TextStream
-from serve_apps.service.tool_calls import OPEN, parse_tool_calls
+from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.tool_calls import OPEN, assistant_message
 from stores.types import Sampling
 
 
@@ -273,19 +273,9 @@ def _choice_body(chat: Chat, choice: Choice) -> dict[str, Any]:
 def _message(chat: Chat, choice: Choice) -> tuple[dict[str, Any], str]:
     """The assistant's message, and why it ended."""
     names = {tool.function.name for tool in chat.request.offered_tools}
-    text, calls = parse_tool_calls(choice.text, names) if names else (choice.text, [])
-    if not calls:
-        return {"role": "assistant", "content": choice.text, "refusal": None}, choice.finish_reason
-    found = [
-        {
-            "id": f"call_{chat.id[-12:]}_{choice.index}_{i}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for i, call in enumerate(calls)
-    ]
-    reason = "tool_calls" if choice.finish_reason == "stop" else choice.finish_reason
-    return {"role": "assistant", "content": text or None, "refusal": None, "tool_calls": found}, reason
+    message = assistant_message(choice.text, names, id_prefix=f"call_{chat.id[-12:]}_{choice.index}")
+    has_ended = choice.finish_reason == "stop"
+    return message, "tool_calls" if has_ended and "tool_calls" in message else choice.finish_reason
 
 
 def _logprobs_of(chat: Chat, delta: Delta) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def build_api(service: Service) -> FastAPI:
             if body.stream:
                 events = _chat_events(service, chunks(chat, service.streams))
                 return stream(events, headers, lambda: service.answered(held.team, key, usage(chat)))
-            answer = await _unless_gone(request, _in_time(service, complete(chat, service.streams)))
+            answer = await unless_gone(request, _in_time(service, complete(chat, service.streams)))
         service.answered(held.team, key, answer["usage"])
         return JSONResponse(answer, headers=headers)
 
@@ -96,7 +96,7 @@ def build_api(service: Service) -> FastAPI:
                 counted = partial(service.answered, held.team, key)
                 events = _events(service, stream_workflow(service, held.team, spec, counted=counted))
                 return stream(events, headers, lambda: None)
-            answer = await _unless_gone(request, _in_time(service, run_workflow(service, held.team, spec)))
+            answer = await unless_gone(request, _in_time(service, run_workflow(service, held.team, spec)))
         service.answered(held.team, key, answer["usage"])
         return JSONResponse(answer, headers=headers)
 
@@ -118,12 +118,14 @@ def build_api(service: Service) -> FastAPI:
         """For Prometheus."""
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    _add_errors(api)
+    add_errors(api)
     api.add_middleware(_Limits, service=service)
     return api
 
 
-def _add_errors(api: FastAPI) -> None:
+def add_errors(api: FastAPI) -> None:
+    """Has every error answered in OpenAI's form."""
+
     @api.exception_handler(ApiError)
     async def known(_: Request, error: ApiError) -> JSONResponse:
         return JSONResponse(error.body, status_code=error.status, headers=error.headers)
@@ -251,7 +253,7 @@ def _too_late(service: Service) -> ApiError:
     return ApiError(504, f"not done within {service.config.request_timeout_s:g} s", code="timeout")
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """`work`, ended as soon as the client is gone."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))

@@ -39,6 +39,22 @@ def parse_tool_calls(text: str, known: Collection[str]) -> tuple[str, list[Calle
     return rest.strip() if calls else rest, calls
 
 
+def assistant_message(text: str, known: Collection[str], *, id_prefix: str) -> dict[str, Any]:
+    """A completion as OpenAI's message; `tool_calls`, with ids of this prefix, where it calls known functions."""
+    kept, calls = parse_tool_calls(text, known) if known else (text, [])
+    if not calls:
+        return {"role": "assistant", "content": text, "refusal": None}
+    found = [
+        {
+            "id": f"{id_prefix}_{i}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for i, call in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": kept or None, "refusal": None, "tool_calls": found}
+
+
 def _call(text: str, known: Collection[str]) -> CalledTool | None:
     try:
         data: Any = json.loads(text)

@@ -1,0 +1,35 @@
+"""posted_score: every turn earns the score that a program, or its grader, posted for the episode."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipelines.credit.rule import Credit, format_penalty, turn_reward
+from stores.types import Trace
+
+
+class PostedScore:
+    """R = posted score + `format_weight` * (0 if the turn's format is ok, else -1)."""
+
+    kind: Literal["returns"] = "returns"
+
+    def __init__(self, format_weight: float = 0.0) -> None:
+        """Args: format_weight: what a tool call costs that cannot be read."""
+        self.format_weight = format_weight
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        """Outcome: the score; 0 where the program was cut short before it could post one.
+
+        Raises ValueError where an episode that ended has none.
+        """
+        score = trace.outcome_metadata.get("score", 0.0 if trace.status == "truncated" else None)
+        if score is None:
+            raise ValueError(
+                f"episode {trace.episode_id} ended without a score: have the program post it to "
+                "$TROUPE_EPISODE_URL/outcome, or choose a credit rule that judges the answer"
+            )
+        rewards = [
+            turn_reward(trace, i, {"score": float(score), "format": format_penalty(turn, self.format_weight)})
+            for i, turn in enumerate(trace.turns)
+        ]
+        return Credit(outcome=float(score), rewards=tuple(rewards))

@@ -1,0 +1,1 @@
+"""program: how a program that speaks OpenAI's API becomes an episode."""

@@ -1,0 +1,123 @@
+"""conversations: the messages that a program sends -> prompt ids that continue, token by token, what was said before.
+
+    call 1   messages A            -> ids of A      the model says B
+    call 2   messages A, B, C      -> ids of A + the sampled ids of B + ids of C
+
+A conversation that is tokenized anew with every call need not begin with the tokens that were sampled: the text of a tool
+call is written again from its parsed form, and a text has many tokenizations. So what the model said stands in a later prompt
+as it was sampled, wherever the rendered text allows that. Turns that continue each other exactly are merged into one training
+row; those that do not are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from serve_apps.tokenizer import ChatTokenizer
+
+CONVERSATIONS = "conversations"
+"""Under which the metadata of an episode's outcome holds `Conversations.counts` of every agent."""
+Growth = Literal["new", "grown", "broken"]
+"""Of a call: it begins a conversation, continues one token by token, or continues one in other words or tokens."""
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    messages: Messages
+    text: str
+    """Prompt and completion, special tokens included."""
+    token_ids: tuple[int, ...]
+    turn_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationPrompt:
+    """A prompt and what it continues."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    growth: Growth
+    continues: int | None
+    """Turn whose prompt and completion it begins with."""
+
+
+class Conversations:
+    """What one agent was asked and said in one episode."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._calls: list[_Call] = []
+        self._said: dict[Any, str] = {}
+        """A message that was given back -> the text that it was made from."""
+        self.counts: Counter[str] = Counter()
+
+    def prompt(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]]) -> ConversationPrompt:
+        """The prompt for these messages, as OpenAI's clients send them; jinja2's TemplateError where the template refuses them."""
+        is_continued = any(_key(message) in self._said for message in messages)
+        is_continued |= any(len(c.messages) < len(messages) and _begins(messages, c.messages) for c in self._calls)
+        text = self._tokenizer.render_chat([self._for_template(m) for m in messages], tools=tools)
+        begun = max((c for c in self._calls if text.startswith(c.text)), key=lambda c: len(c.text), default=None)
+        if begun is None:
+            growth: Growth = "broken" if is_continued else "new"
+            return ConversationPrompt(
+                text=text, token_ids=tuple(self._tokenizer.encode(text)), growth=growth, continues=None
+            )
+        token_ids = (*begun.token_ids, *self._tokenizer.encode(text[len(begun.text) :]))
+        return ConversationPrompt(text=text, token_ids=token_ids, growth="grown", continues=begun.turn_index)
+
+    def add(
+        self,
+        messages: Messages,
+        prompt: ConversationPrompt,
+        completion_ids: Sequence[int],
+        *,
+        answered: Mapping[str, Any],
+        turn_index: int,
+    ) -> None:
+        """What the model said to a prompt, and the message that the program was given for it."""
+        self.counts[prompt.growth] += 1
+        has_end = bool(completion_ids) and completion_ids[-1] == self._tokenizer.eos_id
+        said = "".join(self._tokenizer.decode(completion_ids[: len(completion_ids) - has_end]))
+        self._said[_key(answered)] = said
+        end = self._tokenizer.token_text(self._tokenizer.eos_id) if has_end else ""
+        whole = prompt.text + said + end
+        ids = (*prompt.token_ids, *completion_ids)
+        self._calls.append(_Call(messages=list(messages), text=whole, token_ids=ids, turn_index=turn_index))
+
+    def _for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """As the chat template reads it: what the model said stands as it said it."""
+        said = self._said.get(_key(message))
+        if said is not None:
+            return {"role": "assistant", "content": said}
+        return dict(message)
+
+
+def _key(message: Mapping[str, Any]) -> Any:
+    """What a program sends back of a message that it was given."""
+    calls = message.get("tool_calls") or ()
+    return (
+        message["role"],
+        message.get("content") or "",
+        tuple((c["function"]["name"], _text(c["function"]["arguments"])) for c in calls),
+    )
+
+
+def _text(arguments: Any) -> str:
+    """Arguments are JSON text in a message, and data for a template."""
+    import json
+
+    data = arguments
+    if isinstance(arguments, str):
+        try:
+            data = json.loads(arguments)
+        except json.JSONDecodeError:
+            return arguments
+    return json.dumps(data, sort_keys=True)
+
+
+def _begins(messages: Messages, earlier: Messages) -> bool:
+    return [_key(m) for m in messages[: len(earlier)]] == [_key(m) for m in earlier]

@@ -1,0 +1,77 @@
+"""process: a command, its environment -> what it printed and how it ended. Ends with whatever it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+MAX_OUTPUT = 1_000_000
+"""Bytes of output that are kept; what a program prints beyond is read and dropped."""
+TAIL = 2_000
+"""Characters of standard error that an error quotes."""
+
+
+class ProgramError(Exception):
+    """The program failed by itself; the message says how, with the end of what it wrote on standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A program that has ended."""
+
+    exit_code: int
+    output: str
+    error_tail: str
+
+
+async def run_process(
+    command: Sequence[str], *, environment: Mapping[str, str], stdin: str | None, folder: str | None
+) -> Ended:
+    """Runs a command to its end; cancelling kills it and its process group. ProgramError where it does not start."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**os.environ, **environment},
+            cwd=folder,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ProgramError(f"{command[0]!r} did not start: {error.strerror or error}") from None
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        output, errors, _ = await asyncio.gather(
+            _read(process.stdout, MAX_OUTPUT), _read(process.stderr, MAX_OUTPUT), _feed(process, stdin)
+        )
+        exit_code = await process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            await process.wait()
+    return Ended(exit_code=exit_code, output=output, error_tail=errors[-TAIL:])
+
+
+async def _read(stream: asyncio.StreamReader, limit: int) -> str:
+    """The first `limit` bytes, as text."""
+    kept, size = [], 0
+    while block := await stream.read(65_536):
+        if size < limit:
+            kept.append(block[: limit - size])
+            size += len(kept[-1])
+    return b"".join(kept).decode(errors="replace")
+
+
+async def _feed(process: asyncio.subprocess.Process, text: str | None) -> None:
+    if text is None or process.stdin is None:
+        return
+    with suppress(BrokenPipeError, ConnectionResetError):  # it may end without having read
+        process.stdin.write(text.encode())
+        await process.stdin.drain()
+    process.stdin.close()

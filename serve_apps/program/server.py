@@ -1,0 +1,152 @@
+"""server: where the programs of one process reach their episodes. An OpenAI API on a port of its own.
+
+    program ── OPENAI_BASE_URL = http://127.0.0.1:PORT/v1/episodes/EPISODE ──> ProgramEpisode.chat ──> policy app
+
+It lives in the process that plays the episode, a collector or a gateway replica, and in its event loop: turns are recorded
+where they happen, and no token takes a second way. It is started with the first episode and ends with the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from serve_apps.program.episode import PostedOutcome, ProgramEpisode, as_chunks
+from serve_apps.service.http_api import STREAM, add_errors, unless_gone
+from serve_apps.service.protocol import ApiError, ChatRequest
+
+START_S = 10.0
+
+
+class EpisodeServer:
+    """The episodes under way in this event loop, by id."""
+
+    def __init__(self, host: str) -> None:
+        """Not started yet. Args: host: the address that programs reach this machine by."""
+        self.host = host
+        self.episodes: dict[str, ProgramEpisode] = {}
+        # Of this protocol by name: asyncio turns Nagle off for no other, and every answer would wait 40 ms for an ACK.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket.bind((host, 0))
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(build_api(self.episodes), log_config=None, access_log=False, lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        self._serving: asyncio.Task[None] | None = None
+        self._is_starting = asyncio.Lock()
+        self._http: Any = None
+
+    async def start(self) -> None:
+        """Returns when it listens."""
+        async with self._is_starting:
+            if self._serving is None:
+                self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+            async with asyncio.timeout(START_S):
+                while not self._server.started:
+                    if self._serving.done():
+                        raise RuntimeError(f"the episodes' server has ended: {self._serving.exception()}")
+                    await asyncio.sleep(0.005)
+
+    def async_client(self, base_url: str, key: str) -> Any:
+        """An `openai.AsyncOpenAI` for one episode; connections are shared, as making them anew takes 40 ms."""
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        if self._http is None:
+            self._http = DefaultAsyncHttpxClient()
+        return AsyncOpenAI(base_url=base_url, api_key=key, http_client=self._http, max_retries=0)
+
+    def client(self, base_url: str, key: str) -> Any:
+        """An `openai.OpenAI` for one episode."""
+        from openai import OpenAI
+
+        return OpenAI(base_url=base_url, api_key=key, max_retries=0)
+
+    @contextmanager
+    def playing(self, episode: ProgramEpisode) -> Iterator[str]:
+        """The episode answers at the base URL that this gives, until the block ends."""
+        name = episode.recorder.spec.episode_id
+        key = name if name not in self.episodes else f"{name}-{secrets.token_hex(4)}"
+        self.episodes[key] = episode
+        try:
+            yield f"http://{self.host}:{self.port}/v1/episodes/{key}"
+        finally:
+            del self.episodes[key]
+
+
+_servers: WeakKeyDictionary[Any, dict[str, EpisodeServer]] = WeakKeyDictionary()
+
+
+async def episode_server(host: str) -> EpisodeServer:
+    """The server of this event loop on an address, running."""
+    of_loop = _servers.setdefault(asyncio.get_running_loop(), {})
+    if host not in of_loop:
+        of_loop[host] = EpisodeServer(host)
+    await of_loop[host].start()
+    return of_loop[host]
+
+
+def build_api(episodes: dict[str, ProgramEpisode]) -> FastAPI:
+    """The application over the episodes that `episodes` holds at the time of a call."""
+    api = FastAPI(title="Troupe episodes", version="1", docs_url=None, redoc_url=None)
+
+    def known(episode_id: str, request: Request) -> ProgramEpisode:
+        episode = episodes.get(episode_id)
+        if episode is None:
+            raise ApiError(404, f"no episode {episode_id!r} is under way here: it has ended", code="episode_not_found")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not secrets.compare_digest(given.encode(), episode.token.encode()):
+            raise ApiError(401, "send the episode's OPENAI_API_KEY as a bearer token", code="invalid_api_key")
+        return episode
+
+    async def answered(episode: ProgramEpisode, agent: str, body: ChatRequest, request: Request) -> Response:
+        answer = await unless_gone(request, episode.chat(agent, body))
+        if not body.stream:
+            return JSONResponse(answer)
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        return StreamingResponse(_events(as_chunks(answer, with_usage=with_usage)), media_type=STREAM)
+
+    @api.post("/v1/episodes/{episode_id}/chat/completions")
+    async def chat_by_model(episode_id: str, body: ChatRequest, request: Request) -> Response:
+        """A call of the agent that `model` names."""
+        episode = known(episode_id, request)
+        return await answered(episode, episode.agent_of(None, body.model), body, request)
+
+    @api.post("/v1/episodes/{episode_id}/agents/{agent}/chat/completions")
+    async def chat_by_path(episode_id: str, agent: str, body: ChatRequest, request: Request) -> Response:
+        """A call of the agent in the path."""
+        episode = known(episode_id, request)
+        return await answered(episode, episode.agent_of(agent, body.model), body, request)
+
+    @api.get("/v1/episodes/{episode_id}/models")
+    async def models(episode_id: str, request: Request) -> dict[str, Any]:
+        """The episode's agents."""
+        data = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "troupe"}
+            for name in known(episode_id, request).agents
+        ]
+        return {"object": "list", "data": data}
+
+    @api.post("/v1/episodes/{episode_id}/outcome")
+    async def outcome(episode_id: str, body: PostedOutcome, request: Request) -> dict[str, Any]:
+        """How the episode ended; a later one replaces an earlier one, until the program ends."""
+        known(episode_id, request).outcome = body
+        return {"status": "noted"}
+
+    add_errors(api)
+    return api
+
+
+async def _events(chunks: list[dict[str, Any]]) -> AsyncGenerator[str]:
+    for chunk in chunks:
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"

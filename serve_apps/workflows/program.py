@@ -1,0 +1,203 @@
+"""A program that speaks OpenAI's API, as a workflow: trained and served as it is.
+
+    workflow:
+      path: "serve_apps.workflows.program:Program"
+      settings:
+        command: [python, my_agent.py, "{prompt}"]     # or function: "my_package.my_agent:answer", or container: {image: ...}
+        agents: {assistant: {max_tokens: 256}}
+
+The program finds OPENAI_BASE_URL and OPENAI_API_KEY in its environment and calls agents as models; several agents may also
+have a base URL each. What it prints is the answer, unless it, or a grader, posts an outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from serve_apps.agent import Agent
+from serve_apps.contracts import Raw
+from serve_apps.program.conversations import CONVERSATIONS
+from serve_apps.program.episode import ProgramEpisode
+from serve_apps.program.process import ProgramError, run_process
+from serve_apps.program.server import EpisodeServer, episode_server
+from serve_apps.workflow import Outcome, Workflow, load_object
+from stores.types import Task
+
+
+class Program(Workflow):
+    """An unchanged program: every model call that it makes is a turn of its episode."""
+
+    def __init__(
+        self,
+        agents: Mapping[str, Mapping[str, Any]],
+        command: Sequence[str] | None = None,
+        function: str | None = None,
+        container: Mapping[str, Any] | None = None,
+        answer: Literal["output", "last_line"] = "output",
+        stdin: bool = False,
+        folder: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
+        failure: Literal["error", "no_answer"] = "error",
+    ) -> None:
+        """Exactly one of `command`, `function` and `container` is needed.
+
+        Args:
+            agents: their `max_tokens` and `temperature`, as of any agent.
+            command: `{prompt}`, `{task_id}` and `{task}` (the task as JSON, without its answers) are filled in.
+            function: `module:name`, called as `function(prompt, client)`; async with an `openai.AsyncOpenAI`, otherwise in a
+                thread with an `openai.OpenAI`. It returns the answer, or {"answer", "score", "metadata"}.
+            container: {image, arguments, engine}: what `docker run` (or another engine) starts, on the host's network.
+            answer: what counts of the output where no outcome was posted.
+            stdin: the prompt is written to the program's standard input.
+            folder: working directory of a command.
+            environment: further variables.
+            host: the address that programs reach this machine by.
+            failure: `error`: a program that fails makes an episode that does not count; `no_answer`: it counts, with an empty
+                answer, as is right where what the model says can make it fail.
+        """
+        given = [
+            name for name, value in (("command", command), ("function", function), ("container", container)) if value
+        ]
+        if len(given) != 1:
+            raise TypeError(f"needs one of command, function and container, got {' and '.join(given) or 'none'}")
+        if answer not in ("output", "last_line") or failure not in ("error", "no_answer"):
+            raise TypeError(
+                f"answer is 'output' or 'last_line', got {answer!r}; failure is 'error' or 'no_answer', got {failure!r}"
+            )
+        self.agents = {
+            name: Agent(prompt="{messages}", contract=Raw(), **settings) for name, settings in agents.items()
+        }
+        self.command = list(command or [])
+        if container:
+            self.command = _container_command(**container)
+        self.function_path, self.is_container = function, bool(container)
+        self.answer, self.stdin, self.folder, self.host, self.failure = answer, stdin, folder, host, failure
+        self.environment = dict(environment or {})
+        self._function = load_object(function, place="workflow.settings.function") if function else None
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Prompts are the program's own: what identifies it stands for them."""
+        return dict.fromkeys(self.agents, f"program {self._sha256()}")
+
+    def _sha256(self) -> str:
+        """Of the command and the files that it names, or of the function's file."""
+        parts = [json.dumps(self.command).encode(), json.dumps(self.environment, sort_keys=True).encode()]
+        if self._function is not None:
+            parts.append(Path(inspect.getfile(self._function)).read_bytes())
+        files = [Path(self.folder or ".") / part for part in self.command]
+        parts += [file.read_bytes() for file in files if file.is_file()]
+        return sha256(b"\x1f".join(parts)).hexdigest()[:16]
+
+    def preflight(self) -> list[str]:
+        """How the program is started; ValueError where it cannot be."""
+        if self._function is not None:
+            return [f"program: {self.function_path}"]
+        if shutil.which(self.command[0], path=None) is None and not Path(self.folder or ".", self.command[0]).is_file():
+            raise ValueError(f"workflow.settings: program {self.command[0]!r} is not on this machine's PATH")
+        return [f"program: {' '.join(self.command)}"]
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """The program's answer. Raises ProgramError where it failed, and what the engines failed with."""
+        episode = ProgramEpisode(recorder=agents.recorder)
+        server = await episode_server(self.host)
+        with server.playing(episode) as url:
+            said, error = await self._played(task, episode, server, url)
+        if error and self.failure == "error" and not episode.exhausted:
+            raise error
+        if episode.exhausted and not said and episode.outcome is None:
+            raise episode.exhausted
+        return _outcome(episode, said)
+
+    async def _played(
+        self, task: Task, episode: ProgramEpisode, server: EpisodeServer, url: str
+    ) -> tuple[Any, Exception | None]:
+        """What the program said, or how it failed; raises what the engines failed with."""
+        playing = asyncio.ensure_future(self._play(task, episode, server, url))
+        failing = asyncio.ensure_future(episode.failed.wait())
+        try:
+            await asyncio.wait({playing, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if episode.failure is not None:
+                raise episode.failure
+            try:
+                return playing.result(), None
+            except Exception as error:  # noqa: BLE001 - whatever a user's function raises is its failure
+                return "", error
+        finally:
+            playing.cancel()
+            failing.cancel()
+            await asyncio.gather(playing, failing, return_exceptions=True)
+
+    async def _play(self, task: Task, episode: ProgramEpisode, server: EpisodeServer, url: str) -> Any:
+        if self._function is not None:
+            if inspect.iscoroutinefunction(self._function):
+                return await self._function(task.prompt, server.async_client(url, episode.token))
+            return await asyncio.to_thread(self._function, task.prompt, server.client(url, episode.token))
+        variables = {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": episode.token,
+            "TROUPE_EPISODE_URL": url,
+            **{f"TROUPE_{name.upper()}_URL": f"{url}/agents/{name}" for name in self.agents},
+            **self.environment,
+        }
+        given = {"prompt": task.prompt, "task_id": task.task_id, "task": _public(task)}
+        command = [_filled(part, given) for part in self.command]
+        if self.is_container:
+            at = command.index("--rm") + 1
+            command[at:at] = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
+        ended = await run_process(
+            command, environment=variables, stdin=task.prompt if self.stdin else None, folder=self.folder
+        )
+        if ended.exit_code != 0:
+            raise ProgramError(
+                f"exit code {ended.exit_code}; {ended.error_tail.strip() or 'nothing on standard error'}"
+            )
+        text = ended.output.strip()
+        return text.rpartition("\n")[2] if self.answer == "last_line" else text
+
+
+def _container_command(
+    image: str, arguments: Sequence[str] = (), engine: str = "docker", options: Sequence[str] = ()
+) -> list[str]:
+    return [engine, "run", "--rm", "--network", "host", *options, image, *arguments]
+
+
+def _filled(part: str, given: Mapping[str, str]) -> str:
+    """Other braces than these places stay as they are, and so do those in what is filled in."""
+    names = "|".join(given)
+    return re.sub(rf"{{({names})}}", lambda place: given[place[1]], part)
+
+
+def _public(task: Task) -> str:
+    """The task as a program may know it."""
+    return json.dumps(
+        {"task_id": task.task_id, "prompt": task.prompt, "source": task.source, "metadata": dict(task.metadata)}
+    )
+
+
+def _outcome(episode: ProgramEpisode, said: Any) -> Outcome:
+    """What was posted, or else what the program said; how its conversations grew is in the metadata."""
+    given: Mapping[str, Any] = said if isinstance(said, Mapping) else {"answer": said}
+    posted = episode.outcome
+    answer = given.get("answer", "") if posted is None or posted.answer is None else posted.answer
+    score = given.get("score") if posted is None or posted.score is None else posted.score
+    metadata = {**given.get("metadata", {}), **({} if posted is None else posted.metadata)}
+    metadata[CONVERSATIONS] = episode.growth
+    if score is not None:
+        metadata["score"] = float(score)
+    stop_reason = "context_exhausted" if episode.exhausted else "finished"
+    return Outcome(
+        answer="" if answer is None else str(answer),
+        stop_reason=stop_reason,
+        is_truncated=episode.exhausted is not None,
+        metadata=metadata,
+    )
