@@ -18,14 +18,13 @@ def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.R
     a, b, c = (int(n) for n in re.findall(r"\d+", task.prompt)[:3])
     results = [m["content"] for m in json.loads(inputs["messages"]) if m["role"] == "tool"]
     if not results:
-        first = ("multiply", b, c) if rng.random() < 0.6 else rng.choice([("add", a, b), ("multiply", a, b)])
-        return _call(*first, rng)
+        return _call(f"{b}*{c}" if rng.random() < 0.6 else rng.choice([f"{a}+{b}", f"{a}*{b}"]), rng)
     last = results[-1]
     if len(results) > 1 or not last.isdigit() or rng.random() < 0.3:
         return last
-    return _call("add", a, int(last), rng)
+    return _call(f"{a}+{last}", rng)
 
 
-def _call(name: str, a: int, b: int, rng: random.Random) -> str:
-    text = json.dumps({"name": name, "arguments": {"a": a, "b": b}})
+def _call(expression: str, rng: random.Random) -> str:
+    text = json.dumps({"name": "calculate", "arguments": {"expression": expression}})
     return f"<tool_call>{text}" + ("</tool_call>" if rng.random() > 0.05 else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 Reason = Annotated[str, typer.Option(help="Why, for those who look at the history of champions.")]
 
 
+ExitCode = Annotated[
+    bool,
+    typer.Option(
+        "--exit-code", help="End with 10 where the team was sent back, 11 where too little is known; otherwise 0."
+    ),
+]
+EXIT_CODES = {"sent_back": 10, "undecided": 11}
+
+
 def add_to(app: typer.Typer) -> None:
     """Makes the commands of this file commands of `app`."""
     for command in (serve, canary, promote, rollback, watch, lineage, key):
@@ -28,18 +37,32 @@ def serve(
     team: Annotated[
         str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION: what `troupe status` lists, e.g. demo@champion.")
     ],
+    guard: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Then watch its answers this long, and go back where they are worse.",
+        ),
+    ] = None,
+    exit_code: ExitCode = False,
     root: Root = "runs",
     address: Address = "",
     debug: Debug = False,
 ) -> None:
     """Put a team behind the gateway, or switch the one that is there: loaded and proven first, then all at once."""
     with errors(debug):
+        from pipelines import traffic
         from pipelines.cluster import connect_for_good
         from pipelines.production import put_into_service
 
         run, version, found = _team(team, root)
         connect_for_good(address)
-        hand_back(put_into_service(run, version, found))
+        put = put_into_service(run, version, found)
+        if guard is None:
+            hand_back(put)
+            return
+        _told(traffic.guard(run, seconds=guard), exit_code=exit_code)
 
 
 def canary(
@@ -49,6 +72,14 @@ def canary(
     share: Annotated[float, typer.Option(min=0, max=1, help="Of the requests that it answers.")] = 0.1,
     salt: Annotated[str, typer.Option(help="Another one deals users anew.")] = "",
     end: Annotated[bool, typer.Option("--end", help="The team in service answers everything again.")] = False,
+    auto: Annotated[
+        bool,
+        typer.Option(
+            "--auto",
+            help="Advance through `traffic.shares` as its answers hold, then promote; send it back where they are worse.",
+        ),
+    ] = False,
+    exit_code: ExitCode = False,
     root: Root = "runs",
     address: Address = "",
     debug: Debug = False,
@@ -65,7 +96,19 @@ def canary(
             return
         run, version, found = _team(team, root)
         connect_for_good(address)
+        if auto:
+            from pipelines import traffic
+
+            _told(traffic.roll_out(run, version, found), exit_code=exit_code)
+            return
         hand_back(production.canary(run, version, found, share=share, salt=salt))
+
+
+def _told(found: dict[str, Any], *, exit_code: bool) -> None:
+    """Hands a traffic decision back."""
+    hand_back(found)
+    if exit_code and (code := EXIT_CODES.get(found["verdict"], 0)):
+        raise SystemExit(code)
 
 
 def _team(text: str, root: str) -> tuple[Run, int, Team]:

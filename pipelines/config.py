@@ -28,6 +28,7 @@ from pipelines.sections import (
     SwapConfig,
     SyncConfig,
     TasksConfig,
+    TrafficConfig,
     WatchdogConfig,
 )
 from serve_apps.config import GatewayConfig, ServeConfig, Settings
@@ -72,6 +73,7 @@ class RunConfig(Settings):
     cluster: ClusterConfig = ClusterConfig()
     maintain: MaintainConfig = MaintainConfig()
     gateway: GatewayConfig = GatewayConfig()
+    traffic: TrafficConfig = TrafficConfig()
 
     @model_validator(mode="after")
     def _agents_have_one_group(self) -> Self:

@@ -48,7 +48,7 @@ def put_into_service(run: Run, version: int, team: Team) -> dict[str, Any]:
         else:
             arm, proofs, seconds = _load(run, version, team, before)
         began = time.perf_counter()
-        switch(run, TeamInService(champion=arm))
+        switch(run, TeamInService(champion=arm, previous=_still_loaded(before, arm)))
         return {
             "team_version": version,
             "set_name": arm.set_name,
@@ -84,6 +84,40 @@ def end_canary(run: Run) -> dict[str, Any]:
         switch(run, TeamInService(champion=before.champion))
         ended = None if before.candidate is None else before.candidate.team_version
         return {"team_version": before.champion.team_version, "ended": ended}
+
+
+def go_back(run: Run, version: int) -> dict[str, Any]:
+    """Ends a team version's service without loading anything: its canary, or in favour of the team before it.
+
+    Returns {"team_version", "ended"}: who answers now, and who no longer does. Raises ValueError where it does not answer, or
+    the team before it is not loaded any more.
+    """
+    with hold(run):
+        found = _needed(run)
+        at_fault = found.candidate or found.champion
+        if at_fault.team_version != version:
+            raise ValueError(
+                f"team {run.team_name!r}: version {at_fault.team_version} came into service after {version}"
+            )
+        if found.candidate is not None:
+            wanted = TeamInService(champion=found.champion)
+        elif found.previous is not None:
+            wanted = TeamInService(champion=found.previous)
+        else:
+            raise ValueError(
+                f"team {run.team_name!r}: no team is loaded beside version {found.champion.team_version}: use `troupe rollback`"
+            )
+        switch(run, wanted)
+        return {"team_version": wanted.champion.team_version, "ended": at_fault.team_version}
+
+
+def _still_loaded(before: TeamInService | None, arm: Arm) -> Arm | None:
+    """Whose set is untouched by the arm that comes into service."""
+    if before is None:
+        return None
+    if before.champion.set_name != arm.set_name:
+        return before.champion
+    return before.previous
 
 
 def hold(run: Run) -> AbstractContextManager[Lease]:
@@ -123,9 +157,10 @@ def _load(run: Run, version: int, team: Team, before: TeamInService | None) -> t
         apps=app_names(run, set_name),
         cast=run.cast(models).to_dict(),
     )
-    if before is not None and before.candidate is not None and before.candidate != wanted:
+    loaded = None if before is None else before.candidate or before.previous
+    if before is not None and loaded not in (None, wanted):
         switch(run, TeamInService(champion=before.champion))  # the set is needed for another team
-    if before is None or before.candidate != wanted:
+    if loaded != wanted:
         _wait_until_idle(run, set_name)
     proofs, _ = serve(run, models, kind=set_name, always_prove=True)
     return wanted, [plain(proof) for proof in proofs], time.perf_counter() - began

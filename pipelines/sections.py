@@ -310,6 +310,51 @@ class PromoteConfig(Settings):
     stage_timeout_s: float = Field(300, gt=0)
 
 
+class TrafficGuardsConfig(Settings):
+    """What answers of a team may not be worse in than those of the team beside or before it; null: not looked at."""
+
+    completion_tokens: float | None = Field(0.5, ge=0)
+    """Growth of an answer's sampled tokens: 0.5 allows half as many more."""
+    seconds: float | None = Field(1.0, ge=0)
+    """Growth of an answer's seconds."""
+    cut_share: float | None = Field(0.05, ge=0)
+    """Rise of the share of answers that were cut short."""
+    empty_share: float | None = Field(0.05, ge=0)
+    """Rise of the share of answers without text."""
+    format_share: float | None = Field(0.05, ge=0)
+    """Drop of the share of well-formed turns of workflow runs."""
+    failure_share: float | None = Field(0.02, ge=0)
+    """Rise of the share of requests that the engines did not answer."""
+
+
+class TrafficConfig(Settings):
+    """How a canary advances by itself, and what sends a team back."""
+
+    shares: tuple[float, ...] = (0.05, 0.25, 0.5)
+    """Of the requests, step by step; after the last one the canary is promoted."""
+    answers_per_step: int = Field(200, ge=10)
+    """Answers of the canary before it may advance."""
+    step_timeout_s: float = Field(3600, gt=0)
+    """A step without enough answers, or without certainty before the promotion, ends undecided: the share stays as it is."""
+    min_answers: int = Field(20, ge=10)
+    """Of both teams, before they are compared."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """That no sound team is sent back, however often it is looked at."""
+    poll_s: float = Field(2, gt=0)
+    """Between two looks at the gateway."""
+    guards: TrafficGuardsConfig = TrafficGuardsConfig()
+
+    @model_validator(mode="after")
+    def _shares_grow(self) -> Self:
+        if (
+            not self.shares
+            or any(not 0 < share <= 1 for share in self.shares)
+            or list(self.shares) != sorted(self.shares)
+        ):
+            raise ValueError(f"traffic.shares must be between 0 and 1 and grow, got {list(self.shares)}")
+        return self
+
+
 class WatchdogConfig(Settings):
     """Who watches a stage: says what it waits for, and ends it at its deadline (`stage_timeout_s` of its section)."""
 

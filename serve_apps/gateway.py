@@ -118,12 +118,13 @@ class Gateway:
         }
 
     async def status(self) -> dict[str, Any]:
-        """Who is in service here, what is on its way on which set of apps, and why the last change was refused."""
+        """Who is in service here, what is on its way on which set, what answers were like, why the last change was refused."""
         return {
             "replica_id": serve.get_replica_context().replica_tag,
             "pid": os.getpid(),
             "teams": {name: p.config.model_dump(mode="json") for name, p in self._service.teams.items()},
             "in_flight": self._service.in_flight(),
+            "figures": self._service.figures(),
             "refused": self._refused if self._error else {},
             "error": self._error,
         }

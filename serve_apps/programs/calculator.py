@@ -1,20 +1,18 @@
-"""A calculator agent, as one writes it against the `openai` client: it asks a model, runs the tools that it calls, asks again.
+"""A calculator agent, as one writes it against the `openai` client: it asks a model, runs the tool that it calls, asks again.
 
 python calculator.py "7+6*8"     (OPENAI_BASE_URL and OPENAI_API_KEY lead to the model)
 """
 
 import asyncio
 import json
+import re
 import sys
 from typing import Any
 
 from openai import AsyncOpenAI
 
-NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "multiply", "parameters": NUMBERS}},
-    {"type": "function", "function": {"name": "add", "parameters": NUMBERS}},
-]
+TEXT = {"type": "object", "properties": {"expression": {"type": "string"}}}
+TOOLS: Any = [{"type": "function", "function": {"name": "calculate", "parameters": TEXT}}]
 MAX_CALLS = 4
 
 
@@ -28,19 +26,21 @@ async def answer(question: str, client: AsyncOpenAI) -> str:
             return message.content or ""
         messages.append(message)
         for call in message.tool_calls:
-            result = calculate(call.function.name, call.function.arguments)
+            result = calculate(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
 
 
-def calculate(name: str, arguments: str) -> str:
-    """What a tool answers."""
+def calculate(arguments: str) -> str:
+    """What the tool answers: it adds or multiplies two numbers."""
     try:
-        numbers = json.loads(arguments)
-        a, b = int(numbers["a"]), int(numbers["b"])
+        found = re.fullmatch(r"\s*(\d+)\s*([+*])\s*(\d+)\s*", json.loads(arguments)["expression"])
     except (KeyError, TypeError, ValueError):
-        return "error: give a and b"
-    return str(a * b if name == "multiply" else a + b)
+        found = None
+    if found is None:
+        return "error: a+b or a*b"
+    a, b = int(found[1]), int(found[3])
+    return str(a + b if found[2] == "+" else a * b)
 
 
 if __name__ == "__main__":

@@ -197,6 +197,11 @@ async def complete(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:
     async with aclosing(sample(chat, streams)) as pieces:
         async for piece in pieces:
             chat.choices[piece.choice.index] = piece.choice
+    return answer_body(chat)
+
+
+def answer_body(chat: Chat) -> dict[str, Any]:
+    """The answer of a chat whose choices are whole."""
     ordered = [chat.choices[i] for i in sorted(chat.choices)]
     return {
         "id": chat.id,

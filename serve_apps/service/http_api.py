@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_apps.service import api_keys
 from serve_apps.service.api_keys import ApiKey
-from serve_apps.service.chat import chunks, complete, prepare, usage
+from serve_apps.service.chat import Chat, answer_body, chunks, complete, prepare, usage
+from serve_apps.service.figures import chat_figures, run_figures
 from serve_apps.service.production import ServedTeam, find, model_of
 from serve_apps.service.protocol import ApiError, ChatRequest, RunRequest, explained
 from serve_apps.service.service import Held, Service
@@ -74,14 +75,14 @@ def build_api(service: Service) -> FastAPI:
         key = _caller(service, request, "call", counts=True)
         production = find(service.teams, body.model)
         held = await service.take(production.name, body.user)
-        with _released_unless_streamed(held) as stream:
+        with _released_unless_streamed(service, held) as stream:
             chat = prepare(body, held.team, *model_of(held.team, body.model))
             headers = _headers(chat.id, held.team)
             if body.stream:
-                events = _chat_events(service, chunks(chat, service.streams))
-                return stream(events, headers, lambda: service.answered(held.team, key, usage(chat)))
+                ended = partial(_count_chat, service, held, key, chat)
+                return stream(_chat_events(service, held, chunks(chat, service.streams)), headers, ended)
             answer = await unless_gone(request, _in_time(service, complete(chat, service.streams)))
-        service.answered(held.team, key, answer["usage"])
+        service.answered(held, key, answer["usage"]["completion_tokens"], chat_figures(answer))
         return JSONResponse(answer, headers=headers)
 
     @api.post("/v1/workflows/{team}/runs")
@@ -89,15 +90,15 @@ def build_api(service: Service) -> FastAPI:
         """The whole workflow on one task: its answer, or an event per turn."""
         key = _caller(service, request, "call", counts=True)
         held = await service.take(team, body.user)
-        with _released_unless_streamed(held) as stream:
+        counted = partial(_count_run, service, held, key)
+        with _released_unless_streamed(service, held) as stream:
             spec = episode_spec(held.team, body)
             headers = _headers(spec.episode_id, held.team)
             if body.stream:
-                counted = partial(service.answered, held.team, key)
-                events = _events(service, stream_workflow(service, held.team, spec, counted=counted))
+                events = _events(service, held, stream_workflow(service, held.team, spec, counted=counted))
                 return stream(events, headers, lambda: None)
             answer = await unless_gone(request, _in_time(service, run_workflow(service, held.team, spec)))
-        service.answered(held.team, key, answer["usage"])
+        counted(answer)
         return JSONResponse(answer, headers=headers)
 
     @api.get("/health")
@@ -202,9 +203,12 @@ class _HeldStream(StreamingResponse):
 
 @contextmanager
 def _released_unless_streamed(
-    held: Held,
+    service: Service, held: Held
 ) -> Iterator[Callable[[AsyncGenerator[str], dict[str, str], Callable[[], None]], Response]]:
-    """What makes a stream of events; the place is given back at the end, the stream's own or this block's."""
+    """What makes a stream of events; the place is given back at the end, the stream's own or this block's.
+
+    An error that is the gateway's, not the caller's, counts as a failure of the team.
+    """
     streams: list[_HeldStream] = []
 
     def stream(events: AsyncGenerator[str], headers: dict[str, str], ended: Callable[[], None]) -> Response:
@@ -213,15 +217,31 @@ def _released_unless_streamed(
 
     try:
         yield stream
+    except ApiError as error:
+        if error.status >= 500:
+            service.failed(held.team)
+        raise
     finally:
         if not streams:
             held.release()
 
 
-async def _chat_events(service: Service, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
+def _count_chat(service: Service, held: Held, key: ApiKey, chat: Chat) -> None:
+    """A stream that has ended, whole or not."""
+    choices = list(chat.choices.values())
+    is_whole = len(choices) == chat.request.n and all(choice.finish_reason for choice in choices)
+    figures = chat_figures(answer_body(chat)) if is_whole else None
+    service.answered(held, key, usage(chat)["completion_tokens"], figures)
+
+
+def _count_run(service: Service, held: Held, key: ApiKey, answer: Mapping[str, Any]) -> None:
+    service.answered(held, key, answer["usage"]["completion_tokens"], run_figures(answer))
+
+
+async def _chat_events(service: Service, held: Held, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
     """Data lines and, where all went well, `[DONE]`."""
     is_done = True
-    async with aclosing(_events(service, answer)) as events:
+    async with aclosing(_events(service, held, answer)) as events:
         async for event in events:
             is_done = not event.startswith('data: {"error"')
             yield event
@@ -229,15 +249,18 @@ async def _chat_events(service: Service, answer: AsyncGenerator[dict[str, Any]])
         yield "data: [DONE]\n\n"
 
 
-async def _events(service: Service, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
+async def _events(service: Service, held: Held, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
     """What is said as server-sent events; an error is the last of them."""
     try:
         async with aclosing(answer) as parts, asyncio.timeout(service.config.request_timeout_s):
             async for part in parts:
                 yield f"data: {json.dumps(part)}\n\n"
     except ApiError as error:
+        if error.status >= 500:
+            service.failed(held.team)
         yield f"data: {json.dumps(error.body)}\n\n"
     except TimeoutError:
+        service.failed(held.team)
         yield f"data: {json.dumps(_too_late(service).body)}\n\n"
 
 

@@ -49,6 +49,8 @@ class TeamInService(BaseModel):
     """Of the champion's requests that the candidate gets too; its answers are recorded, never returned."""
     salt: str = ""
     """Of the assignment of users: another one deals them anew."""
+    previous: Arm | None = None
+    """Who answered before, while its set still holds it: the way back is a change of the route."""
 
 
 @dataclass(frozen=True, kw_only=True)

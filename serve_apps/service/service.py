@@ -12,6 +12,7 @@ from serve_apps.client import ServeClient
 from serve_apps.config import GatewayConfig
 from serve_apps.service.admission import Admission
 from serve_apps.service.api_keys import ApiKey, KeyRing
+from serve_apps.service.figures import Tally
 from serve_apps.service.metrics import GatewayMetrics
 from serve_apps.service.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.service.production import Production, ServedTeam
@@ -23,6 +24,7 @@ class Held:
 
     def __init__(self, service: Service, team: ServedTeam) -> None:
         self._service, self.team = service, team
+        self.began = time.perf_counter()
         self._is_held = True
 
     def release(self) -> None:
@@ -57,6 +59,7 @@ class Service:
         self.started_at = time.time()
         self._in_flight: Counter[tuple[str, str, int]] = Counter()
         """By team, set and version."""
+        self._tallies: dict[tuple[str, int], Tally] = {}
         self._clients: dict[tuple[tuple[str, str], ...], ServeClient] = {}
 
     def team(self, name: str) -> Production:
@@ -105,6 +108,24 @@ class Service:
             self._clients[apps] = ServeClient(team.apps, self.config.call)
         return self._clients[apps]
 
-    def answered(self, team: ServedTeam, key: ApiKey, usage: Mapping[str, int]) -> None:
-        """Counts an answer."""
-        self.metrics.answer(team.name, team.version, key.name, usage["completion_tokens"])
+    def answered(self, held: Held, key: ApiKey, num_tokens: int, figures: Mapping[str, float] | None) -> None:
+        """Counts an answer, and what it was like; None where the caller did not stay to its end."""
+        team = held.team
+        self.metrics.answer(team.name, team.version, key.name, num_tokens)
+        if figures is not None:
+            seconds = time.perf_counter() - held.began
+            self._tally(team).add({**figures, "seconds": seconds, "failure_share": 0.0})
+
+    def failed(self, team: ServedTeam) -> None:
+        """Counts a request that a team took on and did not answer."""
+        self._tally(team).add({"failure_share": 1.0})
+
+    def figures(self) -> list[dict[str, Any]]:
+        """What the teams' answers were like: {"team", "team_version", "sums"}."""
+        return [
+            {"team": name, "team_version": version, "sums": tally.sums}
+            for (name, version), tally in self._tallies.items()
+        ]
+
+    def _tally(self, team: ServedTeam) -> Tally:
+        return self._tallies.setdefault((team.name, team.version), Tally())

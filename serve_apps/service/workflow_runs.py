@@ -25,9 +25,9 @@ async def run_workflow(service: Service, team: ServedTeam, spec: EpisodeSpec) ->
 
 
 async def stream_workflow(
-    service: Service, team: ServedTeam, spec: EpisodeSpec, *, counted: Callable[[Mapping[str, int]], None]
+    service: Service, team: ServedTeam, spec: EpisodeSpec, *, counted: Callable[[Mapping[str, Any]], None]
 ) -> AsyncGenerator[dict[str, Any]]:
-    """A `turn` event as each agent has spoken, then a `result` event with the answer, whose usage `counted` is told."""
+    """A `turn` event as each agent has spoken, then a `result` event with the answer, which `counted` is told."""
     events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     client = service.client(team)
 
@@ -55,7 +55,7 @@ async def stream_workflow(
                 yield telling_next.result()
             telling_next.cancel()
         answer = _answer(team, playing.result())
-        counted(answer["usage"])
+        counted(answer)
         yield {"event": "result", **answer}
     finally:
         playing.cancel()
@@ -98,7 +98,12 @@ def _answer(team: ServedTeam, trace: Trace) -> dict[str, Any]:
         "stop_reason": trace.stop_reason,
         "error": trace.error,
         "turns": [
-            {"agent": turn.agent, "text": turn.completion_text, "policy_version": turn.policy_version}
+            {
+                "agent": turn.agent,
+                "text": turn.completion_text,
+                "policy_version": turn.policy_version,
+                "is_format_ok": turn.is_format_ok,
+            }
             for turn in trace.turns
         ],
         "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},

@@ -16,7 +16,15 @@ ROOT = Path(__file__).parents[2]
 LOCAL = ROOT / "infra" / "airflow.sh"
 SMALL = ROOT / "tests" / "e2e" / "small.yaml"
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "lancedb", "mlflow", "pyarrow", "numpy", "sqlalchemy.orm")
-FILES = ("train_team", "evaluate_team", "promote_team", "rollback_team", "maintain_stores", "invalid_runs")
+FILES = (
+    "train_team",
+    "evaluate_team",
+    "promote_team",
+    "rollback_team",
+    "roll_out_team",
+    "maintain_stores",
+    "invalid_runs",
+)
 
 PROBE = """
 import json, sys, time
@@ -107,6 +115,8 @@ def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str
     assert parsed["dags"]["train_team__watcher"]["schedule"] == "AssetTriggeredTimetable"
     assert parsed["dags"]["promote_team__small"]["params"] == ["reason", "team_version"]
     assert parsed["dags"]["promote_team__small"]["tasks"] == ["approve", "promote"]
+    roll_out = parsed["dags"]["roll_out_team__small"]["tasks"]
+    assert roll_out == ["canary", "promoted", "sent_back", "undecided", "verdict"]
 
 
 def test_every_invalid_config_is_named_with_key_and_fix_and_nothing_else_fails(parsed: dict[str, Any]) -> None:

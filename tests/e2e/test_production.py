@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from servers import free_port
+from transformers import AutoModelForCausalLM
 
 from pipelines.production import canary, end_canary, in_service, put_into_service
 from pipelines.promote import champion_version
 from pipelines.run import Run
+from pipelines.sections import TrafficConfig, TrafficGuardsConfig
 from pipelines.service import promote_version
 from pipelines.serving import app_names
+from pipelines.traffic import guard, roll_out
 from serve_apps.config import GatewayConfig
 from serve_apps.deployment import remove_apps
 from serve_apps.gateway_routes import app_name
+from stores.manifest import Probe
+from stores.registry import Team
+from stores.weights import WeightStore
 
 PREDICT = """
 import json, sys
@@ -119,6 +131,109 @@ def test_a_promotion_and_a_rollback_by_hand_switch_the_gateway_with_the_champion
     back = promote_version(run, before, reason="a test")
     assert back["in_service"]["switch_s"] < 5 and ask(run) == f"small@{before}"
     assert run.registry.alias(run.team_name, "champion") == before
+
+
+@contextmanager
+def asked_all_the_time(run: Run) -> Iterator[list[str]]:
+    """Two callers who run the whole workflow again and again; which team answered, and nothing but answers."""
+    stop, answered = threading.Event(), []
+    url = f"http://127.0.0.1:{run.config.gateway.port}/v1/workflows/{run.team_name}/runs"
+
+    def call() -> None:
+        with httpx.Client(timeout=60) as http:
+            while not stop.is_set():
+                answer = http.post(url, json={"prompt": "2+3*4"})
+                answered.append(answer.headers["x-troupe-team"] if answer.status_code == 200 else answer.text)
+
+    callers = [threading.Thread(target=call) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    try:
+        yield answered
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+
+
+def degraded(run: Run, team: Team, folder: Path) -> Team:
+    """The team with as much noise on its weights as there is signal: it talks nonsense until it is cut short."""
+    models = {}
+    for group, ref in team.models.items():
+        at = folder / group
+        shutil.copytree(ref.uri.removeprefix("file://"), at)
+        tensors = load_file(at / "model.safetensors")
+        generator = torch.Generator().manual_seed(0)
+        noisy = {name: t + t.std() * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
+        save_file(noisy, at / "model.safetensors", metadata={"format": "pt"})
+        tokens = [list(range(3, 35))]
+        with torch.no_grad():
+            logits = AutoModelForCausalLM.from_pretrained(at, dtype=torch.float32)(torch.tensor(tokens)).logits[0]
+        logprobs = [float(logits.log_softmax(-1)[i, t]) for i, t in enumerate(tokens[0][1:])]
+        probe = Probe(sequences=(tuple(tokens[0]),), logprobs=(tuple(logprobs),))
+        models[group] = WeightStore(str(folder / "weights")).commit(
+            at, model_group=group, version=90, parent=None, run_id="degraded", iteration=1, probe=probe
+        )
+    return dataclasses.replace(team, models=models)
+
+
+def with_traffic(run: Run) -> Run:
+    """Decides on few answers: only what is far off shows in them."""
+    guards = TrafficGuardsConfig(cut_share=0.3, empty_share=0.4, format_share=0.4, failure_share=0.3, seconds=None)
+    traffic = TrafficConfig(shares=(0.3, 0.6), answers_per_step=30, step_timeout_s=120, poll_s=0.2, guards=guards)
+    return Run(run.config.model_copy(update={"traffic": traffic}))
+
+
+def test_a_degraded_team_is_sent_back_as_a_canary_and_when_it_was_forced_in(run: Run, tmp_path: Path) -> None:
+    run = with_traffic(run)
+    serve(run, 1)
+    _, team = run.registry.load(run.team_name, 1)
+    bad = degraded(run, team, tmp_path)
+    with asked_all_the_time(run) as answered:
+        found = roll_out(run, 90, bad)
+        assert (found["verdict"], found["share"]) == ("sent_back", 0.3), found
+        assert "at most" in found["reason"] or "at least" in found["reason"]
+        put_into_service(run, 90, bad)
+        forced = guard(run, seconds=120)
+        assert (forced["verdict"], forced["team_version"], forced["ended"]) == ("sent_back", 1, 90), forced
+        began = time.perf_counter()
+        while answered[-1] != "small@1":
+            time.sleep(0.02)
+        assert time.perf_counter() - began < 5
+    assert set(answered) == {"small@1", "small@90"}, "not one request failed"
+    events = run.journal.value(run.run_id, "traffic")
+    assert events and [e["verdict"] for e in events["events"] if "verdict" in e][-2:] == ["sent_back", "sent_back"]
+    with pytest.raises(ValueError, match="the one before it is not loaded any more"):
+        guard(run, seconds=1)
+
+
+def test_a_sound_canary_advances_through_its_shares_and_is_promoted(run: Run) -> None:
+    run = with_traffic(run)
+    serve(run, "champion")
+    champion = champion_version(run)
+    other = next(v.version for v in run.registry.versions(run.team_name) if v.version != champion)
+    _, team = run.registry.load(run.team_name, other)
+    try:
+        with asked_all_the_time(run) as answered:
+            found = roll_out(run, other, team)
+        assert found["verdict"] == "promoted" and [s["state"] for s in found["steps"]] == ["advance"] * 2, found
+        assert {a for a in answered} == {f"small@{champion}", f"small@{other}"}
+        assert champion_version(run) == other and ask(run) == f"small@{other}"
+    finally:
+        promote_version(run, champion, reason="a test")
+
+
+def test_a_canary_that_nobody_asks_stays_undecided(run: Run) -> None:
+    run = with_traffic(run)
+    traffic = run.config.traffic.model_copy(update={"step_timeout_s": 1.0})
+    run = Run(run.config.model_copy(update={"traffic": traffic}))
+    serve(run, 1)
+    other = max(v.version for v in run.registry.versions(run.team_name))
+    found = roll_out(run, other, run.registry.load(run.team_name, other)[1])
+    assert (found["verdict"], found["share"], found["reason"]) == ("undecided", 0.3, "after 1 s: 0 answers")
+    in_place = in_service(run)
+    assert in_place and in_place.candidate and in_place.share == 0.3
+    end_canary(run)
 
 
 @pytest.mark.parametrize("through", ["the gateway", "this process"])

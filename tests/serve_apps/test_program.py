@@ -29,8 +29,8 @@ from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampl
 
 CALCULATOR = str(Path(calculator.__file__))
 ONE = {"calculator": {"max_tokens": 200}}
-MULTIPLY = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 8}}</tool_call>'
-ADD = '<tool_call>{"arguments": {"b": 48, "a": 7},   "name": "add"}</tool_call>'
+MULTIPLY = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*8"}}</tool_call>'
+ADD = '<tool_call>{"arguments": {"expression":   "7+48"},   "name": "calculate"}</tool_call>'
 """With keys and spaces as the chat template would not write them."""
 
 
@@ -111,8 +111,8 @@ def test_an_unchanged_program_is_an_episode_whose_turns_continue_token_by_token(
         whole = [*before.prompt_token_ids, *before.completion_token_ids]
         assert list(after.prompt_token_ids[: len(whole)]) == whole, "what training merges into one row"
     assert [(c.tool, c.caller, c.request, c.response) for c in trace.tool_calls] == [
-        ("multiply", "calculator", {"a": 6, "b": 8}, "48"),
-        ("add", "calculator", {"a": 7, "b": 48}, "55"),
+        ("calculate", "calculator", {"expression": "6*8"}, "48"),
+        ("calculate", "calculator", {"expression": "7+48"}, "55"),
     ]
     assert [t.turn_index for t in trace.turns] == [0, 2, 4]
     assert [t.parents for t in trace.turns] == [(), (0, 1), (2, 3)] and trace.tool_calls[1].parents == (2,)

@@ -1,0 +1,70 @@
+"""figures: answers of one team version -> counts, sums and squares, which can be added over replicas and subtracted over time.
+
+They hold no text and no user: what a traffic decision needs, and nothing that a log must not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NAMES = ("completion_tokens", "seconds", "cut_share", "empty_share", "format_share", "failure_share")
+"""Sampled tokens and seconds of an answer; whether it was cut short, was empty, had well-formed turns (workflows only), or was
+none because the engines failed."""
+
+Sums = dict[str, list[float]]
+"""By name: number, sum, sum of squares."""
+
+
+class Tally:
+    """What one team version has answered since the gateway replica started."""
+
+    def __init__(self) -> None:
+        self.sums: Sums = {name: [0, 0.0, 0.0] for name in NAMES}
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """The figures of one answer, those it has."""
+        for name, value in values.items():
+            of = self.sums[name]
+            of[0] += 1
+            of[1] += value
+            of[2] += value * value
+
+
+def chat_figures(answer: Mapping[str, Any]) -> dict[str, float]:
+    """Of a chat completion as the caller got it."""
+    choices = answer["choices"]
+    said = [c["message"].get("content") or c["message"].get("tool_calls") for c in choices]
+    return {
+        "completion_tokens": answer["usage"]["completion_tokens"] / len(choices),
+        "cut_share": sum(c["finish_reason"] == "length" for c in choices) / len(choices),
+        "empty_share": sum(not words for words in said) / len(choices),
+    }
+
+
+def run_figures(answer: Mapping[str, Any]) -> dict[str, float]:
+    """Of a workflow run as the caller got it."""
+    turns = answer["turns"]
+    formats = {"format_share": sum(turn["is_format_ok"] for turn in turns) / len(turns)} if turns else {}
+    return {
+        "completion_tokens": answer["usage"]["completion_tokens"],
+        "cut_share": float(answer["status"] == "truncated"),
+        "empty_share": float(not answer["answer"].strip()),
+        **formats,
+    }
+
+
+def difference(now: Sums, before: Sums) -> Sums:
+    """What was added since `before`; a replica that started anew counts from there."""
+    if any(now[name][0] < before.get(name, [0])[0] for name in now):
+        return now
+    return {name: [a - b for a, b in zip(of, before.get(name, [0, 0.0, 0.0]), strict=True)] for name, of in now.items()}
+
+
+def total(parts: list[Sums]) -> Sums:
+    """Over replicas."""
+    whole = Tally().sums
+    for sums in parts:
+        for name, of in sums.items():
+            whole[name] = [a + b for a, b in zip(whole[name], of, strict=True)]
+    return whole
