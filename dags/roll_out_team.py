@@ -38,11 +38,11 @@ def roll_out_team(run: ScheduledRun) -> DAG:
     ) as dag:
 
         @task.branch(task_id="verdict")
-        def verdict(found: dict[str, Any]) -> str:
+        def verdict(found: Any) -> str:
             return str(found["verdict"])
 
         @task(task_id="sent_back", retries=0)
-        def sent_back(found: dict[str, Any]) -> None:
+        def sent_back(found: Any) -> None:
             raise AirflowFailException(f"team version {found['team_version']} was sent back: {found['reason']}")
 
         canary = team_job(run, "canary", arguments=[f"{name}@{{{{ params.team }}}}", "--auto"])

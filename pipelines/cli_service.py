@@ -70,6 +70,12 @@ def canary(
         str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION, e.g. demo@candidate; with --end TEAM alone.")
     ],
     share: Annotated[float, typer.Option(min=0, max=1, help="Of the requests that it answers.")] = 0.1,
+    shadow: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Of the other's requests that it gets too, once answered; nobody sees what it says."
+        ),
+    ] = 0.0,
     salt: Annotated[str, typer.Option(help="Another one deals users anew.")] = "",
     end: Annotated[bool, typer.Option("--end", help="The team in service answers everything again.")] = False,
     auto: Annotated[
@@ -101,7 +107,7 @@ def canary(
 
             _told(traffic.roll_out(run, version, found), exit_code=exit_code)
             return
-        hand_back(production.canary(run, version, found, share=share, salt=salt))
+        hand_back(production.canary(run, version, found, share=share, shadow=shadow, salt=salt))
 
 
 def _told(found: dict[str, Any], *, exit_code: bool) -> None:

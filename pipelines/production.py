@@ -60,21 +60,23 @@ def put_into_service(run: Run, version: int, team: Team) -> dict[str, Any]:
         }
 
 
-def canary(run: Run, version: int, team: Team, *, share: float, salt: str = "") -> dict[str, Any]:
+def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 0.0, salt: str = "") -> dict[str, Any]:
     """Has a team version answer a share of the requests beside the one in service; loaded and proven first.
 
     Another share for the same version is a change of the route alone. Users keep their team while the share only grows;
-    another `salt` deals them anew. Returns {"team_version", "share", "beside", "proofs"}; raises as `put_into_service`, and
-    ValueError where nothing is in service.
+    another `salt` deals them anew. `shadow` is the share of the other's requests that it gets as well, once they are answered.
+
+    Returns {"team_version", "share", "shadow", "beside", "proofs"}; raises as `put_into_service`, and ValueError where nothing
+    is in service.
     """
     with hold(run):
         before = _needed(run)
         if before.champion.team_version == version:
             raise ValueError(f"team version {version} of {run.team_name!r} is in service itself: give another one")
         arm, proofs, _ = _load(run, version, team, before)
-        switch(run, TeamInService(champion=before.champion, candidate=arm, share=share, salt=salt))
+        switch(run, TeamInService(champion=before.champion, candidate=arm, share=share, shadow=shadow, salt=salt))
         beside = before.champion.team_version
-        return {"team_version": version, "share": share, "beside": beside, "proofs": proofs}
+        return {"team_version": version, "share": share, "shadow": shadow, "beside": beside, "proofs": proofs}
 
 
 def end_canary(run: Run) -> dict[str, Any]:

@@ -332,6 +332,8 @@ class TrafficConfig(Settings):
 
     shares: tuple[float, ...] = (0.05, 0.25, 0.5)
     """Of the requests, step by step; after the last one the canary is promoted."""
+    shadow: float = Field(0.0, ge=0, le=1)
+    """Before the first step, of the champion's requests that the canary gets too, unseen; 0: no such step."""
     answers_per_step: int = Field(200, ge=10)
     """Answers of the canary before it may advance."""
     step_timeout_s: float = Field(3600, gt=0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
@@ -65,9 +65,9 @@ class Watch:
     for shares Agresti and Caffo's (2000, one success and one failure added), for ratios by the delta method on the log.
     """
 
-    def __init__(self, config: TrafficConfig, *, parts: int = 1) -> None:
-        """Args: parts: watches that alpha is divided among."""
-        self._config, self._parts = config, parts
+    def __init__(self, config: TrafficConfig, *, parts: int = 1, without: Sequence[str] = ()) -> None:
+        """Args: parts: watches that alpha is divided among. without: figures that say nothing here."""
+        self._config, self._parts, self._without = config, parts, without
         self._num_looks = 0
         self._next_at = float(config.min_answers)
 
@@ -78,7 +78,8 @@ class Watch:
             return None
         self._num_looks += 1
         self._next_at = fewest * GROWTH
-        limits = {name: margin for name, margin in self._config.guards.model_dump().items() if margin is not None}
+        margins = self._config.guards.model_dump()
+        limits = {name: m for name, m in margins.items() if m is not None and name not in self._without}
         alpha = (
             (1 - self._config.confidence)
             / (self._num_looks * (self._num_looks + 1))
@@ -135,11 +136,13 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
     certainly broken sends it back at any time. Raises as `production.canary`.
     """
     config, steps = run.config.traffic, []
-    for number, share in enumerate(config.shares, 1):
-        begun = production.canary(run, version, team, share=share)
-        found = _step(run, version, begun["beside"], is_last=number == len(config.shares))
-        steps.append({"share": share, **found})
-        _note(run, {"team_version": version, "share": share, **found})
+    plan = [(0.0, config.shadow)] * bool(config.shadow) + [(share, 0.0) for share in config.shares]
+    for number, (share, shadow) in enumerate(plan, 1):
+        begun = production.canary(run, version, team, share=share, shadow=shadow)
+        watch = Watch(config, parts=len(plan), without=("seconds",) if shadow else ())
+        found = _step(run, version, begun["beside"], watch, is_last=number == len(plan))
+        steps.append({"share": share, "shadow": shadow, **found})
+        _note(run, {"team_version": version, **steps[-1]})
         if found["state"] == "broken":
             production.go_back(run, version)
             return _told(run, "sent_back", found["reason"], version=version, share=share, steps=steps)
@@ -180,11 +183,10 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
     return _told(run, "kept", "; ".join(str(s) for s in seen), version=new, ended=None)
 
 
-def _step(run: Run, new: int, old: int, *, is_last: bool) -> dict[str, Any]:
+def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[str, Any]:
     """{"state": "advance" | "broken" | "undecided", "reason", "num_answers"}."""
     config = run.config.traffic
-    watch, deadline = Watch(config, parts=len(config.shares)), time.monotonic() + config.step_timeout_s
-    before = _figures(run)
+    before, deadline = _figures(run), time.monotonic() + config.step_timeout_s
     seen: list[Seen] = []
     num = 0.0
     while time.monotonic() < deadline:

@@ -79,10 +79,11 @@ def build_api(service: Service) -> FastAPI:
             chat = prepare(body, held.team, *model_of(held.team, body.model))
             headers = _headers(chat.id, held.team)
             if body.stream:
-                ended = partial(_count_chat, service, held, key, chat)
+                ended = partial(_count_chat, service, held, key, chat, body)
                 return stream(_chat_events(service, held, chunks(chat, service.streams)), headers, ended)
             answer = await unless_gone(request, _in_time(service, complete(chat, service.streams)))
         service.answered(held, key, answer["usage"]["completion_tokens"], chat_figures(answer))
+        service.shadow(held, partial(_shadow_chat, service, body))
         return JSONResponse(answer, headers=headers)
 
     @api.post("/v1/workflows/{team}/runs")
@@ -90,7 +91,7 @@ def build_api(service: Service) -> FastAPI:
         """The whole workflow on one task: its answer, or an event per turn."""
         key = _caller(service, request, "call", counts=True)
         held = await service.take(team, body.user)
-        counted = partial(_count_run, service, held, key)
+        counted = partial(_count_run, service, held, key, body)
         with _released_unless_streamed(service, held) as stream:
             spec = episode_spec(held.team, body)
             headers = _headers(spec.episode_id, held.team)
@@ -226,16 +227,28 @@ def _released_unless_streamed(
             held.release()
 
 
-def _count_chat(service: Service, held: Held, key: ApiKey, chat: Chat) -> None:
+def _count_chat(service: Service, held: Held, key: ApiKey, chat: Chat, body: ChatRequest) -> None:
     """A stream that has ended, whole or not."""
     choices = list(chat.choices.values())
     is_whole = len(choices) == chat.request.n and all(choice.finish_reason for choice in choices)
     figures = chat_figures(answer_body(chat)) if is_whole else None
     service.answered(held, key, usage(chat)["completion_tokens"], figures)
+    if is_whole:
+        service.shadow(held, partial(_shadow_chat, service, body))
 
 
-def _count_run(service: Service, held: Held, key: ApiKey, answer: Mapping[str, Any]) -> None:
+def _count_run(service: Service, held: Held, key: ApiKey, body: RunRequest, answer: Mapping[str, Any]) -> None:
     service.answered(held, key, answer["usage"]["completion_tokens"], run_figures(answer))
+    service.shadow(held, partial(_shadow_run, service, body))
+
+
+async def _shadow_chat(service: Service, body: ChatRequest, team: ServedTeam) -> dict[str, float]:
+    whole = body.model_copy(update={"stream": False, "stream_options": None})
+    return chat_figures(await complete(prepare(whole, team, *model_of(team, body.model)), service.streams))
+
+
+async def _shadow_run(service: Service, body: RunRequest, team: ServedTeam) -> dict[str, float]:
+    return run_figures(await run_workflow(service, team, episode_spec(team, body)))
 
 
 async def _chat_events(service: Service, held: Held, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:

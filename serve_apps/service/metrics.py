@@ -36,6 +36,12 @@ class GatewayMetrics:
             ["team", "version"],
             registry=self._registry,
         )
+        self._shadows = Counter(
+            "troupe_gateway_shadows",
+            "Requests that a candidate got too: answered, failed, or dropped for want of room",
+            ["team", "version", "outcome"],
+            registry=self._registry,
+        )
         in_flight = Gauge("troupe_gateway_in_flight", "Requests being answered", registry=self._registry)
         in_flight.set_function(lambda: admission.num_in_flight)
         waiting = Gauge("troupe_gateway_waiting", "Requests in the queue", registry=self._registry)
@@ -50,6 +56,10 @@ class GatewayMetrics:
         """One answer of a team."""
         self._answers.labels(team, str(version), key).inc()
         self._tokens.labels(team, str(version)).inc(completion_tokens)
+
+    def shadow(self, team: str, version: int, outcome: str) -> None:
+        """One request that a candidate got, or should have got, too."""
+        self._shadows.labels(team, str(version), outcome).inc()
 
     def text(self) -> str:
         """In Prometheus' format."""

@@ -46,7 +46,7 @@ class TeamInService(BaseModel):
     share: float = Field(0.0, ge=0, le=1)
     """Of requests that the candidate answers."""
     shadow: float = Field(0.0, ge=0, le=1)
-    """Of the champion's requests that the candidate gets too; its answers are recorded, never returned."""
+    """Of the champion's requests that the candidate gets too, once they are answered; nobody is told what it says."""
     salt: str = ""
     """Of the assignment of users: another one deals them anew."""
     previous: Arm | None = None
@@ -88,6 +88,7 @@ class Production:
     champion: ServedTeam
     candidate: ServedTeam | None = None
     _count: Any = field(default_factory=itertools.count)
+    _num_shadows: Any = field(default_factory=itertools.count)
 
     @classmethod
     def build(cls, name: str, config: TeamInService) -> Production:
@@ -105,6 +106,13 @@ class Production:
         else:
             is_candidate = place_of(user, self.config.salt) < self.config.share
         return self.candidate if is_candidate else self.champion
+
+    def shadow(self, answered: ServedTeam) -> ServedTeam | None:
+        """Who gets a request once more that the champion has answered; by turns, as `shadow` says."""
+        if self.candidate is None or not self.config.shadow or answered.arm != "champion":
+            return None
+        n = next(self._num_shadows)
+        return self.candidate if int((n + 1) * self.config.shadow) > int(n * self.config.shadow) else None
 
 
 def place_of(user: str, salt: str) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from serve_apps.service.metrics import GatewayMetrics
 from serve_apps.service.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.service.production import Production, ServedTeam
 from serve_apps.service.protocol import ApiError
+
+logger = logging.getLogger(__name__)
 
 
 class Held:
@@ -60,6 +64,7 @@ class Service:
         self._in_flight: Counter[tuple[str, str, int]] = Counter()
         """By team, set and version."""
         self._tallies: dict[tuple[str, int], Tally] = {}
+        self._shadows: set[asyncio.Future[None]] = set()
         self._clients: dict[tuple[tuple[str, str], ...], ServeClient] = {}
 
     def team(self, name: str) -> Production:
@@ -119,6 +124,40 @@ class Service:
     def failed(self, team: ServedTeam) -> None:
         """Counts a request that a team took on and did not answer."""
         self._tally(team).add({"failure_share": 1.0})
+
+    def shadow(self, held: Held, play: Callable[[ServedTeam], Awaitable[Mapping[str, float]]]) -> None:
+        """Has the candidate answer what the champion has answered, where traffic is shadowed and nobody waits for a place.
+
+        Args: play: the same request, answered by a team; returns the figures of the answer.
+        """
+        production = self.teams.get(held.team.name)
+        team = None if production is None else production.shadow(held.team)
+        if team is None:
+            return
+        if self.admission.num_waiting or len(self._shadows) >= self.config.max_shadows:
+            self.metrics.shadow(team.name, team.version, "dropped")
+            return
+        task = asyncio.ensure_future(self._play_shadow(team, play))
+        self._shadows.add(task)
+        task.add_done_callback(self._shadows.discard)
+
+    async def _play_shadow(
+        self, team: ServedTeam, play: Callable[[ServedTeam], Awaitable[Mapping[str, float]]]
+    ) -> None:
+        place, began, outcome = (team.name, team.set_name, team.version), time.perf_counter(), "failed"
+        self._in_flight[place] += 1
+        try:
+            async with asyncio.timeout(self.config.request_timeout_s):
+                figures = await play(team)
+            seconds = time.perf_counter() - began
+            self._tally(team).add({**figures, "seconds": seconds, "failure_share": 0.0})
+            outcome = "answered"
+        except (ApiError, TimeoutError) as error:  # the champion could answer it
+            self.failed(team)
+            logger.info("a shadow of %s@%d failed: %s", team.name, team.version, type(error).__name__)
+        finally:
+            self._in_flight[place] -= 1
+            self.metrics.shadow(team.name, team.version, outcome)
 
     def figures(self) -> list[dict[str, Any]]:
         """What the teams' answers were like: {"team", "team_version", "sums"}."""

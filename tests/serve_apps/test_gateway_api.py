@@ -319,3 +319,84 @@ async def test_metrics_and_readiness_tell_no_text(scene: Scene) -> None:
         assert (await client.get("/health")).status_code == 200
         nobody = await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})
         assert nobody.status_code == 404 and "no team is in service" in nobody.json()["error"]["message"]
+
+
+async def until(condition: Any) -> None:
+    """Waits for what shadows do behind the answers."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def figures(scene: Scene, version: int) -> dict[str, Any]:
+    return next((f["sums"] for f in scene.service.figures() if f["team_version"] == version), {})
+
+
+async def test_answers_are_counted_by_team_version_with_what_they_were_like(scene: Scene) -> None:
+    async with scene.openai() as client:
+        await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        await client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=2, n=2)
+        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
+            pass
+        scene.streams.error = ApiError(503, "gone", code="engine_unavailable")
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        with pytest.raises(openai.APIError):
+            async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
+                pass
+        scene.streams.error = None
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=10_000)
+    sums = figures(scene, 3)
+    length = len(scene.streams.tokenizer.encode("It is 42.")) + 1
+    assert sums["completion_tokens"][:2] == [3, 2 * length + 2], "per choice"
+    assert sums["cut_share"] == [3, 1.0, 1.0] and sums["empty_share"][:2] == [3, 0.0] and sums["format_share"][0] == 0
+    assert sums["failure_share"][:2] == [5, 2.0], "what the caller did wrong is no failure"
+    assert sums["seconds"][0] == 3
+
+
+async def test_a_shadow_answers_after_the_champion_and_is_told_to_nobody(scene: Scene) -> None:
+    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=0.5)
+    scene.serve(config)
+    async with scene.openai() as client:
+        told = [await client.chat.completions.create(model="demo/solver", messages=HELLO) for _ in range(4)]
+        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
+            pass
+        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
+            pass
+    assert {t.system_fingerprint for t in told} == {"demo@3"}
+    await until(lambda: figures(scene, 4).get("failure_share", [0])[0] == 3)
+    assert figures(scene, 3)["failure_share"][0] == 6 and len(scene.streams.requests) == 9
+    assert scene.service.in_flight() == []
+
+
+async def test_a_shadow_that_fails_or_hangs_never_shows_and_too_many_are_left_out(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, max_shadows=1)
+    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
+    scene.serve(config)
+    asked = scene.streams.stream
+
+    def stream(app: str, request: Any) -> Any:
+        if "green" in app:
+            scene.streams.pause_s, scene.streams.error = 0.2, None
+        else:
+            scene.streams.pause_s = 0.0
+        return asked(app, request)
+
+    scene.streams.stream = stream  # type: ignore[method-assign]
+    async with scene.openai() as client:
+        for _ in range(3):
+            await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        assert [f["num"] for f in scene.service.in_flight()] == [1], "the set counts as busy while a shadow is on it"
+        text = scene.service.metrics.text()
+        assert 'troupe_gateway_shadows_total{outcome="dropped",team="demo",version="4"} 2.0' in text
+        await until(lambda: scene.service.in_flight() == [])
+
+        def failing(app: str, request: Any) -> Any:
+            scene.streams.error = ApiError(503, "gone", code="x") if "green" in app else None
+            return asked(app, request)
+
+        scene.streams.stream = failing  # type: ignore[method-assign]
+        answer = await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        assert answer.choices[0].message.content == "It is 42."
+        await until(lambda: figures(scene, 4)["failure_share"][1] == 1.0)
