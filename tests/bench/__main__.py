@@ -40,6 +40,7 @@ BENCHES = {
     "trl": "tests.bench.against_trl",
     "airflow": "tests.bench.airflow_stages",
     "gate": "tests.bench.gate",
+    "gateway": "tests.bench.gateway",
 }
 """Each module has `measure(folder) -> list[Figure]`; `folder` is empty and removed afterwards."""
 TIMEOUT_S = 900
