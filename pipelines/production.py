@@ -17,7 +17,7 @@ from pipelines.links import stage_owner
 from pipelines.run import Run, plain
 from pipelines.serving import app_names, serve
 from serve_apps.gateway_routes import gateway_statuses, gateway_teams, route
-from serve_apps.service.production import Arm, TeamInService
+from serve_apps.service.production import Arm, TeamInService, TeamStores
 from stores.journal import Lease
 from stores.registry import Team
 from stores.waiting import waiting
@@ -136,6 +136,8 @@ def switch(run: Run, wanted: TeamInService) -> None:
     """Routes the team's requests so, on every gateway replica; starts the gateway where there is none."""
     gateway = run.config.gateway
     timeout_s = SWITCH_S if gateway_statuses(gateway) else START_S
+    stores = TeamStores(run_id=run.run_id, traces=run.traces_uri, served=run.served_uri)
+    wanted = wanted.model_copy(update={"stores": stores})
     route(gateway, run.team_name, wanted, state_file=f"{run.folder}/serve_apps.json", timeout_s=timeout_s)
 
 

@@ -63,6 +63,11 @@ class Run:
         """LanceDB URI."""
         return _absolute(self.config.storage.traces) or _join(self.folder, "traces")
 
+    @property
+    def served_uri(self) -> str:
+        """LanceDB URI of the answers to people that may be kept."""
+        return _absolute(self.config.storage.served) or _join(self.folder, "served")
+
     @cached_property
     def weights(self) -> WeightStore:
         """Model versions."""

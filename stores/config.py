@@ -23,6 +23,8 @@ class StorageConfig(BaseModel):
     """Folder or URI under which every run has its own folder. Under a URI, `journal` and `mlflow` are needed."""
     traces: str = ""
     """LanceDB URI; default `<root>/<run>/traces`."""
+    served: str = ""
+    """LanceDB URI of the answers to people that may be kept; default `<root>/<run>/served`."""
     weights: str = ""
     """Folder or pyarrow filesystem URI; default `<root>/<run>/weights`."""
     journal: str = ""
@@ -32,7 +34,7 @@ class StorageConfig(BaseModel):
     artifacts: str = ""
     """MLflow artifact root; default `<root>/mlflow-artifacts`."""
 
-    @field_validator("root", "traces", "weights", "journal", "mlflow", "artifacts")
+    @field_validator("root", "traces", "served", "weights", "journal", "mlflow", "artifacts")
     @classmethod
     def _holds_no_secret(cls, value: str) -> str:
         if "://" in value and urlsplit(value).password:
@@ -43,7 +45,7 @@ class StorageConfig(BaseModel):
             )
         return value
 
-    @field_validator("root", "traces", "weights", "artifacts")
+    @field_validator("root", "traces", "served", "weights", "artifacts")
     @classmethod
     def _is_a_plain_uri(cls, value: str) -> str:
         if "://" in value and urlsplit(value).query:

@@ -36,6 +36,18 @@ class Arm(BaseModel):
     """`Cast.to_dict()`: workflow, agents, sampling, versions."""
 
 
+class TeamStores(BaseModel):
+    """Where a team's episodes are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_id: str
+    traces: str
+    """LanceDB URI of what its run has sampled."""
+    served: str
+    """LanceDB URI of answers that may be kept: see `stores/served.py`."""
+
+
 class TeamInService(BaseModel):
     """How requests for one team are answered."""
 
@@ -51,6 +63,8 @@ class TeamInService(BaseModel):
     """Of the assignment of users: another one deals them anew."""
     previous: Arm | None = None
     """Who answered before, while its set still holds it: the way back is a change of the route."""
+    stores: TeamStores | None = None
+    """None: nothing can be looked up or kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
