@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Settings(BaseModel):
@@ -59,6 +60,35 @@ class EpisodeConfig(Settings):
     """An infrastructure failure is an attempt, retried with the same seed; only the last is stored."""
 
 
+class CaptureConfig(Settings):
+    """Which answers to people are kept, to be looked at, judged and trained on: `storage.served`."""
+
+    consent: Literal["asked", "given"] = "asked"
+    """`asked`: only requests that say `store: true` are kept. `given`: callers have agreed, and all are but those that say
+    `store: false`."""
+    share: float = Field(0.0, ge=0, le=1)
+    """Of the requests that may be kept. 0: none."""
+    redact: dict[str, str] = Field(default_factory=dict)
+    """Regular expression -> what stands in its place, in every text before it is stored. An episode that had such text loses
+    its token ids, which would say it still, and can be looked at and judged but not trained on."""
+    keep_days: float = Field(30, gt=0)
+    """Then an episode and what was said of it are removed from the disk."""
+    flush_s: float = Field(0.5, gt=0)
+    """Between two writes."""
+    max_pending: int = Field(1000, ge=1)
+    """Episodes that wait to be written; what comes beyond them is left out."""
+
+    @field_validator("redact")
+    @classmethod
+    def _is_a_pattern(cls, value: dict[str, str]) -> dict[str, str]:
+        for pattern, replacement in value.items():
+            try:
+                re.compile(pattern).sub(replacement, "")
+            except re.error as error:
+                raise ValueError(f"{pattern!r} -> {replacement!r} is no regular expression: {error}") from None
+        return value
+
+
 class GatewayConfig(Settings):
     """What answers people's requests with promoted teams."""
 
@@ -82,6 +112,7 @@ class GatewayConfig(Settings):
     max_shadows: int = Field(4, ge=1)
     """Shadow requests on their way at once, per replica; what comes beyond them is left out, as it is while requests wait."""
     max_body_bytes: int = Field(2_000_000, ge=1)
+    capture: CaptureConfig = CaptureConfig()
     call: CallConfig = CallConfig()
     """How the model calls of whole workflows reach the policy apps."""
 

@@ -139,6 +139,7 @@ class Gateway:
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
+        await self._service.capture.close()
 
 
 def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from lancedb.table import Table
 
 KEYS = {"episodes": "episode_id", "rewards": "reward_id"}
-SCHEMAS = {"episodes": rows.EPISODES, "rewards": rows.REWARDS}
 FOR_EVER = timedelta(days=36_500)
 
 
 class TraceStore:
     """The two tables at one LanceDB URI. Cheap to make and to pickle: every process connects for itself."""
+
+    schemas: ClassVar[Mapping[str, pa.Schema]] = {"episodes": rows.EPISODES, "rewards": rows.REWARDS}
 
     def __init__(self, uri: str) -> None:
         """Args: uri: a folder, or an object storage URI that LanceDB knows."""
@@ -52,11 +53,11 @@ class TraceStore:
         self.__dict__.update(state)
 
     def create(self) -> None:
-        """Makes what is missing of the two tables; safe to call again and from several processes at once.
+        """Makes what is missing of the tables; safe to call again and from several processes at once.
 
         Raises ValueError where a table of another version of Troupe is there already.
         """
-        for name, schema in SCHEMAS.items():
+        for name, schema in self.schemas.items():
             try:
                 self._connect().create_table(name, schema=schema)
             except ValueError as error:
@@ -88,7 +89,7 @@ class TraceStore:
     ) -> set[str]:
         """Ids of the episodes of this key that are stored by now, but for those with a status in `but_not`."""
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
-        where += f" AND status NOT IN ({_list(but_not)})" if but_not else ""
+        where += f" AND status NOT IN ({quoted(but_not)})" if but_not else ""
         return set(_column(self._open("episodes"), "episode_id", where).to_pylist())
 
     def stored_episodes(
@@ -354,7 +355,7 @@ class TraceStore:
     def _insert(self, name: str, table: pa.Table, *, replaced: Sequence[EpisodeStatus] = ()) -> int:
         merge = self._open(name).merge_insert(KEYS[name]).use_index(False).when_not_matched_insert_all()
         if replaced:
-            merge = merge.when_matched_update_all(where=f"target.status IN ({_list(replaced)})")
+            merge = merge.when_matched_update_all(where=f"target.status IN ({quoted(replaced)})")
         return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
 
     def _check_schema(self, name: str, schema: pa.Schema) -> None:
@@ -431,13 +432,13 @@ def _where_of(ref: TracesRef | RewardsRef) -> str:
 
 
 def _without(groups: Sequence[str]) -> str:
-    return f" AND group_id NOT IN ({_list(groups)})" if groups else ""
+    return f" AND group_id NOT IN ({quoted(groups)})" if groups else ""
 
 
 def _with_status(statuses: Sequence[EpisodeStatus] | None) -> str:
     if statuses is None:
         return ""
-    return f" AND status IN ({_list(statuses)})" if statuses else " AND false"
+    return f" AND status IN ({quoted(statuses)})" if statuses else " AND false"
 
 
 def _where(**equals: str | int | None) -> str:
@@ -449,7 +450,8 @@ def _quote(value: str | int) -> str:
     return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
 
 
-def _list(values: Sequence[str]) -> str:
+def quoted(values: Sequence[str]) -> str:
+    """Values as SQL has them, with commas between."""
     return ", ".join(_quote(value) for value in values)
 
 

@@ -60,17 +60,17 @@ class Chat:
     created: int = field(default_factory=lambda: int(time.time()))
     choices: dict[int, Choice] = field(default_factory=dict)
     """As far as they have come."""
+    seeds: list[int] = field(init=False)
+    """One per choice; of a seed that was given, always the same."""
+
+    def __post_init__(self) -> None:
+        first = self.request.seed if self.request.seed is not None else secrets.randbits(31)
+        self.seeds = [(first + i) % 2**31 for i in range(self.request.n)]
 
     @property
     def tokenizer(self) -> ChatTokenizer:
         """Of the model group."""
         return self.team.acting.tokenizers[self.model_group]
-
-    @property
-    def seeds(self) -> list[int]:
-        """One per choice; of a seed that was given, always the same."""
-        first = self.request.seed if self.request.seed is not None else secrets.randbits(31)
-        return [(first + i) % 2**31 for i in range(self.request.n)]
 
 
 def prepare(request: ChatRequest, team: ServedTeam, model_group: str, agent: str | None) -> Chat:

@@ -6,8 +6,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,11 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_apps.service import api_keys
 from serve_apps.service.api_keys import ApiKey
 from serve_apps.service.chat import Chat, answer_body, chunks, complete, prepare, usage
+from serve_apps.service.chat_trace import is_trainable, trace_of
 from serve_apps.service.figures import chat_figures, run_figures
 from serve_apps.service.production import ServedTeam, find, model_of
-from serve_apps.service.protocol import ApiError, ChatRequest, RunRequest, explained
+from serve_apps.service.protocol import ApiError, ChatRequest, FeedbackRequest, RunRequest, explained
 from serve_apps.service.service import Held, Service
-from serve_apps.service.workflow_runs import episode_spec, run_workflow, stream_workflow
+from serve_apps.service.workflow_runs import Run, episode_spec, run_workflow, stream_workflow
+from stores.types import Task
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +82,10 @@ def build_api(service: Service) -> FastAPI:
             chat = prepare(body, held.team, *model_of(held.team, body.model))
             headers = _headers(chat.id, held.team)
             if body.stream:
-                ended = partial(_count_chat, service, held, key, chat, body)
+                ended = partial(_chat_ended, service, held, key, chat)
                 return stream(_chat_events(service, held, chunks(chat, service.streams)), headers, ended)
             answer = await unless_gone(request, _in_time(service, complete(chat, service.streams)))
-        service.answered(held, key, answer["usage"]["completion_tokens"], chat_figures(answer))
-        service.shadow(held, partial(_shadow_chat, service, body))
+        _chat_ended(service, held, key, chat)
         return JSONResponse(answer, headers=headers)
 
     @api.post("/v1/workflows/{team}/runs")
@@ -91,16 +93,23 @@ def build_api(service: Service) -> FastAPI:
         """The whole workflow on one task: its answer, or an event per turn."""
         key = _caller(service, request, "call", counts=True)
         held = await service.take(team, body.user)
-        counted = partial(_count_run, service, held, key, body)
+        ended = partial(_run_ended, service, held, key, body)
         with _released_unless_streamed(service, held) as stream:
             spec = episode_spec(held.team, body)
             headers = _headers(spec.episode_id, held.team)
             if body.stream:
-                events = _events(service, held, stream_workflow(service, held.team, spec, counted=counted))
+                events = _events(service, held, stream_workflow(service, held.team, spec, ended=ended))
                 return stream(events, headers, lambda: None)
-            answer = await unless_gone(request, _in_time(service, run_workflow(service, held.team, spec)))
-        counted(answer)
-        return JSONResponse(answer, headers=headers)
+            run = await unless_gone(request, _in_time(service, run_workflow(service, held.team, spec)))
+        ended(run)
+        return JSONResponse(run.answer, headers=headers)
+
+    @api.post("/v1/traces/{trace_id}/feedback")
+    async def feedback(trace_id: str, body: FeedbackRequest, request: Request) -> dict[str, Any]:
+        """What the caller thinks of an answer that it got; its newest word counts. `trace_id` is the answer's id."""
+        key = _caller(service, request, "feedback", counts=True)
+        given = await service.judge(trace_id, body, key)
+        return {"object": "trace.feedback", "trace_id": trace_id, "created": int(given.at), **body.model_dump()}
 
     @api.get("/health")
     async def health() -> dict[str, str]:
@@ -227,28 +236,52 @@ def _released_unless_streamed(
             held.release()
 
 
-def _count_chat(service: Service, held: Held, key: ApiKey, chat: Chat, body: ChatRequest) -> None:
-    """A stream that has ended, whole or not."""
+def _chat_ended(service: Service, held: Held, key: ApiKey, chat: Chat) -> None:
+    """An answer, or a stream that has ended, whole or not: counts it, keeps it where that is allowed, has it shadowed."""
     choices = list(chat.choices.values())
-    is_whole = len(choices) == chat.request.n and all(choice.finish_reason for choice in choices)
-    figures = chat_figures(answer_body(chat)) if is_whole else None
-    service.answered(held, key, usage(chat)["completion_tokens"], figures)
-    if is_whole:
-        service.shadow(held, partial(_shadow_chat, service, body))
+    if len(choices) < chat.request.n or not all(choice.finish_reason for choice in choices):
+        service.answered(held, key, usage(chat)["completion_tokens"], None)
+        return
+    service.answered(held, key, usage(chat)["completion_tokens"], chat_figures(answer_body(chat)))
+    is_kept = service.capture.wants(chat.request.store)
+    if is_kept:
+        _keep_chat(service, chat, key, task_id=f"request-{chat.id}", seconds=held.seconds)
+    service.shadow(held, partial(_shadow_chat, service, chat, key, is_kept))
 
 
-def _count_run(service: Service, held: Held, key: ApiKey, body: RunRequest, answer: Mapping[str, Any]) -> None:
-    service.answered(held, key, answer["usage"]["completion_tokens"], run_figures(answer))
-    service.shadow(held, partial(_shadow_run, service, body))
+def _run_ended(service: Service, held: Held, key: ApiKey, body: RunRequest, run: Run) -> None:
+    service.answered(held, key, run.answer["usage"]["completion_tokens"], run_figures(run.answer))
+    is_kept = service.capture.wants(body.store)
+    if is_kept:
+        service.keep(run.trace, team=run.team, key=key, is_trainable=True)
+    service.shadow(held, partial(_shadow_run, service, body, run.trace.task, key, is_kept))
 
 
-async def _shadow_chat(service: Service, body: ChatRequest, team: ServedTeam) -> dict[str, float]:
-    whole = body.model_copy(update={"stream": False, "stream_options": None})
-    return chat_figures(await complete(prepare(whole, team, *model_of(team, body.model)), service.streams))
+def _keep_chat(service: Service, chat: Chat, key: ApiKey, *, task_id: str, seconds: float) -> None:
+    trace = trace_of(chat, task_id=task_id, seconds=seconds)
+    service.keep(trace, team=chat.team, key=key, is_trainable=is_trainable(chat))
 
 
-async def _shadow_run(service: Service, body: RunRequest, team: ServedTeam) -> dict[str, float]:
-    return run_figures(await run_workflow(service, team, episode_spec(team, body)))
+async def _shadow_chat(
+    service: Service, answered: Chat, key: ApiKey, is_kept: bool, team: ServedTeam
+) -> dict[str, float]:
+    """The same chat with another team; kept where the answered one is, as the same task."""
+    began = time.perf_counter()
+    body = answered.request.model_copy(update={"stream": False, "stream_options": None})
+    chat = prepare(body, team, *model_of(team, body.model))
+    answer = await complete(chat, service.streams)
+    if is_kept:
+        _keep_chat(service, chat, key, task_id=f"request-{answered.id}", seconds=time.perf_counter() - began)
+    return chat_figures(answer)
+
+
+async def _shadow_run(
+    service: Service, body: RunRequest, task: Task, key: ApiKey, is_kept: bool, team: ServedTeam
+) -> dict[str, float]:
+    run = await run_workflow(service, team, replace(episode_spec(team, body), task=task))
+    if is_kept:
+        service.keep(run.trace, team=team, key=key, is_trainable=True)
+    return run_figures(run.answer)
 
 
 async def _chat_events(service: Service, held: Held, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:

@@ -42,6 +42,12 @@ class GatewayMetrics:
             ["team", "version", "outcome"],
             registry=self._registry,
         )
+        self._captured = Counter(
+            "troupe_gateway_captured",
+            "Episodes that may be kept, by what became of them: kept, redacted, dropped, failed; and feedback",
+            ["outcome"],
+            registry=self._registry,
+        )
         in_flight = Gauge("troupe_gateway_in_flight", "Requests being answered", registry=self._registry)
         in_flight.set_function(lambda: admission.num_in_flight)
         waiting = Gauge("troupe_gateway_waiting", "Requests in the queue", registry=self._registry)
@@ -60,6 +66,10 @@ class GatewayMetrics:
     def shadow(self, team: str, version: int, outcome: str) -> None:
         """One request that a candidate got, or should have got, too."""
         self._shadows.labels(team, str(version), outcome).inc()
+
+    def captured(self, outcome: str, num: int) -> None:
+        """Episodes that may be kept, or feedback on one."""
+        self._captured.labels(outcome).inc(num)
 
     def text(self) -> str:
         """In Prometheus' format."""

@@ -1,7 +1,7 @@
 """protocol: bodies of the OpenAI API, as far as the gateway has it, checked strictly; and its form of an error.
 
 What a request may say and we cannot do is refused by name, never ignored: a caller who asks for `response_format` and gets
-free text would look for the fault elsewhere. Fields that change nothing for us (`user`, `store`, `metadata`) are taken.
+free text would look for the fault elsewhere. Fields that change nothing in the answer (`user`, `store`, `metadata`) are taken.
 """
 
 from __future__ import annotations
@@ -220,6 +220,8 @@ class RunRequest(Body):
     stream: bool = False
     user: str | None = None
     """Who asks: requests of one user meet the same team while traffic is split."""
+    store: bool | None = None
+    """Whether the episode may be kept (true: yes), to be judged and learnt from; see `gateway.capture`."""
 
 
 class FeedbackRequest(Body):

@@ -14,11 +14,14 @@ from serve_apps.client import ServeClient
 from serve_apps.config import GatewayConfig
 from serve_apps.service.admission import Admission
 from serve_apps.service.api_keys import ApiKey, KeyRing
+from serve_apps.service.capture import Capture
 from serve_apps.service.figures import Tally
 from serve_apps.service.metrics import GatewayMetrics
 from serve_apps.service.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.service.production import Production, ServedTeam
-from serve_apps.service.protocol import ApiError
+from serve_apps.service.protocol import ApiError, FeedbackRequest
+from stores.served import Feedback
+from stores.types import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,11 @@ class Held:
         self._service, self.team = service, team
         self.began = time.perf_counter()
         self._is_held = True
+
+    @property
+    def seconds(self) -> float:
+        """Since the request came."""
+        return time.perf_counter() - self.began
 
     def release(self) -> None:
         """Gives both back; once is enough."""
@@ -60,6 +68,7 @@ class Service:
             max_in_flight=config.max_in_flight, max_queued=config.max_queued, queue_timeout_s=config.queue_timeout_s
         )
         self.metrics = GatewayMetrics(self.admission)
+        self.capture = Capture(config.capture, count=self.metrics.captured)
         self.started_at = time.time()
         self._in_flight: Counter[tuple[str, str, int]] = Counter()
         """By team, set and version."""
@@ -118,8 +127,17 @@ class Service:
         team = held.team
         self.metrics.answer(team.name, team.version, key.name, num_tokens)
         if figures is not None:
-            seconds = time.perf_counter() - held.began
-            self._tally(team).add({**figures, "seconds": seconds, "failure_share": 0.0})
+            self._tally(team).add({**figures, "seconds": held.seconds, "failure_share": 0.0})
+
+    def keep(self, trace: Trace, *, team: ServedTeam, key: ApiKey, is_trainable: bool) -> None:
+        """Has an episode stored where its team's served episodes are."""
+        stores = self.teams[team.name].config.stores if team.name in self.teams else None
+        self.capture.keep(stores, trace, team=team, key=key, is_trainable=is_trainable)
+
+    async def judge(self, trace_id: str, feedback: FeedbackRequest, key: ApiKey) -> Feedback:
+        """Stores what a caller thinks of an answer, whichever team gave it; ApiError 404 where none is kept for it."""
+        uris = dict.fromkeys(p.config.stores.served for p in self.teams.values() if p.config.stores is not None)
+        return await self.capture.judge(list(uris), trace_id, feedback, key)
 
     def failed(self, team: ServedTeam) -> None:
         """Counts a request that a team took on and did not answer."""

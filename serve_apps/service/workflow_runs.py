@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,16 +18,23 @@ SERVICE_RUN = "service"
 """Run of the episodes that answer people."""
 
 
-async def run_workflow(service: Service, team: ServedTeam, spec: EpisodeSpec) -> dict[str, Any]:
-    """The answer to a task; ApiError 503 where the infrastructure failed."""
-    trace = await _play(service, team, spec, via(service.client(team)))
-    return _answer(team, trace)
+class Run:
+    """A whole workflow's run, and what its caller gets of it."""
+
+    def __init__(self, team: ServedTeam, trace: Trace) -> None:
+        self.team, self.trace = team, trace
+        self.answer = _answer(team, trace)
+
+
+async def run_workflow(service: Service, team: ServedTeam, spec: EpisodeSpec) -> Run:
+    """A task's episode; ApiError 503 where the infrastructure failed."""
+    return Run(team, await _play(service, team, spec, via(service.client(team))))
 
 
 async def stream_workflow(
-    service: Service, team: ServedTeam, spec: EpisodeSpec, *, counted: Callable[[Mapping[str, Any]], None]
+    service: Service, team: ServedTeam, spec: EpisodeSpec, *, ended: Callable[[Run], None]
 ) -> AsyncGenerator[dict[str, Any]]:
-    """A `turn` event as each agent has spoken, then a `result` event with the answer, which `counted` is told."""
+    """A `turn` event as each agent has spoken, then a `result` event with the answer; `ended` is told of the run."""
     events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     client = service.client(team)
 
@@ -54,9 +61,9 @@ async def stream_workflow(
             if telling_next.done():
                 yield telling_next.result()
             telling_next.cancel()
-        answer = _answer(team, playing.result())
-        counted(answer)
-        yield {"event": "result", **answer}
+        run = Run(team, playing.result())
+        ended(run)
+        yield {"event": "result", **run.answer}
     finally:
         playing.cancel()
         with suppress(asyncio.CancelledError, Exception):
@@ -88,6 +95,7 @@ def episode_spec(team: ServedTeam, request: RunRequest) -> EpisodeSpec:
 
 
 def _answer(team: ServedTeam, trace: Trace) -> dict[str, Any]:
+    """As `POST /v1/workflows/{team}/runs` returns it."""
     prompt = sum(len(turn.prompt_token_ids) for turn in trace.turns)
     completion = sum(len(turn.completion_token_ids) for turn in trace.turns)
     return {
