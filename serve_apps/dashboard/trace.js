@@ -6,8 +6,10 @@ import { eventDetail } from "./event.js";
 import { eventsOf, groupColours, lanes } from "./lanes.js";
 import { earnedBy, rewards } from "./rewards.js";
 
+/** Pixels that the frame around the lanes takes of their width, */
 const FRAME = 30;
-const FOCUSABLE = "input, select, textarea";
+/** and what uses arrow keys itself. */
+const OWN_KEYS = "input, select, textarea";
 
 export async function trace(team, id, params, signal) {
   const store = params.get("store") || "";
@@ -74,7 +76,7 @@ export function viewerOf(found, { chosen, keep: told }) {
   };
   const key = (e) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
-    if (!step || e.target.closest(FOCUSABLE)) return;
+    if (!step || e.target.closest?.(OWN_KEYS)) return;
     const next = events[events.findIndex((of) => of.index === at) + step];
     if (next) choose(next.index);
   };
