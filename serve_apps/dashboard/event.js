@@ -14,6 +14,7 @@ function turnDetail(turn, reward, choose) {
   return h("section", { class: "event" },
     h("header", { class: "row" }, h("h3", {}, `#${turn.turn_index} ${turn.agent}`), chip(`${turn.model_group} v${turn.policy_version}`),
       turn.finish_reason === "stop" ? null : chip(turn.finish_reason, "warn"), turn.is_format_ok ? null : chip(turn.format_fault || "format fault", "bad"),
+      typeof turn.advantages === "number" ? chip(`advantage ${signed(turn.advantages)}`, turn.advantages < 0 ? "bad" : "good") : null,
       turn.is_version_mixed ? chip("mixed versions", "bad") : null, reward ? chip(`reward ${signed(reward.reward)}`, reward.reward < 0 ? "bad" : "good") : null),
     h("div", { class: "columns" },
       h("div", {}, tokens(turn), h("details", {}, h("summary", {}, `Prompt, ${number(turn.num_prompt_tokens)} tokens`), h("pre", { class: "said" }, turn.prompt_text)),

@@ -5,6 +5,7 @@ import { STATUS_KIND, chip, h, link, number, seconds, select, versions, when } f
 import { eventDetail } from "./event.js";
 import { eventsOf, groupColours, lanes } from "./lanes.js";
 import { earnedBy, rewards } from "./rewards.js";
+import { colourBy } from "./tokens.js";
 
 /** Pixels that the frame around the lanes takes of their width, */
 const FRAME = 30;
@@ -13,6 +14,7 @@ const OWN_KEYS = "input, select, textarea";
 
 export async function trace(team, id, params, signal) {
   const store = params.get("store") || "";
+  if (params.get("colour")) colourBy(params.get("colour"));
   const found = await get(["teams", team, "traces", id], { store }, signal);
   const viewer = viewerOf(found, { chosen: params.get("event"), keep: (event) => keep(team, id, store, event) });
   const node = h("div", { class: "trace" }, head(team, store, found), outcomeOf(found), viewer.node);

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from serve_apps.service.production import Production
 from serve_apps.service.protocol import ApiError
 from serve_apps.tokenizer import ChatTokenizer
+from stores.shown_advantages import read_advantages
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, Turn
 
@@ -96,10 +97,12 @@ def read_trace(production: Production, trace_id: str, *, store: StoreName) -> di
         trace = found.get_trace(trace_id)
     except ValueError as error:
         raise ApiError(404, f"no such trace: {error}", code="trace_not_found", param="trace_id") from None
+    advantages = _advantages(production, trace) if store == "run" else {}
     left = MAX_TOKENS
     turns = []
     for turn in trace.turns:
-        turns.append(_turn(turn, _tokenizer(production, turn.model_group), max_tokens=left))
+        told = _turn(turn, _tokenizer(production, turn.model_group), max_tokens=left)
+        turns.append(told | {"advantages": advantages.get(turn.turn_index)})
         left = max(0, left - len(turn.completion_token_ids))
     return {
         **_about(trace),
@@ -158,6 +161,17 @@ def _store(production: Production, store: StoreName) -> tuple[TraceStore, str | 
 def _tokenizer(production: Production, model_group: str) -> ChatTokenizer | None:
     teams = [team for team in (production.champion, production.candidate) if team is not None]
     return next((t.acting.tokenizers[model_group] for t in teams if model_group in t.acting.tokenizers), None)
+
+
+def _advantages(production: Production, trace: Trace) -> dict[int, float | list[float]]:
+    """By turn, where the versions that were trained on the trace have kept them."""
+    stores, found = production.config.stores, dict[int, float | list[float]]()
+    if stores is not None and stores.weights and trace.purpose is Purpose.TRAIN:
+        for group in {turn.model_group for turn in trace.turns}:
+            found |= read_advantages(
+                stores.weights, model_group=group, version=trace.iteration, episode_id=trace.episode_id
+            )
+    return found
 
 
 def _arm(production: Production, team_key: str) -> str | None:

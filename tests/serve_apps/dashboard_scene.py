@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from gateway_scene import Scene, arm
 
 from serve_apps.service.production import Arm, TeamInService, TeamStores
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
+from stores.manifest import Probe
+from stores.shown_advantages import write_advantages
 from stores.traces import TraceStore
 from stores.types import (
     EpisodeRewards,
@@ -28,6 +32,7 @@ from stores.types import (
     TurnReward,
     episode_id,
 )
+from stores.weights import WeightStore
 
 GROUP_OF = {"solver": "worker", "refiner": "worker", "verifier": "judge", "finalizer": "judge"}
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -59,7 +64,12 @@ def in_service(model: Path, folder: Path) -> TeamInService:
         previous=team_arm(model, 2, "blue", {"worker": 6, "judge": 5}),
         share=0.25,
         shadow=0.5,
-        stores=TeamStores(run_id="math", traces=str(folder / "traces"), served=str(folder / "served")),
+        stores=TeamStores(
+            run_id="math",
+            traces=str(folder / "traces"),
+            served=str(folder / "served"),
+            weights=str(folder / "weights"),
+        ),
     )
 
 
@@ -172,7 +182,23 @@ def fill(folder: Path, model: Path) -> list[Trace]:
     store.create()
     store.write_episodes(traces)
     store.write_rewards([reward_of(trace) for trace in traces])
+    keep_advantages(folder, model, hostile)
     return traces
+
+
+def keep_advantages(folder: Path, model: Path, trace: Trace) -> None:
+    """The version of the workers that was trained on a trace, with an advantage per token of its first turn."""
+    source = shutil.copytree(model, folder / "trained")
+    first, third = trace.turns[0], trace.turns[2]
+    per_token = [math.sin(i / 9) for i in range(len(first.completion_token_ids))]
+    same = [0.25] * len(third.completion_token_ids)
+    write_advantages(
+        source, {(trace.episode_id, first.turn_index): per_token, (trace.episode_id, third.turn_index): same}
+    )
+    probe = Probe(sequences=((1, 2),), logprobs=((-1.0,),))
+    WeightStore(str(folder / "weights")).commit(
+        source, model_group="worker", version=6, parent=5, run_id="math", iteration=6, probe=probe
+    )
 
 
 @contextmanager

@@ -52,7 +52,14 @@ def test_every_view_shows_what_is_stored_and_hostile_text_stays_text(site: tuple
     views = {
         "": ["champion 75%", "candidate 25%", "shadows 50%", "v2 still loaded on blue", "solver", "v9"],
         "/traces/demo": ["sum-20", "candidate", "truncated", "&lt;script&gt;document.title='owned'"],
-        f"/traces/demo/{hostile}": ["4 turns, 1 tool calls", "calculator", "90 tokens", "outcome-1", "Right would be"],
+        f"/traces/demo/{hostile}": [
+            "4 turns, 1 tool calls",
+            "calculator",
+            "90 tokens",
+            "advantage",
+            "outcome-1",
+            "Right would be",
+        ],
         f"/traces/demo/{hostile}?event=1": ["#1 calculator", "7 + 6 * 8", "&lt;img src=x onerror="],
         "/compare/demo/sum-0?purpose=gate": ["left − right", "worker v9", "worker v7", "Compute 7 + 6 * 8"],
         "/traces/demo/none": ["Not found", "no episode 'none'"],

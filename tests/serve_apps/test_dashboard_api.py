@@ -97,6 +97,8 @@ async def test_a_trace_has_every_token_as_text_with_its_logprob(scene: Scene, st
         assert [logprob for _, logprob in told["tokens"]] == pytest.approx(turn.rollout_logprobs, abs=1e-6)
         assert told["parents"] == list(turn.parents)
     assert found["tool_calls"][0]["response"]["note"] == HOSTILE
+    advantages = [turn["advantages"] for turn in found["turns"]]
+    assert len(advantages[0]) == len(trace.turns[0].completion_token_ids) and advantages[1:] == [None, 0.25, None]
     (credit,) = found["rewards"]
     assert credit["turns"][0]["breakdown"].keys() == {"correct", "format"}
     assert (await ask(scene, f"teams/demo/traces/{trace.episode_id[:12]}"))["episode_id"] == trace.episode_id
