@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 KEYS = {"episodes": "episode_id", "rewards": "reward_id"}
 SCHEMAS = {"episodes": rows.EPISODES, "rewards": rows.REWARDS}
 FOR_EVER = timedelta(days=36_500)
-LISTED = tuple(name for name in rows.EPISODES.names if name not in ("turns", "tool_calls", "task_metadata"))
-"""Columns of a list of episodes: those that are small."""
 
 
 class TraceStore:
@@ -280,8 +278,12 @@ class TraceStore:
         if before and before not in order:
             raise ValueError(f"episode {before!r} is not in this list: begin without it")
         wanted = order[order.index(before) + 1 :][:limit] if before else order[:limit]
-        names = [name for name in LISTED if name in table.schema.names]
-        query = table.search().where(f"episode_id IN ({_list(wanted)})" if wanted else "false").select(names)
+        names = [name for name in rows.LISTED if name in table.schema.names]
+        query = (
+            table.search()
+            .where(f"episode_id IN ({', '.join(map(_quote, wanted))})" if wanted else "false")
+            .select(names)
+        )
         rows_by_id = {row["episode_id"]: row for row in query.to_list()}
         return [rows_by_id[i] for i in wanted]
 
@@ -290,7 +292,7 @@ class TraceStore:
         table = self._open_if_there("rewards")
         outcomes: dict[str, dict[str, float]] = {}
         if table is not None and episode_ids:
-            query = table.search().where(f"episode_id IN ({_list(episode_ids)})")
+            query = table.search().where(f"episode_id IN ({', '.join(map(_quote, episode_ids))})")
             for row in query.select(["episode_id", "credit_version", "outcome"]).to_list():
                 outcomes.setdefault(row["episode_id"], {})[row["credit_version"]] = row["outcome"]
         return outcomes
