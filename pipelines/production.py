@@ -136,7 +136,7 @@ def switch(run: Run, wanted: TeamInService) -> None:
     """Routes the team's requests so, on every gateway replica; starts the gateway where there is none."""
     gateway = run.config.gateway
     timeout_s = SWITCH_S if gateway_statuses(gateway) else START_S
-    stores = TeamStores(run_id=run.run_id, traces=run.traces_uri, served=run.served_uri)
+    stores = TeamStores(run_id=run.run_id, traces=run.traces_uri, served=run.served_uri, weights=run.weights_uri)
     wanted = wanted.model_copy(update={"stores": stores})
     route(gateway, run.team_name, wanted, state_file=f"{run.folder}/serve_apps.json", timeout_s=timeout_s)
 

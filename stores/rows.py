@@ -118,6 +118,8 @@ EPISODES = pa.schema(
         ("tool_calls", pa.list_(TOOL_CALL)),
     ]
 )
+LISTED = tuple(name for name in EPISODES.names if name not in ("turns", "tool_calls", "task_metadata"))
+"""Columns of a list of episodes: those that are small."""
 TURN_REWARD = pa.struct(
     [
         ("turn_index", pa.int32()),

@@ -252,6 +252,52 @@ class TraceStore:
         )
         return self._find(where, limit=limit)
 
+    def newest_episodes(
+        self,
+        *,
+        limit: int,
+        before: str = "",
+        run_id: str | None = None,
+        iteration: int | None = None,
+        purpose: Purpose | None = None,
+        task_id: str | None = None,
+        status: EpisodeStatus | None = None,
+    ) -> list[dict[str, Any]]:
+        """At most `limit` stored episodes with these properties as plain rows without their turns, those begun last first.
+
+        Empty where nothing was ever stored. Reads ids and times of all that fit, and the rest of those it returns.
+
+        Args: before: only those that come after this episode in the same list; ValueError where it is not in there.
+        """
+        table = self._open_if_there("episodes")
+        if table is None:
+            return []
+        where = _where(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
+        query = table.search().select(["episode_id", "started_at"])
+        found = (query.where(where) if where else query).to_arrow()
+        order = found.sort_by([("started_at", "descending"), ("episode_id", "ascending")])["episode_id"].to_pylist()
+        if before and before not in order:
+            raise ValueError(f"episode {before!r} is not in this list: begin without it")
+        wanted = order[order.index(before) + 1 :][:limit] if before else order[:limit]
+        names = [name for name in rows.LISTED if name in table.schema.names]
+        query = (
+            table.search()
+            .where(f"episode_id IN ({', '.join(map(_quote, wanted))})" if wanted else "false")
+            .select(names)
+        )
+        rows_by_id = {row["episode_id"]: row for row in query.to_list()}
+        return [rows_by_id[i] for i in wanted]
+
+    def outcomes_of(self, episode_ids: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Outcomes by credit version of those of these episodes that were ever credited."""
+        table = self._open_if_there("rewards")
+        outcomes: dict[str, dict[str, float]] = {}
+        if table is not None and episode_ids:
+            query = table.search().where(f"episode_id IN ({', '.join(map(_quote, episode_ids))})")
+            for row in query.select(["episode_id", "credit_version", "outcome"]).to_list():
+                outcomes.setdefault(row["episode_id"], {})[row["credit_version"]] = row["outcome"]
+        return outcomes
+
     def rewarded_traces(
         self, *, run_id: str, iteration: int | None, purpose: Purpose, min_outcome: float
     ) -> Iterator[Trace]:
@@ -373,6 +419,14 @@ class TraceStore:
 
             self._connection = (os.getpid(), lancedb.connect(self.uri, storage_options=lancedb_options(self.uri)))
         return self._connection[1]
+
+    def _open_if_there(self, name: str) -> Table | None:
+        try:
+            return self._open(name)
+        except ValueError as error:
+            if "not found" not in str(error):
+                raise
+            return None
 
     def _open(self, name: str, ref: TracesRef | RewardsRef | None = None) -> Table:
         """The table at its newest version, or at the one that `ref` pins."""

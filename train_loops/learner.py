@@ -50,6 +50,8 @@ class Learned:
     agents: dict[str, dict[str, float]] = field(default_factory=dict)
     log_ratios: dict[str, float] = field(default_factory=dict)
     """HAPPO: per episode the sum over its turns and tokens of logprob after - logprob before."""
+    advantages: dict[tuple[str, int], NDArray[np.floating]] = field(default_factory=dict)
+    """[completion tokens] by episode id and turn index, for people to look at."""
     kl_coef: float = 0.0
     """The KL coefficient in the reward for the next order: what it was, or adapted."""
 
@@ -129,6 +131,7 @@ def learn(
             samples, scores, config=config, credit_kind=credit_kind, beta=learned.kl_coef, team=team
         )
         is_active = np.array([bool(np.any(a)) for a in signal.advantages])
+    learned.advantages = {(s.episode_id, s.turn_index): a for s, a in zip(samples, signal.advantages, strict=True)}
     learned.metrics |= row_figures(samples, scores, signal, is_active) | agreement_figures(agreements)
     learned.metrics |= _correction_figures(weights, kept)
     learned.metrics["train/is_corrected"] = float(weights is not None or kept is not None)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from stores.logs import bound, carried
 from stores.manifest import Probe
+from stores.shown_advantages import write_advantages
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
@@ -251,6 +252,7 @@ class Worker:
                 out = export_adapter(self._models.policy, scratch)
             if dist.get_rank() == 0:
                 (out / RESULT_FILE).write_text(json.dumps(_result(None, learned)))
+                write_advantages(out, learned.advantages)
                 if learned.log_ratios:
                     (out / LOG_RATIOS_FILE).write_text(json.dumps(learned.log_ratios))
                 ref = store.commit(

@@ -20,9 +20,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_apps.service import api_keys
+from serve_apps.service.admin_api import admin_routes
 from serve_apps.service.api_keys import ApiKey
 from serve_apps.service.chat import Chat, answer_body, chunks, complete, prepare, usage
 from serve_apps.service.chat_trace import is_trainable, trace_of
+from serve_apps.service.dashboard import dashboard_routes
 from serve_apps.service.figures import chat_figures, run_figures
 from serve_apps.service.production import ServedTeam, find, model_of
 from serve_apps.service.protocol import ApiError, ChatRequest, FeedbackRequest, RunRequest, explained
@@ -129,6 +131,8 @@ def build_api(service: Service) -> FastAPI:
         """For Prometheus."""
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
+    api.include_router(admin_routes(service))
+    api.include_router(dashboard_routes())
     add_errors(api)
     api.add_middleware(_Limits, service=service)
     return api

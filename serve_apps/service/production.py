@@ -46,6 +46,8 @@ class TeamStores(BaseModel):
     """LanceDB URI of what its run has sampled."""
     served: str
     """LanceDB URI of answers that may be kept: see `stores/served.py`."""
+    weights: str = ""
+    """URI of its model versions; empty: nothing that lies beside them can be looked at."""
 
 
 class TeamInService(BaseModel):

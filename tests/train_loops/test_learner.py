@@ -197,6 +197,9 @@ def test_happo_tells_the_next_group_how_likely_each_episode_became(tiny_model: P
     after = run(samples, engines, TrainConfig(optimizer=LR, mismatch=MismatchConfig(limit_mean=9.0)))
     gap = sum(a["mismatch_kl_k3"] for a in after.agents.values())
     assert set(learned.log_ratios) == {s.episode_id for s in samples} and gap > 0
+    assert {turn: set(values.tolist()) for turn, values in learned.advantages.items()} == {
+        turn: {value} for turn, value in advantages.items()
+    }, "what is shown to people is what was trained on"
     earned: dict[str, float] = {}
     for s in samples:
         earned[s.episode_id] = earned.get(s.episode_id, 0.0) + s.reward

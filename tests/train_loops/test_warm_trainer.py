@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from synthetic_traces import GROUP, rewards_of, sample_traces
 
 from stores.files import read_file
+from stores.shown_advantages import ADVANTAGES_FILE
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Trace
 from stores.weights import WeightStore
@@ -174,6 +175,7 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench
     v1 = ModelVersionRef(**first["model"])
     bench.weights.verify(v1)
     manifest = bench.weights.manifest(v1)
+    assert ADVANTAGES_FILE in manifest.files
     assert manifest.parent == 0 and Path(manifest.checkpoint, "policy.json").is_file()
     assert manifest.probe.sequences == bench.weights.manifest(ref).probe.sequences
     assert manifest.probe.logprobs != bench.weights.manifest(ref).probe.logprobs

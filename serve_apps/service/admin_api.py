@@ -1,0 +1,145 @@
+"""admin_api: what the dashboard asks for. Who answers and how it goes; stored traces; one task under two teams. Reads only."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from serve_apps.service.figures import Sums
+from serve_apps.service.production import Arm, Production
+from serve_apps.service.service import Service
+from serve_apps.service.trace_reader import MAX_ROWS, TraceReader, as_json, compare_task, list_traces, read_trace
+from stores.types import EpisodeStatus, Purpose
+
+STATUS_ORDER = ("champion", "candidate", "previous")
+
+Store = Annotated[
+    Literal["run", "served"], Query(description="what the run sampled, or answers to people that were kept")
+]
+Iteration = Annotated[int | None, Query(ge=0, lt=2**31)]
+Text = Annotated[str, Query(max_length=500)]
+
+
+def admin_routes(service: Service) -> APIRouter:
+    """Routes below `/v1/admin`, for keys with the scope `admin`."""
+
+    def admin_only(request: Request) -> None:
+        service.keys.check(request.headers.get("authorization"), "admin")
+
+    routes = APIRouter(prefix="/v1/admin", dependencies=[Depends(admin_only)])
+    reader = TraceReader()
+
+    @routes.get("/status")
+    async def status() -> Response:
+        """Teams, arms and their figures, and what is on its way, in the replica that is asked."""
+        return _json(as_json(status_of(service)))
+
+    @routes.get("/teams/{team}/traces")
+    async def traces(
+        team: str,
+        store: Store = "run",
+        purpose: Purpose | None = None,
+        iteration: Iteration = None,
+        status: EpisodeStatus | None = None,
+        task: Text = "",
+        before: Text = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 50,
+    ) -> Response:
+        """Stored episodes without their turns, newest first; `before`: the last one of the page before."""
+        production = service.team(team)
+        chosen: dict[str, Any] = {"purpose": purpose, "iteration": iteration, "status": status, "task_id": task or None}
+        return _json(
+            await reader.read(lambda: list_traces(production, store=store, limit=limit, before=before, **chosen))
+        )
+
+    @routes.get("/teams/{team}/traces/{trace_id}")
+    async def trace(team: str, trace_id: str, store: Store = "run") -> Response:
+        """A whole one, by its id or the only beginning of it: turns, tool calls, tokens with logprobs, rewards."""
+        production = service.team(team)
+        return _json(await reader.read(lambda: read_trace(production, trace_id, store=store)))
+
+    @routes.get("/teams/{team}/tasks/{task_id:path}")
+    async def task(team: str, task_id: str, store: Store = "run", purpose: Purpose | None = None) -> Response:
+        """Episodes of one task by the team that played them."""
+        production = service.team(team)
+        return _json(await reader.read(lambda: compare_task(production, task_id, store=store, purpose=purpose)))
+
+    return routes
+
+
+def status_of(service: Service) -> dict[str, Any]:
+    """Everything on the overview; no prompt, no answer, no user."""
+    config = service.config
+    return {
+        "gateway": service.name,
+        "pid": os.getpid(),
+        "num_replicas": config.num_replicas,
+        "now": time.time(),
+        "started_at": service.started_at,
+        "in_flight": service.admission.num_in_flight,
+        "waiting": service.admission.num_waiting,
+        "max_in_flight": config.max_in_flight,
+        "max_queued": config.max_queued,
+        "has_keys": bool(config.keys_file),
+        "keys_fault": service.keys.fault,
+        "teams": [_team(service, production) for _, production in sorted(service.teams.items())],
+    }
+
+
+def _team(service: Service, production: Production) -> dict[str, Any]:
+    config = production.config
+    named = ((name, getattr(config, name)) for name in STATUS_ORDER)
+    arms = [_arm(service, production.name, name, arm) for name, arm in named if arm is not None]
+    in_service = {arm["team_version"] for arm in arms}
+    figures = {f["team_version"]: f["sums"] for f in service.figures() if f["team"] == production.name}
+    return {
+        "name": production.name,
+        "share": config.share if config.candidate else 0.0,
+        "shadow": config.shadow if config.candidate else 0.0,
+        "run_id": config.stores.run_id if config.stores else None,
+        "models": sorted(production.champion.models),
+        "arms": arms,
+        "gone": [
+            {"team_version": v, "figures": summary(sums)} for v, sums in sorted(figures.items()) if v not in in_service
+        ],
+    }
+
+
+def _arm(service: Service, team: str, name: str, arm: Arm) -> dict[str, Any]:
+    figures = {(f["team"], f["team_version"]): f["sums"] for f in service.figures()}
+    on_their_way = [
+        f["num"]
+        for f in service.in_flight()
+        if (f["team"], f["team_version"], f["set_name"]) == (team, arm.team_version, arm.set_name)
+    ]
+    return {
+        "arm": name,
+        "team_version": arm.team_version,
+        "set_name": arm.set_name,
+        "workflow": arm.cast["workflow"],
+        "team_key": arm.cast["team_key"],
+        "policy_versions": arm.cast["policy_versions"],
+        "group_of": arm.cast["group_of"],
+        "in_flight": sum(on_their_way),
+        "figures": summary(figures.get((team, arm.team_version), {})),
+    }
+
+
+def summary(sums: Sums) -> dict[str, dict[str, float]]:
+    """{"num", "mean", "standard_error"} of each figure that was ever counted; the error from two values on."""
+    found: dict[str, dict[str, float]] = {}
+    for name, (num, total, squares) in sums.items():
+        if num:
+            found[name] = {"num": num, "mean": total / num}
+        if num > 1:
+            variance = max(0.0, squares - total * total / num) / (num - 1)
+            found[name]["standard_error"] = math.sqrt(variance / num)
+    return found
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
