@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from pipelines.dynamic_sampling import refill
+from pipelines.from_service import served_group, take_served
 from pipelines.retrain import adopt_traces, source_of
 from pipelines.run import Run, plain
-from pipelines.sampling import Progress, sample_episodes
+from pipelines.sampling import Progress, Sampled, sample_episodes
 from pipelines.serving import app_names, serve
 from pipelines.variants import play_variants
 from stores.types import Purpose, Task
@@ -22,7 +24,7 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
     """Samples the iteration's episodes with the versions it trains from, or takes the stored ones that it was given.
 
     Returns {"traces": TracesRef, "policy_versions", "statuses", "num_tokens", "sampling_seconds", "groups", "stopped_by",
-    "carried"}; `stopped_by` says whether tokens, seconds or enough complete groups ended it early, `carried` which tasks
+    "carried"}, with `from_service` also "served"; `stopped_by` says whether tokens, seconds or enough complete groups ended it early, `carried` which tasks
     come first in the next iteration for it.
     """
     if (source := source_of(run, iteration)) is not None:
@@ -52,6 +54,10 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
         refilled = refill(run, iteration, tasks, sampled, cast=cast, progress=progress)
         passes += refilled.passes
         groups |= refilled.counts
+    served = {}
+    if settings.from_service is not None:
+        served = {"served": take_served(run, iteration, cast=cast, models=models)}
+        passes.append(_with_served(run, iteration, passes[-1]))
     if settings.variants is not None:
         passes.append(play_variants(run, iteration, passes, cast=cast, progress=progress))
     return {
@@ -64,7 +70,21 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
         "groups": groups,
         "stopped_by": sampled.stopped_by,
         "carried": list(sampled.tasks_left) if settings.tail == "carry" else [],
+        **served,
     }
+
+
+def _with_served(run: Run, iteration: int, last: Sampled) -> Sampled:
+    """The pass whose ref also has the served episodes; a repetition may have taken them for a group left over."""
+    ref = last.traces
+    pinned = run.traces.pin_episodes(
+        run_id=ref.run_id,
+        iteration=ref.iteration,
+        purpose=ref.purpose,
+        team_key=ref.team_key,
+        excluded_groups=[group for group in ref.excluded_groups if group != served_group(run, iteration)],
+    )
+    return replace(last, traces=pinned, num_new=0, statuses={}, num_tokens=0, sampling_seconds=0.0)
 
 
 def iteration_tasks(run: Run, iteration: int) -> list[Task]:

@@ -241,6 +241,23 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _served_episodes_can_be_learnt_from(self) -> Self:
+        if self.collect.from_service is None:
+            return self
+        if self.team_config is not None:
+            raise ValueError(
+                "collect.from_service: a learner of the whole team sees whole episodes of what it samples; episodes from "
+                "service are for model groups by themselves (rloo, grpo, reinforce_pp, gae): drop one of the two"
+            )
+        for group in self.model_groups:
+            if self.train_config(group).mismatch.old_logprobs != "recompute":
+                raise ValueError(
+                    f"collect.from_service: other versions sampled what was served, so model group {group!r} needs "
+                    "train.mismatch.old_logprobs: recompute"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _sampling_is_unfiltered(self) -> Self:
         for name, agent in self.agents.items():
             for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):

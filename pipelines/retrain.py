@@ -23,13 +23,10 @@ from pipelines.stored_runs import stored_run
 from pipelines.vocabulary import version_that_acted, vocabulary_of
 from stores.files import is_uri, local_path
 from stores.types import ModelVersionRef, Trace, TracesRef
+from train_loops import mismatch
 from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
 
 DOOR = "--from-traces"
-MIN_ESS = 0.5
-"""Least effective sample size of foreign traces, where `train.mismatch.min_ess` sets none."""
-NO_LIMIT = 100.0
-"""Nats: other versions may differ from the parent by more than an engine may; the effective sample size decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +164,7 @@ def train_config(run: Run, iteration: int, model_group: str) -> TrainConfig:
 
 def off_policy(config: TrainConfig) -> TrainConfig:
     """Settings for traces that other versions sampled: weights always on, and a floor under the effective sample size."""
-    mismatch = config.mismatch
-    changes = {
-        "always": True,
-        "old_logprobs": "recompute",
-        "correction": "token" if mismatch.correction == "none" else mismatch.correction,
-        "limit_mean": NO_LIMIT,
-        "min_ess": mismatch.min_ess or MIN_ESS,
-    }
-    return config.model_copy(update={"mismatch": mismatch.model_copy(update=changes)})
+    return config.model_copy(update={"mismatch": mismatch.off_policy(config.mismatch)})
 
 
 def _name(iteration: int) -> str:

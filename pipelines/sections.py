@@ -143,6 +143,16 @@ class DynamicSamplingConfig(Settings):
     """Passes after the first one, each over as many tasks as groups without signal were left."""
 
 
+class FromServiceConfig(Settings):
+    """Served episodes that callers have judged, trained on beside those that are sampled (`gateway.capture`)."""
+
+    max_episodes: int = Field(64, ge=1)
+    """Of an iteration; the newest, each once in a run."""
+    max_age_days: float = Field(7, gt=0)
+    max_policy_lag: int = Field(10, ge=0)
+    """Versions between the one that answered and the one that is trained, of any model group."""
+
+
 class CollectConfig(Settings):
     """How episodes are sampled."""
 
@@ -151,6 +161,8 @@ class CollectConfig(Settings):
     """Size of a group (GRPO sense)."""
     variants: VariantsConfig | None = None
     dynamic_sampling: DynamicSamplingConfig | None = None
+    from_service: FromServiceConfig | None = None
+    """null: nothing that was served is trained on."""
     budget: BudgetConfig = BudgetConfig()
     oversample: float = Field(1.0, ge=1, le=4)
     """Above 1: so many times the tasks are begun, and collect ends once `tasks_per_iteration` groups are complete."""
@@ -183,6 +195,15 @@ class CollectConfig(Settings):
             raise ValueError(
                 f"collect.dynamic_sampling and collect.oversample = {self.oversample:g} both decide which groups are kept: "
                 "use one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _variants_are_of_what_is_sampled(self) -> Self:
+        if self.from_service is not None and self.variants is not None:
+            raise ValueError(
+                "collect.from_service and collect.variants: episodes from service cannot be played again, so there is no "
+                "baseline for them; drop one of the two (rloo and grpo need no variants)"
             )
         return self
 

@@ -19,10 +19,6 @@ from stores import rows
 from stores.traces import TraceStore, quoted
 from stores.types import Trace
 
-SERVED = "troupe/served"
-"""Key in a trace's `outcome_metadata` of who was answered by whom: {"team", "team_version", "arm", "key", "is_trainable"}; in
-one that `collect` took over also {"trace_id", "score"}."""
-
 FEEDBACK = pa.schema(
     [
         pa.field("feedback_id", pa.string(), nullable=False, metadata=rows.KEY_METADATA),

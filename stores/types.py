@@ -11,6 +11,10 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
+SERVED = "troupe/served"
+"""Key in a trace's `outcome_metadata` of who was answered by whom: {"team", "team_version", "arm", "key", "is_trainable"}; in
+one that `collect` took over also {"trace_id", "score"}."""
+
 
 class EpisodeStatus(StrEnum):
     """Whether an episode counts. What the policy did (`ok`, `truncated`) trains; what it did not do does not."""

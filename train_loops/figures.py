@@ -64,7 +64,6 @@ def agent_figures(
         rows_of[s.agent].append(i)
     figures = {}
     for agent, rows in rows_of.items():
-        a = agreements[agent]
         about = {
             "rows": float(len(rows)),
             "completion_tokens": float(sum(samples[i].completion_length for i in rows)),
@@ -72,11 +71,10 @@ def agent_figures(
             "credit_mean": float(signal.credit[rows].mean()),
             "advantage_std": float(np.concatenate([signal.advantages[i] for i in rows]).std()),
             "groups_without_signal": _share_without_signal([signal.group_ids[i] for i in rows], is_active[rows]),
-            "logprob_gap_mean": a.mean_abs,
-            "logprob_gap_max": a.max_abs,
-            "mismatch_kl_k3": a.kl_k3,
-            "ess": a.ess,
         }
+        if (a := agreements.get(agent)) is not None:  # none where all of its rows are from service
+            about |= {"logprob_gap_mean": a.mean_abs, "logprob_gap_max": a.max_abs, "mismatch_kl_k3": a.kl_k3}
+            about["ess"] = a.ess
         if "entropy" in scores:
             about["entropy"] = float(np.concatenate([scores["entropy"][i] for i in rows]).mean())
         if "ref" in scores:

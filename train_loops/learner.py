@@ -31,7 +31,7 @@ from train_loops.happo import effective_sample_size
 from train_loops.kl import adapted_coef
 from train_loops.layout import Layout
 from train_loops.learning_signal import learning_signal
-from train_loops.mismatch import Agreement, correct, decide, is_close, measure
+from train_loops.mismatch import Agreement, correct, correct_served, decide, is_close, measure
 from train_loops.models import Models
 from train_loops.rows import Funnel, Sample, samples_of
 from train_loops.scoring import Rows, measured_on_probe, probe_rows, score_rows
@@ -127,6 +127,18 @@ def learn(
     with clock.measures("advantages"):
         rollout = [s.rollout_logprobs for s in samples]
         weights, kept = correct(scores["old"], rollout, config=config.mismatch) if is_corrected else (None, None)
+        is_served = [s.is_served for s in samples]
+        if any(is_served):
+            weights, kept, far = correct_served(
+                scores["old"],
+                rollout,
+                [s.agent for s in samples],
+                is_served,
+                weights=weights,
+                kept=kept,
+                config=config.mismatch,
+            )
+            learned.metrics |= _served_figures(is_served, kept, far)
         signal = learning_signal(
             samples, scores, config=config, credit_kind=credit_kind, beta=learned.kl_coef, team=team
         )
@@ -203,7 +215,9 @@ def _score(
             scores = score_rows(layout, models, rows=range(len(samples)), names=names)
             return scores | {"old": [x.astype(np.float32) for x in rollout]}, found
     scores = score_rows(layout, models, rows=range(len(samples)), names=[*names, "old", "entropy"])
-    return scores, measure(scores["old"], rollout, agents, config=config.mismatch)
+    own = [i for i, s in enumerate(samples) if not s.is_served] or list(range(len(samples)))
+    old = [scores["old"][i] for i in own]
+    return scores, measure(old, [rollout[i] for i in own], [agents[i] for i in own], config=config.mismatch)
 
 
 def _has_other_loss(samples: Sequence[Sample], config: TrainConfig) -> NDArray[np.bool_]:
@@ -240,6 +254,15 @@ def _why_nothing(samples: Sequence[Sample], is_active: NDArray[np.bool_], *, con
         f"all advantages of {len(samples)} rows are zero: every group of episodes earned the same; "
         "use harder or easier tasks, or more episodes per task"
     )
+
+
+def _served_figures(is_served: Sequence[bool], kept: Rows, found: dict[str, Agreement]) -> dict[str, float]:
+    num_kept = sum(bool(np.any(of)) for served, of in zip(is_served, kept, strict=True) if served)
+    return {
+        "train/served_rows": float(sum(is_served)),
+        "train/served_rows_kept": float(num_kept),
+        "train/served_ess": min(a.ess for a in found.values()),
+    }
 
 
 def _correction_figures(weights: Rows | None, kept: Rows | None) -> dict[str, float]:

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from train_loops.config import MismatchConfig
 
+MIN_ESS = 0.5
+"""Least effective sample size of what other versions sampled, where `train.mismatch.min_ess` sets none."""
+NO_LIMIT = 100.0
+"""Nats: other versions may differ from the parent by more than an engine may; the effective sample size decides."""
 Rows = Sequence[NDArray[np.floating] | Sequence[float]]
 
 
@@ -103,6 +107,47 @@ def correct(
         return weights, None
     kept = [_within(x, config.reject_token) * _within(np.full(len(x), x.mean()), config.reject_sequence) for x in gaps]
     return weights, kept
+
+
+def off_policy(config: MismatchConfig) -> MismatchConfig:
+    """Settings for what other versions sampled: weights always on, and a floor under the effective sample size."""
+    changes = {
+        "always": True,
+        "old_logprobs": "recompute",
+        "correction": "token" if config.correction == "none" else config.correction,
+        "limit_mean": NO_LIMIT,
+        "min_ess": config.min_ess or MIN_ESS,
+    }
+    return config.model_copy(update=changes)
+
+
+def correct_served(
+    old: Rows,
+    rollout: Rows,
+    agents: Sequence[str],
+    is_served: Sequence[bool],
+    *,
+    weights: list[NDArray[np.float64]] | None,
+    kept: list[NDArray[np.float64]] | None,
+    config: MismatchConfig,
+) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]], dict[str, Agreement]]:
+    """Importance weights and what is kept (see `correct`) once more, with those of rows from service by `off_policy`.
+
+    Returns also how near these rows are, per agent. Those of an agent whose effective sample size is below `min_ess` say
+    too little about the weights: none of their tokens is kept.
+    """
+    config = off_policy(config)
+    rows = [i for i, served in enumerate(is_served) if served]
+    found = measure([old[i] for i in rows], [rollout[i] for i in rows], [agents[i] for i in rows], config=config)
+    own_weights, own_kept = correct([old[i] for i in rows], [rollout[i] for i in rows], config=config)
+    assert own_weights is not None, "off_policy: a correction is always on"
+    weights = weights if weights is not None else [np.ones(len(of)) for of in old]
+    kept = kept if kept is not None else [np.ones(len(of)) for of in old]
+    for place, i in enumerate(rows):
+        is_near = found[agents[i]].ess >= config.min_ess
+        weights[i] = own_weights[place]
+        kept[i] = (own_kept[place] if own_kept is not None else np.ones(len(old[i]))) * is_near
+    return weights, kept, found
 
 
 def _within(log_weights: NDArray[np.float64], bounds: tuple[float, float] | None) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stores.rounds import rounds_in_time
-from stores.types import EpisodeRewards, EpisodeStatus, Trace, Turn
+from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
 
 FUNNEL_STAGES = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
 """Design rule 6, in order; every count is a number of turns."""
@@ -37,6 +37,8 @@ class Sample:
     max_tokens: int
     """The limit on completion tokens: the agent's, or less where its context had no room for as many."""
     status: EpisodeStatus
+    is_served: bool = False
+    """Of an episode from service: another version than the parent may have sampled it."""
     outcome: float = 0.0
     """The episode's result: what credit is held against."""
     baseline: float | None = None
@@ -91,6 +93,7 @@ def samples_of(
                 temperature=turn.sampling.temperature,
                 max_tokens=turn.sampling.max_tokens,
                 status=trace.status,
+                is_served=SERVED in trace.outcome_metadata,
                 outcome=rewards.outcome if rewards is not None else 0.0,
             )
         )

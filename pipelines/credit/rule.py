@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from pipelines.sections import DottedConfig
 from serve_apps.workflow import load_object
-from stores.types import EpisodeRewards, EpisodeStatus, Trace, Turn, TurnReward
+from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn, TurnReward
 
 CreditKind = Literal["returns", "increments"]
 SCORED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
@@ -99,9 +99,38 @@ def _source(module: ModuleType) -> str:
 
 
 def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
-    """What `rule` makes of a set of episodes: of all at once where it can, else of each by itself."""
+    """What `rule` makes of a set of episodes: of all at once where it can, else of each by itself.
+
+    Episodes from service are not the rule's: their credit is the caller's word (`caller_credit`).
+    """
+    said = {trace.episode_id: score for trace in traces if (score := caller_score(trace)) is not None}
+    own = [trace for trace in traces if trace.episode_id not in said]
     assign_all = getattr(rule, "assign_all", None)
-    return list(assign_all(traces)) if assign_all is not None else [rule.assign_credit(trace) for trace in traces]
+    judged = list(assign_all(own)) if assign_all is not None else [rule.assign_credit(trace) for trace in own]
+    if len(judged) != len(own):
+        raise ValueError(f"{type(rule).__name__} gives credit to {len(judged)} episodes of {len(own)}")
+    found = iter(judged)
+    return [
+        caller_credit(trace, said[trace.episode_id], kind=rule.kind) if trace.episode_id in said else next(found)
+        for trace in traces
+    ]
+
+
+def caller_score(trace: Trace) -> float | None:
+    """What a caller gave an episode from service, -1 to 1; None for what the run sampled itself."""
+    score = trace.outcome_metadata.get(SERVED, {}).get("score")
+    return None if score is None else float(score)
+
+
+def caller_credit(trace: Trace, score: float, *, kind: CreditKind) -> Credit:
+    """Outcome (score + 1) / 2, in [0, 1]: earned by every turn, or where rewards are increments by the last one."""
+    outcome = (score + 1) / 2
+    last = len(trace.turns) - 1
+    rewards = [
+        turn_reward(trace, i, {"caller": outcome if kind == "returns" or i == last else 0.0})
+        for i in range(len(trace.turns))
+    ]
+    return Credit(outcome=outcome, rewards=tuple(rewards))
 
 
 def score_traces(
@@ -122,8 +151,6 @@ def score_traces(
                 f"episode {trace.episode_id} is {trace.status}: it is not scored (only {', '.join(statuses)} are); skip it"
             )
     credits = credits_of(rule, traces)
-    if len(credits) != len(traces):
-        raise ValueError(f"{type(rule).__name__} gives credit to {len(credits)} episodes of {len(traces)}")
     return [
         _rewards(trace, credit, name=type(rule).__name__, version=version)
         for trace, credit in zip(traces, credits, strict=True)

@@ -49,6 +49,8 @@ export function outcomeOf(found) {
       found.task.answers.length ? h("p", { class: "small quiet" }, "Right would be ", found.task.answers.map((a) => [h("code", {}, a), " "])) : null,
       found.error ? h("p", { class: "fault" }, found.error) : null),
     h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    found.feedback.map((said) => h("p", { class: "small" }, chip(said.score === null ? said.label || "feedback" : `score ${number(said.score)}`), " ",
+      said.comment || "", said.answer ? [" right would be ", h("code", {}, said.answer)] : null, h("span", { class: "quiet" }, ` ${said.key}, ${when(said.at)}`))),
     found.is_version_mixed ? h("p", { class: "fault" }, "More than one version sampled this episode: it is kept out of evaluations.") : null);
 }
 

@@ -20,8 +20,8 @@ from serve_apps.service.api_keys import ApiKey
 from serve_apps.service.production import ServedTeam, TeamStores
 from serve_apps.service.protocol import ApiError, FeedbackRequest
 from serve_apps.service.redaction import Redaction
-from stores.served import SERVED, Feedback, ServedStore
-from stores.types import Trace
+from stores.served import Feedback, ServedStore
+from stores.types import SERVED, Trace
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from serve_apps.service.production import Production
 from serve_apps.service.protocol import ApiError
 from serve_apps.tokenizer import ChatTokenizer
+from stores.served import ServedStore
 from stores.shown_advantages import read_advantages
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, Turn
@@ -110,6 +111,7 @@ def read_trace(production: Production, trace_id: str, *, store: StoreName) -> di
         "turns": turns,
         "tool_calls": [asdict(call) for call in trace.tool_calls],
         "rewards": [_rewards(of) for of in found.rewards_of(trace.episode_id)],
+        "feedback": _feedback(found, trace) if store == "served" else [],
     }
 
 
@@ -156,6 +158,11 @@ def _store(production: Production, store: StoreName) -> tuple[TraceStore, str | 
             param="team",
         )
     return (TraceStore(stores.traces), stores.run_id) if store == "run" else (TraceStore(stores.served), None)
+
+
+def _feedback(found: TraceStore, trace: Trace) -> list[dict[str, Any]]:
+    """What callers said of it, oldest first."""
+    return [asdict(said) for said in ServedStore(found.uri).feedback_on([trace.episode_id])]
 
 
 def _tokenizer(production: Production, model_group: str) -> ChatTokenizer | None:

@@ -15,8 +15,8 @@ from gateway_scene import Scene, arm
 from serve_apps.service.api_keys import make_key, write_keys
 from serve_apps.service.production import TeamInService, TeamStores
 from serve_apps.service.redaction import Redaction
-from stores.served import SERVED, ServedStore
-from stores.types import Trace
+from stores.served import ServedStore
+from stores.types import SERVED, Trace
 
 pytestmark = pytest.mark.anyio
 HELLO = {

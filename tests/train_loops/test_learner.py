@@ -126,6 +126,33 @@ def test_the_engines_logprobs_stand_for_the_old_ones_while_they_are_close(tiny_m
     assert "train/entropy" in run(far, models(tiny_model, config), config).metrics
 
 
+def test_rows_from_service_are_weighed_apart_and_too_far_ones_train_nothing(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(algorithm="grpo", optimizer=LR)
+    samples = rows(sampled)
+    served = {s.episode_id for s in samples[:8]}
+
+    def moved(by: float) -> list[Sample]:
+        """The first episodes as if another version had sampled them: two tokens of three `by` nats more likely then."""
+        return [
+            dataclasses.replace(
+                s, is_served=True, rollout_logprobs=[x + by * (i % 3 > 0) for i, x in enumerate(s.rollout_logprobs)]
+            )
+            if s.episode_id in served
+            else s
+            for s in samples
+        ]
+
+    near = run(moved(0.3), models(tiny_model, config), config).metrics
+    assert near["train/served_rows"] == near["train/served_rows_kept"] == sum(s.episode_id in served for s in samples)
+    assert near["train/logprob_gap_max"] < 1e-3  # of the rows that the run sampled
+    assert 0.9 < near["train/served_ess"] < 1
+    assert near["train/importance_weight"] < 1
+    far = run(moved(6.0), models(tiny_model, config), config).metrics
+    assert far["train/served_rows_kept"] == 0
+    assert far["train/served_ess"] < 0.6
+    assert far["train/trained_rows"] == sum(s.episode_id not in served for s in samples)
+
+
 def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path, sampled) -> None:
     samples, norms = rows(sampled), {}
     for weights in ((1, 1), (1, 0), (0, 1), (2, 0)):
