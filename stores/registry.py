@@ -1,7 +1,7 @@
 """registry: what is promoted as one. A team = workflow + prompts + credit rule + one model version per model group.
 
 A team version is a version of one registered model in MLflow: a logged model with `team.json` (weights by URI and
-sha256, never copied), params, metrics and tags. Promotion and rollback move the alias `champion`.
+sha256, never copied), params, metrics and tags. Promotion and rollback move the aliases `champion` and `previous`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CANDIDATE = "candidate"
 CHAMPION = "champion"
+PREVIOUS = "previous"
+"""Where `troupe rollback` goes: the champion that the present one followed."""
 
 TEAM_FILE = "team.json"
 KEY_TAG = "troupe.team_sha256"
@@ -126,6 +128,11 @@ class TeamRegistry:
         if version not in self._versions(name):
             raise ValueError(f"no team {name!r} {version} in {self.tracking_uri}: {self._what_there_is(name)}")
         self._client.set_registered_model_alias(name, alias, str(version))
+
+    def remove_alias(self, name: str, alias: str) -> None:
+        """An alias that names nothing any more; one that named nothing stays so."""
+        if self.alias(name, alias) is not None:
+            self._client.delete_registered_model_alias(name, alias)
 
     def alias(self, name: str, alias: str) -> int | None:
         """The version that an alias names; None if it names none."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stores.registry import CANDIDATE, CHAMPION, Team, TeamRegistry
+from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, Team, TeamRegistry
 from stores.types import ModelVersionRef
 
 
@@ -42,6 +42,10 @@ def test_a_team_comes_back_by_version_and_by_alias(mlflow_place: tuple[str, str]
     assert registry.load("by-alias", second) == (second, _team(2))
     registry.set_alias("by-alias", CHAMPION, second)
     assert TeamRegistry(*mlflow_place).load("by-alias", CHAMPION) == (second, _team(2))
+    registry.set_alias("by-alias", PREVIOUS, first)
+    for _ in range(2):
+        registry.remove_alias("by-alias", PREVIOUS)
+        assert registry.alias("by-alias", PREVIOUS) is None
     lines = registry.versions("by-alias")
     assert [(v.version, v.aliases, v.iteration) for v in lines] == [(1, (), 1), (2, (CANDIDATE, CHAMPION), 2)]
     assert lines[0].evaluation == {"accuracy": 0.75, "gain/mean": 0.1, "gain/low": -0.02, "is_better": 1.0}
