@@ -1,6 +1,7 @@
 """promote: the evaluation report and its verdict -> a team version in the registry, and which alias it gets.
 
-Reads: the report of `evaluate`. Writes: a team version (alias `candidate`; `champion` where the gate says promote).
+Reads: the report of `evaluate`. Writes: a team version (alias `candidate`; `champion` where the gate says promote); and who
+answers behind the gateway, where `promote.into_service` says so.
 """
 
 from __future__ import annotations
@@ -33,8 +34,26 @@ def promote(run: Run, iteration: int, lease: Lease) -> dict[str, Any]:
     version = register(run, models, iteration=iteration, report=report)
     lease.check()
     if decision["verdict"] == "promote":
-        crown(run, models, version, reason=decision["condition"])
+        decision = _promoted(run, models, version, reason=decision["condition"])
     return {**decision, "team_version": version}
+
+
+def _promoted(run: Run, models: Mapping[str, ModelVersionRef], version: int, *, reason: str) -> dict[str, Any]:
+    """Moves the champion, with the gateway as `promote.into_service` says; what is the decision then."""
+    how, promoted = run.config.promote.into_service, {"verdict": "promote", "condition": reason}
+    if how == "never":
+        crown(run, models, version, reason=reason)
+        return promoted
+    from pipelines import production, traffic  # they need Ray Serve
+
+    _, team = run.registry.load(run.team_name, version)
+    found = production.in_service(run)
+    if how == "direct" or found is None or found.champion.team_version == version:  # of a stage that is repeated
+        production.move_champion(run, version, team, reason=reason)
+        return promoted
+    told = traffic.roll_out(run, version, team)
+    verdict = {"promoted": "promote", "sent_back": "reject", "undecided": "inconclusive"}[told["verdict"]]
+    return {"verdict": verdict, "condition": f"{reason}; canary {told['verdict']}: {told['reason']}"}
 
 
 def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, report: dict[str, Any]) -> int:

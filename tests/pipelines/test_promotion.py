@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipelines import production, service
+from pipelines import production, service, traffic
+from pipelines import promote as promotion
 from pipelines.config import load_config
 from pipelines.production import move_champion
 from pipelines.promote import champion_version, crown, followed, history
-from pipelines.run import Run
+from pipelines.run import Run, plain
+from pipelines.stages import run_stage
 from stores.manifest import Probe
 from stores.registry import CHAMPION, PREVIOUS, Team
 from stores.types import ModelVersionRef
@@ -171,3 +173,63 @@ def test_of_two_promotions_at_once_one_waits_and_neither_is_half_of_each(
     expected = [f"put {first}", f"put {first} done, champion 1", f"put {last}", f"put {last} done, champion {first}"]
     assert done == expected
     assert registry.aliases == {CHAMPION: last, PREVIOUS: first} and champion_version(run) == last
+
+
+Told = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("how", "canary", "verdict", "champion"),
+    [
+        ("never", None, "promote", 2),
+        ("direct", None, "promote", 2),
+        ("canary", "promoted", "promote", 2),
+        ("canary", "sent_back", "reject", 1),
+        ("canary", "undecided", "inconclusive", 1),
+    ],
+)
+def test_a_promotion_by_the_gate_goes_into_service_as_the_config_says(
+    scene: tuple[Run, Registry, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    canary: str | None,
+    verdict: str,
+    champion: int,
+) -> None:
+    run, registry, done = scene
+    run.config = load_config(SMALL, {"storage.root": run.config.storage.root, "promote.into_service": how})
+    crown(run, registry.teams[1].models, 1, reason="the first team")
+    now = SimpleNamespace(champion=SimpleNamespace(team_version=1))
+    monkeypatch.setattr(production, "in_service", lambda run: now)
+
+    def roll_out(run: Run, version: int, team: Team) -> Told:
+        if canary == "promoted":
+            move_champion(run, version, team, reason="canary")
+        return {"verdict": canary, "reason": "what was seen"}
+
+    monkeypatch.setattr(traffic, "roll_out", roll_out)
+    monkeypatch.setattr(promotion, "register", lambda run, models, **more: 2)
+    learnt = {"model": plain(registry.teams[2].models[GROUP]), "metrics": {}}
+    run.journal.once(run.key(1, "train", GROUP), lambda lease: learnt)
+    report = {"verdict": "promote", "condition": "gain +0.2", "promotes": [GROUP]}
+    run.journal.once(run.key(1, "evaluate"), lambda lease: report)
+    decided = run_stage(run, "promote", 1)
+    assert (decided["verdict"], decided["team_version"]) == (verdict, 2)
+    assert (champion_version(run), registry.aliases[CHAMPION]) == (champion, champion)
+    assert ("put 2" in done) == (how == "direct" or canary == "promoted")
+    assert decided["condition"] == ("gain +0.2" if canary is None else f"gain +0.2; canary {canary}: what was seen")
+
+
+def test_a_promotion_whose_weights_the_idle_set_refuses_fails_its_stage_and_the_champion_stays(
+    scene: tuple[Run, Registry, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, registry, _ = scene
+    crown(run, registry.teams[1].models, 1, reason="the first team")
+
+    def refuse(run: Run, version: int, team: Team) -> Told:
+        raise ValueError("model.safetensors is missing, the manifest lists it")
+
+    monkeypatch.setattr(production, "put_into_service", refuse)
+    with pytest.raises(ValueError, match="is missing"):
+        move_champion(run, 2, registry.teams[2], reason="test")
+    assert registry.aliases == {CHAMPION: 1} and champion_version(run) == 1
