@@ -6,14 +6,13 @@ answers behind the gateway, where `promote.into_service` says so.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.links import stage_owner
+from pipelines.origin import git_commit, origin_of
 from pipelines.run import Run, plain
 from stores.journal import Lease
 from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, Team
@@ -68,6 +67,7 @@ def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, re
         iteration=iteration,
         evaluation=report,
         config=run.config.model_dump(mode="json"),
+        origin=origin_of(run, models, iteration),
     )
     version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
     run.registry.set_alias(run.team_name, CANDIDATE, version)
@@ -120,16 +120,3 @@ def champion_version(run: Run) -> int | None:
     """Team version of the champion, None before the first."""
     value = run.journal.value(run.run_id, "champion")
     return None if value is None else int(value["team_version"])
-
-
-def git_commit() -> str:
-    """Commit of the code that runs (an image says it in TROUPE_COMMIT), empty outside a checkout and without git."""
-    if commit := os.environ.get("TROUPE_COMMIT", ""):
-        return commit
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        return ""
-    return found.stdout.strip()

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.promote import champion_version, git_commit
+from pipelines.origin import git_commit
+from pipelines.promote import champion_version
 from pipelines.run import Run
 from pipelines.statistics import paired_interval
 from pipelines.symptoms import all_symptoms, find_symptoms
