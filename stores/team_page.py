@@ -49,6 +49,7 @@ troupe lineage {name}@champion
 ```
 
 ```python
+mlflow.set_tracking_uri(...)  # this server or store
 mlflow.pyfunc.load_model("models:/{name}@champion").predict(pd.DataFrame({{"prompt": ["..."]}}))
 ```
 """
