@@ -82,8 +82,8 @@ class RayJobOperator(BaseOperator):
         self.log.info("Ray job %s at %s/#/jobs/%s", job, api.address, job)
         timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
         deadline = time.time() + timeout_s * STAGES_IN.get(self.command, 1)
-        if self.command == "canary":
-            deadline += len(config.traffic.shares) * config.traffic.step_timeout_s
+        if self.command == "canary" or (self.command == "stage promote" and config.promote.into_service == "canary"):
+            deadline += config.canary_timeout_s
         self.defer(trigger=RayJobTrigger(api.address, job, deadline, is_new), method_name="resume")
 
     def resume(self, context: Context, event: dict[str, Any]) -> Any:

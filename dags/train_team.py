@@ -4,13 +4,15 @@
                                                                                                       └─> report ──┘
 
 `begin` fixes the iteration or skips the DAG run, saying why. `promote` moves the champion and updates the asset
-`troupe://team/<run>`; `report` writes down why the champion stays.
+`troupe://team/<run>`; `report` writes down why the champion stays. With `promote.into_service: canary` the canary is part of
+`promote`, and only a team that was not sent back (`moved`) updates the asset.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param, task
 
 from dags.ray_job import RayJobOperator
@@ -53,7 +55,16 @@ def train_team(run: ScheduledRun) -> DAG:
         ).expand(model_group=list(run.config.train_tasks))
         sync = team_job(run, "sync", "stage sync", iteration=iteration, since=since)
         evaluate = team_job(run, "evaluate", "stage evaluate", iteration=iteration, since=since, multiple_outputs=True)
-        promote = team_job(run, "promote", "stage promote", iteration=iteration, since=since, outlets=[team_asset(run)])
+        may_be_sent_back = run.config.promote.into_service == "canary"
+        promote = team_job(
+            run,
+            "promote",
+            "stage promote",
+            iteration=iteration,
+            since=since,
+            multiple_outputs=True,
+            outlets=[] if may_be_sent_back else [team_asset(run)],
+        )
         report = team_job(run, "report", "stage promote", iteration=iteration, since=since)
         record = team_job(
             run,
@@ -70,6 +81,13 @@ def train_team(run: ScheduledRun) -> DAG:
             return "promote" if verdict == "promote" else "report"
 
         decided = gate(_result(evaluate, "verdict"), _result(evaluate, "condition"))
+        if may_be_sent_back:
+
+            @task.branch(task_id="moved")
+            def moved(verdict: str) -> str | None:
+                return "in_service" if verdict == "promote" else None
+
+            moved(_result(promote, "verdict")) >> EmptyOperator(task_id="in_service", outlets=[team_asset(run)])
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
     return dag
 

@@ -116,7 +116,7 @@ def stage(
 
             if name not in STAGES:
                 raise ValueError(f"unknown stage {name!r}: one of {', '.join(STAGES)}")
-            if name not in ("score", "promote"):
+            if name != "score" and (name != "promote" or run.config.promote.into_service != "never"):
                 connect(address)
             ref = run_stage(run, name, iteration, model_group=model_group)
         from pipelines.claim import handed_on

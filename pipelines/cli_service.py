@@ -191,6 +191,7 @@ def promote(
         from pipelines.service import promote_version
 
         run = existing_run(config, root)
+        run.registry.load(run.team_name, team_version)  # an unknown one is refused before anything starts
         connect(address)
         hand_back(promote_version(run, team_version, reason=reason))
 

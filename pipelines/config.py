@@ -258,6 +258,22 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _the_rest_can_be_promoted(self) -> Self:
+        if self.promote.on_failed_group == "hold":
+            return self
+        if len(self.model_groups) == 1:
+            raise ValueError(
+                "promote.on_failed_group: rest promotes the other model groups where one failed to train, and there is only "
+                "one: give hold"
+            )
+        if self.team_config is not None:
+            raise ValueError(
+                f"promote.on_failed_group: rest, but with train.algorithm: {self.team_config.algorithm} all model groups are "
+                "trained in one stage, each on what the team learnt before: give hold"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sampling_is_unfiltered(self) -> Self:
         for name, agent in self.agents.items():
             for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
@@ -288,6 +304,9 @@ class RunConfig(Settings):
             pairs.append((("sync.timeout_s", self.sync.timeout_s), stage))
             starts = {self.serve_config(group).start_timeout_s for group in self.model_groups}
             pairs += [(("serve.start_timeout_s", start), stage) for start in starts]
+        if self.promote.into_service != "never":
+            promote = ("promote.stage_timeout_s", self.promote.stage_timeout_s)
+            pairs += [(("serve.start_timeout_s", start), promote) for start in starts]
         trains = [self.train_config(group) for group in self.model_groups]
         for train in trains:
             stage = ("train.stage_timeout_s", train.stage_timeout_s)
@@ -342,6 +361,11 @@ class RunConfig(Settings):
             if settings.base:
                 found.setdefault(settings.base, []).append(group)
         return found
+
+    @property
+    def canary_timeout_s(self) -> float:
+        """What a canary may take on its way through `traffic.shares`."""
+        return (len(self.traffic.shares) + bool(self.traffic.shadow)) * self.traffic.step_timeout_s
 
     def weights_name(self, model_group: str) -> str:
         """Whose whole weights the group's policy is made of: its base's or its own."""
@@ -415,7 +439,8 @@ class RunConfig(Settings):
             "collect": {"num_workers", "episodes_in_flight", "write_batch", "stage_timeout_s"} | unused,
             "sync": {"stage_timeout_s"} | ({"proof_noise"} if self.sync.proof_noise is None else set()),
             "evaluate": {"stage_timeout_s"},
-            "promote": {"stage_timeout_s"},
+            "promote": {"stage_timeout_s", "into_service"}
+            | ({"on_failed_group"} if self.promote.on_failed_group == "hold" else set()),
             "train": {
                 "threads": True,
                 "cpus_per_worker": True,

@@ -30,9 +30,22 @@ from stores.types import EpisodeStatus, Purpose, Task
 def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
     """Compares the iteration's versions with the champion on the gate's tasks, until the gate is sure or they are played.
 
+    Where a model group kept its parent because training failed, the decision says so; where all did there is none to make.
+
     Returns a report (candidate, champion, gain, per agent) with the gate's `verdict`, the `condition` that decided and the
     model groups that `promotes` names, or {"skipped": reason} with the verdict `skipped` where `evaluate.every` says so.
     """
+    failed = run.failed_groups(iteration)
+    if not failed:
+        return _compare(run, iteration, progress=progress)
+    said = "; ".join(f"model group {group}: {reason}" for group, reason in failed.items())
+    if len(failed) == len(run.config.model_groups):
+        return {"skipped": said, **_decision("skipped", said), "failed_groups": failed}
+    report = _compare(run, iteration, progress=progress)
+    return {**report, "condition": f"{report['condition']}; {said}", "failed_groups": failed}
+
+
+def _compare(run: Run, iteration: int, *, progress: Progress | None) -> dict[str, Any]:
     settings = run.config.evaluate
     if iteration % settings.every and iteration != run.config.iterations:
         reason = f"evaluate.every = {settings.every}"

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pipelines.links import stage_owner
+from pipelines.promote import crown
 from pipelines.run import Run, plain
 from pipelines.serving import app_names, serve
 from serve_apps.gateway_routes import gateway_statuses, gateway_teams, route
@@ -58,6 +59,25 @@ def put_into_service(run: Run, version: int, team: Team) -> dict[str, Any]:
             "switch_s": time.perf_counter() - began,
             "proofs": proofs,
         }
+
+
+def move_champion(
+    run: Run, version: int, team: Team, *, reason: str, is_rollback: bool = False
+) -> dict[str, Any] | None:
+    """Makes a team version the champion, and has it answer the gateway's requests where the team is in service.
+
+    One at a time, so that of two promotions at once neither is ever half of each. Returns what `put_into_service` does, None
+    where the team is not in service; raises as it does, and the champion stays then.
+    """
+    with hold_promotion(run):
+        switched = None if in_service(run) is None else put_into_service(run, version, team)
+        crown(run, team.models, version, reason=reason, is_rollback=is_rollback)
+        return switched
+
+
+def hold_promotion(run: Run) -> AbstractContextManager[Lease]:
+    """Keeps others from moving the champion between the gateway's switch and the registry's."""
+    return run.journal.hold(run.run_id, "promotion", owner=stage_owner())
 
 
 def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 0.0, salt: str = "") -> dict[str, Any]:

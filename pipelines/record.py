@@ -193,6 +193,10 @@ def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     given = {row["iteration"]: source_of(run, row["iteration"]) for row in rows}
     if taken := [f"{iteration} ({source})" for iteration, source in given.items() if source is not None]:
         notes.append(f"Nothing was sampled for iteration {', '.join(taken)}: trained on the traces of that run.")
+    for row in rows:
+        for group, reason in row["failed_groups"].items():
+            kept = f"model group {group} kept version {row['versions'][group]}"
+            notes.append(f"Iteration {row['iteration']}: {kept}, {reason}")
     lost = [
         f"{row['iteration']} ({group})"
         for row in rows

@@ -200,6 +200,11 @@ class Run:
         ref = self.journal.ref(self.key(iteration, "train", TEAM))
         return {group: None if ref is None else ref["model_groups"][group] for group in self.config.model_groups}
 
+    def failed_groups(self, iteration: int) -> dict[str, str]:
+        """Model groups that kept their parent because training failed, and why (`promote.on_failed_group: rest`)."""
+        refs = self.train_refs(iteration).items()
+        return {group: str(ref["reason"]) for group, ref in refs if ref is not None and ref.get("is_failed")}
+
     def champion(self) -> dict[str, ModelVersionRef]:
         """The versions in service."""
         value = self.journal.value(self.run_id, "champion")

@@ -328,7 +328,17 @@ class PromoteConfig(Settings):
     on_reject: Literal["continue", "champion"] = "continue"
     """What the next iteration trains from after a rejection. The last two checkpoints are kept: after two rejections in a
     row `champion` goes on with its weights, but optimizer and critic start afresh (metric `train/is_state_lost`)."""
-    stage_timeout_s: float = Field(300, gt=0)
+    on_failed_group: Literal["hold", "rest"] = "hold"
+    """When the training of a model group fails for good (diverged, out of memory): `hold`, its stage fails and with it the
+    iteration, until it is repeated; `rest`, the group keeps its parent version, which is said wherever the team is shown, and
+    the other groups are evaluated and promoted with it. A group without a trainable row has not failed: it keeps its parent
+    in any case. What infrastructure broke is repeated in any case."""
+    into_service: Literal["never", "direct", "canary"] = "never"
+    """What a promotion by the gate does where the team is behind a gateway. `never`: the champion's alias moves, people are
+    answered by the team of before until `troupe serve`. `direct`: the gateway switches with the alias, as with `troupe
+    promote`. `canary`: the stage waits while `traffic` decides; sent back is a rejection, undecided is inconclusive."""
+    stage_timeout_s: float = Field(900, gt=0)
+    """With the start of the idle set's engines, and without the time that a canary takes."""
 
 
 class TrafficGuardsConfig(Settings):

@@ -14,8 +14,8 @@ from typing import Any
 
 from pipelines.collector import end_collectors
 from pipelines.evaluate import play
-from pipelines.production import in_service, put_into_service
-from pipelines.promote import champion_version, crown, history
+from pipelines.production import move_champion
+from pipelines.promote import champion_version, followed, history
 from pipelines.run import Run, plain
 from pipelines.serving import serve
 from pipelines.tasks import digest
@@ -28,24 +28,23 @@ RESUMED_S = 86_400
 """A watching that was interrupted is gone on with if it began so recently; an older one is begun anew."""
 
 
-def promote_version(run: Run, version: int, *, reason: str) -> dict[str, Any]:
+def promote_version(run: Run, version: int, *, reason: str, is_rollback: bool = False) -> dict[str, Any]:
     """Makes a registered team version the champion; returns {"team_version", "before", "proofs", "in_service"}.
 
     Where the team is behind a gateway, the gateway's requests are answered by this version from then on, too.
 
-    Raises ValueError for a version that is not registered or belongs to other model groups, SyncError where the engines
-    do not serve its weights; the champion stays then.
+    Raises ValueError for a version that is not registered, belongs to other model groups, or whose weights are gone or not
+    what they were, before an engine is touched; SyncError where the engines do not serve them. The champion stays then.
     """
     _, team = run.registry.load(run.team_name, version)
     _check(run, team, version)
+    _check_weights(run, team, version, whole=not is_rollback)
     before = champion_version(run)
     watchdog = Watchdog(run, run.key(0, "promote-version"), timeout_s=run.config.sync.stage_timeout_s)
 
     def serve_and_crown() -> tuple[list[Proof], dict[str, Any] | None]:
         proofs, _ = serve(run, dict(team.models), always_prove=True)
-        switched = None if in_service(run) is None else put_into_service(run, version, team)
-        crown(run, dict(team.models), version, reason=reason)
-        return proofs, switched
+        return proofs, move_champion(run, version, team, reason=reason, is_rollback=is_rollback)
 
     proofs, switched = watchdog.watch(serve_and_crown, alone=run.hold_engines())
     return {
@@ -57,18 +56,18 @@ def promote_version(run: Run, version: int, *, reason: str) -> dict[str, Any]:
 
 
 def rollback(run: Run, *, to: int | None, reason: str) -> dict[str, Any]:
-    """Makes an earlier champion the champion again: `to`, or the one that the present one once followed."""
-    champions = [entry["team_version"] for entry in history(run)]
-    present = champion_version(run)
+    """Makes an earlier champion the champion again: `to`, or the one that the present one followed (alias `previous`)."""
+    past = history(run)
+    champions = [entry["team_version"] for entry in past]
     if to is None:
-        first_reign = champions.index(present) if present in champions else 0
-        if not first_reign:
+        to = followed(past)
+        if to is None:
+            present = champion_version(run)
             raise ValueError(f"team {run.team_name!r} had no champion before {present}: nothing to roll back to")
-        to = champions[first_reign - 1]  # twice in a row goes two back, and never forward again
     elif to not in champions:
         known = ", ".join(map(str, sorted(set(champions)))) or "none"
         raise ValueError(f"team version {to} of {run.team_name!r} never was champion (these were: {known}): promote it")
-    return promote_version(run, to, reason=reason)
+    return promote_version(run, to, reason=reason, is_rollback=True)
 
 
 def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
@@ -120,3 +119,18 @@ def _check(run: Run, team: Team, version: int) -> None:
             f"team version {version} has the model groups {sorted(team.models)}, the run config has "
             f"{sorted(run.config.model_groups)}: use the run config that it was trained with"
         )
+
+
+def _check_weights(run: Run, team: Team, version: int, *, whole: bool) -> None:
+    """Args: whole: read every file, too; without it a version that is loaded still comes back within seconds."""
+    for group, ref in sorted(team.models.items()):
+        try:
+            base = run.weights.manifest(ref).base
+            for part in (ref, base) if whole else ():
+                if part is not None:
+                    run.weights.verify(part)
+        except ValueError as error:
+            raise ValueError(
+                f"team version {version} of {run.team_name!r} cannot come into service, model group {group!r}: {error}; "
+                "nothing was changed"
+            ) from None

@@ -65,6 +65,8 @@ def _timeout_s(run: Run, stage: str, model_group: str) -> float:
         return run.config.train_config(model_group).stage_timeout_s
     if stage == "train" and model_group in run.config.train_tasks:
         return sum(run.config.train_config(group).stage_timeout_s for group in run.config.model_groups)
+    if stage == "promote" and run.config.promote.into_service == "canary":
+        return run.config.promote.stage_timeout_s + run.config.canary_timeout_s
     return float(getattr(run.config, stage).stage_timeout_s) if stage in STAGES else 0.0
 
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.promote import champion_version, git_commit
+from pipelines.origin import git_commit
+from pipelines.promote import champion_version
 from pipelines.run import Run
 from pipelines.statistics import paired_interval
 from pipelines.symptoms import all_symptoms, find_symptoms
@@ -76,6 +77,7 @@ def _figures(run: Run, iteration: int) -> dict[str, Any] | None:
         "groups": {group: ref.get("metrics", {}) for group, ref in (trained | team).items()},
         "trained_agents": trained_agents,
         "funnel": funnel,
+        "failed_groups": run.failed_groups(iteration),
         "seconds": seconds,
         "evaluation": _evaluation(evaluation, promoted),
         "versions": {group: ref["model"]["version"] for group, ref in trained.items() if ref},
@@ -165,6 +167,7 @@ def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "max": max((g["train/logprob_gap_max"] for g in gaps), default=0.0),
         },
         "sync_seconds": max((row["metrics"]["sync_seconds"] for row in rows), default=0.0),
+        "failed_groups": {str(row["iteration"]): row["failed_groups"] for row in rows if row["failed_groups"]},
         "symptoms": [str(symptom) for symptom in all_symptoms(rows)],
         "agents": rows[-1]["agents"] if rows else {},
         "funnel": rows[-1]["funnel"] if rows else {},

@@ -1,5 +1,6 @@
 """team_model: a registered team as MLflow loads it: prompts -> answers.
 
+    mlflow.set_tracking_uri("sqlite:///runs/mlflow.db")
     mlflow.pyfunc.load_model("models:/TEAM@champion").predict(pd.DataFrame({"prompt": ["Compute 2+3*4"]}))
 
 Asks the gateway that TROUPE_GATEWAY_URL names, with the key in TROUPE_API_KEY; without one it loads the team's models in this

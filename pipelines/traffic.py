@@ -148,9 +148,8 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
             return _told(run, "sent_back", found["reason"], version=version, share=share, steps=steps)
         if found["state"] == "undecided":
             return _told(run, "undecided", found["reason"], version=version, share=share, steps=steps)
-    production.put_into_service(run, version, team)
     reason = f"canary: {steps[-1]['reason']}"
-    crown(run, dict(team.models), version, reason=reason)
+    production.move_champion(run, version, team, reason=reason)
     return _told(run, "promoted", reason, version=version, share=1.0, steps=steps)
 
 
@@ -173,8 +172,9 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
         looked = watch.look(difference(_of(now, new), _of(before, new)), _of(now, old))
         seen = looked or seen
         if broken := [str(s) for s in looked or () if s.state == "broken"]:
-            ended = production.go_back(run, new)
-            _recrown(run, ended["ended"], ended["team_version"], reason="; ".join(broken))
+            with production.hold_promotion(run):
+                ended = production.go_back(run, new)
+                _recrown(run, ended["ended"], ended["team_version"], reason="; ".join(broken))
             return _told(run, "sent_back", "; ".join(broken), version=ended["team_version"], ended=ended["ended"])
         with waiting(f"answers of {run.team_name}@{new}"):
             time.sleep(run.config.traffic.poll_s)
@@ -223,7 +223,7 @@ def _recrown(run: Run, ended: int, version: int, *, reason: str) -> None:
     """The champion's alias follows where it named the team that was sent back."""
     if run.registry.alias(run.team_name, "champion") == ended:
         _, team = run.registry.load(run.team_name, version)
-        crown(run, dict(team.models), version, reason=f"sent back: {reason}")
+        crown(run, team.models, version, reason=f"sent back: {reason}", is_rollback=True)
 
 
 def _told(run: Run, verdict: str, reason: str, *, version: int, **more: Any) -> dict[str, Any]:

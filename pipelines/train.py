@@ -9,26 +9,45 @@ Where the whole team learns (mappo, happo, mixers) it is one call for all of the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipelines.faults import FaultKind, diagnose
 from pipelines.retrain import train_config
 from pipelines.run import Run, plain
 from stores.logs import carry
 from stores.types import ModelVersionRef
 from train_loops.config import TEAM, TrainConfig
 from train_loops.happo import update_order
-from train_loops.holder import TrainerHandle, attach
+from train_loops.holder import OrderError, TrainerHandle, attach
+
+logger = logging.getLogger(__name__)
 
 
 def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> dict[str, Any]:
     """Trains one model group on the iteration's scored turns.
 
     Returns {"model": ModelVersionRef, "reason", "metrics", "agents"}; without a trainable row the model is the parent's
-    and the reason says why.
+    and the reason says why. So it is, with {"is_failed": True}, where training failed for good and
+    `promote.on_failed_group` lets the others go on; else OrderError ends the stage.
     """
     inputs = _inputs(run, iteration)
-    return _ordered(run, iteration, model_group, attempt=attempt, parent=run.parents(iteration)[model_group], **inputs)
+    parent = run.parents(iteration)[model_group]
+    try:
+        return _ordered(run, iteration, model_group, attempt=attempt, parent=parent, **inputs)
+    except OrderError as error:
+        if run.config.promote.on_failed_group == "hold" or diagnose(error).kind is FaultKind.LOST:
+            raise
+        said = str(error).partition("\n")[0]
+        logger.warning("keeps version %d, its training failed: %s", parent.version, error.kind)
+        return {
+            "model": plain(parent),
+            "reason": f"training failed: {said}",
+            "is_failed": True,
+            "metrics": {"train/is_failed": 1.0},
+            "agents": {},
+        }
 
 
 def train_team(run: Run, iteration: int, *, attempt: str = "0") -> dict[str, Any]:

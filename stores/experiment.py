@@ -23,6 +23,12 @@ RUN_TAG = "troupe.run_id"
 """Of the MLflow run that keeps a whole Troupe run."""
 ITERATION_TAG = "troupe.iteration"
 PARENT_TAG = "mlflow.parentRunId"
+NO_ANSWER = re.compile(r"^API request to \S+ failed with (timeout )?exception", re.IGNORECASE)
+"""How the client's message begins where no server said anything."""
+
+
+class RegistryUnreachable(ConnectionError):
+    """MLflow does not answer. Whoever answers people needs it for nothing."""
 
 
 def absolute(uri: str) -> str:
@@ -34,18 +40,30 @@ def absolute(uri: str) -> str:
 
 @cache
 def connect(tracking_uri: str) -> MlflowClient:
-    """The client of an MLflow store or server; a SQLite store is made if there is none (10 s)."""
+    """The client of an MLflow store or server; a SQLite store is made if there is none (10 s).
+
+    Raises RegistryUnreachable for a server that does not answer.
+    """
     # MLflow's own defaults try a server that does not answer for several minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
     # It logs with a traceback what it raises as well.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     with _alone(tracking_uri):
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-        client.search_experiments(max_results=1)
+        try:
+            client.search_experiments(max_results=1)
+        except MlflowException as error:
+            if not NO_ANSWER.search(str(error)):
+                raise
+            raise RegistryUnreachable(
+                f"MLflow at {tracking_uri} (storage.mlflow) does not answer: no team can be looked up, promoted or rolled "
+                "back until it does; teams behind the gateway go on answering"
+            ) from error
     return client
 
 

@@ -1,7 +1,7 @@
 """registry: what is promoted as one. A team = workflow + prompts + credit rule + one model version per model group.
 
 A team version is a version of one registered model in MLflow: a logged model with `team.json` (weights by URI and
-sha256, never copied), params, metrics and tags. Promotion and rollback move the alias `champion`.
+sha256, never copied), params, metrics and tags. Promotion and rollback move the aliases `champion` and `previous`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stores.experiment import absolute, connect, numbers, open_experiment, open_run
 from stores.files import read_file
+from stores.team_page import KEY_TAG, about_name, about_version, tags_of
 from stores.types import ModelVersionRef
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 CANDIDATE = "candidate"
 CHAMPION = "champion"
+PREVIOUS = "previous"
+"""Where `troupe rollback` goes: the champion that the present one followed."""
 
 TEAM_FILE = "team.json"
-KEY_TAG = "troupe.team_sha256"
 MODEL_TAG = "troupe.model_id"
 """The SQL store of MLflow 3.17 forgets a version's `model_id`."""
 
@@ -53,6 +55,8 @@ class Team:
     """Summary of the report that the gate saw; JSON values."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The run config: agents, sampling, model groups, serving; what is needed to let the team act anywhere. No secrets."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """What it was trained on, who made it, commits: see `pipelines/origin.py`; JSON values."""
 
     def to_json(self) -> str:
         """The text of `team.json`."""
@@ -68,8 +72,13 @@ class Team:
     @property
     def sha256(self) -> str:
         """Identity of what acts, wherever and however often it was evaluated."""
-        data = {name: value for name, value in asdict(self).items() if name != "evaluation"}
+        data = {name: value for name, value in asdict(self).items() if name not in ("evaluation", "origin")}
         return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def prompts_sha256(self) -> str:
+        """Identity of the prompts, as `Workflow.prompts_sha256`."""
+        return sha256(json.dumps(dict(self.prompts), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +116,13 @@ class TeamRegistry:
         mlflow_run = open_run(self._client, experiment, team.run_id)
         model_id, location = self._log_model(name, team, experiment, mlflow_run, code=code)
         made = self._client.create_model_version(
-            name, source=location, run_id=mlflow_run, model_id=model_id, tags={**_tags(team), MODEL_TAG: model_id}
+            name, source=location, run_id=mlflow_run, model_id=model_id, tags={**tags_of(team), MODEL_TAG: model_id}
         )
-        link = json.dumps([{"name": name, "version": int(made.version)}])
+        number = int(made.version)
+        self._client.update_model_version(name, made.version, description=about_version(name, number, team))
+        link = json.dumps([{"name": name, "version": number}])
         self._client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})
-        return int(made.version)
+        return number
 
     def load(self, name: str, version: int | str) -> tuple[int, Team]:
         """A team by version or alias; ValueError lists what there is instead."""
@@ -126,6 +137,11 @@ class TeamRegistry:
         if version not in self._versions(name):
             raise ValueError(f"no team {name!r} {version} in {self.tracking_uri}: {self._what_there_is(name)}")
         self._client.set_registered_model_alias(name, alias, str(version))
+
+    def remove_alias(self, name: str, alias: str) -> None:
+        """An alias that names nothing any more; one that named nothing stays so."""
+        if self.alias(name, alias) is not None:
+            self._client.delete_registered_model_alias(name, alias)
 
     def alias(self, name: str, alias: str) -> int | None:
         """The version that an alias names; None if it names none."""
@@ -202,7 +218,7 @@ class TeamRegistry:
         from mlflow.exceptions import MlflowException
 
         try:
-            self._client.create_registered_model(name)
+            self._client.create_registered_model(name, description=about_name(name))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -264,18 +280,6 @@ def _save_pyfunc(folder: Path, team: Team, code: Path) -> None:
             pip_requirements=["troupe-rl"],  # given, so that MLflow does not load the model to find out
             metadata={"troupe.run_id": team.run_id, "troupe.iteration": team.iteration},
         )
-
-
-def _tags(team: Team) -> dict[str, str]:
-    evaluation = numbers(team.evaluation)
-    return {
-        KEY_TAG: team.sha256,
-        "troupe.run_id": team.run_id,
-        "troupe.iteration": str(team.iteration),
-        "troupe.git_commit": team.git_commit,
-        "troupe.policy_versions": json.dumps({group: ref.version for group, ref in team.models.items()}),
-        "troupe.evaluation": json.dumps(dict(list(evaluation.items())[:100])),
-    }
 
 
 def _model_name(name: str, team: Team) -> str:

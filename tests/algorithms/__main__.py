@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from pipelines.origin import git_commit
 from pipelines.progress import Screen
-from pipelines.promote import git_commit
 from tests.algorithms.plot import draw
 from tests.algorithms.rows import COMPARISONS, ROOT, SEEDS, Comparison
 from tests.algorithms.table import against, figures, markdown, rich_table

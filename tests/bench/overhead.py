@@ -8,8 +8,8 @@ from typing import Any
 
 from pipelines.config import load_config
 from pipelines.local_runner import train_team
+from pipelines.origin import git_commit
 from pipelines.progress import Screen
-from pipelines.promote import git_commit
 from tests.bench.figures import Figure
 from tests.bench.setting import DEMO, ROOT, SHORT_WARMSTART
 

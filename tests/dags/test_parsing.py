@@ -87,7 +87,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("home")
     berlin = {"cron": "0 2 * * 1-5", "timezone": "Europe/Berlin", "evaluate": "@daily", "maintain": ""}
     write(home / "small.yaml", schedule=berlin)
-    write(home / "watcher.yaml", run="watcher", schedule={"on_assets": ["troupe://team/small"]})
+    canary = {"into_service": "canary"}
+    write(home / "watcher.yaml", run="watcher", schedule={"on_assets": ["troupe://team/small"]}, promote=canary)
     write(home / "by_hand.yaml", run="by_hand")
     write(home / "misspelt.yaml", run="misspelt", schedul={"cron": "@daily"})
     write(home / "cron.yaml", run="cron", schedule={"cron": "99 * * * *"})
@@ -112,7 +113,11 @@ def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str
         ["begin", "collect", "score", "train", "sync", "evaluate", "gate", "promote", "report", "record"]
     )
     assert (train["max_active_runs"], train["catchup"], train["schedule"]) == (1, False, "0 2 * * 1-5")
-    assert parsed["dags"]["train_team__watcher"]["schedule"] == "AssetTriggeredTimetable"
+    watcher = parsed["dags"]["train_team__watcher"]
+    assert watcher["schedule"] == "AssetTriggeredTimetable"
+    assert set(watcher["tasks"]) - set(train["tasks"]) == {"moved", "in_service"}, (
+        "only what a canary did not send back"
+    )
     assert parsed["dags"]["promote_team__small"]["params"] == ["reason", "team_version"]
     assert parsed["dags"]["promote_team__small"]["tasks"] == ["approve", "promote"]
     roll_out = parsed["dags"]["roll_out_team__small"]["tasks"]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ from pipelines.serving import app_names
 from pipelines.traffic import guard, roll_out
 from serve_apps.config import GatewayConfig
 from serve_apps.deployment import remove_apps
-from serve_apps.gateway_routes import app_name
+from serve_apps.gateway_routes import app_name, gateway_statuses
 from stores.manifest import Probe
 from stores.registry import Team
 from stores.weights import WeightStore
@@ -128,9 +129,26 @@ def test_a_promotion_and_a_rollback_by_hand_switch_the_gateway_with_the_champion
     moved = promote_version(run, other, reason="a test")
     assert moved["before"] == before and moved["in_service"]["team_version"] == other
     assert ask(run) == f"small@{other}" and run.registry.alias(run.team_name, "champion") == other
+    assert serve(run, "previous")[0]["team_version"] == before and ask(run) == f"small@{before}"
     back = promote_version(run, before, reason="a test")
     assert back["in_service"]["switch_s"] < 5 and ask(run) == f"small@{before}"
     assert run.registry.alias(run.team_name, "champion") == before
+
+
+def test_a_gateway_that_is_started_again_answers_while_the_registry_is_gone(run: Run, tmp_path: Path) -> None:
+    serve(run, "champion")
+    answered, (before,) = ask(run), gateway_statuses(run.config.gateway)
+    database = Path(run.registry.tracking_uri.removeprefix("sqlite:///"))
+    database.rename(tmp_path / "gone.db")
+    try:
+        os.kill(before["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while [s["pid"] for s in gateway_statuses(run.config.gateway)] in ([], [before["pid"]]):
+            assert time.monotonic() < deadline, "no other replica came up"
+            time.sleep(0.2)
+        assert ask(run) == answered and not database.exists()
+    finally:
+        (tmp_path / "gone.db").rename(database)
 
 
 @contextmanager

@@ -6,10 +6,16 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+from servers import free_port
 from typer.testing import CliRunner
 
 from pipelines.cli import app
+from pipelines.config import load_config
+from pipelines.run import Run
 from serve_apps.service.api_keys import KeyRing, read_keys
+
+SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -41,3 +47,17 @@ def test_what_is_no_scope_no_key_file_or_no_team_is_told(tmp_path: Path) -> None
     assert code == 2 and "gateway.keys_file" in said and "0.sha256" in said
     code, said = run("serve", "demo", "--root", str(tmp_path))
     assert code == 2 and "'demo' names no team version: give TEAM@ALIAS" in said
+
+
+@pytest.mark.parametrize(
+    "command", [("serve", "small@champion"), ("promote", "--run", "small", "--team-version", "2", "--reason", "test")]
+)
+def test_a_registry_that_is_down_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    url = f"http://127.0.0.1:{free_port()}"
+    Run(load_config(SMALL, {"storage.root": str(tmp_path), "storage.mlflow": url})).begin()
+    code, said = run(*command, "--root", str(tmp_path))
+    assert code == 75 and f"MLflow at {url} (storage.mlflow) does not answer" in said
+    assert "teams behind the gateway go on answering" in said and "infrastructure lost, repeat" in said

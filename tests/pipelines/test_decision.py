@@ -56,7 +56,9 @@ class Scene:
         monkeypatch.setattr(evaluate, "serve", lambda run, models: None)
         monkeypatch.setattr(evaluate, "sample_episodes", self.sample)
         self.registered: list[dict[str, int]] = []
-        self.run.__dict__["registry"] = SimpleNamespace(register=self.register, set_alias=lambda *_: None)
+        self.run.__dict__["registry"] = SimpleNamespace(
+            register=self.register, set_alias=lambda *_: None, remove_alias=lambda *_: None
+        )
 
     def ref(self, group: str, version: int) -> ModelVersionRef:
         return ModelVersionRef(

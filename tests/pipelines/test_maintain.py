@@ -85,7 +85,7 @@ def play(make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRe
         collected = run.journal.once(run.key(k, "collect"), lambda lease: collect(run, k))
         run.journal.once(run.key(k, "score"), lambda lease: score(run, k, TracesRef(**collected["traces"])))
         run.journal.once(run.key(k, "train", GROUP), lambda lease: {"model": plain(weights(run, k))})
-        verdict = "promote" if k in (2, 3) else "reject"
+        verdict = "promote" if k in (3, 4) else "reject"
 
         def promote(lease: Any) -> dict[str, Any]:
             version = register(run, run.trained(k), iteration=k, report={"accuracy": k / 10})
@@ -133,7 +133,7 @@ def test_what_finished_stages_refer_to_stays_and_the_rest_goes(run: Run, play: P
 
     shown = maintain(run, is_dry_run=True)
     assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 8
-    assert shown["weights"]["removed"] == [f"{GROUP} v1"], "0, champion 3, its parent 2, kept 5 and 6, their parent 4"
+    assert shown["weights"]["removed"] == [f"{GROUP} v1"], "0, champion 4, previous 3, its parent 2, kept 5 and 6"
     assert shown["weights"]["leftovers"] == [] and contents(run) == before
     assert size_of(run.folder) == size_before + 1000
 
@@ -150,7 +150,7 @@ def test_what_finished_stages_refer_to_stays_and_the_rest_goes(run: Run, play: P
     assert second["traces"]["bytes"][1] < second["traces"]["bytes"][0]
     assert size_of(run.traces_uri) == second["traces"]["bytes"][1]
     assert contents(run) == before
-    assert run.weights.versions(GROUP) == [0, 2, 3, 6, 7, 8]
+    assert run.weights.versions(GROUP) == [0, 2, 3, 4, 6, 7, 8]
     for version in run.weights.versions(GROUP):
         run.weights.verify(run.weights.ref(GROUP, version))
     assert [row.iteration for row in run.journal.stages(f"{run.run_id}/maintain")] == [0, 1]

@@ -34,7 +34,7 @@ def rolled_back(folder: Path, monkeypatch: pytest.MonkeyPatch, champions: list[i
     run.journal.put_value("small", "champion", {"team_version": champions[-1], "models": {}})
     run.journal.put_value("small", "champions", {"history": [{"team_version": v} for v in champions]})
 
-    def move(run: Run, version: int, *, reason: str) -> dict[str, Any]:
+    def move(run: Run, version: int, *, reason: str, is_rollback: bool) -> dict[str, Any]:
         raise Moved(version)
 
     monkeypatch.setattr(service, "promote_version", move)

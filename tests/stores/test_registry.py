@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stores.registry import CANDIDATE, CHAMPION, Team, TeamRegistry
+from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, Team, TeamRegistry
 from stores.types import ModelVersionRef
 
 
@@ -42,6 +42,10 @@ def test_a_team_comes_back_by_version_and_by_alias(mlflow_place: tuple[str, str]
     assert registry.load("by-alias", second) == (second, _team(2))
     registry.set_alias("by-alias", CHAMPION, second)
     assert TeamRegistry(*mlflow_place).load("by-alias", CHAMPION) == (second, _team(2))
+    registry.set_alias("by-alias", PREVIOUS, first)
+    for _ in range(2):
+        registry.remove_alias("by-alias", PREVIOUS)
+        assert registry.alias("by-alias", PREVIOUS) is None
     lines = registry.versions("by-alias")
     assert [(v.version, v.aliases, v.iteration) for v in lines] == [(1, (), 1), (2, (CANDIDATE, CHAMPION), 2)]
     assert lines[0].evaluation == {"accuracy": 0.75, "gain/mean": 0.1, "gain/low": -0.02, "is_better": 1.0}
@@ -71,6 +75,34 @@ def test_a_version_shows_its_params_and_metrics_in_mlflow(mlflow_place: tuple[st
         "team/gain/low": -0.02,
         "team/is_better": 1.0,
     }
+
+
+def test_a_version_says_what_it_is_on_its_page(mlflow_place: tuple[str, str]) -> None:
+    from mlflow import MlflowClient
+
+    registry = TeamRegistry(*mlflow_place)
+    pinned = {"iteration": 3, "traces": {"version": 57, "num_episodes": 412}, "rewards": {"version": 31}}
+    origin = {"made_by": "Ray job troupe-r-it3-promote-a1", "workflow_commit": "fee1", "data": {"small": pinned}}
+    origin["links"] = {"dag_run": "https://airflow/dags/d/runs/7"}
+    report = {"accuracy": 0.75, "num_tasks": 64, "verdict": "promote", "condition": "gain +0.1", "champion": None}
+    version = registry.register("page", _team(3, origin=origin, evaluation=report))
+    assert registry.load("page", version)[1].origin == origin
+    assert registry.register("page", _team(3, evaluation=report)) == version, "the same team, whoever made it"
+    client = MlflowClient(tracking_uri=registry.tracking_uri)
+    assert "troupe serve page@champion" in client.get_registered_model("page").description
+    shown = client.get_model_version("page", str(version))
+    for said in (
+        "**Verdict**: promote: gain +0.1",
+        "**Accuracy**: 0.750 on 64 tasks of the gate",
+        "| small | v3 | `abababababab` | 412 episodes of iteration 3 (traces@57, rewards@31) | `s3://b/small/v1` |",
+        "Troupe `0123abc`, workflow `fee1`",
+        "dag_run: https://airflow/dags/d/runs/7",
+        f"troupe lineage page@{version}",
+    ):
+        assert said in shown.description, shown.description
+    tags = {name: shown.tags[f"troupe.{name}"] for name in ("verdict", "made_by", "dag_run", "workflow_commit")}
+    assert tags["verdict"] == "promote" and tags["dag_run"] == "https://airflow/dags/d/runs/7"
+    assert shown.tags["troupe.prompts_sha256"] == _team(3).prompts_sha256
 
 
 def test_a_missing_team_names_what_there_is(mlflow_place: tuple[str, str]) -> None:
