@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from stores.registry import Team
 
 KEY_TAG = "troupe.team_sha256"
-MAX_TAG_LENGTH = 5000
 MAX_DESCRIPTION_LENGTH = 5000
 """What MLflow takes at most, on any of its databases."""
 
@@ -29,12 +28,9 @@ def tags_of(team: Team) -> dict[str, str]:
         "troupe.policy_versions": json.dumps({group: ref.version for group, ref in team.models.items()}),
         "troupe.evaluation": json.dumps(dict(list(evaluation.items())[:100])),
     }
-    found |= {f"troupe.{name}": str(team.evaluation.get(name) or "") for name in ("verdict", "condition")}
-    found |= {f"troupe.{name}": str(team.origin.get(name) or "") for name in ("made_by", "workflow_commit")}
+    found["troupe.verdict"] = str(team.evaluation.get("verdict") or "")
     found["troupe.dag_run"] = str(team.origin.get("links", {}).get("dag_run", ""))
-    return {
-        name: text if name == "troupe.evaluation" else text[:MAX_TAG_LENGTH] for name, text in found.items() if text
-    }
+    return {name: text for name, text in found.items() if text}
 
 
 def about_name(name: str) -> str:
@@ -56,7 +52,7 @@ mlflow.pyfunc.load_model("models:/{name}@champion").predict(pd.DataFrame({{"prom
 
 
 def about_version(name: str, version: int, team: Team) -> str:
-    """What stands on the page of a team version; Markdown."""
+    """What stands on the page of a team version; Markdown. A list of versions shows the first words of it, as they are."""
     rows = [
         f"| {group} | v{ref.version} | `{ref.manifest_sha256[:12]}` | {_data(team, group)} | `{ref.uri}` |"
         for group, ref in sorted(team.models.items())
@@ -72,7 +68,7 @@ def about_version(name: str, version: int, team: Team) -> str:
         "Links": ", ".join(f"{name}: {link}" for name, link in team.origin.get("links", {}).items()),
     }
     lines = [
-        f"Team of run `{team.run_id}`, iteration {team.iteration}.",
+        f"{_in_short(team.evaluation)}: run {team.run_id}, iteration {team.iteration}",
         "",
         *(f"- **{key}**: {value}" for key, value in facts.items() if value),
         "",
@@ -83,6 +79,11 @@ def about_version(name: str, version: int, team: Team) -> str:
         f"Everything behind it: `troupe lineage {name}@{version}`; the manifest is the artifact `team.json`.",
     ]
     return "\n".join(lines)[:MAX_DESCRIPTION_LENGTH]
+
+
+def _in_short(evaluation: Mapping[str, Any]) -> str:
+    """`promote 0.750`."""
+    return f"{evaluation['verdict']} {evaluation.get('accuracy', 0.0):.3f}" if "verdict" in evaluation else "first team"
 
 
 def _verdict(evaluation: Mapping[str, Any]) -> str:

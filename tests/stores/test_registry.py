@@ -100,8 +100,9 @@ def test_a_version_says_what_it_is_on_its_page(mlflow_place: tuple[str, str]) ->
         f"troupe lineage page@{version}",
     ):
         assert said in shown.description, shown.description
-    tags = {name: shown.tags[f"troupe.{name}"] for name in ("verdict", "made_by", "dag_run", "workflow_commit")}
-    assert tags["verdict"] == "promote" and tags["dag_run"] == "https://airflow/dags/d/runs/7"
+    assert shown.description.startswith("promote 0.750: run run.1, iteration 3\n")
+    assert shown.tags["troupe.verdict"] == "promote"
+    assert shown.tags["troupe.dag_run"] == "https://airflow/dags/d/runs/7"
     assert shown.tags["troupe.prompts_sha256"] == _team(3).prompts_sha256
 
 
