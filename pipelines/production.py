@@ -16,7 +16,8 @@ from typing import Any
 from pipelines.links import stage_owner
 from pipelines.promote import crown
 from pipelines.run import Run, plain
-from pipelines.serving import app_names, serve
+from pipelines.serving import app_names, serve, start
+from serve_apps.deployment import stand_back
 from serve_apps.gateway_routes import gateway_statuses, gateway_teams, route
 from serve_apps.service.production import Arm, TeamInService, TeamStores
 from stores.journal import Lease
@@ -84,16 +85,18 @@ def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 
     """Has a team version answer a share of the requests beside the one in service; loaded and proven first.
 
     Another share for the same version is a change of the route alone. Users keep their team while the share only grows;
-    another `salt` deals them anew. `shadow` is the share of the other's requests that it gets as well, once they are answered.
+    another `salt` deals them anew. `shadow` is the share of the other's requests that it gets as well, once they are answered;
+    where it answers nobody itself its engines stand back: they have the CPU only when nobody else wants it.
 
     Returns {"team_version", "share", "shadow", "beside", "proofs"}; raises as `put_into_service`, and ValueError where nothing
     is in service.
     """
+    stands_back = shadow > 0 and share == 0
     with hold(run):
         before = _needed(run)
         if before.champion.team_version == version:
             raise ValueError(f"team version {version} of {run.team_name!r} is in service itself: give another one")
-        arm, proofs, _ = _load(run, version, team, before)
+        arm, proofs, _ = _load(run, version, team, before, stands_back=stands_back)
         switch(run, TeamInService(champion=before.champion, candidate=arm, share=share, shadow=shadow, salt=salt))
         beside = before.champion.team_version
         return {"team_version": version, "share": share, "shadow": shadow, "beside": beside, "proofs": proofs}
@@ -170,7 +173,9 @@ def _needed(run: Run) -> TeamInService:
     return found
 
 
-def _load(run: Run, version: int, team: Team, before: TeamInService | None) -> tuple[Arm, list[dict[str, Any]], float]:
+def _load(
+    run: Run, version: int, team: Team, before: TeamInService | None, *, stands_back: bool = False
+) -> tuple[Arm, list[dict[str, Any]], float]:
     """Has the idle set serve the team, proven; returns the arm, the proofs and the seconds."""
     began = time.perf_counter()
     set_name = SETS[0] if before is None else next(s for s in SETS if s != before.champion.set_name)
@@ -186,7 +191,13 @@ def _load(run: Run, version: int, team: Team, before: TeamInService | None) -> t
         switch(run, TeamInService(champion=before.champion))  # the set is needed for another team
     if loaded != wanted:
         _wait_until_idle(run, set_name)
+    timeout_s = max(run.config.serve_config(group).start_timeout_s for group in models)
+    start(run, models, kind=set_name)
+    if not stands_back:
+        stand_back(wanted.apps.values(), False, timeout_s=timeout_s)
     proofs, _ = serve(run, models, kind=set_name, always_prove=True)
+    if stands_back:
+        stand_back(wanted.apps.values(), True, timeout_s=timeout_s)
     return wanted, [plain(proof) for proof in proofs], time.perf_counter() - began
 
 

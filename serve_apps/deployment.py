@@ -18,6 +18,7 @@ from serve_apps.adapters import AdapterRoom
 from serve_apps.app_list import Apps, change, deployed_apps, num_replicas, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
+from serve_apps.priority import STANDS_BACK
 from serve_apps.proof import Proof, SyncError, SyncTimeoutError
 from serve_apps.proving import Target, prove_apps, serves, versions_of
 from serve_apps.replicas import REPLICA_TIMEOUT_S, Broadcast, handle_of
@@ -109,6 +110,24 @@ def sync_apps(
     _repeat_refused(targets, timeout_s)
     _wait_until_served(targets, apps, started + timeout_s, timeout_s)
     return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started, timeout_s=timeout_s)
+
+
+def stand_back(apps: Iterable[str], wanted: bool, *, timeout_s: float) -> None:
+    """Has every replica of these apps take the CPU only when nobody else wants it, or again as others do (see priority.py).
+
+    Raises KeyError for an app that is not deployed, TimeoutError where a replica has not followed in `timeout_s`.
+    """
+    names, deadline = sorted(set(apps)), time.monotonic() + timeout_s
+    deployed = change(open_list(), lambda now: now | {name: _standing(now[name], wanted) for name in names})
+    for name in names:
+        while True:
+            statuses = _statuses_if_up(name)
+            if len(statuses) >= num_replicas(deployed[name]) and all(s[STANDS_BACK] == wanted for s in statuses):
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"after {timeout_s:g} s replicas of {name} do not take another priority: {statuses}")
+            with waiting(f"replicas of {name} to {'stand back' if wanted else 'come forward'}"):
+                time.sleep(POLL_S)
 
 
 def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
@@ -225,12 +244,17 @@ def _retargeted(apps: Apps, targets: Sequence[Target]) -> Apps:
         raise ValueError(f"apps {unknown} are not deployed; deployed are {sorted(apps)}")
     apps = dict(apps)
     for target in targets:
-        wanted = user_config(target.model)
-        adapters = apps[target.app]["deployments"][0]["user_config"].get("adapters")
-        if adapters is not None:
-            wanted = {"adapters": {**adapters, target.model.model_group: wanted}}
-        apps[target.app] = with_user_config(apps[target.app], wanted)
+        wanted, settings = user_config(target.model), apps[target.app]["deployments"][0]["user_config"]
+        if "adapters" in settings:
+            wanted = {"adapters": {**settings["adapters"], target.model.model_group: wanted}}
+        standing = {STANDS_BACK: True} if settings.get(STANDS_BACK) else {}
+        apps[target.app] = with_user_config(apps[target.app], wanted | standing)
     return apps
+
+
+def _standing(entry: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
+    settings = {k: v for k, v in entry["deployments"][0]["user_config"].items() if k != STANDS_BACK}
+    return with_user_config(entry, settings | ({STANDS_BACK: True} if wanted else {}))
 
 
 def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:

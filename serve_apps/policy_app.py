@@ -16,12 +16,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ray import serve
 
 from serve_apps.adapters import AdapterRoom, Place, ServedAdapters, adapter_arguments
 from serve_apps.config import ServeConfig
+from serve_apps.priority import STANDS_BACK, has_stood_back, take_priority
 from stores.logs import bound, configure
 from stores.manifest import read_manifest, verify_folder
 from stores.types import FinishReason, ModelVersionRef
@@ -363,9 +364,10 @@ class Policy:
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Makes `user_config` {version, uri, manifest_sha256; `attempt` is Serve's alone} live, or keeps the old weights and says why.
 
-        Where the groups are adapters it is {adapters: {model group: {version, uri, manifest_sha256}}}.
-        Never raises for bad weights: Serve would kill the replica.
+        Where the groups are adapters it is {adapters: {model group: {version, uri, manifest_sha256}}}; in both it may say
+        that the replica stands back (see priority.py). Never raises for bad weights: Serve would kill the replica.
         """
+        self._take_priority(bool(user_config.get(STANDS_BACK)))
         if self._adapters is not None:
             adapters = {group: _ref_of(group, about) for group, about in user_config["adapters"].items()}
             async with self._change:
@@ -391,14 +393,25 @@ class Policy:
             with self._named():
                 logger.info("serves version %d", wanted.version)
 
+    def _take_priority(self, stands_back: bool) -> None:
+        """As the app's settings say; ends where this process may not come forward any more: the next one starts there."""
+        if stands_back == has_stood_back():
+            return
+        try:
+            take_priority(stands_back)
+        except PermissionError:
+            self._end("this process may not raise its priority")
+        with self._named():
+            logger.info("stands back" if stands_back else "has come forward")
+
     async def retry(self) -> None:
         """Takes the wanted version once more, where it was refused: its storage may answer by now."""
         if self._adapters is not None:
             places = self._adapters.places.items()
             bad = {group: asdict(place.wanted) for group, place in places if place.error and place.wanted}
-            await self.reconfigure({"adapters": bad})
+            await self.reconfigure({"adapters": bad, STANDS_BACK: has_stood_back()})
         elif self._error:
-            await self.reconfigure(asdict(self._wanted))
+            await self.reconfigure(asdict(self._wanted) | {STANDS_BACK: has_stood_back()})
 
     async def _stage(self, folder: Path) -> None:
         """Every worker loads and checks the weights; ValueError with the worker's message if one refuses them."""
@@ -435,14 +448,14 @@ class Policy:
             await asyncio.sleep(WATCH_S)
         self._end()
 
-    def _end(self) -> None:
+    def _end(self, reason: str = "the engine is dead") -> NoReturn:
         """Ends this replica at once.
 
         Serve replaces a dead actor at once; failing health checks would take three periods. And a replica whose calls all
         fail is the one that is always free: the router would send it every call, and every repetition.
         """
         with self._named():
-            logger.error("the engine is dead: this replica ends, Serve starts another")
+            logger.error("%s: this replica ends, Serve starts another", reason)
         os._exit(1)
 
     def _named(self) -> AbstractContextManager[None]:
@@ -461,6 +474,7 @@ class Policy:
             "pid": os.getpid(),
             "start_s": self._start_s,
             "num_running": self._engine.output_processor.get_num_unfinished_requests(),
+            STANDS_BACK: has_stood_back(),
         }
         return [replica | place.to_dict(group) for group, place in places.items()]
 

@@ -38,7 +38,7 @@ class GatewayMetrics:
         )
         self._shadows = Counter(
             "troupe_gateway_shadows",
-            "Requests that a candidate got too: answered, failed, or dropped for want of room",
+            "Requests that a candidate got too: answered, failed, late (its engines stand back), or dropped for want of room",
             ["team", "version", "outcome"],
             registry=self._registry,
         )

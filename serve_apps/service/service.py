@@ -170,9 +170,11 @@ class Service:
             seconds = time.perf_counter() - began
             self._tally(team).add({**figures, "seconds": seconds, "failure_share": 0.0})
             outcome = "answered"
-        except (ApiError, TimeoutError) as error:  # the champion could answer it
+        except TimeoutError:  # its engines stand back, so that this says nothing of the team
+            outcome = "late"
+        except ApiError as error:  # the champion could answer it
             self.failed(team)
-            logger.info("a shadow of %s@%d failed: %s", team.name, team.version, type(error).__name__)
+            logger.info("a shadow of %s@%d failed: %s", team.name, team.version, error.code)
         finally:
             self._in_flight[place] -= 1
             self.metrics.shadow(team.name, team.version, outcome)

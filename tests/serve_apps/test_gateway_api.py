@@ -370,6 +370,24 @@ async def test_a_shadow_answers_after_the_champion_and_is_told_to_nobody(scene: 
     assert scene.service.in_flight() == []
 
 
+async def test_a_shadow_that_is_late_is_no_fault_of_the_candidate(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, request_timeout_s=0.3)
+    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
+    scene.serve(config)
+    asked = scene.streams.stream
+
+    def stream(app: str, request: Any) -> Any:
+        scene.streams.pause_s = 0.5 if "green" in app else 0.0
+        return asked(app, request)
+
+    scene.streams.stream = stream  # type: ignore[method-assign]
+    async with scene.openai() as client:
+        await client.chat.completions.create(model="demo/solver", messages=HELLO)
+    late = 'troupe_gateway_shadows_total{outcome="late",team="demo",version="4"} 1.0'
+    await until(lambda: late in scene.service.metrics.text())
+    assert figures(scene, 4) == {} and scene.service.in_flight() == []
+
+
 async def test_a_shadow_that_fails_or_hangs_never_shows_and_too_many_are_left_out(tiny_model: Path) -> None:
     scene = Scene(tiny_model, max_shadows=1)
     config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)

@@ -1,0 +1,47 @@
+"""priority: a replica of a policy app -> the CPU only when nobody else wants it (SCHED_IDLE), or as any other process.
+
+A shadow must not slow those who answer people. Its replicas stand back as whole processes: what an engine starts inherits
+it. The wish is part of the app's `user_config`, so that a replica that Serve starts again stands back, too. Whether a process
+may come forward again is for the kernel to say (root may): where it refuses, the replica ends, and the one that Serve starts
+in its place has the usual priority.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+STANDS_BACK = "stands_back"
+"""In an app's `user_config`, and in the status of a replica."""
+
+
+def take_priority(stands_back: bool) -> None:
+    """Of this process, what it has started, and all of their threads. PermissionError where it may not come forward."""
+    policy = os.SCHED_IDLE if stands_back else os.SCHED_OTHER
+    is_changed = True
+    while is_changed:  # a thread that was started meanwhile may have the priority of before
+        is_changed = False
+        for thread in _threads():
+            try:
+                if os.sched_getscheduler(thread) != policy:
+                    os.sched_setscheduler(thread, policy, os.sched_param(0))
+                    is_changed = True
+            except ProcessLookupError:  # it has ended
+                continue
+
+
+def has_stood_back() -> bool:
+    """Whether this process has the CPU only when nobody else wants it."""
+    return os.sched_getscheduler(0) == os.SCHED_IDLE
+
+
+def _threads() -> Iterator[int]:
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        try:
+            yield from [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
+        except FileNotFoundError:  # it has ended
+            continue
