@@ -41,6 +41,7 @@ BENCHES = {
     "airflow": "tests.bench.airflow_stages",
     "gate": "tests.bench.gate",
     "gateway": "tests.bench.gateway",
+    "traffic": "tests.bench.traffic",
 }
 """Each module has `measure(folder) -> list[Figure]`; `folder` is empty and removed afterwards."""
 TIMEOUT_S = 900

@@ -1,0 +1,221 @@
+"""traffic: two teams behind one gateway. Switches, canaries, shadows and rollbacks under load; what a shadow costs those it follows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from pipelines.cluster import connect
+from serve_apps.config import GatewayConfig
+from serve_apps.deployment import ensure_apps, stand_back
+from serve_apps.gateway_routes import route
+from serve_apps.service.production import Arm, TeamInService
+from stores.weights import WeightStore
+from tests.bench.figures import Figure
+from tests.bench.gateway_load import (
+    CLIENTS,
+    MAX_TOKENS,
+    Load,
+    app_specs,
+    arm,
+    build_tiny,
+    closed_load,
+    commit,
+    open_load,
+)
+from tests.servers import free_port
+
+NUM_SWITCHES = 20
+NUM_WORKFLOWS = 4
+"""Of the callers, who run the whole workflow; the others chat."""
+STAY_S = 0.5
+"""Between two switches."""
+LOAD = 0.25
+"""Of what the gateway takes, for the shadow's price."""
+ROUNDS = 16
+BLOCK_S = 8.0
+SETTINGS = {"none": (0.0, True), "stands back": (1.0, True), "usual priority": (1.0, False)}
+"""Share of requests that are shadowed, and the priority of the candidate's engines."""
+RESAMPLES = 4000
+
+
+def measure(folder: Path) -> list[Figure]:
+    """Both, on tiny models."""
+    connect()
+    stage = _Stage(folder)
+    return _switches(stage) + _shadows(stage)
+
+
+class _Stage:
+    """Team 1 on set blue and team 2 on set green, of two model groups each, behind a gateway; version = team."""
+
+    def __init__(self, folder: Path) -> None:
+        store, self._state_file = WeightStore(str(folder / "weights")), folder / "apps.json"
+        self.config = GatewayConfig(port=free_port(), max_in_flight=2 * CLIENTS, max_queued=CLIENTS)
+        self.arms: dict[int, Arm] = {}
+        specs = []
+        for version, set_name in ((1, "blue"), (2, "green")):
+            model = build_tiny(folder / f"tiny{version}", seed=version)
+            refs = {group: commit(model, store, model_group=group, version=version) for group in ("g", "h")}
+            specs += app_specs(f"traffic-{set_name}", refs)
+            self.arms[version] = arm(f"traffic-{set_name}", refs, team_version=version, set_name=set_name)
+        ensure_apps(specs, state_file=self._state_file, timeout_s=400)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.config.port}/v1"
+
+    def route(self, champion: int, candidate: int | None = None, **shares: float) -> float:
+        """Seconds until every replica routes so."""
+        beside = None if candidate is None else self.arms[candidate]
+        wanted = TeamInService(champion=self.arms[champion], candidate=beside, **shares)
+        began = time.perf_counter()
+        route(self.config, "team", wanted, state_file=self._state_file, timeout_s=120)
+        return time.perf_counter() - began
+
+
+@dataclass
+class _Seen:
+    """What callers saw while teams were switched."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    teams: Counter[str] = field(default_factory=Counter)
+    num_mixed: int = 0
+    """Answers that say another team than their header, or were sampled by another team's weights."""
+
+
+def _switches(stage: _Stage) -> list[Figure]:
+    stage.route(1)
+    seen, is_over, seconds = _Seen(), threading.Event(), []
+    callers = [threading.Thread(target=_keep_asking, args=(stage, i, seen, is_over)) for i in range(CLIENTS)]
+    for caller in callers:
+        caller.start()
+    changes: list[dict[str, Any]] = [
+        {"champion": 2},
+        {"champion": 1},
+        {"champion": 1, "candidate": 2, "share": 0.5},
+        {"champion": 1, "candidate": 2, "shadow": 0.5},
+    ]
+    for number in range(NUM_SWITCHES):
+        time.sleep(STAY_S)
+        seconds.append(stage.route(**changes[number % len(changes)]))
+    time.sleep(STAY_S)
+    is_over.set()
+    for caller in callers:
+        caller.join()
+    failed = seen.statuses.total() - seen.statuses[200]
+    by_team = ", ".join(f"{num} by {team}" for team, num in sorted(seen.teams.items()))
+    return [
+        Figure(
+            name=f"{NUM_SWITCHES} switches: requests that failed",
+            value=float(failed),
+            limit=0.0,
+            is_upper=True,
+            note=f"{seen.statuses.total()} requests of {CLIENTS} callers, {by_team}",
+        ),
+        Figure(
+            name="answers that mix teams",
+            value=float(seen.num_mixed),
+            limit=0.0,
+            is_upper=True,
+            note="chats, workflows",
+        ),
+        Figure(
+            name="seconds until a switch has taken effect, largest",
+            value=max(seconds),
+            unit="s",
+            limit=5.0,
+            is_upper=True,
+            note=f"median {float(np.median(seconds)):.2f} s",
+        ),
+    ]
+
+
+def _keep_asking(stage: _Stage, number: int, seen: _Seen, is_over: threading.Event) -> None:
+    chat = {"model": "team/solver", "messages": [{"role": "user", "content": f"Compute {number}+2*3"}]}
+    whole = number < NUM_WORKFLOWS
+    url = f"{stage.url}/workflows/team/runs" if whole else f"{stage.url}/chat/completions"
+    body: dict[str, Any] = {"prompt": f"{number}+2*3"} if whole else chat | {"max_tokens": MAX_TOKENS}
+    with httpx.Client(timeout=60) as http:
+        while not is_over.is_set():
+            answer = http.post(url, json=body)
+            seen.statuses[answer.status_code] += 1
+            if answer.status_code != 200:
+                continue
+            said, team = answer.json(), answer.headers["x-troupe-team"]
+            seen.teams[team] += 1
+            version = said["troupe"]["team_version"]
+            sampled = [turn["policy_version"] for turn in said["turns"]] if whole else said["troupe"]["sampled_by"]
+            seen.num_mixed += team != f"team@{version}" or set(sampled) != {version}
+
+
+def _shadows(stage: _Stage) -> list[Figure]:
+    """Latencies at a quarter of the load, in blocks that take turns; intervals by resampling rounds, each with all settings."""
+    stage.route(1)
+    url, model = f"{stage.url}/chat/completions", "team/solver"
+    closed_load(url, model, CLIENTS, 3.0)  # warm
+    capacity = closed_load(url, model, CLIENTS, BLOCK_S)
+    per_second = LOAD * len(capacity.latencies) / capacity.seconds
+    rounds: list[dict[str, Load]] = []
+    before = _num_shadowed(stage)
+    for number in range(ROUNDS):
+        order = list(SETTINGS) if number % 2 else list(SETTINGS)[::-1]
+        rounds.append({name: _block(stage, name, url, model, per_second, seed=number) for name in order})
+    num_shadowed = _num_shadowed(stage) - before
+    plain = np.concatenate([np.asarray(r["none"].latencies) for r in rounds])
+    p50, p99 = np.percentile(plain, (50, 99))
+    told = (
+        f"{per_second:.1f} requests/s of {per_second / LOAD:.0f}; {len(plain)} without, p50 {p50:.4f} s, p99 {p99:.4f} s; "
+        f"{num_shadowed:.0f} shadows"
+    )
+    figures = []
+    for name, limit in (("stands back", 1.1), ("usual priority", None)):
+        for at in (50, 99):
+            ratio, low, high = _ratio(rounds, name, at)
+            figures.append(
+                Figure(
+                    name=f"champion's p{at} with a shadow that {'stands back' if limit else 'has the usual priority'} / without",
+                    value=ratio,
+                    unit="x",
+                    limit=limit if at == 99 else None,
+                    is_upper=True,
+                    note=f"95% interval {low:.3f} to {high:.3f}; {told}",
+                )
+            )
+    return figures
+
+
+def _block(stage: _Stage, name: str, url: str, model: str, per_second: float, *, seed: int) -> Load:
+    shadow, stands_back = SETTINGS[name]
+    stand_back(stage.arms[2].apps.values(), stands_back, timeout_s=300)
+    stage.route(1, 2, shadow=shadow)
+    time.sleep(STAY_S)
+    load = open_load(url, model, per_second, BLOCK_S, seed=seed)
+    assert set(load.statuses) == {200}, load.statuses
+    return load
+
+
+def _num_shadowed(stage: _Stage) -> float:
+    text = httpx.get(f"http://127.0.0.1:{stage.config.port}/metrics", timeout=10).text
+    lines = [line for line in text.splitlines() if line.startswith('troupe_gateway_shadows_total{outcome="answered"')]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _ratio(rounds: list[dict[str, Load]], name: str, at: int) -> tuple[float, float, float]:
+    """Of the percentiles, with its interval."""
+    rng = np.random.default_rng(0)
+
+    def ratio(chosen: Any) -> float:
+        both = [np.concatenate([rounds[i][of].latencies for i in chosen]) for of in (name, "none")]
+        return float(np.percentile(both[0], at) / np.percentile(both[1], at))
+
+    drawn = [ratio(rng.integers(0, len(rounds), len(rounds))) for _ in range(RESAMPLES)]
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return ratio(range(len(rounds))), float(low), float(high)
