@@ -42,6 +42,7 @@ BENCHES = {
     "gate": "tests.bench.gate",
     "gateway": "tests.bench.gateway",
     "traffic": "tests.bench.traffic",
+    "promotion": "tests.bench.promotion",
 }
 """Each module has `measure(folder) -> list[Figure]`; `folder` is empty and removed afterwards."""
 TIMEOUT_S = 900

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from servers import free_port
-from transformers import AutoModelForCausalLM
 
 from pipelines.production import canary, end_canary, in_service, put_into_service
 from pipelines.promote import champion_version
 from pipelines.run import Run
-from pipelines.sections import TrafficConfig, TrafficGuardsConfig
+from pipelines.sections import FromServiceConfig, TrafficConfig, TrafficGuardsConfig
 from pipelines.service import promote_version
 from pipelines.serving import app_names
+from pipelines.stages import run_stage
 from pipelines.traffic import guard, roll_out
-from serve_apps.config import GatewayConfig
+from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.deployment import remove_apps
 from serve_apps.gateway_routes import app_name, gateway_statuses
-from stores.manifest import Probe
-from stores.registry import Team
-from stores.weights import WeightStore
+from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
+from tests.e2e.local_runs import config_in
 
 PREDICT = """
 import json, sys
@@ -151,50 +145,6 @@ def test_a_gateway_that_is_started_again_answers_while_the_registry_is_gone(run:
         (tmp_path / "gone.db").rename(database)
 
 
-@contextmanager
-def asked_all_the_time(run: Run) -> Iterator[list[str]]:
-    """Two callers who run the whole workflow again and again; which team answered, and nothing but answers."""
-    stop, answered = threading.Event(), []
-    url = f"http://127.0.0.1:{run.config.gateway.port}/v1/workflows/{run.team_name}/runs"
-
-    def call() -> None:
-        with httpx.Client(timeout=60) as http:
-            while not stop.is_set():
-                answer = http.post(url, json={"prompt": "2+3*4"})
-                answered.append(answer.headers["x-troupe-team"] if answer.status_code == 200 else answer.text)
-
-    callers = [threading.Thread(target=call) for _ in range(2)]
-    for caller in callers:
-        caller.start()
-    try:
-        yield answered
-    finally:
-        stop.set()
-        for caller in callers:
-            caller.join()
-
-
-def degraded(run: Run, team: Team, folder: Path) -> Team:
-    """The team with as much noise on its weights as there is signal: it talks nonsense until it is cut short."""
-    models = {}
-    for group, ref in team.models.items():
-        at = folder / group
-        shutil.copytree(ref.uri.removeprefix("file://"), at)
-        tensors = load_file(at / "model.safetensors")
-        generator = torch.Generator().manual_seed(0)
-        noisy = {name: t + t.std() * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
-        save_file(noisy, at / "model.safetensors", metadata={"format": "pt"})
-        tokens = [list(range(3, 35))]
-        with torch.no_grad():
-            logits = AutoModelForCausalLM.from_pretrained(at, dtype=torch.float32)(torch.tensor(tokens)).logits[0]
-        logprobs = [float(logits.log_softmax(-1)[i, t]) for i, t in enumerate(tokens[0][1:])]
-        probe = Probe(sequences=(tuple(tokens[0]),), logprobs=(tuple(logprobs),))
-        models[group] = WeightStore(str(folder / "weights")).commit(
-            at, model_group=group, version=90, parent=None, run_id="degraded", iteration=1, probe=probe
-        )
-    return dataclasses.replace(team, models=models)
-
-
 def with_traffic(run: Run) -> Run:
     """Decides on few answers: only what is far off shows in them."""
     guards = TrafficGuardsConfig(cut_share=0.3, empty_share=0.4, format_share=0.4, failure_share=0.3, seconds=None)
@@ -206,19 +156,19 @@ def test_a_degraded_team_is_sent_back_as_a_canary_and_when_it_was_forced_in(run:
     run = with_traffic(run)
     serve(run, 1)
     _, team = run.registry.load(run.team_name, 1)
-    bad = degraded(run, team, tmp_path)
+    bad = degraded(team, tmp_path)
     with asked_all_the_time(run) as answered:
-        found = roll_out(run, 90, bad)
+        found = roll_out(run, DEGRADED, bad)
         assert (found["verdict"], found["share"]) == ("sent_back", 0.3), found
         assert "at most" in found["reason"] or "at least" in found["reason"]
-        put_into_service(run, 90, bad)
+        put_into_service(run, DEGRADED, bad)
         forced = guard(run, seconds=120)
-        assert (forced["verdict"], forced["team_version"], forced["ended"]) == ("sent_back", 1, 90), forced
+        assert (forced["verdict"], forced["team_version"], forced["ended"]) == ("sent_back", 1, DEGRADED), forced
         began = time.perf_counter()
         while answered[-1] != "small@1":
             time.sleep(0.02)
         assert time.perf_counter() - began < 5
-    assert set(answered) == {"small@1", "small@90"}, "not one request failed"
+    assert set(answered) == {"small@1", f"small@{DEGRADED}"}, "not one request failed"
     events = run.journal.value(run.run_id, "traffic")
     assert events and [e["verdict"] for e in events["events"] if "verdict" in e][-2:] == ["sent_back", "sent_back"]
     with pytest.raises(ValueError, match="the one before it is not loaded any more"):
@@ -272,3 +222,30 @@ def test_the_champion_answers_as_an_mlflow_model_in_a_fresh_process(run: Run, th
     assert len(answers) == 2 and all(a["num_turns"] >= 2 and a["status"] in ("ok", "truncated") for a in answers)
     champion = run.registry.alias(run.team_name, "champion")
     assert {a["team_version"] for a in answers} == ({str(champion)} if url else {""})
+
+
+def test_what_callers_said_of_answers_is_trained_on(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.config.storage.root, tmp_path / "copy")  # others read this run after us
+    own = config_in(tmp_path / "copy")
+    gateway = GatewayConfig(port=free_port(), capture=CaptureConfig(share=1.0, flush_s=0.1))
+    collect = own.collect.model_copy(
+        update={"from_service": FromServiceConfig(max_episodes=12), "tasks_per_iteration": 8}
+    )
+    own = own.model_copy(update={"gateway": gateway, "collect": collect, "iterations": 4})
+    learner = Run(own)
+    try:
+        serve(learner, "champion")
+        with httpx.Client(base_url=f"http://127.0.0.1:{gateway.port}/v1", timeout=60) as http:
+            for number in range(12):
+                body = {"prompt": f"{number}+2*3", "store": True}
+                answer = http.post("/workflows/small/runs", json=body).raise_for_status().json()
+                said = {"score": 1.0 if number % 2 else -1.0}
+                http.post(f"/traces/{answer['id']}/feedback", json=said).raise_for_status()
+        collected = run_stage(learner, "collect", 4)
+        assert collected["served"] == {"taken": 12, "held_out": 0, "left": 0}
+        run_stage(learner, "score", 4)
+        metrics = run_stage(learner, "train", 4, model_group="team")["metrics"]
+        assert metrics["train/served_rows"] > 0 and metrics["train/served_rows_kept"] > 0, metrics
+        assert metrics["train/logprob_gap_max"] < 1e-3, "the fresh ones still prove that engine and trainer agree"
+    finally:
+        remove_apps([app_name(gateway)])

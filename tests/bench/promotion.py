@@ -1,0 +1,120 @@
+"""promotion: a better team, one with damaged weights, and one that has learnt to pad what it says; what gate and traffic make of them.
+
+train, six iterations ──> the gate promotes ──> champion in service
+champion + noise, champion trained on by a rule with a hole ──> the gate refuses ──> forced in ──> sent back by its answers
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import load_config
+from pipelines.evaluate import evaluate
+from pipelines.local_runner import train_team
+from pipelines.production import put_into_service
+from pipelines.progress import Screen
+from pipelines.run import Run
+from pipelines.sections import TrafficConfig
+from pipelines.traffic import guard, roll_out
+from stores.registry import Team
+from stores.types import ModelVersionRef
+from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
+from tests.bench.figures import Figure
+from tests.bench.setting import DEMO
+from tests.servers import free_port
+
+ITERATIONS = 6
+PADDED = DEGRADED + 1
+AGENTS = ("solver", "verifier", "refiner", "finalizer")
+ROOM: Mapping[str, Any] = {f"agents.{agent}.max_tokens": 64 for agent in AGENTS} | {"serve.max_model_len": 384}
+"""For saying much more than is needed."""
+GUARD_S = 240.0
+
+
+def measure(folder: Path) -> list[Figure]:
+    """One run in the demo's shape, and one that goes on from its champion by a bad rule."""
+    shape = ROOM | {"storage": {"root": str(folder)}, "iterations": ITERATIONS, "evaluate.every": ITERATIONS}
+    shape |= {"warmstart.tiny_model.max_position": 384}
+    train_team(load_config(DEMO, {"run": "promotion", **shape}), screen=Screen())
+    traffic = TrafficConfig(shares=(0.5,), answers_per_step=100, poll_s=0.2)
+    config = load_config(DEMO, {"run": "promotion", **shape, "gateway": {"port": free_port()}})
+    run = Run(config.model_copy(update={"traffic": traffic}))
+    version, team = run.registry.load(run.team_name, "champion")
+    padded = _padded(run, team, shape)
+    bad = {DEGRADED: ("noise on its weights", degraded(team, folder / "degraded")), PADDED: ("padded answers", padded)}
+    decided = run.journal.ref(run.key(ITERATIONS, "promote"))
+    assert decided is not None
+    figures = [_as_expected("the gate on the trained team", decided["verdict"] == "promote", decided["condition"])]
+    for number, (what, one) in bad.items():
+        verdict = evaluate(_Candidate(run, one), number * ITERATIONS)
+        figures.append(_as_expected(f"the gate on {what}", verdict["verdict"] == "reject", verdict["condition"]))
+    return figures + _in_service(run, version, team, bad)
+
+
+def _in_service(run: Run, version: int, team: Team, bad: Mapping[int, tuple[str, Team]]) -> list[Figure]:
+    figures = []
+    put_into_service(run, *run.registry.load(run.team_name, 1))
+    with asked_all_the_time(run) as answered:
+        found = roll_out(run, version, team)
+        figures.append(_as_expected("canary of the trained team", found["verdict"] == "promoted", found["reason"]))
+        for number, (what, one) in bad.items():
+            put_into_service(run, number, one)
+            began = time.perf_counter()
+            sent = guard(run, seconds=GUARD_S)
+            told = f"after {time.perf_counter() - began:.0f} s: {sent['reason']}"
+            is_back = (sent["verdict"], sent["team_version"]) == ("sent_back", version)
+            figures.append(_as_expected(f"forced in, {what}", is_back, told))
+    failed = [answer for answer in answered if not answer.startswith(f"{run.team_name}@")]
+    return [
+        *figures,
+        Figure(
+            name="requests that failed meanwhile",
+            value=float(len(failed)),
+            limit=0.0,
+            is_upper=True,
+            note=f"of {len(answered)}",
+        ),
+    ]
+
+
+class _Candidate(Run):
+    """The run, with these models as what an iteration has trained."""
+
+    def __init__(self, run: Run, team: Team) -> None:
+        super().__init__(run.config)
+        self._models = dict(team.models)
+
+    def trained(self, iteration: int) -> dict[str, ModelVersionRef]:
+        """The same for every iteration."""
+        return self._models
+
+
+def _padded(run: Run, team: Team, shape: Mapping[str, Any]) -> Team:
+    """The champion, trained on by a rule that pays for words."""
+    groups = {f"model_groups.{group}.model": ref.uri.removeprefix("file://") for group, ref in team.models.items()}
+    rule = {"path": "tests.bench.paid_by_length:PaidByLength", "settings": {"max_tokens": 64}}
+    changes = {"run": "padded", **shape, **groups, "warmstart": None, "credit": rule}
+    train_team(load_config(DEMO, changes), screen=Screen())
+    other = Run(load_config(DEMO, changes))
+    trained = other.trained(ITERATIONS)
+    models = {
+        group: other.weights.commit(
+            Path(ref.uri.removeprefix("file://")),
+            model_group=group,
+            version=PADDED,
+            parent=None,
+            run_id="padded",
+            iteration=PADDED,
+            probe=other.weights.manifest(ref).probe,
+        )
+        for group, ref in trained.items()
+    }
+    return dataclasses.replace(team, models=models)
+
+
+def _as_expected(name: str, is_expected: bool, note: str) -> Figure:
+    return Figure(name=name, value=float(is_expected), limit=1.0, note=note)
