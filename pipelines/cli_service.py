@@ -1,4 +1,4 @@
-"""cli_service: the commands that say which team is in service: `serve`, `canary`, `promote`, `rollback`, `watch`, `lineage`; and `key`."""
+"""cli_service: the commands that say which team is in service: `serve`, `canary`, `shadow`, `promote`, `rollback`, `watch`, `lineage`; and `key`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_CODES = {"sent_back": 10, "undecided": 11}
 
 def add_to(app: typer.Typer) -> None:
     """Makes the commands of this file commands of `app`."""
-    for command in (serve, canary, promote, rollback, watch, lineage, key):
+    for command in (serve, canary, shadow, promote, rollback, watch, lineage, key):
         app.command()(command)
 
 
@@ -70,12 +70,6 @@ def canary(
         str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION, e.g. demo@candidate; with --end TEAM alone.")
     ],
     share: Annotated[float, typer.Option(min=0, max=1, help="Of the requests that it answers.")] = 0.1,
-    shadow: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Of the other's requests that it gets too, once answered; nobody sees what it says."
-        ),
-    ] = 0.0,
     salt: Annotated[str, typer.Option(help="Another one deals users anew.")] = "",
     end: Annotated[bool, typer.Option("--end", help="The team in service answers everything again.")] = False,
     auto: Annotated[
@@ -96,9 +90,7 @@ def canary(
         from pipelines.cluster import connect_for_good
 
         if end:
-            run = existing_run(team.partition("@")[0], root)
-            connect_for_good(address)
-            hand_back(production.end_canary(run))
+            _end(team, root, address)
             return
         run, version, found = _team(team, root)
         connect_for_good(address)
@@ -107,7 +99,40 @@ def canary(
 
             _told(traffic.roll_out(run, version, found), exit_code=exit_code)
             return
-        hand_back(production.canary(run, version, found, share=share, shadow=shadow, salt=salt))
+        hand_back(production.canary(run, version, found, share=share, salt=salt))
+
+
+def shadow(
+    team: Annotated[
+        str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION, e.g. demo@candidate; with --end TEAM alone.")
+    ],
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of the requests that it gets too.")] = 1.0,
+    end: Annotated[bool, typer.Option("--end", help="It gets none any more.")] = False,
+    root: Root = "runs",
+    address: Address = "",
+    debug: Debug = False,
+) -> None:
+    """Let a team get a share of the requests too, once they are answered: nobody sees what it says, and its engines have the CPU only when nobody else wants it."""
+    with errors(debug):
+        from pipelines import production
+        from pipelines.cluster import connect_for_good
+
+        if end:
+            _end(team, root, address)
+            return
+        run, version, found = _team(team, root)
+        connect_for_good(address)
+        hand_back(production.canary(run, version, found, share=0.0, shadow=share))
+
+
+def _end(team: str, root: str, address: str) -> None:
+    """Whoever is beside the team in service no longer is."""
+    from pipelines import production
+    from pipelines.cluster import connect_for_good
+
+    run = existing_run(team.partition("@")[0], root)
+    connect_for_good(address)
+    hand_back(production.end_canary(run))
 
 
 def _told(found: dict[str, Any], *, exit_code: bool) -> None:
