@@ -55,12 +55,18 @@ class ServedStore(TraceStore):
 
     schemas: ClassVar[Mapping[str, pa.Schema]] = {**TraceStore.schemas, "feedback": FEEDBACK}
 
-    def write_feedback(self, feedback: Feedback) -> None:
+    def write_feedback(self, *feedback: Feedback) -> None:
         """Stores it, in place of what the same key said of the same trace."""
-        row = asdict(feedback) | {"feedback_id": f"{feedback.trace_id}/{feedback.key}"}
+        found = [asdict(one) | {"feedback_id": f"{one.trace_id}/{one.key}"} for one in feedback]
         merge = self._open("feedback").merge_insert("feedback_id").use_index(False)
         merge = merge.when_matched_update_all().when_not_matched_insert_all()
-        merge.execute(pa.Table.from_pylist([row], schema=FEEDBACK), timeout=timedelta(minutes=1))
+        merge.execute(pa.Table.from_pylist(found, schema=FEEDBACK), timeout=timedelta(minutes=1))
+
+    def write_judged(self, traces: Sequence[Trace], feedback: Sequence[Feedback]) -> None:
+        """Episodes, and what was said of them when they ended."""
+        self.write_episodes(traces)
+        if feedback:
+            self.write_feedback(*feedback)
 
     def feedback_on(self, trace_ids: Sequence[str] | None = None) -> list[Feedback]:
         """What was said of these traces, or of all, oldest first."""

@@ -28,7 +28,7 @@ def admin_routes(service: Service) -> APIRouter:
     """Routes below `/v1/admin`, for keys with the scope `admin`."""
 
     def admin_only(request: Request) -> None:
-        service.keys.check(request.headers.get("authorization"), "admin")
+        service.caller(request, "admin")
 
     routes = APIRouter(prefix="/v1/admin", dependencies=[Depends(admin_only)])
     reader = TraceReader()
