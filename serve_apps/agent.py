@@ -134,7 +134,7 @@ class Agent:
         system = [{"role": "system", "content": self.system.format(**inputs)}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt.format(**inputs)}]
 
-    def introduced(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def introduced(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A caller's chat messages, after the agent's own system message where it is a plain text and they have none."""
         if not self.system or "{" in self.system or messages[0]["role"] == "system":
             return list(messages)

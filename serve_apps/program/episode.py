@@ -1,4 +1,4 @@
-"""episode: the calls of one program -> turns of its episode, and answers in OpenAI's form.
+"""episode: the calls of one program -> turns of its episode.
 
 What a program asks for is what it gets, but for the sampling: temperature and seed are the run's, for the turn is trained on
 or judged, and `max_tokens` is the less of both.
