@@ -55,7 +55,9 @@ def gateway_episode_routes(service: Service, episodes: GatewayEpisodes) -> APIRo
 def _passed_on(service: Service) -> type[APIRoute]:
     """Routes that hand the calls of another replica's episodes over to it."""
     addresses = Addresses(service.siblings)
-    http = httpx.AsyncClient(timeout=httpx.Timeout(10, read=None), limits=httpx.Limits(max_connections=None))
+    http = httpx.AsyncClient(
+        timeout=httpx.Timeout(10, read=None), limits=httpx.Limits(max_connections=None), trust_env=False
+    )
 
     class PassedOn(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -10,88 +10,23 @@ episode: one that waits would keep the next team from being loaded. A set that m
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 
-from serve_apps.agent import Agent
 from serve_apps.client import PolicyCallError
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
-from serve_apps.runner import EpisodeSpec, Recorder, via
 from serve_apps.service.api_keys import ApiKey
 from serve_apps.service.figures import chat_figures
-from serve_apps.service.production import ServedTeam
+from serve_apps.service.open_episode import OpenEpisode, begun
 from serve_apps.service.protocol import ApiError, ChatRequest, EpisodeRequest
 from serve_apps.service.service import Service
-from serve_apps.service.workflow_runs import SERVICE_RUN
-from serve_apps.workflow import Outcome, Workflow
-from stores.types import Purpose, Task, Trace
+from stores.types import Trace
 
 MAX_ENDED = 1000
 """Episodes that ended of which is remembered how."""
-
-
-@dataclass(kw_only=True)
-class OpenEpisode(ProgramEpisode):
-    """An episode that a caller of the gateway plays."""
-
-    team: ServedTeam
-    key: ApiKey
-    store: bool | None
-    idle_s: float
-    num_on_their_way: int = 0
-    asked: str = ""
-    """The last thing that the user said in the first call: the task, where none was given."""
-    _called_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """See ProgramEpisode."""
-        return self.team.headers(self.id)
-
-    @property
-    def idle_left_s(self) -> float:
-        """Until it ends for want of calls."""
-        return self.idle_s - (0 if self.num_on_their_way else time.monotonic() - self._called_at)
-
-    @asynccontextmanager
-    async def called(self) -> AsyncIterator[None]:
-        """Around a call."""
-        self.num_on_their_way += 1
-        try:
-            yield
-        finally:
-            self.num_on_their_way -= 1
-            self._called_at = time.monotonic()
-
-
-class Elsewhere(Workflow):
-    """A workflow whose program somebody else plays: it waits for the outcome."""
-
-    def __init__(self, agents: dict[str, Agent]) -> None:
-        """Args: agents: those of the team."""
-        self.agents = agents
-        self.episode: OpenEpisode | None = None
-
-    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """What was posted. Raises TimeoutError where nobody called for too long, and what we failed with."""
-        episode = self.episode
-        assert episode is not None, "it is set before the recorder runs"
-        while not episode.is_over.is_set():
-            if episode.idle_left_s <= 0:
-                raise TimeoutError(f"no call for {episode.idle_s:g} s")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(episode.idle_left_s):
-                    await episode.is_over.wait()
-        if episode.failure is not None:
-            raise episode.failure
-        return episode.outcome_of("")
 
 
 class GatewayEpisodes:
@@ -114,7 +49,7 @@ class GatewayEpisodes:
                 code="too_many_episodes",
                 retry_after_s=5,
             )
-        episode = _begun(self._service, team, request, key)
+        episode = begun(self._service, team, request, key)
         self._open[episode.id] = episode
         self._service.num_episodes += 1
         playing = self._playing[episode.id] = asyncio.ensure_future(episode.recorder.run(1))
@@ -146,7 +81,7 @@ class GatewayEpisodes:
         if not episode.asked:
             said = [m.for_template()["content"] for m in body.messages if m.role == "user"]
             episode.asked = said[-1] if said else ""
-        async with episode.called():
+        with episode.called():
             answer = await self._answered(episode, agent, body)
         about = {**episode.team.about, "arm": episode.team.arm, "episode": episode.id}
         return {
@@ -211,37 +146,6 @@ class GatewayEpisodes:
         self._ended[episode.id] = episode.key, _told(trace, episode, kept)
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
-
-
-def _begun(service: Service, team: ServedTeam, request: EpisodeRequest, key: ApiKey) -> OpenEpisode:
-    """An episode whose recorder does not run yet."""
-    config = service.config.episodes
-    name = f"ep-{service.replica}-{secrets.token_hex(12)}"
-    task = Task(
-        task_id=f"request-{name}", prompt=request.prompt, answers=(), metadata=request.metadata, source=SERVICE_RUN
-    )
-    spec = EpisodeSpec(
-        run_id=SERVICE_RUN,
-        iteration=0,
-        purpose=Purpose.AD_HOC,
-        team_key=team.acting.team_key,
-        task=task,
-        episode_index=0,
-        run_seed=request.seed if request.seed is not None else secrets.randbits(31),
-    )
-    workflow = Elsewhere(dict(team.acting.workflow.agents))
-    limits = team.cast.limits.model_copy(update={"episode_timeout_s": config.max_s})
-    recorder = Recorder(spec, replace(team.acting, workflow=workflow), via(service.client(team)), limits)
-    workflow.episode = OpenEpisode(
-        recorder=recorder,
-        id=name,
-        max_turns=config.max_turns,
-        team=team,
-        key=key,
-        store=request.store,
-        idle_s=config.idle_s,
-    )
-    return workflow.episode
 
 
 def _told(trace: Trace, episode: OpenEpisode, kept: str) -> dict[str, Any]:
