@@ -269,6 +269,9 @@ def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_se
     served.route(0)
     before = gateway_statuses(served.config)
     is_over, answered = threading.Event(), list[str]()
+    episode = httpx.post(f"{before[0]['address']}/v1/episodes", json={"team": "demo"}, timeout=10).json()
+    place = f"{before[1]['address']}{episode['base_url']}/models"
+    assert httpx.get(place, timeout=10).status_code == 200
 
     def keep_asking() -> None:
         while not is_over.is_set():  # each time over a connection of its own, which the kernel deals anew
@@ -288,6 +291,8 @@ def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_se
         for one in asking:
             one.result()
     assert set(answered) == {"demo@10"} and len({s["pid"] for s in now} - pids) == 1
+    told = [httpx.get(place, timeout=10).json()["error"]["code"] for _ in range(2)]
+    assert told == ["replica_gone", "episode_not_found"], "its episodes went with it"
     (new,) = [s for s in now if s["pid"] not in pids]
     answer = httpx.post(f"{new['address']}/v1/chat/completions", json=ASK, timeout=60)
     assert answer.headers["x-troupe-team"] == "demo@10"

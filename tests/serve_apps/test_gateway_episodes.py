@@ -14,6 +14,7 @@ import openai
 import pytest
 from gateway_scene import Scene, arm
 
+from pipelines.credit.rule import caller_credit
 from serve_apps.client import PolicyCallError
 from serve_apps.programs import calculator
 from serve_apps.service.api_keys import make_key, write_keys
@@ -140,7 +141,7 @@ async def test_an_unchanged_program_elsewhere_plays_an_episode_that_is_kept_toke
     about = trace.outcome_metadata[SERVED]
     assert (about["team_version"], about["key"], about["is_trainable"]) == (3, "anyone", True)
     ((_, said),) = stage.store.judged(since=0)
-    assert said.score == 0.5, "(0.5 + 1) / 2 is the score that was posted"
+    assert said.score == 0.5 and caller_credit(trace, said.score, kind="returns").outcome == 0.75, "what was posted"
 
 
 async def test_streams_and_headers_say_the_same_as_whole_answers(stage: Stage) -> None:
