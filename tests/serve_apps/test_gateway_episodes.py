@@ -327,3 +327,24 @@ async def test_several_agents_of_any_workflow_are_called_by_their_names(tiny_mod
         nobody = await chat(http, episode, model="gpt-4o")
         assert nobody.status_code == 404 and "agents are solver" in nobody.text
         assert json.loads(nobody.text)["error"]["code"] == "agent_not_found"
+
+
+async def test_what_a_caller_sends_never_ends_an_episode_as_a_fault_of_ours(stage: Stage) -> None:
+    """Half a character in a tool or a text, the answer to a tool call that nobody made, several choices."""
+    function = {"name": "f", "parameters": {"type": "object", "half": "\ud800"}}
+    bad: list[dict[str, Any]] = [
+        {"tools": [{"type": "function", "function": function}]},
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "never-asked"}]},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"n": 2},
+    ]
+    stage.engine.left = ["a"] * 9
+    async with stage.opened() as (http, episode):
+        statuses = []
+        for more in bad:
+            body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **more})
+            url = f"{episode['base_url']}/chat/completions"
+            answer = await http.post(url, content=body, headers={"Content-Type": "application/json"})
+            statuses.append(answer.status_code)
+        assert statuses == [400, 200, 400, 400]
+        assert (await chat(http, episode)).status_code == 200
