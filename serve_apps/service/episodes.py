@@ -62,10 +62,9 @@ class GatewayEpisodes:
         episode = self._open.get(episode_id)
         if episode is not None and _may_see(key, episode.key):
             return episode
-        whose, told = self._ended.get(episode_id, (None, {}))
+        whose, _ = self._ended.get(episode_id, (None, {}))
         if whose is not None and _may_see(key, whose):
-            why = told["error"] or told["stop_reason"]
-            raise ApiError(410, f"episode {episode_id!r} has ended: {told['status']}, {why}", code="episode_ended")
+            raise self._ended_as(episode_id)
         raise ApiError(
             404,
             f"there is no episode {episode_id!r} that API key {key.name!r} began: it never was, ended long ago, or its gateway "
@@ -120,6 +119,8 @@ class GatewayEpisodes:
                 episode.fail(PolicyCallError(str(error)))
             raise
         with held:
+            if episode.id not in self._open:
+                raise self._ended_as(episode.id)
             try:
                 answer = await service.in_time(episode.chat(agent, body))
             except ApiError as error:
@@ -128,6 +129,11 @@ class GatewayEpisodes:
                 raise
         service.answered(held, episode.key, answer["usage"]["completion_tokens"], chat_figures(answer))
         return answer
+
+    def _ended_as(self, episode_id: str) -> ApiError:
+        told = self._ended[episode_id][1]
+        why = told["error"] or told["stop_reason"]
+        return ApiError(410, f"episode {episode_id!r} has ended: {told['status']}, {why}", code="episode_ended")
 
     def _has_ended(self, episode: OpenEpisode, playing: asyncio.Task[Trace]) -> None:
         del self._open[episode.id], self._playing[episode.id]
