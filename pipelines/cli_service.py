@@ -153,22 +153,28 @@ def _team(text: str, root: str) -> tuple[Run, int, Team]:
 
 
 def lineage(
-    what: Annotated[str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION; or an episode id, with --run.")],
-    run_name: Annotated[str, typer.Option("--run", metavar="RUN", help="Whose episode it is.")] = "",
+    what: Annotated[
+        str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION; or the id of an episode or of an answer, with --run.")
+    ],
+    run_name: Annotated[str, typer.Option("--run", metavar="RUN", help="Whose episode or answer it is.")] = "",
     root: Root = "runs",
     debug: Debug = False,
 ) -> None:
-    """What shaped a team: models, iterations, pinned traces and rewards; or what an episode has shaped. JSON."""
+    """What shaped a team or an answer of the gateway: models, iterations, traces; what an episode has shaped. JSON."""
     with errors(debug):
-        from pipelines.lineage import lineage_of_episode, lineage_of_team
+        from pipelines.answer_lineage import lineage_of_id
+        from pipelines.lineage import lineage_of_team
 
         if "@" in what:
             run, version, team = _team(what, root)
             hand_back(lineage_of_team(run, version, team))
         elif not run_name:
-            raise ValueError(f"{what!r}: give TEAM@ALIAS, or an episode id and --run RUN")
+            raise ValueError(
+                f"{what!r}: give TEAM@ALIAS or TEAM@VERSION (an answer's `system_fingerprint` is one), or the id of an episode "
+                "or answer and --run RUN"
+            )
         else:
-            hand_back(lineage_of_episode(existing_run(run_name, root), what))
+            hand_back(lineage_of_id(existing_run(run_name, root), what))
 
 
 def key(

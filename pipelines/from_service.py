@@ -49,14 +49,33 @@ def served_group(run: Run, iteration: int) -> str:
     return f"served-{run.run_id}-{iteration}"
 
 
+def taken_ids(run: Run, iteration: int) -> list[str]:
+    """Ids of the served episodes that an iteration took in; empty where it took none."""
+    return list((run.journal.value(run.run_id, f"{JOURNAL_KEY}/{iteration}") or {}).get("trace_ids", []))
+
+
+def copy_id(run: Run, iteration: int, trace_id: str, *, team_key: str) -> str:
+    """Id of the copy that an iteration trains on."""
+    return episode_id(**_key(run, iteration, team_key), task_id=f"served/{trace_id}", episode_index=0)
+
+
+def _key(run: Run, iteration: int, team_key: str) -> dict[str, Any]:
+    return {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": team_key}
+
+
+def has_store(run: Run) -> bool:
+    """Whether anything was ever to be kept of what was served; a folder is not made by looking."""
+    is_place = is_uri(run.served_uri) or local_path(run.served_uri).exists()
+    return is_place and ServedStore(run.served_uri).is_there()
+
+
 def _chosen(
     run: Run, iteration: int, config: FromServiceConfig, *, cast: Cast, models: Mapping[str, ModelVersionRef]
 ) -> dict[str, Any]:
     """Ids of the episodes that the iteration takes, and how many it cannot."""
-    if not is_uri(run.served_uri) and not local_path(run.served_uri).exists():
+    if not has_store(run):
         return {"trace_ids": [], "held_out": 0, "left": 0}
-    earlier = [run.journal.value(run.run_id, f"{JOURNAL_KEY}/{k}") or {} for k in range(1, iteration)]
-    used = {trace_id for value in earlier for trace_id in value.get("trace_ids", [])}
+    used = {trace_id for k in range(1, iteration) for trace_id in taken_ids(run, k)}
     judged = ServedStore(run.served_uri).judged(since=time.time() - config.max_age_days * 86_400)
     fresh = [(trace, said) for trace, said in judged if trace.episode_id not in used]
     held_out = HeldOut(run)
@@ -94,17 +113,11 @@ def _can_train(
 
 def _copy(run: Run, iteration: int, trace: Trace, said: Feedback, *, cast: Cast) -> Trace:
     """The episode as one of the iteration, under an id of its own."""
-    key: dict[str, Any] = {
-        "run_id": run.run_id,
-        "iteration": iteration,
-        "purpose": Purpose.TRAIN,
-        "team_key": cast.team_key,
-    }
     about = {**trace.outcome_metadata[SERVED], "trace_id": trace.episode_id, "score": said.score}
     return replace(
         trace,
-        **key,
-        episode_id=episode_id(**key, task_id=f"served/{trace.episode_id}", episode_index=0),
+        **_key(run, iteration, cast.team_key),
+        episode_id=copy_id(run, iteration, trace.episode_id, team_key=cast.team_key),
         group_id=served_group(run, iteration),
         outcome_metadata={**trace.outcome_metadata, SERVED: about},
     )

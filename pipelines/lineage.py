@@ -3,22 +3,28 @@
     team ── models ── parents ──> iterations ──> traces@v, rewards@v, evaluation, DAG runs and Ray jobs      down
     episode ──> the iteration that trained on it ──> model versions ── children ──> teams                     up
 
-Read from manifests, journal and registry; nothing is recorded for it. An answer in service names its team version.
+Read from manifests, journal and registry; nothing is recorded for it. For an answer in service see answer_lineage.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from pipelines.from_service import has_store, taken_ids
 from pipelines.links import links
 from pipelines.retrain import source_of
 from pipelines.run import Run
 from stores.registry import Team, TeamVersion
-from stores.types import ModelVersionRef, Purpose, TracesRef
+from stores.served import ServedStore
+from stores.types import SERVED, ModelVersionRef, Purpose, TracesRef
 
 
 def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
-    """Everything behind a team version: {"team", "models", "iterations"}, the oldest iteration first."""
+    """Everything behind a team version: {"team", "models", "iterations", "episodes"}, the oldest iteration first.
+
+    `episodes` counts those that its models were trained on, those among them that callers had judged, and its own answers
+    in service that are kept.
+    """
     models, iterations = {}, set[int]()
     for group, ref in sorted(team.models.items()):
         ancestors = _ancestors(run, ref)
@@ -27,6 +33,7 @@ def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
             for one in ancestors
         ]
         iterations |= {one.version for one in ancestors}
+    found = [_iteration(run, number) for number in sorted(iterations)]
     return {
         "team": {
             "name": run.team_name,
@@ -43,7 +50,12 @@ def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
             "accuracy": team.evaluation.get("accuracy"),
         },
         "models": models,
-        "iterations": [_iteration(run, number) for number in sorted(iterations)],
+        "iterations": found,
+        "episodes": {
+            "trained_on": sum(one["traces"]["num_episodes"] for one in found if one["traces"]),
+            "from_service": sum(one["from_service"] for one in found),
+            "answers_kept": ServedStore(run.served_uri).kept_of(run.team_name, version) if has_store(run) else 0,
+        },
     }
 
 
@@ -53,19 +65,8 @@ def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
     Raises ValueError for an unknown episode.
     """
     trace = run.traces.get_trace(episode_id)
-    trained: dict[str, list[int]] = {}
     iteration = trace.iteration
-    learns = (
-        trace.purpose is Purpose.TRAIN and trace.run_id == run.run_id and _is_pinned(run, iteration, trace.group_id)
-    )
-    for group, ref in run.train_refs(iteration).items() if learns else ():
-        if ref is not None and ref["model"]["version"] == iteration:
-            trained[group] = [iteration, *_descendants(run, group, iteration)]
-    teams = [
-        {"version": of.version, "aliases": of.aliases, "policy_versions": dict(of.policy_versions)}
-        for of in run.registry.versions(run.team_name)
-        if any(of.policy_versions.get(group) in versions for group, versions in trained.items())
-    ]
+    learns = trace.purpose is Purpose.TRAIN and trace.run_id == run.run_id
     return {
         "episode": {
             "episode_id": trace.episode_id,
@@ -74,10 +75,24 @@ def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
             "purpose": trace.purpose.value,
             "status": trace.status.value,
             "policy_versions": dict(trace.policy_versions),
+            "answer": trace.outcome_metadata.get(SERVED, {}).get("trace_id"),
         },
-        "trained": trained,
-        "teams": teams,
+        **(shaped_by_group(run, iteration, trace.group_id) if learns else {"trained": {}, "teams": []}),
     }
+
+
+def shaped_by_group(run: Run, iteration: int, group_id: str) -> dict[str, Any]:
+    """What an iteration made of the episodes of a group: {"trained", "teams"}; both empty where it left them out."""
+    trained: dict[str, list[int]] = {}
+    for group, ref in run.train_refs(iteration).items() if _is_pinned(run, iteration, group_id) else ():
+        if ref is not None and ref["model"]["version"] == iteration:
+            trained[group] = [iteration, *_descendants(run, group, iteration)]
+    teams = [
+        {"version": of.version, "aliases": of.aliases, "policy_versions": dict(of.policy_versions)}
+        for of in run.registry.versions(run.team_name)
+        if any(of.policy_versions.get(group) in versions for group, versions in trained.items())
+    ]
+    return {"trained": trained, "teams": teams}
 
 
 def _ancestors(run: Run, ref: ModelVersionRef) -> list[ModelVersionRef]:
@@ -124,6 +139,7 @@ def _iteration(run: Run, number: int) -> dict[str, Any]:
         "iteration": number,
         "traces": collected.get("traces"),
         "traces_from": None if source is None else str(source),
+        "from_service": len(taken_ids(run, number)),
         "rewards": scored.get("rewards"),
         "credit_version": scored.get("credit_version"),
         "sampled_by": collected.get("policy_versions"),

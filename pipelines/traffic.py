@@ -22,7 +22,7 @@ from pipelines.promote import crown
 from pipelines.run import Run
 from pipelines.sections import TrafficConfig
 from serve_apps.gateway_routes import gateway_statuses
-from serve_apps.service.figures import Sums, difference, total
+from serve_apps.service.figures import Sums, by_version, difference, total
 from stores.registry import Team
 from stores.waiting import waiting
 
@@ -207,12 +207,7 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[
 
 def _figures(run: Run) -> dict[int, Sums]:
     """By team version, over all gateway replicas."""
-    parts: dict[int, list[Sums]] = {}
-    for status in gateway_statuses(run.config.gateway):
-        for one in status["figures"]:
-            if one["team"] == run.team_name:
-                parts.setdefault(one["team_version"], []).append(one["sums"])
-    return {version: total(sums) for version, sums in parts.items()}
+    return by_version(run.team_name, gateway_statuses(run.config.gateway))
 
 
 def _of(figures: Mapping[int, Sums], version: int) -> Sums:

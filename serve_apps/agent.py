@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -133,6 +133,12 @@ class Agent:
             )
         system = [{"role": "system", "content": self.system.format(**inputs)}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt.format(**inputs)}]
+
+    def introduced(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A caller's chat messages, after the agent's own system message where it is a plain text and they have none."""
+        if not self.system or "{" in self.system or messages[0]["role"] == "system":
+            return list(messages)
+        return [{"role": "system", "content": self.system}, *messages]
 
     def with_sampling(self, sampling: Sampling, **changes: Any) -> Sampling:
         """`sampling` with the changes that are not None."""

@@ -89,6 +89,19 @@ class CaptureConfig(Settings):
         return value
 
 
+class GatewayEpisodesConfig(Settings):
+    """Episodes that callers' programs play: `POST /v1/episodes`."""
+
+    max_open: int = Field(256, ge=1)
+    """Per replica; who asks for one more gets 429."""
+    max_turns: int = Field(64, ge=1)
+    """Of one episode; a call beyond them gets 400, and the episode counts as truncated."""
+    idle_s: float = Field(600, gt=0)
+    """Without a call or an outcome for so long an episode ends with status `timeout`."""
+    max_s: float = Field(3600, gt=0)
+    """The same for an episode as a whole."""
+
+
 class GatewayConfig(Settings):
     """What answers people's requests with promoted teams."""
 
@@ -113,6 +126,7 @@ class GatewayConfig(Settings):
     """Shadow requests on their way at once, per replica; what comes beyond them is left out, as it is while requests wait."""
     max_body_bytes: int = Field(2_000_000, ge=1)
     capture: CaptureConfig = CaptureConfig()
+    episodes: GatewayEpisodesConfig = GatewayEpisodesConfig()
     call: CallConfig = CallConfig()
     """How the model calls of whole workflows reach the policy apps."""
 

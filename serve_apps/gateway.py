@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -22,9 +21,11 @@ import uvicorn
 from ray import serve
 
 from serve_apps.config import GatewayConfig
+from serve_apps.service.episodes import GatewayEpisodes
 from serve_apps.service.http_api import build_api
 from serve_apps.service.production import Production, TeamInService
 from serve_apps.service.service import Service
+from serve_apps.service.siblings import ServeSiblings
 from stores.logs import bound, configure
 
 logger = logging.getLogger(__name__)
@@ -71,11 +72,14 @@ class Gateway:
         configure()
         config = GatewayConfig.model_validate(args)
         cluster = ray.get_runtime_context().gcs_address
-        self._service = Service(config, name=cluster)
-        self._socket = _shared_socket(config.host, config.port, cluster=cluster)
+        siblings = ServeSiblings(serve.get_replica_context().app_name)
+        own, address = _own_socket(config.host)
+        self._service = Service(config, name=cluster, siblings=siblings, address=address)
+        self._episodes = GatewayEpisodes(self._service)
+        self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own]
         self._server = uvicorn.Server(
             uvicorn.Config(
-                build_api(self._service),
+                build_api(self._service, self._episodes),
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=int(DRAIN_S),
@@ -105,7 +109,7 @@ class Gateway:
             said = ", ".join(f"{name}@{p.champion.version} on {p.champion.set_name}" for name, p in teams)
             logger.info("in service: %s", said or "nothing")
         if self._serving is None:
-            self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+            self._serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
 
     async def _built(self, wanted: Mapping[str, TeamInService]) -> dict[str, Production]:
         """Every team, loaded; those that stay as they are, as they are."""
@@ -120,11 +124,9 @@ class Gateway:
     async def status(self) -> dict[str, Any]:
         """Who is in service here, what is on its way on which set, what answers were like, why the last change was refused."""
         return {
+            **self._service.status(),
             "replica_id": serve.get_replica_context().replica_tag,
-            "pid": os.getpid(),
             "teams": {name: p.config.model_dump(mode="json") for name, p in self._service.teams.items()},
-            "in_flight": self._service.in_flight(),
-            "figures": self._service.figures(),
             "refused": self._refused if self._error else {},
             "error": self._error,
         }
@@ -139,22 +141,29 @@ class Gateway:
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
+        await self._episodes.close()
         await self._service.capture.close()
+
+
+def _own_socket(host: str) -> tuple[socket.socket, str]:
+    """A socket on a free port, by which the other replicas reach this one, and `http://HOST:PORT`."""
+    found = _socket(host)
+    found.bind((host, 0))
+    reached = ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
+    return found, f"http://{_in_url(reached)}:{found.getsockname()[1]}"
 
 
 def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
     """A socket that several replicas of one machine listen on; ValueError where somebody else does."""
     try:
-        other = httpx.get(f"http://{f'[{host}]' if ':' in host else host}:{port}/health", timeout=2).json()
+        other = httpx.get(f"http://{_in_url(host)}:{port}/health", timeout=2).json()
     except (httpx.HTTPError, ValueError):
         other = {}
     if isinstance(other, dict) and other.get("gateway", cluster) != cluster:
         raise ValueError(
             f"gateway.port = {port}: the gateway of another cluster ({other['gateway']}) listens there; take another port"
         )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Of this protocol by name: asyncio turns Nagle off for no other, and answers would wait 40 ms for an ACK.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found = _socket(host)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
@@ -164,3 +173,13 @@ def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
             f"gateway.host and port = {host}:{port} cannot be listened on: {error.strerror}; take another port"
         ) from None
     return found
+
+
+def _socket(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Of this protocol by name: asyncio turns Nagle off for no other, and answers would wait 40 ms for an ACK.
+    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 
 from serve_apps.app_list import Apps, change, deployed_apps, open_list
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway import gateway_entry
+from serve_apps.replicas import statuses_of
 from serve_apps.service.production import TeamInService
 from stores.waiting import waiting
 
@@ -38,12 +37,7 @@ def gateway_teams(config: GatewayConfig) -> dict[str, TeamInService]:
 
 def gateway_statuses(config: GatewayConfig) -> list[dict[str, Any]]:
     """`Gateway.status` of every replica that answers; empty where there is no gateway."""
-    try:
-        handle = serve.get_app_handle(app_name(config))
-        answers = handle.broadcast("status").results(timeout_s=ANSWER_TIMEOUT_S, return_exceptions=True)
-    except (RayError, RayServeException):
-        return []
-    return [answer for answer in answers if isinstance(answer, dict)]
+    return statuses_of(app_name(config), timeout_s=ANSWER_TIMEOUT_S)
 
 
 def route(

@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 from ray import serve
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 REPLICA_TIMEOUT_S = 30.0
 """How long one replica may take to answer a status or a probe."""
@@ -20,6 +21,15 @@ POLL_S = 0.05
 def handle_of(app: str) -> Any:
     """The Serve handle of an app's one deployment."""
     return serve.get_app_handle(app)
+
+
+def statuses_of(app: str, *, timeout_s: float) -> list[dict[str, Any]]:
+    """What `status` says on every replica that answers; empty where there is no such app. Raises TimeoutError."""
+    try:
+        answers = handle_of(app).broadcast("status").results(timeout_s=timeout_s, return_exceptions=True)
+    except (RayError, RayServeException):
+        return []
+    return [answer for answer in answers if isinstance(answer, dict)]
 
 
 class Broadcast:

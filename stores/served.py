@@ -8,6 +8,7 @@ Nothing here is pinned: what is too old is gone from the disk, too (`drop_before
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from stores import rows
 from stores.traces import TraceStore, quoted
-from stores.types import Trace
+from stores.types import SERVED, Trace
 
 FEEDBACK = pa.schema(
     [
@@ -55,12 +56,22 @@ class ServedStore(TraceStore):
 
     schemas: ClassVar[Mapping[str, pa.Schema]] = {**TraceStore.schemas, "feedback": FEEDBACK}
 
-    def write_feedback(self, feedback: Feedback) -> None:
+    def is_there(self) -> bool:
+        """Whether anything was ever to be kept here."""
+        return self._open_if_there("episodes") is not None
+
+    def write_feedback(self, *feedback: Feedback) -> None:
         """Stores it, in place of what the same key said of the same trace."""
-        row = asdict(feedback) | {"feedback_id": f"{feedback.trace_id}/{feedback.key}"}
+        found = [asdict(one) | {"feedback_id": f"{one.trace_id}/{one.key}"} for one in feedback]
         merge = self._open("feedback").merge_insert("feedback_id").use_index(False)
         merge = merge.when_matched_update_all().when_not_matched_insert_all()
-        merge.execute(pa.Table.from_pylist([row], schema=FEEDBACK), timeout=timedelta(minutes=1))
+        merge.execute(pa.Table.from_pylist(found, schema=FEEDBACK), timeout=timedelta(minutes=1))
+
+    def write_judged(self, traces: Sequence[Trace], feedback: Sequence[Feedback]) -> None:
+        """Episodes, and what was said of them when they ended."""
+        self.write_episodes(traces)
+        if feedback:
+            self.write_feedback(*feedback)
 
     def feedback_on(self, trace_ids: Sequence[str] | None = None) -> list[Feedback]:
         """What was said of these traces, or of all, oldest first."""
@@ -83,6 +94,12 @@ class ServedStore(TraceStore):
         """The episode of exactly this id, if it is kept."""
         found = self._find(f"episode_id = {quoted([episode_id])}", limit=1)
         return found[0] if found else None
+
+    def kept_of(self, team: str, version: int) -> int:
+        """How many answers of a team version are kept."""
+        told = self._open("episodes").search().select(["outcome_metadata"]).to_arrow()["outcome_metadata"]
+        found = (json.loads(text).get(SERVED, {}) for text in told.to_pylist())
+        return sum((of.get("team"), of.get("team_version")) == (team, version) for of in found)
 
     def drop_before(self, time_s: float) -> int:
         """Removes episodes begun before then (Unix seconds) and what was said of them, from the disk too; how many."""

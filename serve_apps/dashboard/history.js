@@ -6,13 +6,14 @@ const MAX_POINTS = 90;
 const kept = new Map();
 let before = null;
 
-/** Takes in one status; rates are what was added since the one before, of the same replica. */
+/** Takes in one status; rates are what was added since the one before, of the same replicas. */
 export function remember(status) {
   if (before?.now === status.now) return;
   push("in_flight", "", status.in_flight);
   push("waiting", "", status.waiting);
   const counts = countsOf(status);
-  const isSame = before && before.pid === status.pid && before.now < status.now;
+  const replicas = status.replicas.map((of) => of.replica).sort().join(" ");
+  const isSame = before && before.replicas === replicas && before.now < status.now;
   if (isSame) {
     const passed = status.now - before.now;
     let total = 0;
@@ -23,7 +24,7 @@ export function remember(status) {
     }
     push("rate", "", total);
   }
-  before = { pid: status.pid, now: status.now, counts };
+  before = { replicas, now: status.now, counts };
 }
 
 function countsOf(status) {

@@ -106,7 +106,7 @@ async function poll() {
       status = await get(["status"]);
       pulse.className = "pulse live";
       pulse.textContent = `up ${seconds(Math.round(status.now - status.started_at))}`;
-      pulse.title = `Replica ${status.pid}, 1 of ${status.num_replicas}`;
+      pulse.title = `Replicas ${status.replicas.map((of) => of.pid).join(", ")}`;
       if (isUnreached) show();
       current.update?.(status);
     } catch (error) {

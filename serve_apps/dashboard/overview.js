@@ -46,7 +46,9 @@ function strip(status) {
     gauge("Waiting", number(status.waiting), `of ${number(status.max_queued)}`, series("waiting", "")),
     gauge("Answers per second", rate.length ? number(rate.at(-1), 2) : "–", "", rate),
     gauge("Teams", number(status.teams.length), status.has_keys ? "keys asked for" : "no keys: open to this machine"),
-    gauge("Replica", String(status.pid), status.num_replicas > 1 ? `1 of ${status.num_replicas}; figures are its own` : "the only one"));
+    gauge("Episodes", number(status.episodes), "of programs, open"),
+    gauge("Replicas", number(status.replicas.length), status.replicas.length < status.num_replicas
+      ? `of ${status.num_replicas}; figures of those that answer` : "figures are of all"));
 }
 
 function gauge(label, value, more, points = null) {

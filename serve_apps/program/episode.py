@@ -1,4 +1,4 @@
-"""episode: the calls of one program -> turns of its episode, and answers in OpenAI's form.
+"""episode: the calls of one program -> turns of its episode.
 
 What a program asks for is what it gets, but for the sampling: temperature and seed are the run's, for the turn is trained on
 or judged, and `max_tokens` is the less of both.
@@ -18,11 +18,16 @@ from pydantic import Field
 
 from serve_apps.client import ContextExhausted, PolicyCallError
 from serve_apps.contracts import Parsed
-from serve_apps.program.conversations import Conversations
-from serve_apps.runner import Prompt, Recorder
+from serve_apps.program.answers import answer_body
+from serve_apps.program.conversations import CONVERSATIONS, Conversations
+from serve_apps.runner import CONTEXT_EXHAUSTED, Prompt, Recorder
 from serve_apps.service.protocol import ApiError, Body, ChatRequest
 from serve_apps.tool_calls import OPEN, assistant_message
-from stores.types import FinishReason, Turn
+from serve_apps.workflow import Outcome
+from stores.types import Turn
+
+TURN_LIMIT = "turn_limit"
+"""Stop reason of an episode whose program asked for more turns than it may have."""
 
 
 class PostedOutcome(Body):
@@ -50,14 +55,22 @@ class ProgramEpisode:
     """One episode that a program plays."""
 
     recorder: Recorder
+    id: str
+    """By which its calls and answers name it."""
+    max_turns: int | None = None
+    """A call beyond them is refused, and the program told."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     """The API key that its calls bring along."""
     outcome: PostedOutcome | None = None
     exhausted: ContextExhausted | None = None
     """A prompt that did not fit: the program was told."""
-    failed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_at_limit: bool = False
+    """A call beyond `max_turns` was asked for: the program was told."""
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set where it waits for nothing more of its program."""
     failure: BaseException | None = None
     """What ends the episode whatever the program does: the engines or we ourselves failed, not the program."""
+    _num_calls: int = 0
     _conversations: dict[str, Conversations] = field(default_factory=dict)
     _asked: dict[str, _Asked] = field(default_factory=dict)
 
@@ -70,6 +83,11 @@ class ProgramEpisode:
     def growth(self) -> dict[str, dict[str, int]]:
         """By agent, how many calls were new, grown or broken."""
         return {name: {**of.counts} for name, of in self._conversations.items()}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of its answers."""
+        return {}
 
     def agent_of(self, path: str | None, model: str) -> str:
         """The agent that a path names, or else the model; where there is one agent every model name means it."""
@@ -91,13 +109,31 @@ class ProgramEpisode:
         except ApiError:
             raise
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             raise
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Ends the episode with this error, which is not the program's."""
         self.failure = error
-        self.failed.set()
+        self.is_over.set()
+
+    def outcome_of(self, said: Any) -> Outcome:
+        """What was posted, or else what the program said; how its conversations grew is in the metadata."""
+        given: Mapping[str, Any] = said if isinstance(said, Mapping) else {"answer": said}
+        posted = self.outcome
+        answer = given.get("answer", "") if posted is None or posted.answer is None else posted.answer
+        score = given.get("score") if posted is None or posted.score is None else posted.score
+        metadata = {**given.get("metadata", {}), **({} if posted is None else posted.metadata)}
+        metadata[CONVERSATIONS] = self.growth
+        if score is not None:
+            metadata["score"] = float(score)
+        stop_reason = CONTEXT_EXHAUSTED if self.exhausted else TURN_LIMIT if self.is_at_limit else "finished"
+        return Outcome(
+            answer="" if answer is None else str(answer),
+            stop_reason=stop_reason,
+            is_truncated=stop_reason != "finished",
+            metadata=metadata,
+        )
 
     async def _chat(self, agent: str, request: ChatRequest) -> dict[str, Any]:
         if request.n > 1:
@@ -109,7 +145,11 @@ class ProgramEpisode:
         team = self.recorder.team
         tokenizer = team.tokenizers[team.group_of[agent]]
         tools = [tool.model_dump(exclude_none=True) for tool in request.offered_tools]
-        messages = [message.for_template() for message in request.messages]
+        if tools and not tokenizer.knows_tools:
+            raise ApiError(400, "the model's chat template knows no tools", code="tools_unsupported", param="tools")
+        self._count()
+        own = team.workflow.agents[agent]
+        messages = own.introduced([message.for_template() for message in request.messages])
         results = self._note_tool_answers(agent, request)
         conversations = self._conversations.setdefault(agent, Conversations(tokenizer))
         prompt = _made(lambda: conversations.prompt(messages, tools=tools))
@@ -136,7 +176,14 @@ class ProgramEpisode:
         for call in message.get("tool_calls", ()):
             of = call["function"]
             self._asked[call["id"]] = _Asked(of["name"], of["arguments"], turn.turn_index, now)
-        return self._body(agent, request, turn, message)
+        return answer_body(self.id, request, turn, message, tokenizer)
+
+    def _count(self) -> None:
+        """One more call; ApiError where there were enough."""
+        if self.max_turns is not None and self._num_calls >= self.max_turns:
+            self.is_at_limit = True
+            raise ApiError(400, f"an episode has at most {self.max_turns} turns: post its outcome", code=TURN_LIMIT)
+        self._num_calls += 1
 
     async def _turn(
         self, agent: str, prompt: Prompt, request: ChatRequest, names: set[str], prefix: str
@@ -153,7 +200,7 @@ class ProgramEpisode:
             self.exhausted = error
             raise ApiError(400, str(error), code="context_length_exceeded", param="messages") from None
         except (TimeoutError, PolicyCallError) as error:
-            self._fail(error)
+            self.fail(error)
             raise ApiError(503, str(error), code="engine_unavailable") from None
 
     def _note_tool_answers(self, agent: str, request: ChatRequest) -> tuple[int, ...]:
@@ -173,35 +220,6 @@ class ProgramEpisode:
                 found.append(place)
         return tuple(found)
 
-    def _body(self, agent: str, request: ChatRequest, turn: Turn, message: Mapping[str, Any]) -> dict[str, Any]:
-        reason = "length" if turn.finish_reason is FinishReason.LENGTH else "stop"
-        if reason == "stop" and "tool_calls" in message:
-            reason = "tool_calls"
-        logprobs = None
-        if request.logprobs:
-            tokenizer = self.recorder.team.tokenizers[turn.model_group]
-            texts = [tokenizer.token_text(token) for token in turn.completion_token_ids]
-            places = [
-                {"token": text, "logprob": max(float(value), -9999.0), "bytes": list(text.encode()), "top_logprobs": []}
-                for text, value in zip(texts, turn.rollout_logprobs, strict=True)
-            ]
-            logprobs = {"content": places, "refusal": None}
-        num_prompt, num_completion = len(turn.prompt_token_ids), len(turn.completion_token_ids)
-        return {
-            "id": f"chatcmpl-{self.recorder.spec.episode_id}-{turn.turn_index}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": request.model,
-            "system_fingerprint": f"{turn.model_group}@{turn.policy_version}",
-            "choices": [{"index": 0, "message": dict(message), "finish_reason": reason, "logprobs": logprobs}],
-            "usage": {
-                "prompt_tokens": num_prompt,
-                "completion_tokens": num_completion,
-                "total_tokens": num_prompt + num_completion,
-            },
-            "troupe": {"agent": agent, "turn": turn.turn_index, "temperature": turn.sampling.temperature},
-        }
-
 
 def _made(make: Any) -> Any:
     """What `make` gives; ApiError where the chat template refuses the messages."""
@@ -218,24 +236,3 @@ def _made(make: Any) -> Any:
 def _until(text: str, stops: list[str]) -> str:
     """What stands before the first stop text."""
     return text[: min((at for at in (text.find(stop) for stop in stops) if at >= 0), default=len(text))]
-
-
-def as_chunks(body: Mapping[str, Any], *, with_usage: bool) -> list[dict[str, Any]]:
-    """A whole answer as the chunks of `stream: true`: a turn is recorded whole, and streamed when it is."""
-    (choice,) = body["choices"]
-    message = choice["message"]
-    envelope = {k: v for k, v in body.items() if k not in ("choices", "usage", "object")}
-    envelope["object"] = "chat.completion.chunk"
-    parts: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"] or ""}]
-    if calls := message.get("tool_calls"):
-        parts.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
-    chunks = [
-        {**envelope, "choices": [{"index": 0, "delta": part, "finish_reason": None, "logprobs": None}]}
-        for part in parts
-    ]
-    chunks[0]["choices"][0]["logprobs"] = choice["logprobs"]
-    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None}
-    chunks.append({**envelope, "choices": [last]})
-    if with_usage:
-        chunks.append({**envelope, "choices": [], "usage": body["usage"]})
-    return chunks

@@ -9,21 +9,20 @@ where they happen, and no token takes a second way. It is started with the first
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from serve_apps.program.episode import PostedOutcome, ProgramEpisode, as_chunks
-from serve_apps.service.http_api import STREAM, add_errors, unless_gone
+from serve_apps.program.episode import PostedOutcome, ProgramEpisode
+from serve_apps.program.routes import episode_routes
 from serve_apps.service.protocol import ApiError, ChatRequest
+from serve_apps.service.surface import add_errors
 
 START_S = 10.0
 
@@ -74,8 +73,7 @@ class EpisodeServer:
     @contextmanager
     def playing(self, episode: ProgramEpisode) -> Iterator[str]:
         """The episode answers at the base URL that this gives, until the block ends."""
-        name = episode.recorder.spec.episode_id
-        key = name if name not in self.episodes else f"{name}-{secrets.token_hex(4)}"
+        key = episode.id if episode.id not in self.episodes else f"{episode.id}-{secrets.token_hex(4)}"
         self.episodes[key] = episode
         try:
             yield f"http://{self.host}:{self.port}/v1/episodes/{key}"
@@ -95,12 +93,16 @@ async def episode_server(host: str) -> EpisodeServer:
     return of_loop[host]
 
 
-def build_api(episodes: dict[str, ProgramEpisode]) -> FastAPI:
-    """The application over the episodes that `episodes` holds at the time of a call."""
-    api = FastAPI(title="Troupe episodes", version="1", docs_url=None, redoc_url=None)
+class OfThisProcess:
+    """`Episodes` that programs of this process play, each with a key of its own."""
 
-    def known(episode_id: str, request: Request) -> ProgramEpisode:
-        episode = episodes.get(episode_id)
+    def __init__(self, episodes: dict[str, ProgramEpisode]) -> None:
+        """Args: episodes: by id; looked at anew with every call."""
+        self._episodes = episodes
+
+    def find(self, episode_id: str, request: Request) -> ProgramEpisode:
+        """See Episodes."""
+        episode = self._episodes.get(episode_id)
         if episode is None:
             raise ApiError(404, f"no episode {episode_id!r} is under way here: it has ended", code="episode_not_found")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -108,45 +110,19 @@ def build_api(episodes: dict[str, ProgramEpisode]) -> FastAPI:
             raise ApiError(401, "send the episode's OPENAI_API_KEY as a bearer token", code="invalid_api_key")
         return episode
 
-    async def answered(episode: ProgramEpisode, agent: str, body: ChatRequest, request: Request) -> Response:
-        answer = await unless_gone(request, episode.chat(agent, body))
-        if not body.stream:
-            return JSONResponse(answer)
-        with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return StreamingResponse(_events(as_chunks(answer, with_usage=with_usage)), media_type=STREAM)
+    async def chat(self, episode: ProgramEpisode, agent: str, body: ChatRequest) -> dict[str, Any]:
+        """See Episodes."""
+        return await episode.chat(agent, body)
 
-    @api.post("/v1/episodes/{episode_id}/chat/completions")
-    async def chat_by_model(episode_id: str, body: ChatRequest, request: Request) -> Response:
-        """A call of the agent that `model` names."""
-        episode = known(episode_id, request)
-        return await answered(episode, episode.agent_of(None, body.model), body, request)
-
-    @api.post("/v1/episodes/{episode_id}/agents/{agent}/chat/completions")
-    async def chat_by_path(episode_id: str, agent: str, body: ChatRequest, request: Request) -> Response:
-        """A call of the agent in the path."""
-        episode = known(episode_id, request)
-        return await answered(episode, episode.agent_of(agent, body.model), body, request)
-
-    @api.get("/v1/episodes/{episode_id}/models")
-    async def models(episode_id: str, request: Request) -> dict[str, Any]:
-        """The episode's agents."""
-        data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "troupe"}
-            for name in known(episode_id, request).agents
-        ]
-        return {"object": "list", "data": data}
-
-    @api.post("/v1/episodes/{episode_id}/outcome")
-    async def outcome(episode_id: str, body: PostedOutcome, request: Request) -> dict[str, Any]:
-        """How the episode ended; a later one replaces an earlier one, until the program ends."""
-        known(episode_id, request).outcome = body
+    async def outcome(self, episode: ProgramEpisode, posted: PostedOutcome) -> dict[str, Any]:
+        """A later one replaces an earlier one, until the program ends."""
+        episode.outcome = posted
         return {"status": "noted"}
 
+
+def build_api(episodes: dict[str, ProgramEpisode]) -> FastAPI:
+    """The application over the episodes that `episodes` holds at the time of a call."""
+    api = FastAPI(title="Troupe episodes", version="1", docs_url=None, redoc_url=None)
+    api.include_router(episode_routes(OfThisProcess(episodes)))
     add_errors(api)
     return api
-
-
-async def _events(chunks: list[dict[str, Any]]) -> AsyncGenerator[str]:
-    for chunk in chunks:
-        yield f"data: {json.dumps(chunk)}\n\n"
-    yield "data: [DONE]\n\n"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from serve_apps.service.figures import Sums
+from serve_apps.service.figures import Sums, by_version
 from serve_apps.service.production import Arm, Production
 from serve_apps.service.service import Service
+from serve_apps.service.siblings import Status
 from serve_apps.service.trace_reader import MAX_ROWS, TraceReader, as_json, compare_task, list_traces, read_trace
 from stores.types import EpisodeStatus, Purpose
 
@@ -28,15 +29,16 @@ def admin_routes(service: Service) -> APIRouter:
     """Routes below `/v1/admin`, for keys with the scope `admin`."""
 
     def admin_only(request: Request) -> None:
-        service.keys.check(request.headers.get("authorization"), "admin")
+        service.caller(request, "admin")
 
     routes = APIRouter(prefix="/v1/admin", dependencies=[Depends(admin_only)])
     reader = TraceReader()
 
     @routes.get("/status")
     async def status() -> Response:
-        """Teams, arms and their figures, and what is on its way, in the replica that is asked."""
-        return _json(as_json(status_of(service)))
+        """Teams, arms and their figures, and what is on its way: of all replicas that answer."""
+        others = [s for s in await service.siblings.statuses() if s["replica"] != service.replica]
+        return _json(as_json(status_of(service, [service.status(), *others])))
 
     @routes.get("/teams/{team}/traces")
     async def traces(
@@ -71,31 +73,35 @@ def admin_routes(service: Service) -> APIRouter:
     return routes
 
 
-def status_of(service: Service) -> dict[str, Any]:
-    """Everything on the overview; no prompt, no answer, no user."""
+def status_of(service: Service, statuses: Sequence[Status]) -> dict[str, Any]:
+    """Everything on the overview; no prompt, no answer, no user. Teams are those of this replica, figures those of all.
+
+    Args: statuses: `Service.status` of every replica that answers, this one first.
+    """
     config = service.config
     return {
         "gateway": service.name,
-        "pid": os.getpid(),
         "num_replicas": config.num_replicas,
+        "replicas": [{name: s[name] for name in ("replica", "pid", "started_at")} for s in statuses],
         "now": time.time(),
-        "started_at": service.started_at,
-        "in_flight": service.admission.num_in_flight,
-        "waiting": service.admission.num_waiting,
-        "max_in_flight": config.max_in_flight,
-        "max_queued": config.max_queued,
+        "started_at": min(s["started_at"] for s in statuses),
+        "in_flight": sum(s["num_in_flight"] for s in statuses),
+        "waiting": sum(s["num_waiting"] for s in statuses),
+        "episodes": sum(s["num_episodes"] for s in statuses),
+        "max_in_flight": config.max_in_flight * len(statuses),
+        "max_queued": config.max_queued * len(statuses),
         "has_keys": bool(config.keys_file),
-        "keys_fault": service.keys.fault,
-        "teams": [_team(service, production) for _, production in sorted(service.teams.items())],
+        "keys_fault": next((s["keys_fault"] for s in statuses if s["keys_fault"]), ""),
+        "teams": [_team(production, statuses) for _, production in sorted(service.teams.items())],
     }
 
 
-def _team(service: Service, production: Production) -> dict[str, Any]:
+def _team(production: Production, statuses: Sequence[Status]) -> dict[str, Any]:
     config = production.config
+    figures = by_version(production.name, statuses)
     named = ((name, getattr(config, name)) for name in STATUS_ORDER)
-    arms = [_arm(service, production.name, name, arm) for name, arm in named if arm is not None]
+    arms = [_arm(production.name, name, arm, figures, statuses) for name, arm in named if arm is not None]
     in_service = {arm["team_version"] for arm in arms}
-    figures = {f["team_version"]: f["sums"] for f in service.figures() if f["team"] == production.name}
     return {
         "name": production.name,
         "share": config.share if config.candidate else 0.0,
@@ -109,11 +115,11 @@ def _team(service: Service, production: Production) -> dict[str, Any]:
     }
 
 
-def _arm(service: Service, team: str, name: str, arm: Arm) -> dict[str, Any]:
-    figures = {(f["team"], f["team_version"]): f["sums"] for f in service.figures()}
+def _arm(team: str, name: str, arm: Arm, figures: Mapping[int, Sums], statuses: Sequence[Status]) -> dict[str, Any]:
     on_their_way = [
         f["num"]
-        for f in service.in_flight()
+        for status in statuses
+        for f in status["in_flight"]
         if (f["team"], f["team_version"], f["set_name"]) == (team, arm.team_version, arm.set_name)
     ]
     return {
@@ -125,7 +131,7 @@ def _arm(service: Service, team: str, name: str, arm: Arm) -> dict[str, Any]:
         "policy_versions": arm.cast["policy_versions"],
         "group_of": arm.cast["group_of"],
         "in_flight": sum(on_their_way),
-        "figures": summary(figures.get((team, arm.team_version), {})),
+        "figures": summary(figures.get(arm.team_version, {})),
     }
 
 

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from serve_apps.config import CaptureConfig
 from serve_apps.service.api_keys import ApiKey
@@ -24,6 +25,9 @@ from stores.served import Feedback, ServedStore
 from stores.types import SERVED, Trace
 
 logger = logging.getLogger(__name__)
+
+Kept = Literal["kept", "redacted", "dropped"]
+"""What became of an episode that may be kept."""
 
 RETENTION_S = 3600.0
 """Between two looks for what is too old."""
@@ -36,6 +40,8 @@ class Pending:
 
     uri: str
     trace: Trace
+    feedback: Feedback | None
+    """What its caller thought of it from the first."""
 
 
 class Capture:
@@ -63,12 +69,22 @@ class Capture:
         return int((n + 1) * share) > int(n * share)
 
     def keep(
-        self, stores: TeamStores | None, trace: Trace, *, team: ServedTeam, key: ApiKey, is_trainable: bool
-    ) -> None:
-        """Takes an episode, without what must not be kept."""
+        self,
+        stores: TeamStores | None,
+        trace: Trace,
+        *,
+        team: ServedTeam,
+        key: ApiKey,
+        is_trainable: bool,
+        score: float | None = None,
+    ) -> Kept:
+        """Takes an episode, without what must not be kept; says what became of it.
+
+        Args: score: the caller's feedback on it, -1 to 1, if it is known already.
+        """
         if stores is None or len(self._pending) >= self._config.max_pending:
             self._count("dropped", 1)
-            return
+            return "dropped"
         redacted = self._redaction.of(trace)
         about = {
             "team": team.name,
@@ -79,10 +95,15 @@ class Capture:
         }
         found = redacted or trace
         kept = replace(found, outcome_metadata={**found.outcome_metadata, SERVED: about})
-        self._pending.append(Pending(uri=stores.served, trace=kept))
-        self._count("redacted" if redacted else "kept", 1)
+        said = None
+        if score is not None:
+            said = Feedback(trace_id=trace.episode_id, key=key.name, at=time.time(), score=score)
+        self._pending.append(Pending(uri=stores.served, trace=kept, feedback=said))
+        became: Kept = "redacted" if redacted else "kept"
+        self._count(became, 1)
         if self._writer is None:
             self._writer = asyncio.ensure_future(self._write_on())
+        return became
 
     async def close(self) -> None:
         """Writes what waits, and ends."""
@@ -140,21 +161,24 @@ class Capture:
     async def _flush_all(self) -> None:
         while self._pending:
             self._writing = [self._pending.popleft() for _ in range(min(BATCH, len(self._pending)))]
-            by_uri: dict[str, list[Trace]] = {}
+            by_uri: dict[str, list[Pending]] = {}
             for pending in self._writing:
-                by_uri.setdefault(pending.uri, []).append(pending.trace)
-            for uri, traces in by_uri.items():
-                await self._write(uri, traces)
+                by_uri.setdefault(pending.uri, []).append(pending)
+            for uri, of_uri in by_uri.items():
+                await self._write(uri, of_uri)
             self._writing = []
         for uri in self._stores:
             await self._retire(uri)
 
-    async def _write(self, uri: str, traces: list[Trace]) -> None:
+    async def _write(self, uri: str, pending: list[Pending]) -> None:
+        traces, said = [p.trace for p in pending], [p.feedback for p in pending if p.feedback is not None]
         try:
-            await asyncio.to_thread(lambda: self._store(uri).write_episodes(traces))
+            await asyncio.to_thread(lambda: self._store(uri).write_judged(traces, said))
         except (OSError, RuntimeError, ValueError) as error:
             self._count("failed", len(traces))
             logger.warning("%d served episodes are lost, %s cannot be written: %s", len(traces), uri, error)
+        else:
+            self._count("feedback", len(said))
 
     async def _retire(self, uri: str) -> None:
         if time.monotonic() < self._looked_at.get(uri, -RETENTION_S) + RETENTION_S:

@@ -85,9 +85,8 @@ def prepare(request: ChatRequest, team: ServedTeam, model_group: str, agent: str
             400, f"the chat template of model {request.model!r} knows no tools", code="tools_unsupported", param="tools"
         )
     messages = [message.for_template() for message in request.messages]
-    own = team.acting.workflow.agents[agent] if agent is not None else None
-    if own is not None and own.system and "{" not in own.system and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": own.system}, *messages]
+    if agent is not None:
+        messages = team.acting.workflow.agents[agent].introduced(messages)
     try:
         prompt = tokenizer.encode_chat(messages, tools=tools)
     except (TemplateError, TypeError) as error:
@@ -208,7 +207,7 @@ def answer_body(chat: Chat) -> dict[str, Any]:
         "object": "chat.completion",
         "created": chat.created,
         "model": chat.request.model,
-        "system_fingerprint": fingerprint(chat),
+        "system_fingerprint": chat.team.fingerprint,
         "choices": [_choice_body(chat, choice) for choice in ordered],
         "usage": usage(chat),
         "troupe": about(chat, ordered),
@@ -308,7 +307,7 @@ def _envelope(chat: Chat) -> dict[str, Any]:
         "object": "chat.completion.chunk",
         "created": chat.created,
         "model": chat.request.model,
-        "system_fingerprint": fingerprint(chat),
+        "system_fingerprint": chat.team.fingerprint,
     }
 
 
@@ -322,11 +321,6 @@ def _chunk(
 ) -> dict[str, Any]:
     one = {"index": choice.index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
     return {**_envelope(chat), "choices": [one]}
-
-
-def fingerprint(chat: Chat) -> str:
-    """`TEAM@VERSION`: what a caller can tell answers of different teams apart by."""
-    return f"{chat.team.name}@{chat.team.version}"
 
 
 def about(chat: Chat, choices: Sequence[Choice]) -> dict[str, Any]:

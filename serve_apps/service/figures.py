@@ -5,7 +5,7 @@ They hold no text and no user: what a traffic decision needs, and nothing that a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NAMES = ("completion_tokens", "seconds", "cut_share", "empty_share", "format_share", "failure_share")
@@ -59,6 +59,16 @@ def difference(now: Sums, before: Sums) -> Sums:
     if any(now[name][0] < before.get(name, [0])[0] for name in now):
         return now
     return {name: [a - b for a, b in zip(of, before.get(name, [0, 0.0, 0.0]), strict=True)] for name, of in now.items()}
+
+
+def by_version(team: str, statuses: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
+    """Of each version of a team, over the replicas whose `Service.status` these are."""
+    parts: dict[int, list[Sums]] = {}
+    for status in statuses:
+        for one in status["figures"]:
+            if one["team"] == team:
+                parts.setdefault(one["team_version"], []).append(one["sums"])
+    return {version: total(sums) for version, sums in parts.items()}
 
 
 def total(parts: list[Sums]) -> Sums:

@@ -4,46 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_apps.service import api_keys
 from serve_apps.service.admin_api import admin_routes
 from serve_apps.service.api_keys import ApiKey
 from serve_apps.service.chat import Chat, answer_body, chunks, complete, prepare, usage
 from serve_apps.service.chat_trace import is_trainable, trace_of
 from serve_apps.service.dashboard import dashboard_routes
+from serve_apps.service.episode_api import gateway_episode_routes
+from serve_apps.service.episodes import GatewayEpisodes
 from serve_apps.service.figures import chat_figures, run_figures
 from serve_apps.service.production import ServedTeam, find, model_of
-from serve_apps.service.protocol import ApiError, ChatRequest, FeedbackRequest, RunRequest, explained
+from serve_apps.service.protocol import ApiError, ChatRequest, FeedbackRequest, RunRequest
 from serve_apps.service.service import Held, Service
+from serve_apps.service.surface import STREAM, add_errors, unless_gone
 from serve_apps.service.workflow_runs import Run, episode_spec, run_workflow, stream_workflow
 from stores.types import Task
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-STREAM = "text/event-stream"
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
     for code, text in {
         400: "the request does not fit",
         401: "no key, or none that is known",
         403: "the key may not do this",
-        404: "no such model, team or trace",
+        404: "no such model, team, trace or episode",
+        409: "not while calls are on their way",
+        410: "the episode has ended, or its team is not loaded any more",
         413: "the body is too large",
         429: "too many requests: come again",
         503: "not ready, or overloaded",
@@ -52,14 +48,14 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_api(service: Service) -> FastAPI:
+def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     """The application; `service` may become ready later."""
     api = FastAPI(title="Troupe gateway", version="1", docs_url=None, redoc_url=None, responses=PROBLEMS)
 
     @api.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """Every agent and model group of every team in service."""
-        _caller(service, request, "call")
+        service.caller(request, "call")
         data = [
             {"id": name, "object": "model", "created": int(service.started_at), "owned_by": production.name}
             for production in service.teams.values()
@@ -70,46 +66,48 @@ def build_api(service: Service) -> FastAPI:
     @api.get("/v1/models/{model:path}")
     async def model(model: str, request: Request) -> dict[str, Any]:
         """One of them."""
-        _caller(service, request, "call")
+        service.caller(request, "call")
         production = find(service.teams, model)
         return {"id": model, "object": "model", "created": int(service.started_at), "owned_by": production.name}
 
     @api.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """A chat with an agent or a model group, answered at once or as server-sent events."""
-        key = _caller(service, request, "call", counts=True)
+        key = service.caller(request, "call", counts=True)
         production = find(service.teams, body.model)
         held = await service.take(production.name, body.user)
         with _released_unless_streamed(service, held) as stream:
             chat = prepare(body, held.team, *model_of(held.team, body.model))
-            headers = _headers(chat.id, held.team)
+            headers = held.team.headers(chat.id)
             if body.stream:
                 ended = partial(_chat_ended, service, held, key, chat)
                 return stream(_chat_events(service, held, chunks(chat, service.streams)), headers, ended)
-            answer = await unless_gone(request, _in_time(service, complete(chat, service.streams)))
+            answer = await unless_gone(request, service.in_time(complete(chat, service.streams)))
         _chat_ended(service, held, key, chat)
         return JSONResponse(answer, headers=headers)
 
     @api.post("/v1/workflows/{team}/runs")
     async def workflow_runs(team: str, body: RunRequest, request: Request) -> Response:
         """The whole workflow on one task: its answer, or an event per turn."""
-        key = _caller(service, request, "call", counts=True)
+        key = service.caller(request, "call", counts=True)
         held = await service.take(team, body.user)
         ended = partial(_run_ended, service, held, key, body)
         with _released_unless_streamed(service, held) as stream:
             spec = episode_spec(held.team, body)
-            headers = _headers(spec.episode_id, held.team)
+            headers = held.team.headers(spec.episode_id)
             if body.stream:
                 events = _events(service, held, stream_workflow(service, held.team, spec, ended=ended))
                 return stream(events, headers, lambda: None)
-            run = await unless_gone(request, _in_time(service, run_workflow(service, held.team, spec)))
+            run = await unless_gone(request, service.in_time(run_workflow(service, held.team, spec)))
         ended(run)
         return JSONResponse(run.answer, headers=headers)
+
+    api.include_router(gateway_episode_routes(service, episodes))
 
     @api.post("/v1/traces/{trace_id}/feedback")
     async def feedback(trace_id: str, body: FeedbackRequest, request: Request) -> dict[str, Any]:
         """What the caller thinks of an answer that it got; its newest word counts. `trace_id` is the answer's id."""
-        key = _caller(service, request, "feedback", counts=True)
+        key = service.caller(request, "feedback", counts=True)
         given = await service.judge(trace_id, body, key)
         return {"object": "trace.feedback", "trace_id": trace_id, "created": int(given.at), **body.model_dump()}
 
@@ -136,32 +134,6 @@ def build_api(service: Service) -> FastAPI:
     add_errors(api)
     api.add_middleware(_Limits, service=service)
     return api
-
-
-def add_errors(api: FastAPI) -> None:
-    """Has every error answered in OpenAI's form."""
-
-    @api.exception_handler(ApiError)
-    async def known(_: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body, status_code=error.status, headers=error.headers)
-
-    @api.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        found = explained(list(error.errors()))
-        return JSONResponse(found.body, status_code=found.status)
-
-    @api.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        found = ApiError(
-            error.status_code, str(error.detail), code="not_found" if error.status_code == 404 else "refused"
-        )
-        return JSONResponse(found.body, status_code=error.status_code, headers=error.headers)
-
-    @api.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        found = ApiError(500, "the gateway failed at this request; its log says why", code="internal_error")
-        return JSONResponse(found.body, status_code=500)
 
 
 class _Limits:
@@ -311,48 +283,4 @@ async def _events(service: Service, held: Held, answer: AsyncGenerator[dict[str,
         yield f"data: {json.dumps(error.body)}\n\n"
     except TimeoutError:
         service.failed(held.team)
-        yield f"data: {json.dumps(_too_late(service).body)}\n\n"
-
-
-async def _in_time(service: Service, work: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(service.config.request_timeout_s):
-            return await work
-    except TimeoutError:
-        raise _too_late(service) from None
-
-
-def _too_late(service: Service) -> ApiError:
-    return ApiError(504, f"not done within {service.config.request_timeout_s:g} s", code="timeout")
-
-
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """`work`, ended as soon as the client is gone."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(499, "the client went away", code="client_closed_request")
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _caller(service: Service, request: Request, scope: api_keys.Scope, *, counts: bool = False) -> ApiKey:
-    """Whose request this is."""
-    key = service.keys.check(request.headers.get("authorization"), scope)
-    if counts:
-        service.admission.count(key)
-    return key
-
-
-def _headers(request_id: str, team: ServedTeam) -> dict[str, str]:
-    return {"x-request-id": request_id, "x-troupe-team": f"{team.name}@{team.version}"}
+        yield f"data: {json.dumps(service.too_late.body)}\n\n"

@@ -48,6 +48,12 @@ class GatewayMetrics:
             ["outcome"],
             registry=self._registry,
         )
+        self._episodes = Counter(
+            "troupe_gateway_episodes",
+            "Episodes that callers' programs played, by how they ended",
+            ["team", "version", "status"],
+            registry=self._registry,
+        )
         in_flight = Gauge("troupe_gateway_in_flight", "Requests being answered", registry=self._registry)
         in_flight.set_function(lambda: admission.num_in_flight)
         waiting = Gauge("troupe_gateway_waiting", "Requests in the queue", registry=self._registry)
@@ -66,6 +72,10 @@ class GatewayMetrics:
     def shadow(self, team: str, version: int, outcome: str) -> None:
         """One request that a candidate got, or should have got, too."""
         self._shadows.labels(team, str(version), outcome).inc()
+
+    def episode(self, team: str, version: int, status: str) -> None:
+        """One episode of a caller's program has ended."""
+        self._episodes.labels(team, str(version), status).inc()
 
     def captured(self, outcome: str, num: int) -> None:
         """Episodes that may be kept, or feedback on one."""

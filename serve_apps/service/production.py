@@ -94,6 +94,15 @@ class ServedTeam:
         """What every answer says of the team that gave it."""
         return {"team": self.name, "team_version": self.version, "policy_versions": dict(self.acting.policy_versions)}
 
+    @property
+    def fingerprint(self) -> str:
+        """`TEAM@VERSION`: what a caller can tell answers of different teams apart by."""
+        return f"{self.name}@{self.version}"
+
+    def headers(self, request_id: str) -> dict[str, str]:
+        """Of an answer."""
+        return {"x-request-id": request_id, "x-troupe-team": self.fingerprint}
+
 
 @dataclass(kw_only=True)
 class Production:
@@ -122,6 +131,12 @@ class Production:
         else:
             is_candidate = place_of(user, self.config.salt) < self.config.share
         return self.candidate if is_candidate else self.champion
+
+    def holds(self, team: ServedTeam) -> bool:
+        """Whether a set of policy apps is known to hold this team still: as an arm, or for the way back."""
+        arms = (self.config.champion, self.config.candidate, self.config.previous)
+        wanted = (team.version, team.set_name, team.acting.team_key)
+        return any((a.team_version, a.set_name, a.cast["team_key"]) == wanted for a in arms if a is not None)
 
     def shadow(self, answered: ServedTeam) -> ServedTeam | None:
         """Who gets a request once more that the champion has answered; by turns, as `shadow` says."""

@@ -224,6 +224,22 @@ class RunRequest(Body):
     """Whether the episode may be kept (true: yes), to be judged and learnt from; see `gateway.capture`."""
 
 
+class EpisodeRequest(Body):
+    """`POST /v1/episodes`: an episode of a team that a program elsewhere plays."""
+
+    team: str
+    prompt: str = ""
+    """Text of the task; default: what the program's first call asks."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the task, for credit rules and readers."""
+    seed: int | None = Field(None, ge=0, lt=2**31)
+    """Of all its turns."""
+    user: str | None = None
+    """Who asks: episodes of one user meet the same team while traffic is split."""
+    store: bool | None = None
+    """Whether the episode may be kept, as in a run of a workflow."""
+
+
 class FeedbackRequest(Body):
     """`POST /v1/traces/{trace_id}/feedback`: what somebody thinks of an answer."""
 

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from fastapi import Request
 
 from serve_apps.client import ServeClient
 from serve_apps.config import GatewayConfig
 from serve_apps.service.admission import Admission
-from serve_apps.service.api_keys import ApiKey, KeyRing
-from serve_apps.service.capture import Capture
+from serve_apps.service.api_keys import ApiKey, KeyRing, Scope
+from serve_apps.service.capture import Capture, Kept
 from serve_apps.service.figures import Tally
 from serve_apps.service.metrics import GatewayMetrics
 from serve_apps.service.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.service.production import Production, ServedTeam
 from serve_apps.service.protocol import ApiError, FeedbackRequest
+from serve_apps.service.siblings import Alone, Siblings, Status
 from stores.served import Feedback
 from stores.types import Trace
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Held:
@@ -55,12 +62,27 @@ class Held:
 class Service:
     """Teams, keys, places, figures. Lives in one event loop."""
 
-    def __init__(self, config: GatewayConfig, *, name: str = "", streams: PolicyStreams | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        name: str = "",
+        streams: PolicyStreams | None = None,
+        siblings: Siblings | None = None,
+        address: str = "",
+    ) -> None:
         """No team is in service yet. ValueError where the keys cannot be read.
 
-        Args: name: of the cluster, by which gateways on one port are told apart.
+        Args:
+            name: of the cluster, by which gateways on one port are told apart.
+            address: `http://HOST:PORT` at which this replica alone is reached.
         """
-        self.config, self.name = config, name
+        self.config, self.name, self.address = config, name, address
+        self.replica = secrets.token_hex(4)
+        """Its name among its siblings."""
+        self.siblings = siblings or Alone()
+        self.num_episodes = 0
+        """That are open here."""
         self.teams: Mapping[str, Production] = {}
         self.streams = streams or ServeStreams()
         self.keys = KeyRing(Path(config.keys_file) if config.keys_file else None)
@@ -87,6 +109,26 @@ class Service:
             )
         return self.teams[name]
 
+    def caller(self, request: Request, scope: Scope, *, counts: bool = False) -> ApiKey:
+        """Whose request this is, and, where it counts, one more of theirs; ApiError 401, 403 or 429."""
+        key = self.keys.check(request.headers.get("authorization"), scope)
+        if counts:
+            self.admission.count(key)
+        return key
+
+    async def in_time(self, work: Awaitable[T]) -> T:
+        """`work`, which ends within `request_timeout_s`; ApiError 504."""
+        try:
+            async with asyncio.timeout(self.config.request_timeout_s):
+                return await work
+        except TimeoutError:
+            raise self.too_late from None
+
+    @property
+    def too_late(self) -> ApiError:
+        """What is told who waited in vain."""
+        return ApiError(504, f"not done within {self.config.request_timeout_s:g} s", code="timeout")
+
     async def take(self, name: str, user: str | None) -> Held:
         """A place, and the team that answers, chosen once there is one: a switch while a request waits counts for it.
 
@@ -99,6 +141,26 @@ class Service:
         except BaseException:
             self.admission.leave()
             raise
+        return self._held(team)
+
+    async def take_again(self, team: ServedTeam) -> Held:
+        """A place for one more call on a team that was chosen before; ApiError 410 where its set may hold another by now.
+
+        Nothing is awaited between the look and the count, so that a set on which nothing is in flight can be loaded anew.
+        """
+        await self.admission.enter()
+        production = self.teams.get(team.name)
+        if production is not None and production.holds(team):
+            return self._held(team)
+        self.admission.leave()
+        now = "nobody" if production is None else production.champion.fingerprint
+        raise ApiError(
+            410,
+            f"{team.fingerprint}, on which this episode began, is not loaded any more and {now} answers: begin a new episode",
+            code="team_gone",
+        )
+
+    def _held(self, team: ServedTeam) -> Held:
         self._in_flight[team.name, team.set_name, team.version] += 1
         return Held(self, team)
 
@@ -115,6 +177,21 @@ class Service:
             if num
         ]
 
+    def status(self) -> Status:
+        """What this replica is doing and has done; no prompt, no answer, no user."""
+        return {
+            "replica": self.replica,
+            "address": self.address,
+            "pid": os.getpid(),
+            "started_at": self.started_at,
+            "in_flight": self.in_flight(),
+            "figures": self.figures(),
+            "num_in_flight": self.admission.num_in_flight,
+            "num_waiting": self.admission.num_waiting,
+            "num_episodes": self.num_episodes,
+            "keys_fault": self.keys.fault,
+        }
+
     def client(self, team: ServedTeam) -> ServeClient:
         """For the model calls of a team's workflow runs; they are coalesced with those of the others."""
         apps = tuple(sorted(team.apps.items()))
@@ -129,10 +206,12 @@ class Service:
         if figures is not None:
             self._tally(team).add({**figures, "seconds": held.seconds, "failure_share": 0.0})
 
-    def keep(self, trace: Trace, *, team: ServedTeam, key: ApiKey, is_trainable: bool) -> None:
-        """Has an episode stored where its team's served episodes are."""
+    def keep(
+        self, trace: Trace, *, team: ServedTeam, key: ApiKey, is_trainable: bool, score: float | None = None
+    ) -> Kept:
+        """Has an episode stored where its team's served episodes are, with what its caller thinks of it, -1 to 1."""
         stores = self.teams[team.name].config.stores if team.name in self.teams else None
-        self.capture.keep(stores, trace, team=team, key=key, is_trainable=is_trainable)
+        return self.capture.keep(stores, trace, team=team, key=key, is_trainable=is_trainable, score=score)
 
     async def judge(self, trace_id: str, feedback: FeedbackRequest, key: ApiKey) -> Feedback:
         """Stores what a caller thinks of an answer, whichever team gave it; ApiError 404 where none is kept for it."""

@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from serve_apps.agent import Agent
 from serve_apps.contracts import Raw
-from serve_apps.program.conversations import CONVERSATIONS
 from serve_apps.program.episode import ProgramEpisode
 from serve_apps.program.process import ProgramError, run_process
 from serve_apps.program.server import EpisodeServer, episode_server
@@ -108,7 +107,7 @@ class Program(Workflow):
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """The program's answer. Raises ProgramError where it failed, and what the engines failed with."""
-        episode = ProgramEpisode(recorder=agents.recorder)
+        episode = ProgramEpisode(recorder=agents.recorder, id=agents.episode.episode_id)
         server = await episode_server(self.host)
         with server.playing(episode) as url:
             said, error = await self._played(task, episode, server, url)
@@ -116,14 +115,14 @@ class Program(Workflow):
             raise error
         if episode.exhausted and not said and episode.outcome is None:
             raise episode.exhausted
-        return _outcome(episode, said)
+        return episode.outcome_of(said)
 
     async def _played(
         self, task: Task, episode: ProgramEpisode, server: EpisodeServer, url: str
     ) -> tuple[Any, Exception | None]:
         """What the program said, or how it failed; raises what the engines failed with."""
         playing = asyncio.ensure_future(self._play(task, episode, server, url))
-        failing = asyncio.ensure_future(episode.failed.wait())
+        failing = asyncio.ensure_future(episode.is_over.wait())
         try:
             await asyncio.wait({playing, failing}, return_when=asyncio.FIRST_COMPLETED)
             if episode.failure is not None:
@@ -181,23 +180,4 @@ def _public(task: Task) -> str:
     """The task as a program may know it."""
     return json.dumps(
         {"task_id": task.task_id, "prompt": task.prompt, "source": task.source, "metadata": dict(task.metadata)}
-    )
-
-
-def _outcome(episode: ProgramEpisode, said: Any) -> Outcome:
-    """What was posted, or else what the program said; how its conversations grew is in the metadata."""
-    given: Mapping[str, Any] = said if isinstance(said, Mapping) else {"answer": said}
-    posted = episode.outcome
-    answer = given.get("answer", "") if posted is None or posted.answer is None else posted.answer
-    score = given.get("score") if posted is None or posted.score is None else posted.score
-    metadata = {**given.get("metadata", {}), **({} if posted is None else posted.metadata)}
-    metadata[CONVERSATIONS] = episode.growth
-    if score is not None:
-        metadata["score"] = float(score)
-    stop_reason = "context_exhausted" if episode.exhausted else "finished"
-    return Outcome(
-        answer="" if answer is None else str(answer),
-        stop_reason=stop_reason,
-        is_truncated=episode.exhausted is not None,
-        metadata=metadata,
     )

@@ -13,6 +13,7 @@ import openai
 
 from serve_apps.cast import Cast
 from serve_apps.config import EpisodeConfig, GatewayConfig
+from serve_apps.service.episodes import GatewayEpisodes
 from serve_apps.service.http_api import build_api
 from serve_apps.service.policy_stream import Delta, SampleRequest
 from serve_apps.service.production import Arm, Production, TeamInService
@@ -78,7 +79,8 @@ class Scene:
     def __init__(self, model: Path, **settings: Any) -> None:
         self.streams = Scripted(load_tokenizer(str(model)))
         self.service = Service(GatewayConfig(**settings), streams=self.streams)
-        self.api = build_api(self.service)
+        self.episodes = GatewayEpisodes(self.service)
+        self.api = build_api(self.service, self.episodes)
         self.model = model
         self.serve(TeamInService(champion=arm(model, 3, "blue")))
 

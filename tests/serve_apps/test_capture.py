@@ -119,10 +119,14 @@ async def test_redacted_text_is_nowhere_in_the_store_nor_in_its_tokens(tiny_mode
 
 async def test_a_shadow_of_a_kept_answer_is_kept_as_the_same_task(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path, shadow=1.0)
+
+    def is_there() -> bool:
+        return (tmp_path / "served").exists() and store.is_there()
+
     async with scene.http() as http:
         answer = await ask(http, store=True)
         deadline = time.monotonic() + 10
-        while len(traces := kept(store) if (tmp_path / "served").exists() else []) < 2 and time.monotonic() < deadline:
+        while len(traces := kept(store) if is_there() else []) < 2 and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
     await scene.service.capture.close()
     assert {trace.task.task_id for trace in traces} == {f"request-{answer['id']}"}

@@ -64,6 +64,33 @@ async def test_status_tells_arms_shares_versions_and_figures_per_answer(scene: S
     assert said["in_flight"] == said["waiting"] == 0 and "secret" not in str(said)
 
 
+async def test_status_is_that_of_all_replicas_that_answer(tiny_model: Path, stored: tuple[Path, list[Trace]]) -> None:
+    scenes = [Scene(tiny_model), Scene(tiny_model)]
+    for scene, num in zip(scenes, (1, 4), strict=True):
+        scene.serve(in_service(tiny_model, stored[0]).model_copy(update={"candidate": None, "shadow": 0.0}))
+        async with scene.http() as client:
+            for _ in range(num):
+                body = {"model": "demo/solver", "messages": [{"role": "user", "content": "x"}]}
+                await client.post("/v1/chat/completions", json=body)
+            await client.post("/v1/episodes", json={"team": "demo"})
+    scenes[0].service.siblings = Replicas(*scenes)
+    said, alone = await ask(scenes[0], "status"), await ask(scenes[1], "status")
+    for found, num in ((said, 2), (alone, 1)):
+        assert (len(found["replicas"]), found["episodes"], found["max_in_flight"]) == (num, num, 64 * num)
+    counts = [of["teams"][0]["arms"][0]["figures"]["failure_share"]["num"] for of in (said, alone)]
+    assert counts == [5, 4]
+
+
+class Replicas:
+    """Siblings, in this process."""
+
+    def __init__(self, *scenes: Scene) -> None:
+        self.scenes = scenes
+
+    async def statuses(self) -> list[dict[str, Any]]:
+        return [scene.service.status() for scene in self.scenes]
+
+
 async def test_traces_are_listed_newest_first_page_by_page_without_their_turns(
     scene: Scene, stored: tuple[Path, list[Trace]]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from serve_apps.cast import Cast
 from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
 from serve_apps.deployment import PolicyAppSpec, ensure_apps, remove_apps, replica_statuses
 from serve_apps.gateway_routes import RouteError, app_name, gateway_statuses, gateway_teams, route
+from serve_apps.programs import calculator
 from serve_apps.service.production import Arm, TeamInService
 from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
@@ -31,6 +34,7 @@ from stores.weights import WeightStore
 
 AGENTS = ("solver", "verifier", "refiner", "finalizer")
 HELLO: list[Any] = [{"role": "user", "content": "Compute 12 + 3 * 45"}]
+ASK: dict[str, Any] = {"model": "demo/solver", "messages": HELLO, "max_tokens": 4}
 
 
 @dataclass
@@ -87,10 +91,11 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local
                 folder, model_group="g", version=version, parent=None, run_id="r", iteration=version, probe=probe
             )
         )
-    served = Served(GatewayConfig(port=free_port(), request_timeout_s=60), refs, scratch / "apps.json")
-    config = ServeConfig(kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
+    config = GatewayConfig(port=free_port(), request_timeout_s=60, num_replicas=2)
+    served = Served(config, refs, scratch / "apps.json")
+    serve = ServeConfig(kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
     specs = [
-        PolicyAppSpec(name=served.apps[name], model_group="g", model=ref, serve=config)
+        PolicyAppSpec(name=served.apps[name], model_group="g", model=ref, serve=serve)
         for name, ref in zip(("blue", "green"), refs, strict=True)
     ]
     ensure_apps(specs, state_file=served.state_file, timeout_s=240)
@@ -182,8 +187,12 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
     seconds = []
     for i in range(20):
         began = time.perf_counter()
-        served.route((i + 1) % 2)
+        version = (i + 1) % 2
+        served.route(version)
         seconds.append(time.perf_counter() - began)
+        for status in gateway_statuses(served.config):  # each replica by itself
+            answer = httpx.post(f"{status['address']}/v1/chat/completions", json=ASK, timeout=60)
+            assert answer.headers["x-troupe-team"] == f"demo@{10 + version}", "after `route` every replica follows"
     is_over.set()
     for thread in threads:
         thread.join()
@@ -214,19 +223,79 @@ def test_two_teams_share_a_gateway_and_one_can_be_taken_off(served: Served, clie
         client.chat.completions.create(model="other/solver", messages=HELLO)
 
 
-def test_a_killed_replica_comes_back_with_its_teams(served: Served, client: openai.OpenAI) -> None:
-    (before,) = gateway_statuses(served.config)
-    os.kill(before["pid"], signal.SIGKILL)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        try:
-            answer = client.chat.completions.create(model="demo/solver", messages=HELLO)
-            break
-        except openai.APIConnectionError:
-            time.sleep(0.5)
-    assert answer.system_fingerprint == "demo@10"
-    (after,) = gateway_statuses(served.config)
-    assert after["pid"] != before["pid"]
+def test_figures_are_those_of_all_replicas_whichever_is_asked(served: Served, client: openai.OpenAI) -> None:
+    addresses = [status["address"] for status in gateway_statuses(served.config)]
+
+    def num_answers(address: str) -> int:
+        status = httpx.get(f"{address}/v1/admin/status", timeout=10).json()
+        assert len(status["replicas"]) == 2
+        (team,) = status["teams"]
+        return int(team["arms"][0]["figures"].get("failure_share", {"num": 0})["num"])
+
+    before = num_answers(addresses[0])
+    for address, num in zip(addresses, (1, 2), strict=True):
+        for _ in range(num):
+            assert httpx.post(f"{address}/v1/chat/completions", json=ASK, timeout=60).status_code == 200
+    assert [num_answers(address) for address in (*addresses, served.url)] == [before + 3] * 3
+
+
+def test_an_unchanged_program_plays_its_episode_through_any_replica(served: Served) -> None:
+    served.route(0)
+    addresses = [status["address"] for status in gateway_statuses(served.config)]
+    episode = httpx.post(f"{addresses[0]}/v1/episodes", json={"team": "demo", "prompt": "7+6*8"}, timeout=10).json()
+
+    async def play(address: str) -> str:
+        async with openai.AsyncOpenAI(
+            api_key="none", base_url=f"{address}{episode['agents']['solver']}", max_retries=0
+        ) as c:
+            return await calculator.answer("7+6*8", c)
+
+    said = [asyncio.run(play(address)) for address in (addresses[1], addresses[0], served.url)]
+    with openai.OpenAI(api_key="none", base_url=f"{addresses[1]}{episode['base_url']}", max_retries=0) as other:
+        chunks = list(other.chat.completions.create(model="verifier", messages=HELLO, stream=True))
+        assert {chunk.system_fingerprint for chunk in chunks} == {"demo@10"} and chunks[-1].choices[0].finish_reason
+        with pytest.raises(openai.NotFoundError, match="agents are solver"):
+            other.chat.completions.create(model="nobody", messages=HELLO)
+    assert len(said) == 3
+    unknown = episode["base_url"].replace(episode["id"].split("-")[1], "0badcafe")
+    assert httpx.get(f"{addresses[1]}{unknown}/models", timeout=10).status_code == 404
+    ended = httpx.post(f"{addresses[1]}{episode['base_url']}/outcome", json={"score": 1}, timeout=10).json()
+    assert ended["num_turns"] >= 4 and ended["troupe"]["team_version"] == 10, ended
+    late = httpx.post(f"{addresses[1]}{episode['base_url']}/outcome", json={"score": 1}, timeout=10)
+    assert late.status_code == 410 and late.headers["content-type"] == "application/json"
+
+
+def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_see_no_fault(served: Served) -> None:
+    served.route(0)
+    before = gateway_statuses(served.config)
+    is_over, answered = threading.Event(), list[str]()
+    episode = httpx.post(f"{before[0]['address']}/v1/episodes", json={"team": "demo"}, timeout=10).json()
+    place = f"{before[1]['address']}{episode['base_url']}/models"
+    assert httpx.get(place, timeout=10).status_code == 200
+
+    def keep_asking() -> None:
+        while not is_over.is_set():  # each time over a connection of its own, which the kernel deals anew
+            with openai.OpenAI(api_key="none", base_url=f"{served.url}/v1", max_retries=3) as client:
+                answer = client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=24)
+                answered.append(str(answer.system_fingerprint))
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(keep_asking) for _ in range(4)]
+        os.kill(before[0]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 90
+        pids = {status["pid"] for status in before}
+        while len(now := gateway_statuses(served.config)) < 2 or before[0]["pid"] in {s["pid"] for s in now}:
+            assert time.monotonic() < deadline, "no other replica came up"
+            time.sleep(0.2)
+        is_over.set()
+        for one in asking:
+            one.result()
+    assert set(answered) == {"demo@10"} and len({s["pid"] for s in now} - pids) == 1
+    told = [httpx.get(place, timeout=10).json()["error"]["code"] for _ in range(2)]
+    assert told == ["replica_gone", "episode_not_found"], "its episodes went with it"
+    (new,) = [s for s in now if s["pid"] not in pids]
+    answer = httpx.post(f"{new['address']}/v1/chat/completions", json=ASK, timeout=60)
+    assert answer.headers["x-troupe-team"] == "demo@10"
 
 
 def test_a_port_that_is_taken_is_told(served: Served) -> None:

@@ -1,0 +1,84 @@
+"""routes: an OpenAI API per episode, for those of one process and for the gateway's.
+
+/v1/episodes/ID/chat/completions                 the agent that `model` names
+/v1/episodes/ID/agents/AGENT/chat/completions    the agent in the path
+/v1/episodes/ID/models, .../outcome              who may be called; how it ended
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
+
+from serve_apps.program.answers import as_chunks
+from serve_apps.program.episode import PostedOutcome, ProgramEpisode
+from serve_apps.service.protocol import ChatRequest
+from serve_apps.service.surface import STREAM, unless_gone
+
+
+class Episodes(Protocol):
+    """The episodes that the routes lead to."""
+
+    def find(self, episode_id: str, request: Request) -> ProgramEpisode:
+        """An episode under way that this caller may see; ApiError."""
+        ...
+
+    async def chat(self, episode: ProgramEpisode, agent: str, body: ChatRequest) -> dict[str, Any]:
+        """The answer to one call; ApiError."""
+        ...
+
+    async def outcome(self, episode: ProgramEpisode, posted: PostedOutcome) -> dict[str, Any]:
+        """What the poster of an outcome is told; ApiError."""
+        ...
+
+
+def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute) -> APIRouter:
+    """Routes below `/v1/episodes/{episode_id}`."""
+    routes = APIRouter(prefix="/v1/episodes/{episode_id}", route_class=route_class)
+
+    async def answered(episode: ProgramEpisode, agent: str, body: ChatRequest, request: Request) -> Response:
+        answer = await unless_gone(request, episodes.chat(episode, agent, body))
+        if not body.stream:
+            return JSONResponse(answer, headers=episode.headers)
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        events = _events(as_chunks(answer, with_usage=with_usage))
+        return StreamingResponse(events, media_type=STREAM, headers=episode.headers)
+
+    @routes.post("/chat/completions")
+    async def episode_chat_by_model(episode_id: str, body: ChatRequest, request: Request) -> Response:
+        """A call of the agent that `model` names; where there is one agent, every name means it."""
+        episode = episodes.find(episode_id, request)
+        return await answered(episode, episode.agent_of(None, body.model), body, request)
+
+    @routes.post("/agents/{agent}/chat/completions")
+    async def episode_chat_by_path(episode_id: str, agent: str, body: ChatRequest, request: Request) -> Response:
+        """A call of the agent in the path."""
+        episode = episodes.find(episode_id, request)
+        return await answered(episode, episode.agent_of(agent, body.model), body, request)
+
+    @routes.get("/models")
+    async def episode_models(episode_id: str, request: Request) -> dict[str, Any]:
+        """The episode's agents."""
+        data = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "troupe"}
+            for name in episodes.find(episode_id, request).agents
+        ]
+        return {"object": "list", "data": data}
+
+    @routes.post("/outcome")
+    async def episode_outcome(episode_id: str, body: PostedOutcome, request: Request) -> dict[str, Any]:
+        """How the episode ended, by the program or a grader."""
+        return await episodes.outcome(episodes.find(episode_id, request), body)
+
+    return routes
+
+
+async def _events(chunks: list[dict[str, Any]]) -> AsyncGenerator[str]:
+    for chunk in chunks:
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
