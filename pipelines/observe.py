@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pipelines.watching import look_points
 from stores.journal import DONE, FAILED, LOCK, StageRow
 from stores.logs import Sparingly, bound
 from stores.metrics import Point, send
@@ -123,4 +124,8 @@ def _promoted(row: StageRow, ref: dict[str, Any], run: dict[str, str]) -> list[P
     return [("troupe_champion_version", ref["team_version"], run)] if is_new else []
 
 
-_RESULTS = {"train": _trained, "sync": _synced, "evaluate": _evaluated, "promote": _promoted}
+def _recorded(row: StageRow, ref: dict[str, Any], run: dict[str, str]) -> list[Point]:
+    return look_points(row.run_id, ref["watch"]) if "watch" in ref else []
+
+
+_RESULTS = {"record": _recorded, "train": _trained, "sync": _synced, "evaluate": _evaluated, "promote": _promoted}
