@@ -9,10 +9,9 @@ A stage that never connects to Ray (score, promote) is told by the next one that
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipelines.watching import look_points
 from stores.journal import DONE, FAILED, LOCK, StageRow
 from stores.logs import Sparingly, bound
 from stores.metrics import Point, send
@@ -72,6 +71,17 @@ def episode_points(traces: Sequence[Trace], *, num_in_flight: int, collector: st
             for (group, kind), count in tokens.items()
         ),
     ]
+
+
+def look_points(run_id: str, told: Mapping[str, Any]) -> list[Point]:
+    """For Prometheus: every figure of a look, and whether it alarms."""
+    points: list[Point] = []
+    for source, figures in told["sources"].items():
+        for figure, found in figures.items():
+            tags = {"run": run_id, "source": source, "figure": figure}
+            points.append(("troupe_vitals", found["now"], tags))
+            points.append(("troupe_alarm", float(found["state"] == "alarm"), tags))
+    return points
 
 
 def log_failed(traces: Iterable[Trace], *, is_last: bool = True) -> None:

@@ -90,7 +90,9 @@ def _of_gateway(run: Run, version: int, *, key: str, at: float) -> tuple[int, Wi
 
 def vitals_of_sums(sums: Sums) -> dict[str, Vital]:
     """The gateway's figures of at least two answers as vitals."""
-    found = {FIGURES[name]: _vital(of, is_share=name.endswith("_share")) for name, of in sums.items() if name in FIGURES}
+    found = {
+        FIGURES[name]: _vital(of, is_share=name.endswith("_share")) for name, of in sums.items() if name in FIGURES
+    }
     num, total, squares = sums["format_share"]
     faults = [num, num - total, num - 2 * total + squares]
     found["format_faults"] = _vital(faults, is_share=True)

@@ -50,14 +50,23 @@ FIGURES: Mapping[str, Figure] = {
         worse="both", what="the number of tool calls has changed", try_=f"whether the tools answer; {LOOK}", least=1
     ),
     "format_faults": Figure(
-        worse="higher", what="more turns are malformed", try_="a larger weight of format in the credit rule", compared_by="difference"
+        worse="higher",
+        what="more turns are malformed",
+        try_="a larger weight of format in the credit rule",
+        compared_by="difference",
     ),
     "cut_turns": Figure(
-        worse="higher", what="more turns are cut at max_tokens", try_="a higher max_tokens, train.overlong", compared_by="difference"
+        worse="higher",
+        what="more turns are cut at max_tokens",
+        try_="a higher max_tokens, train.overlong",
+        compared_by="difference",
     ),
     "refusals": Figure(worse="higher", what="more answers are empty or decline", try_=LOOK, compared_by="difference"),
     "failures": Figure(
-        worse="higher", what="more episodes fail", try_="the errors in the traces; tools, engines, deadlines", compared_by="difference"
+        worse="higher",
+        what="more episodes fail",
+        try_="the errors in the traces; tools, engines, deadlines",
+        compared_by="difference",
     ),
     "entropy": Figure(
         worse="both",
@@ -72,7 +81,10 @@ FIGURES: Mapping[str, Figure] = {
         compared_by="difference",
     ),
     "success": Figure(
-        worse="lower", what="fewer tasks are solved", try_="troupe rollback; look at what changed", compared_by="difference"
+        worse="lower",
+        what="fewer tasks are solved",
+        try_="troupe rollback; look at what changed",
+        compared_by="difference",
     ),
     "reward_over_success": Figure(
         worse="higher",
@@ -81,10 +93,15 @@ FIGURES: Mapping[str, Figure] = {
         compared_by="difference",
     ),
     "feedback": Figure(
-        worse="lower", what="callers judge answers worse", try_="troupe rollback; collect.from_service", compared_by="difference"
+        worse="lower",
+        what="callers judge answers worse",
+        try_="troupe rollback; collect.from_service",
+        compared_by="difference",
     ),
     "prompt_words": Figure(worse="both", what="prompts have another length", try_="tasks of the new kind", least=1),
-    DRIFT: Figure(worse="higher", what="prompts are about something else", try_="train and test on tasks of the new kind"),
+    DRIFT: Figure(
+        worse="higher", what="prompts are about something else", try_="train and test on tasks of the new kind"
+    ),
     "seconds": Figure(worse="higher", what="answers take longer", try_="troupe status; load, num_replicas", least=0.1),
 }
 """By their names in `watch.floors`."""
@@ -172,7 +189,9 @@ def window_of(
     )
 
 
-def figures_of(trace: Trace, rewards: EpisodeRewards | None = None, *, feedback: float | None = None) -> dict[str, float]:
+def figures_of(
+    trace: Trace, rewards: EpisodeRewards | None = None, *, feedback: float | None = None
+) -> dict[str, float]:
     """Of one episode; one that failed has `failures` and no other, as what it did says nothing about the team.
 
     `entropy`: mean over the sampled tokens of -log p(token), whose expectation at each place is the entropy of the
@@ -235,7 +254,7 @@ def num_repeats(texts: Sequence[str]) -> int:
         words = text.lower().split()
         if not words:
             continue
-        own = frozenset(zip(words, words[1:], words[2:], strict=False)) or frozenset([tuple(words)])
+        own = frozenset(tuple(words[i : i + 3]) for i in range(max(1, len(words) - 2)))
         num += any(len(own & other) >= NEAR * len(own | other) for other in earlier)
         earlier.append(own)
     return num

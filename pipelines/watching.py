@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.alarms import Judged, judge, num_figures
+from pipelines.observe import look_points
 from pipelines.promote import champion_version, history
 from pipelines.run import Run
 from pipelines.vitals import Window, window_of
-from stores.metrics import Point, send
+from stores.metrics import send
 from stores.types import RewardsRef, TracesRef
 
 logger = logging.getLogger(__name__)
@@ -103,19 +104,8 @@ def alarm_to_hold(run: Run) -> str:
     latest = run.journal.value(run.run_id, f"watch/latest/{ITERATION}")
     if run.config.watch.on_alarm == "tell" or latest is None or latest["state"] != "alarm":
         return ""
-    (window,) = [w for w in kept_windows(run, ITERATION) if w.key == latest["key"]] or [None]
-    return str(latest["reason"]) if window is not None and window.alarms else ""
-
-
-def look_points(run_id: str, told: Mapping[str, Any]) -> list[Point]:
-    """For Prometheus: every figure of a look, and whether it alarms."""
-    points: list[Point] = []
-    for source, figures in told["sources"].items():
-        for figure, found in figures.items():
-            tags = {"run": run_id, "source": source, "figure": figure}
-            points.append(("troupe_vitals", found["now"], tags))
-            points.append(("troupe_alarm", float(found["state"] == "alarm"), tags))
-    return points
+    still = any(w.key == latest["key"] and w.alarms for w in kept_windows(run, ITERATION))
+    return str(latest["reason"]) if still else ""
 
 
 def look_metrics(told: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -141,6 +131,11 @@ def tell_cluster(run: Run, told: Mapping[str, Any]) -> None:
     send(look_points(run.run_id, told), key=f"watch/{run.run_id}/{told['key']}")
 
 
+def handed_on(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a look goes to whoever follows its job; the journal keeps all of it."""
+    return {name: told[name] for name in ("state", "reason", "alarms", "judged", "learning", "waiting")}
+
+
 def _judged(run: Run, source: str, window: Window, windows: Mapping[str, Window]) -> list[Judged]:
     config = run.config.watch
     alpha = (1 - config.confidence) / max(1, sum(num_figures(w) for w in windows.values()))
@@ -156,14 +151,16 @@ def _keep(run: Run, source: str, window: Window) -> None:
     run.journal.put_value(run.run_id, name, {"windows": [*others, window.to_json()][-run.config.watch.history :]})
 
 
-def _told(
-    found: Mapping[str, list[Judged]], waiting: Mapping[str, str], *, key: str, at: float
-) -> dict[str, Any]:
+def _told(found: Mapping[str, list[Judged]], waiting: Mapping[str, str], *, key: str, at: float) -> dict[str, Any]:
     each = [(source, judged) for source, figures in found.items() for judged in figures]
     alarms = [
-        {"source": source, "figure": j.figure, "what": j.what, "try": j.try_} for source, j in each if j.state == "alarm"
+        {"source": source, "figure": j.figure, "what": j.what, "try": j.try_}
+        for source, j in each
+        if j.state == "alarm"
     ]
-    names = {state: [f"{s}/{j.figure}" for s, j in each if j.state == state] for state in ("sound", "alarm", "learning")}
+    names = {
+        state: [f"{s}/{j.figure}" for s, j in each if j.state == state] for state in ("sound", "alarm", "learning")
+    }
     judged = [*names["alarm"], *names["sound"]]
     state = "alarm" if alarms else "learning" if names["learning"] or not each else "sound"
     reason = "; ".join(f"{a['source']}: {a['what']}" for a in alarms)
