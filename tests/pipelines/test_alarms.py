@@ -174,8 +174,8 @@ def test_prompts_of_the_same_source_rarely_drift_and_others_do(wanders: float, r
 
 def test_prompts_alike_in_what_matters_are_no_alarm_however_many() -> None:
     rng = np.random.default_rng(4)
-    history = [Window(key="", at=0, figures={}, sketch=prompts_of(rng, 0.0, 400)) for _ in range(6)]
-    now = Window(key="", at=0, figures={}, sketch=prompts_of(rng, 0.1, 400))
+    history = [Window(key="", at=0, figures={}, sketch=prompts_of(rng, 0.0, 2000)) for _ in range(6)]
+    now = Window(key="", at=0, figures={}, sketch=prompts_of(rng, 0.07, 2000))
     assert judged(now, history, config=BARE)["input_drift"].state == "alarm"
     assert judged(now, history)["input_drift"].state == "sound"
 

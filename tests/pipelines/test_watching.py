@@ -195,7 +195,7 @@ def serve_answers(run: Run, make_trace: MakeTrace, num: int, *, text: str, versi
             make_trace(i),
             episode_id=f"e{begun}-{version}-{i}",
             purpose=Purpose.AD_HOC,
-            task=Task(task_id=f"q{i}", prompt=f"{text} {i}", answers=()),
+            task=Task(task_id=f"request-{begun}-{i}", prompt=f"{text} {i}", answers=()),
             outcome_metadata={SERVED: about},
             started_at=begun,
         )
