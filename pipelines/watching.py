@@ -21,7 +21,7 @@ from pipelines.promote import champion_version, history
 from pipelines.run import Run
 from pipelines.vitals import Window, window_of
 from stores.metrics import send
-from stores.types import RewardsRef, TracesRef
+from stores.types import SERVED, RewardsRef, TracesRef
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def look_at_iteration(run: Run, iteration: int, *, at: float) -> dict[str, Any]:
     traces = (
         trace
         for trace in run.traces.read_traces(TracesRef(**collect["traces"]))
-        if not trace.variant and not trace.group_id.startswith("served-")
+        if not trace.variant and SERVED not in trace.outcome_metadata
     )
     window = window_of(traces, key=f"{ITERATION}/{iteration}", at=at, rewards=paid)
     return look(run, {ITERATION: window}, kind=ITERATION, key=window.key)
