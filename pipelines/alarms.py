@@ -85,13 +85,11 @@ def num_figures(window: Window) -> int:
 
 
 def _comparable(window: Window, history: Sequence[Window], name: str) -> list[Window]:
-    """Windows in which the figure was usual, of the same team; what a fixed task is solved with is the same for any team."""
+    """Windows without an alarm that have the figure, of the same team; what a fixed task is solved with is the same for any team."""
     has = [
         w
         for w in history
-        if w.tasks == window.tasks
-        and name not in w.alarms
-        and (name in w.figures or (name == DRIFT and w.sketch is not None))
+        if w.tasks == window.tasks and not w.alarms and (name in w.figures or (name == DRIFT and w.sketch is not None))
     ]
     own = [w for w in has if w.team_version == window.team_version]
     return has if not own and window.by_task and name == "success" else own

@@ -136,7 +136,8 @@ class Window:
     sketch: Sketch | None = None
     """Of the prompts, where these are not fixed."""
     alarms: tuple[str, ...] = ()
-    """Figures that were out of their usual range: no part of what is usual."""
+    """Figures that were out of their usual range. A window with any is no part of what is usual, in no figure: what made one
+    leave its range has moved others within theirs."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""

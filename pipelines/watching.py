@@ -3,8 +3,8 @@
     window per source ── judge, by that source's history ──> look ──> journal (history, latest looks, latest hundred events)
                                                                  └──> a warning in the log, points for Prometheus
 
-A window that raised an alarm is no part of what is usual in that figure, so that an alarm lasts as long as its cause; a
-person accepts it (`accept`), or the gate does by promoting a team after it.
+A window that raised an alarm is no part of what is usual, so that an alarm lasts as long as its cause; a person accepts it
+(`accept`), or the gate does by promoting a team after it.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_figures_of_an_agent_have_the_floor_of_their_figure() -> None:
 def test_too_little_history_is_said_and_what_alarmed_is_no_part_of_it() -> None:
     found = judged(window(9, success=0.0), SUCCESS[:4])["success"]
     assert (found.state, found.num_windows, found.low) == ("learning", 4, None)
-    odd = window(5, success=0.0, alarms=("success",))
+    odd = window(5, success=0.0, alarms=("turns",))
     assert judged(window(9, success=0.0), [*SUCCESS[:4], odd])["success"].num_windows == 4
     assert judged(window(9, success=0.0), [*SUCCESS, odd])["success"].state == "alarm"
 
