@@ -8,17 +8,19 @@ Captured episodes show what was said, the gateway's sums every answer. Fewer tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.run import Run
 from pipelines.traffic import gateway_figures
 from pipelines.vitals import Vital, Window, window_of
-from serve_apps.service.figures import Sums, difference
+from serve_apps.service.figures import Sums, difference, total
 from stores.files import is_uri, local_path
 from stores.served import ServedStore
-from stores.types import SERVED
+from stores.types import SERVED, Trace
 
+UNTIL = "watch/until"
 FIGURES = {
     "completion_tokens": "completion_tokens",
     "seconds": "seconds",
@@ -29,63 +31,60 @@ FIGURES = {
 """What the gateway calls a figure and what it is called here; `format_share` is the share without a fault."""
 
 
-def served_windows(run: Run, version: int, *, key: str, at: float) -> tuple[dict[str, Window], dict[str, str]]:
-    """Windows by source, and the sources that have too few answers with what they have."""
-    windows: dict[str, Window] = {}
-    waiting: dict[str, str] = {}
-    of_both = {
-        "service": _captured(run, version, key=key, at=at),
-        "gateway": _of_gateway(run, version, key=key, at=at),
-    }
-    for source, (num, window) in of_both.items():
-        if window is not None:
-            windows[source] = window
-        elif num:
-            waiting[source] = f"{num} of watch.min_episodes = {run.config.watch.min_episodes} answers"
-    return windows, waiting
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a team version answered since it was last watched."""
+
+    windows: Mapping[str, Window]
+    """By source."""
+    waiting: Mapping[str, str]
+    """Sources that have too few answers, and how many."""
+    until: Mapping[str, Any]
+    """Where the next windows begin."""
 
 
-def seen_until(run: Run, version: int, windows: Mapping[str, Window], *, at: float) -> None:
-    """Keeps where the next windows of this team version begin; called once these were judged."""
-    before = run.journal.value(run.run_id, "watch/until") or {}
-    if before.get("team_version") != version:
-        before = {}
-    now: dict[str, Any] = {**before, "team_version": version}
-    if "service" in windows:
-        now["service"] = at
-    if "gateway" in windows:
-        now["sums"] = gateway_figures(run).get(version, {})
-    run.journal.put_value(run.run_id, "watch/until", now)
+def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
+    """Reads both; nothing is kept before `seen` says that the windows were judged."""
+    kept = run.journal.value(run.run_id, UNTIL) or {}
+    until = dict(kept) if kept.get("team_version") == version else {"team_version": version}
+    config, windows, waiting = run.config.watch, {}, {}
+    traces = _captured(run, version, since=until.get("service", 0.0))
+    now = gateway_figures(run).get(version, total([]))
+    new = difference(now, until.get("sums", {}))
+    num = int(new["failure_share"][0])
+    if len(traces) >= config.min_episodes:
+        windows["service"] = _window_of(run, traces, version, key=key, at=at)
+        until["service"] = max(trace.started_at for trace in traces)
+    if num >= config.min_episodes:
+        windows["gateway"] = Window(key=key, at=at, figures=vitals_of_sums(new), team_version=version)
+        until["sums"] = now
+    for source, count in (("service", len(traces)), ("gateway", num)):
+        if 0 < count < config.min_episodes:
+            waiting[source] = f"{count} of watch.min_episodes = {config.min_episodes} answers"
+    return Served(windows=windows, waiting=waiting, until=until)
 
 
-def _captured(run: Run, version: int, *, key: str, at: float) -> tuple[int, Window | None]:
-    """How many there are, and their window where they are enough."""
+def seen(run: Run, served: Served) -> None:
+    """The next windows begin where these end."""
+    run.journal.put_value(run.run_id, UNTIL, served.until)
+
+
+def _captured(run: Run, version: int, *, since: float) -> list[Trace]:
     if not is_uri(run.served_uri) and not local_path(run.served_uri).exists():
-        return 0, None
-    store = ServedStore(run.served_uri)
-    found = store.served_since(_until(run, version).get("service", 0.0), limit=run.config.watch.max_episodes)
-    traces = [
+        return []
+    found = ServedStore(run.served_uri).served_since(since, limit=run.config.watch.max_episodes)
+    return [
         trace
         for trace in found
         if (about := trace.outcome_metadata.get(SERVED, {})).get("team") == run.team_name
         and about.get("team_version") == version
     ]
-    if len(traces) < run.config.watch.min_episodes:
-        return len(traces), None
-    said = store.feedback_on([trace.episode_id for trace in traces])
+
+
+def _window_of(run: Run, traces: Sequence[Trace], version: int, *, key: str, at: float) -> Window:
+    said = ServedStore(run.served_uri).feedback_on([trace.episode_id for trace in traces])
     scores = {feedback.trace_id: feedback.score for feedback in said if feedback.score is not None}
-    return len(traces), window_of(traces, key=key, at=at, feedback=scores, team_version=version)
-
-
-def _of_gateway(run: Run, version: int, *, key: str, at: float) -> tuple[int, Window | None]:
-    now = gateway_figures(run).get(version)
-    if now is None:
-        return 0, None
-    new = difference(now, _until(run, version).get("sums", {}))
-    num = int(new["failure_share"][0])
-    if num < run.config.watch.min_episodes:
-        return num, None
-    return num, Window(key=key, at=at, figures=vitals_of_sums(new), team_version=version)
+    return window_of(traces, key=key, at=at, feedback=scores, team_version=version)
 
 
 def vitals_of_sums(sums: Sums) -> dict[str, Vital]:
@@ -109,8 +108,3 @@ def _vital(of: list[float], *, is_share: bool) -> Vital | None:
         num, total, squares = num + 2, total + 1, squares + 1
     variance = max(0.0, squares - total**2 / num) / (num - 1)
     return Vital(num=int(of[0]), mean=mean, error=math.sqrt(variance / num))
-
-
-def _until(run: Run, version: int) -> dict[str, Any]:
-    kept = run.journal.value(run.run_id, "watch/until") or {}
-    return kept if kept.get("team_version") == version else {}

@@ -17,7 +17,7 @@ from pipelines.evaluate import play
 from pipelines.production import move_champion
 from pipelines.promote import champion_version, followed, history
 from pipelines.run import Run, plain
-from pipelines.served_windows import seen_until, served_windows
+from pipelines.served_windows import seen, served_windows
 from pipelines.serving import serve
 from pipelines.tasks import digest
 from pipelines.vitals import Window, window_of
@@ -90,17 +90,16 @@ def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
         raise ValueError(f"none of tasks.{', tasks.'.join(sections)} is in the run config: give a set of tasks to play")
     found: dict[str, Any] = {}
     windows: dict[str, Window] = {}
-    waiting: dict[str, str] = {}
     is_champion = alias == CHAMPION
     judged_as = version if is_champion else champion_version(run) or version
     watching, at = _watching(run, version), time.time()
     for section in given:
         found[section], windows[section] = _play_section(run, team, section, watching, at=at, judged_as=judged_as)
     if is_champion:
-        served, waiting = served_windows(run, version, key=watching, at=at)
-        windows |= served
-        told = look(run, windows, kind=LOOK, key=watching, waiting=waiting)
-        seen_until(run, version, served, at=at)
+        served = served_windows(run, version, key=watching, at=at)
+        windows |= served.windows
+        told = look(run, windows, kind=LOOK, key=watching, waiting=served.waiting)
+        seen(run, served)
         _show(run, version, told)
     else:
         told = judged_only(run, windows)
