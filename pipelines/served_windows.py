@@ -46,8 +46,9 @@ class Served:
 def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
     """Reads both; nothing is kept before `seen` says that the windows were judged."""
     kept = run.journal.value(run.run_id, UNTIL) or {}
-    until = dict(kept) if kept.get("team_version") == version else {"team_version": version}
-    config, windows, waiting = run.config.watch, {}, {}
+    until: dict[str, Any] = dict(kept) if kept.get("team_version") == version else {"team_version": version}
+    config, waiting = run.config.watch, dict[str, str]()
+    windows: dict[str, Window] = {}
     traces = _captured(run, version, since=until.get("service", 0.0))
     now = gateway_figures(run).get(version, total([]))
     new = difference(now, until.get("sums", {}))
