@@ -1,13 +1,19 @@
 """evaluate_team: the champion on the test and sentinel tasks, on a schedule of its own (`schedule.evaluate`).
 
-    watch: troupe watch --run RUN
+    watch: troupe watch --run RUN ──> state ──> sound | alarm | learning
 
-It waits while a stage of `train_team` uses the engines. Its result is what `schedule.target_accuracy` is compared with.
+It waits while a stage of `train_team` uses the engines. Its result is what `schedule.target_accuracy` is compared with. A
+figure that left the range that is usual for the champion (section `watch`) fails the DAG run, with the reason; `learning`
+says that some have too little history to be judged yet.
 """
 
 from __future__ import annotations
 
-from airflow.sdk import DAG, Param
+from typing import Any
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, Param, task
+from airflow.sdk.exceptions import AirflowFailException
 
 from dags.run_configs import ScheduledRun, find_runs
 from dags.team_dag import team_dag, team_job
@@ -32,7 +38,21 @@ def evaluate_team(run: ScheduledRun) -> DAG:
             )
         },
     ) as dag:
-        team_job(run, "watch", arguments=["--run", name, "--team", "{{ params.team }}"])
+
+        @task.branch(task_id="state")
+        def state(found: Any) -> str:
+            return str(found["state"])
+
+        @task(task_id="alarm", retries=0)
+        def alarm(found: Any) -> None:
+            raise AirflowFailException(f"team version {found['team_version']}: {found['reason']}")
+
+        watch = team_job(run, "watch", arguments=["--run", name, "--team", "{{ params.team }}"])
+        state(watch.output) >> [
+            EmptyOperator(task_id="sound"),
+            alarm(watch.output),
+            EmptyOperator(task_id="learning"),
+        ]
     return dag
 
 

@@ -5,7 +5,8 @@
 
 `begin` fixes the iteration or skips the DAG run, saying why. `promote` moves the champion and updates the asset
 `troupe://team/<run>`; `report` writes down why the champion stays. With `promote.into_service: canary` the canary is part of
-`promote`, and only a team that was not sent back (`moved`) updates the asset.
+`promote`, and only a team that was not sent back (`moved`) updates the asset. `record` hands on what was found by watching the
+iteration (XCom `watch`); with `watch.on_alarm: hold` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param, task
+from airflow.sdk.exceptions import AirflowFailException
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
@@ -73,6 +75,7 @@ def train_team(run: ScheduledRun) -> DAG:
             since=since,
             arguments=["--run", run.config.run, "--iteration", iteration],
             trigger_rule="none_failed_min_one_success",
+            multiple_outputs=True,
         )
 
         @task.branch(task_id="gate")
@@ -88,6 +91,18 @@ def train_team(run: ScheduledRun) -> DAG:
                 return "in_service" if verdict == "promote" else None
 
             moved(_result(promote, "verdict")) >> EmptyOperator(task_id="in_service", outlets=[team_asset(run)])
+        if run.config.watch.on_alarm == "hold":
+
+            @task.branch(task_id="watched")
+            def watched(told: Any) -> str | None:
+                return "alarm" if told["state"] == "alarm" else None
+
+            @task(task_id="alarm", retries=0)
+            def alarm(told: Any) -> None:
+                raise AirflowFailException(f"an alarm holds the schedule: {told['reason']}")
+
+            told = _result(record, "watch")
+            watched(told) >> alarm(told)
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
     return dag
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines.promote import champion_version
 from pipelines.run import Run
+from pipelines.watching import alarm_to_hold
 
 
 def claimed(run: Run, claim: str) -> int | None:
@@ -56,6 +57,11 @@ def reason_to_skip(run: Run) -> str:
             f"the gate rejected the last {len(rejections)} candidates (schedule.max_rejections = "
             f"{settings.max_rejections}), the last one because: {rejections[-1]}. Look at the report, then trigger "
             "the DAG with `force`"
+        )
+    if held := alarm_to_hold(run):
+        return (
+            f"the last iteration raised an alarm (watch.on_alarm: hold): {held}. Look at the report, then accept it (troupe "
+            "watch --accept REASON) or trigger the DAG with `force`"
         )
     return _nothing_new(run)
 

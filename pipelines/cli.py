@@ -142,13 +142,14 @@ def record_iteration(
         from pipelines.begin import measure_last
         from pipelines.progress import Screen
         from pipelines.record import finish_parent, record
+        from pipelines.watching import handed_on
 
         run = existing_run(config, root)
         ref = record(run, iteration)
         if iteration == run.config.iterations:
             measure_last(run, address=address, screen=Screen())
             finish_parent(run)
-        cli_jobs.hand_back(ref)
+        cli_jobs.hand_back(ref | ({"watch": handed_on(ref["watch"])} if "watch" in ref else {}))
 
 
 @app.command()

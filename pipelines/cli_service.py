@@ -24,7 +24,7 @@ ExitCode = Annotated[
         "--exit-code", help="End with 10 where the team was sent back, 11 where too little is known; otherwise 0."
     ),
 ]
-EXIT_CODES = {"sent_back": 10, "undecided": 11}
+EXIT_CODES = {"sent_back": 10, "undecided": 11, "alarm": 12, "learning": 13}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -90,7 +90,7 @@ def canary(
         from pipelines.cluster import connect_for_good
 
         if end:
-            _end(team, root, address)
+            _end_beside(team, root, address)
             return
         run, version, found = _team(team, root)
         connect_for_good(address)
@@ -118,14 +118,14 @@ def shadow(
         from pipelines.cluster import connect_for_good
 
         if end:
-            _end(team, root, address)
+            _end_beside(team, root, address)
             return
         run, version, found = _team(team, root)
         connect_for_good(address)
         hand_back(production.canary(run, version, found, share=0.0, shadow=share))
 
 
-def _end(team: str, root: str, address: str) -> None:
+def _end_beside(team: str, root: str, address: str) -> None:
     """Whoever is beside the team in service no longer is."""
     from pipelines import production
     from pipelines.cluster import connect_for_good
@@ -138,7 +138,11 @@ def _end(team: str, root: str, address: str) -> None:
 def _told(found: dict[str, Any], *, exit_code: bool) -> None:
     """Hands a traffic decision back."""
     hand_back(found)
-    if exit_code and (code := EXIT_CODES.get(found["verdict"], 0)):
+    _end(found["verdict"], exit_code=exit_code)
+
+
+def _end(verdict: str, *, exit_code: bool) -> None:
+    if exit_code and (code := EXIT_CODES.get(verdict, 0)):
         raise SystemExit(code)
 
 
@@ -249,15 +253,34 @@ def watch(
     config: RunName,
     team: Annotated[str, typer.Option(help="Alias or version of the team that plays.")] = "champion",
     section: Annotated[list[str] | None, typer.Option(help="Set of tasks; default: test and sentinel.")] = None,
+    accept: Annotated[
+        str, typer.Option(metavar="REASON", help="Play nothing: what was seen until now is usual from now on.")
+    ] = "",
+    exit_code: Annotated[
+        bool,
+        typer.Option(
+            "--exit-code", help="End with 12 where a figure alarms, 13 where one is still being learned; otherwise 0."
+        ),
+    ] = False,
     root: Root = "runs",
     address: Address = "",
     debug: Debug = False,
 ) -> None:
-    """Let the champion play the run's test and sentinel tasks, to see that it still does what it did."""
+    """See whether the champion still does what it did: on the run's test and sentinel tasks, and in what it answered since.
+
+    Figures are judged by the champion's own history (section `watch`). The JSON at the end says `state` (sound, alarm,
+    learning), every alarm in words with its limits and what to try, and which figures were judged and which are still learned.
+    """
     with errors(debug):
         from pipelines.cluster import connect
         from pipelines.service import watch as watch_team
+        from pipelines.watching import accept as accept_alarms
 
         run = existing_run(config, root)
+        if accept:
+            hand_back(accept_alarms(run, accept))
+            return
         connect(address)
-        hand_back(watch_team(run, team, section or ["test", "sentinel"]))
+        found = watch_team(run, team, section or ["test", "sentinel"])
+        hand_back(found)
+        _end(found["state"], exit_code=exit_code)

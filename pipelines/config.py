@@ -29,6 +29,7 @@ from pipelines.sections import (
     SyncConfig,
     TasksConfig,
     TrafficConfig,
+    WatchConfig,
     WatchdogConfig,
 )
 from serve_apps.config import GatewayConfig, ServeConfig, Settings
@@ -74,6 +75,7 @@ class RunConfig(Settings):
     maintain: MaintainConfig = MaintainConfig()
     gateway: GatewayConfig = GatewayConfig()
     traffic: TrafficConfig = TrafficConfig()
+    watch: WatchConfig = WatchConfig()
 
     @model_validator(mode="after")
     def _agents_have_one_group(self) -> Self:
@@ -433,6 +435,7 @@ class RunConfig(Settings):
             "maintain": True,
             "serve": {"num_replicas", "threads", "cpus", "gpus", "start_timeout_s", "drain_timeout_s"},
             "tasks": {"sentinel"},
+            "watch": True,
             "watchdog": True,
             "score": True,
             "warmstart": {"stage_timeout_s": True, "traces": {"weights"}},

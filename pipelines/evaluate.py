@@ -178,7 +178,8 @@ class Played:
         self.sampled, self.models = sampled, models
         traces = list(run.traces.read_traces(sampled.traces))
         self.traces = [t for t in traces if t.status in SCORED_STATUSES and not t.is_version_mixed]
-        self.num_failed = len(traces) - len(self.traces)
+        self.failed = [t for t in traces if t.status not in SCORED_STATUSES or t.is_version_mixed]
+        self.num_failed = len(self.failed)
         self.rewards = assign(run, self.traces)
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
         self.outcomes: dict[str, list[float]] = {}

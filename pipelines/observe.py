@@ -9,7 +9,7 @@ A stage that never connects to Ray (score, promote) is told by the next one that
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stores.journal import DONE, FAILED, LOCK, StageRow
@@ -73,6 +73,17 @@ def episode_points(traces: Sequence[Trace], *, num_in_flight: int, collector: st
     ]
 
 
+def look_points(run_id: str, told: Mapping[str, Any]) -> list[Point]:
+    """For Prometheus: every figure of a look, and whether it alarms."""
+    points: list[Point] = []
+    for source, figures in told["sources"].items():
+        for figure, found in figures.items():
+            tags = {"run": run_id, "source": source, "figure": figure}
+            points.append(("troupe_vitals", found["now"], tags))
+            points.append(("troupe_alarm", float(found["state"] == "alarm"), tags))
+    return points
+
+
 def log_failed(traces: Iterable[Trace], *, is_last: bool = True) -> None:
     """A line per episode that failed, as long as they are few; its error is in the trace, it may quote a prompt.
 
@@ -123,4 +134,8 @@ def _promoted(row: StageRow, ref: dict[str, Any], run: dict[str, str]) -> list[P
     return [("troupe_champion_version", ref["team_version"], run)] if is_new else []
 
 
-_RESULTS = {"train": _trained, "sync": _synced, "evaluate": _evaluated, "promote": _promoted}
+def _recorded(row: StageRow, ref: dict[str, Any], run: dict[str, str]) -> list[Point]:
+    return look_points(row.run_id, ref["watch"]) if "watch" in ref else []
+
+
+_RESULTS = {"record": _recorded, "train": _trained, "sync": _synced, "evaluate": _evaluated, "promote": _promoted}

@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.links import as_markdown, links, stage_owner
+from pipelines.observe import tell_stages
 from pipelines.retrain import source_of
 from pipelines.run import Run, plain
 from pipelines.summary import iteration_summary, run_report, summaries
+from pipelines.watching import CHAMPION, ITERATION, look_at_iteration, look_metrics, look_tags
 from stores.files import write_file
 from stores.logs import bound
 from stores.types import EpisodeRewards, Trace
@@ -30,13 +32,15 @@ NUM_TRACES = 8
 
 
 def record(run: Run, iteration: int) -> dict[str, Any]:
-    """Shows a finished iteration to people; returns and keeps {"mlflow_run_id", "mlflow_url", "report", "links"}.
+    """Shows a finished iteration to people; returns and keeps {"mlflow_run_id", "mlflow_url", "report", "links", "watch"}.
 
     Links to the DAG run and the Ray jobs come from the environment and the journal, see `links`. Raises ValueError where
     a stage of the iteration is not done.
     """
     with bound(run=run.run_id, iteration=iteration, stage=STAGE):
-        return run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
+        ref = run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
+        tell_stages(row for row in run.journal.stages(run.run_id, iteration) if row.stage == STAGE)
+        return ref
 
 
 def open_parent(run: Run) -> None:
@@ -85,18 +89,20 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
         )
     rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage not in (STAGE, "measure")]
     where = links(rows)
+    ended_at = max(row.ended_at or row.started_at for row in rows)
+    told = look_at_iteration(run, iteration, at=ended_at)
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,
-        metrics=iteration_metrics(summary),
-        tags=_tags(summary, where),
+        metrics=iteration_metrics(summary) | look_metrics(told),
+        tags=_tags(summary, where) | look_tags(told),
         episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
-        ended_at=max(row.ended_at or row.started_at for row in rows),
+        ended_at=ended_at,
     )
     _, places = write_reports(run)
     _attach(run, places)
-    return {**plain(shown), "report": places["html"], "links": where}
+    return {**plain(shown), "report": places["html"], "links": where, "watch": told}
 
 
 def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -161,6 +167,7 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
         notes=_notes(run, rows),
         facts=_facts(run, report),
+        looks={kind: run.journal.value(run.run_id, f"watch/latest/{kind}") for kind in (ITERATION, CHAMPION)},
     )
     contents = {"json": json.dumps(report, indent=2), "html": render(data)}
     places = {kind: f"{run.folder}/report.{kind}" for kind in contents}

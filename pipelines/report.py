@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines import report_figures as figures
 from pipelines.report_page import page
 from pipelines.report_symptoms import symptom_lines, symptoms_table
+from pipelines.report_watch import watch_tables
 from stores.types import EpisodeRewards, Trace, Turn, TurnReward
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class ReportData:
     examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
+    looks: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    """Latest looks by kind, see `watching.look`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Name -> value, shown at the end: workflow, seed, versions, commit."""
 
@@ -75,6 +78,11 @@ def render(data: ReportData) -> str:
         ),
         _section(
             "Symptoms", "Figures that left their usual range, judged by the run's own history.", symptoms_table(rows)
+        ),
+        _section(
+            "Watch",
+            "What episodes are like, against the champion's own history; what is usual follows from earlier windows.",
+            watch_tables(data.looks),
         ),
         _section("Training", "Per model group.", _charts(figures.training(rows)) + _more_metrics(rows)),
         _section("Training, per agent", "Over each agent's own turns.", _charts(figures.training_of_agents(rows))),

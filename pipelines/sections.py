@@ -388,6 +388,61 @@ class TrafficConfig(Settings):
         return self
 
 
+class WatchFloorsConfig(Settings):
+    """The least change of a figure that is worth an alarm, however certain it is; those of an agent are its figure's."""
+
+    completion_tokens: float = Field(0.25, ge=0)
+    """Growth or fall, in parts of what is usual."""
+    turns: float = Field(0.25, ge=0)
+    """The same; so are the next three."""
+    tool_calls: float = Field(0.25, ge=0)
+    entropy: float = Field(0.25, ge=0)
+    prompt_words: float = Field(0.25, ge=0)
+    seconds: float = Field(0.5, ge=0)
+    """Growth, in parts of what is usual."""
+    format_faults: float = Field(0.05, ge=0)
+    """Rise of a share; so are the next four."""
+    cut_turns: float = Field(0.05, ge=0)
+    refusals: float = Field(0.05, ge=0)
+    failures: float = Field(0.02, ge=0)
+    repeats: float = Field(0.05, ge=0)
+    success: float = Field(0.05, ge=0)
+    """Fall of the share of tasks that are solved."""
+    reward_over_success: float = Field(0.1, ge=0)
+    """Rise of the mean reward above the outcome."""
+    feedback: float = Field(0.1, ge=0)
+    """Fall of the callers' score, which is between -1 and 1."""
+    input_drift: float = Field(0.2, ge=0)
+    """Distance between the mean of the prompts now and before, in spreads of single prompts."""
+
+
+class WatchConfig(Settings):
+    """What tells that a team has become worse without a word: thresholds come from the champion's own history."""
+
+    confidence: float = Field(0.99, gt=0.5, lt=1)
+    """That a look at a team that has not changed raises no alarm at all, over all figures of the look."""
+    min_history: int = Field(5, ge=3)
+    """Earlier windows that a figure needs before it is judged; on fixed tasks one is enough."""
+    history: int = Field(20, ge=3)
+    """Windows that are kept of each kind."""
+    min_episodes: int = Field(30, ge=2)
+    """Of captured answers, or of the gateway's, since the last watching: fewer wait for the next."""
+    max_episodes: int = Field(1000, ge=2)
+    """Captured answers that are read, the newest."""
+    on_alarm: Literal["tell", "hold"] = "tell"
+    """`hold`: an alarm of an iteration fails its DAG run, and the schedule trains on only by force or once it is accepted."""
+    floors: WatchFloorsConfig = WatchFloorsConfig()
+
+    @model_validator(mode="after")
+    def _enough_is_kept(self) -> Self:
+        if self.history < self.min_history:
+            raise ValueError(
+                f"watch.history = {self.history} windows are kept, and watch.min_history = {self.min_history} are needed: "
+                "raise the first"
+            )
+        return self
+
+
 class WatchdogConfig(Settings):
     """Who watches a stage: says what it waits for, and ends it at its deadline (`stage_timeout_s` of its section)."""
 

@@ -165,10 +165,10 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
             f"team {run.team_name!r}: nothing to compare the team in service with: the one before it is not loaded any more"
         )
     new, old = found.champion.team_version, found.previous.team_version
-    before, watch, deadline = _figures(run), Watch(run.config.traffic), time.monotonic() + seconds
+    before, watch, deadline = gateway_figures(run), Watch(run.config.traffic), time.monotonic() + seconds
     seen: list[Seen] | None = None
     while time.monotonic() < deadline:
-        now = _figures(run)
+        now = gateway_figures(run)
         looked = watch.look(difference(_of(now, new), _of(before, new)), _of(now, old))
         seen = looked or seen
         if broken := [str(s) for s in looked or () if s.state == "broken"]:
@@ -186,11 +186,11 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
 def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[str, Any]:
     """{"state": "advance" | "broken" | "undecided", "reason", "num_answers"}."""
     config = run.config.traffic
-    before, deadline = _figures(run), time.monotonic() + config.step_timeout_s
+    before, deadline = gateway_figures(run), time.monotonic() + config.step_timeout_s
     seen: list[Seen] = []
     num = 0.0
     while time.monotonic() < deadline:
-        now = _figures(run)
+        now = gateway_figures(run)
         candidate, champion = (difference(_of(now, v), _of(before, v)) for v in (new, old))
         num = candidate["failure_share"][0]
         seen = watch.look(candidate, champion) or seen
@@ -205,8 +205,8 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[
     return {"state": "undecided", "reason": f"after {config.step_timeout_s:g} s: {unsure}", "num_answers": num}
 
 
-def _figures(run: Run) -> dict[int, Sums]:
-    """By team version, over all gateway replicas."""
+def gateway_figures(run: Run) -> dict[int, Sums]:
+    """What the team's answers were like by team version, over all gateway replicas."""
     return by_version(run.team_name, gateway_statuses(run.config.gateway))
 
 

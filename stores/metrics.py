@@ -116,6 +116,18 @@ METRICS = {
             help="Accuracy on the gate's tasks at the last evaluation.",
             tags=("run", "team"),
         ),
+        Metric(
+            name="troupe_vitals",
+            kind="gauge",
+            help="Figures that tell whether a team degrades, by what they are of (iteration, test, sentinel, service, gateway).",
+            tags=("run", "source", "figure"),
+        ),
+        Metric(
+            name="troupe_alarm",
+            kind="gauge",
+            help="1 where a figure has left the range that is usual for the champion.",
+            tags=("run", "source", "figure"),
+        ),
         Metric(name="troupe_champion_version", kind="gauge", help="Team version of the champion.", tags=("run",)),
     )
 }

@@ -32,6 +32,8 @@ PREVIOUS = "previous"
 """Where `troupe rollback` goes: the champion that the present one followed."""
 
 TEAM_FILE = "team.json"
+ALARM_TAG = "troupe.alarm."
+"""Beginning of the tags of a version that alarms."""
 MODEL_TAG = "troupe.model_id"
 """The SQL store of MLflow 3.17 forgets a version's `model_id`."""
 
@@ -142,6 +144,15 @@ class TeamRegistry:
         """An alias that names nothing any more; one that named nothing stays so."""
         if self.alias(name, alias) is not None:
             self._client.delete_registered_model_alias(name, alias)
+
+    def show_watch(self, name: str, version: int, tags: Mapping[str, str]) -> None:
+        """Shows on a version's page what watching it found, in place of what it found before."""
+        old = self._client.get_model_version(name, str(version)).tags
+        for tag in old:
+            if tag.startswith(ALARM_TAG) and tag not in tags:
+                self._client.delete_model_version_tag(name, str(version), tag)
+        for tag, words in tags.items():
+            self._client.set_model_version_tag(name, str(version), tag, words)
 
     def alias(self, name: str, alias: str) -> int | None:
         """The version that an alias names; None if it names none."""

@@ -90,6 +90,12 @@ class ServedStore(TraceStore):
             (trace, newest[trace.episode_id]) for trace in sorted(found, key=lambda t: (t.started_at, t.episode_id))
         ]
 
+    def served_since(self, since: float, *, limit: int) -> list[Trace]:
+        """The newest episodes begun after then (Unix seconds), at most `limit`."""
+        rows_of = self.newest_episodes(limit=limit)
+        wanted = [row["episode_id"] for row in rows_of if row["started_at"] > since]
+        return self._find(f"episode_id IN ({quoted(wanted)})", limit=len(wanted)) if wanted else []
+
     def served(self, episode_id: str) -> Trace | None:
         """The episode of exactly this id, if it is kept."""
         found = self._find(f"episode_id = {quoted([episode_id])}", limit=1)

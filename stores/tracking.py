@@ -130,6 +130,10 @@ class RunTracker:
             raise ValueError(f"{place} does not exist: write it before it is shown")
         self._client.log_text(self.mlflow_run_id, data.decode(), place.rpartition("/")[2])
 
+    def log_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """A small file of the run, in place of the one of this name."""
+        self._client.log_text(self.mlflow_run_id, json.dumps(content, indent=2), name)
+
     def log_traces(
         self, episodes: Iterable[tuple[Trace, EpisodeRewards | None]], *, limit: int = 20, mlflow_run: str = ""
     ) -> int:

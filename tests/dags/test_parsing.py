@@ -88,7 +88,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     berlin = {"cron": "0 2 * * 1-5", "timezone": "Europe/Berlin", "evaluate": "@daily", "maintain": ""}
     write(home / "small.yaml", schedule=berlin)
     canary = {"into_service": "canary"}
-    write(home / "watcher.yaml", run="watcher", schedule={"on_assets": ["troupe://team/small"]}, promote=canary)
+    follows = {"schedule": {"on_assets": ["troupe://team/small"]}, "promote": canary, "watch": {"on_alarm": "hold"}}
+    write(home / "watcher.yaml", run="watcher", **follows)
     write(home / "by_hand.yaml", run="by_hand")
     write(home / "misspelt.yaml", run="misspelt", schedul={"cron": "@daily"})
     write(home / "cron.yaml", run="cron", schedule={"cron": "99 * * * *"})
@@ -115,11 +116,11 @@ def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str
     assert (train["max_active_runs"], train["catchup"], train["schedule"]) == (1, False, "0 2 * * 1-5")
     watcher = parsed["dags"]["train_team__watcher"]
     assert watcher["schedule"] == "AssetTriggeredTimetable"
-    assert set(watcher["tasks"]) - set(train["tasks"]) == {"moved", "in_service"}, (
-        "only what a canary did not send back"
-    )
+    more = {"moved", "in_service", "watched", "alarm"}
+    assert set(watcher["tasks"]) - set(train["tasks"]) == more, "what a canary sent back, and what an alarm holds"
     assert parsed["dags"]["promote_team__small"]["params"] == ["reason", "team_version"]
     assert parsed["dags"]["promote_team__small"]["tasks"] == ["approve", "promote"]
+    assert parsed["dags"]["evaluate_team__small"]["tasks"] == ["alarm", "learning", "sound", "state", "watch"]
     roll_out = parsed["dags"]["roll_out_team__small"]["tasks"]
     assert roll_out == ["canary", "promoted", "sent_back", "undecided", "verdict"]
 

@@ -127,6 +127,20 @@ def test_prometheus_sees_the_loop_the_engines_and_what_the_dashboard_draws(undis
     assert scraper.of("ray_troupe_episodes_in_flight", run="small") == [0]
 
 
+def test_every_iteration_is_watched(undisturbed: Run) -> None:
+    for iteration in ITERATIONS:
+        recorded = undisturbed.journal.ref(undisturbed.key(iteration, "record"))
+        assert recorded is not None
+        told = recorded["watch"]
+        assert (told["state"], told["alarms"]) == ("learning", []), "three iterations are too few to judge by"
+        figures = told["sources"]["iteration"]
+        assert {"success", "entropy", "entropy/solver", "repeats", "reward_over_success", "input_drift"} <= set(figures)
+        assert figures["turns"]["num_windows"] == iteration - 1 and figures["turns"]["now"] >= 1
+        shown = undisturbed.tracker._client.get_run(recorded["mlflow_run_id"]).data
+        assert shown.metrics["vitals/entropy"] == pytest.approx(figures["entropy"]["now"])
+        assert shown.tags["troupe.watch"].startswith("learning: 0 figures are usual")
+
+
 def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> None:
     text = (Path(undisturbed.config.storage.root) / "log.txt").read_text()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"at"')]

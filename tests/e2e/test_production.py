@@ -21,7 +21,7 @@ from pipelines.production import canary, end_canary, in_service, put_into_servic
 from pipelines.promote import champion_version
 from pipelines.run import Run
 from pipelines.sections import FromServiceConfig, TrafficConfig, TrafficGuardsConfig
-from pipelines.service import promote_version
+from pipelines.service import promote_version, watch
 from pipelines.serving import app_names
 from pipelines.stages import run_stage
 from pipelines.traffic import guard, roll_out
@@ -78,6 +78,22 @@ def test_teams_are_loaded_on_the_idle_set_proven_and_switched_whole(run: Run) ->
     assert (back["set_name"], ask(run)) == ("blue", "small@1")
     assert seconds < 5, "the team before is loaded still: the way back is a proof and a route"
     print(f"first {first['load_s']:.1f} s, second {second['load_s']:.1f} s, back {seconds:.2f} s")
+
+
+def test_a_champion_that_silently_degrades_raises_an_alarm(run: Run) -> None:
+    """Nothing was promoted, no weight has changed: somebody shortened what agents may say."""
+    usual = watch(run, "champion", ["test"])
+    assert usual["state"] == "learning" and "test/success" in usual["learning"] and usual["alarms"] == []
+    agents = {name: settings.model_copy(update={"max_tokens": 5}) for name, settings in run.config.agents.items()}
+    short = watch(Run(run.config.model_copy(update={"agents": agents})), "champion", ["test"])
+    assert short["state"] == "alarm", short
+    found = {alarm["figure"] for alarm in short["alarms"]}
+    assert {"completion_tokens", "cut_turns", "format_faults"} <= found, found
+    tags = run.registry._client.get_model_version(run.team_name, str(short["team_version"])).tags
+    assert {f"troupe.alarm.test.{figure}" for figure in found} == {t for t in tags if t.startswith("troupe.alarm.")}
+    assert "Watch" in (Path(run.folder) / "report.html").read_text()
+    again = watch(run, "champion", ["test"])
+    assert again["state"] == "sound", again
 
 
 def test_a_canary_answers_its_share_and_ends(run: Run) -> None:

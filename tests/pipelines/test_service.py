@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from records import MakeTrace
 
-from pipelines import cluster, evaluate, service
+from pipelines import cluster, evaluate, served_windows, service
 from pipelines.config import load_config
 from pipelines.inspect import evaluate_team
 from pipelines.run import Run, plain
@@ -75,9 +75,13 @@ def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTra
     run = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))
     run.open()
     model = ModelVersionRef(model_group="team", version=2, uri="nowhere", manifest_sha256="")
-    run.__dict__["registry"] = SimpleNamespace(load=lambda name, alias: (7, SimpleNamespace(models={"team": model})))
+    run.__dict__["registry"] = SimpleNamespace(
+        load=lambda name, alias: (7, SimpleNamespace(models={"team": model})), show_watch=lambda *shown: None
+    )
+    run.__dict__["tracker"] = SimpleNamespace(log_metrics=lambda *shown, at: None, log_json=lambda *shown: None)
     monkeypatch.setattr(cluster, "connect", lambda address: None)
     monkeypatch.setattr(evaluate, "serve", lambda run, models: None)
+    monkeypatch.setattr(served_windows, "gateway_figures", lambda run: {})
     played: Played = {}
     monkeypatch.setattr(evaluate, "sample_episodes", fake_sampler(make_trace, played))
     return run, played
@@ -149,7 +153,8 @@ def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes
         patch.setattr(evaluate, "sample_episodes", killed)
         service.watch(run, "champion", ["test", "sentinel"])
     assert played == {"t0": 3, "t1": 3}
-    assert service.watch(run, "champion", ["test", "sentinel"]) == found
+    again = service.watch(run, "champion", ["test", "sentinel"])
+    assert again["sections"] == found["sections"] and (found["state"], again["state"]) == ("learning", "sound")
     assert played == {"t0": 4, "t1": 4}, "the test tasks were kept, the sentinel ones played anew"
 
 
