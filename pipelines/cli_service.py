@@ -35,7 +35,10 @@ def add_to(app: typer.Typer) -> None:
 
 def serve(
     team: Annotated[
-        str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION: what `troupe status` lists, e.g. demo@champion.")
+        str,
+        typer.Argument(
+            help="TEAM@ALIAS or TEAM@VERSION, e.g. demo@champion; RUN.yaml@ALIAS: with other sections `gateway` and `traffic`."
+        ),
     ],
     guard: Annotated[
         float | None,
@@ -130,7 +133,7 @@ def _end_beside(team: str, root: str, address: str) -> None:
     from pipelines import production
     from pipelines.cluster import connect_for_good
 
-    run = existing_run(team.partition("@")[0], root)
+    run = existing_run(team.rpartition("@")[0] or team, root)
     connect_for_good(address)
     hand_back(production.end_canary(run))
 
@@ -147,11 +150,12 @@ def _end(verdict: str, *, exit_code: bool) -> None:
 
 
 def _team(text: str, root: str) -> tuple[Run, int, Team]:
-    """The run, version and manifest that `TEAM@ALIAS` names."""
-    name, _, which = text.partition("@")
+    """The run, version and manifest that `TEAM@ALIAS` names; RUN.yaml in place of TEAM: with what the file says of the gateway."""
+    name, _, which = text.rpartition("@")
     if not name or not which:
         raise ValueError(f"{text!r} names no team version: give TEAM@ALIAS or TEAM@VERSION, e.g. demo@champion")
     run = existing_run(name, root)
+    run.begin()  # a file's settings of who answers are the run's from now on, for whoever names it
     version, team = run.registry.load(run.team_name, int(which) if which.isdigit() else which)
     return run, version, team
 

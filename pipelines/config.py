@@ -421,8 +421,8 @@ class RunConfig(Settings):
     def sha256(self) -> str:
         """Identity of everything that changes results: two configs with the same hash are the same run.
 
-        Where things are kept, how many iterations there are, deadlines, pure capacity and what only fails a stage for too
-        small an effective sample size do not count. Nor does what is at a default under which it does nothing: runs that
+        Where things are kept, how many iterations there are, who answers people and how it is watched, deadlines, pure capacity
+        and what only fails a stage for too small an effective sample size do not count. Nor does what is at a default under which it does nothing: runs that
         began before it existed go on.
         """
         sampling = ("budget", "oversample", "tail")
@@ -435,6 +435,8 @@ class RunConfig(Settings):
             "maintain": True,
             "serve": {"num_replicas", "threads", "cpus", "gpus", "start_timeout_s", "drain_timeout_s"},
             "tasks": {"sentinel"},
+            "gateway": True,
+            "traffic": True,
             "watch": True,
             "watchdog": True,
             "score": True,

@@ -102,7 +102,7 @@ FIGURES: Mapping[str, Figure] = {
     DRIFT: Figure(
         worse="higher", what="prompts are about something else", try_="train and test on tasks of the new kind"
     ),
-    "seconds": Figure(worse="higher", what="answers take longer", try_="troupe status; load, num_replicas", least=0.1),
+    "seconds": Figure(worse="higher", what="answers take longer", try_="the dashboard: load; num_replicas", least=0.1),
 }
 """By their names in `watch.floors`."""
 

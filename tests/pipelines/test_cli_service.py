@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.config import load_config
 from pipelines.run import Run
+from pipelines.stored_runs import stored_run
 from serve_apps.service.api_keys import KeyRing, read_keys
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
@@ -61,3 +62,16 @@ def test_a_registry_that_is_down_is_named_before_anything_starts(
     code, said = run(*command, "--root", str(tmp_path))
     assert code == 75 and f"MLflow at {url} (storage.mlflow) does not answer" in said
     assert "teams behind the gateway go on answering" in said and "infrastructure lost, repeat" in said
+
+
+def test_a_file_says_anew_who_answers_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    url = f"http://127.0.0.1:{free_port()}"
+    Run(load_config(SMALL, {"storage.root": str(tmp_path), "storage.mlflow": url})).begin()
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"extends: {SMALL}\nstorage: {{root: {tmp_path}, mlflow: '{url}'}}\ngateway: {{port: 8123}}\n")
+    assert run("serve", f"{file}@champion")[0] == 75, "as far as the registry, which is down"
+    assert stored_run("small", str(tmp_path)).config.gateway.port == 8123
+    file.write_text(f"{file.read_text()}seed: 4\n")
+    code, said = run("serve", f"{file}@champion")
+    assert code == 2 and "exists with another config (differs in seed)" in " ".join(said.split())

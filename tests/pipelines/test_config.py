@@ -242,7 +242,13 @@ def test_overrides_of_a_model_group_hold_for_it_alone() -> None:
 
 def test_what_changes_results_changes_the_identity_and_what_does_not_does_not() -> None:
     first = parse_config(DEMO, "run.yaml")
-    same = ({"iterations": 20}, {"storage": {"root": "elsewhere"}}, {"serve.num_replicas": 2})
+    same: tuple[dict[str, Any], ...] = (
+        {"iterations": 20},
+        {"storage": {"root": "elsewhere"}},
+        {"serve.num_replicas": 2},
+        {"gateway": {"port": 8123, "capture": {"share": 0.5}}},
+        {"traffic.shares": [0.5]},
+    )
     other = (
         {"seed": 1},
         {"train.optimizer.lr": 0.5},
