@@ -30,6 +30,22 @@ usage() {
   echo "Stop it with: make down"
 }
 
+# Starts the head; true once it runs.
+launch() {
+  # The agent takes a free port: its default is one, and a second head on this machine would take no jobs.
+  setsid nohup "$ray" start --head --block --node-ip-address 127.0.0.1 --port "$port" --include-dashboard true \
+    --dashboard-host 127.0.0.1 --dashboard-port "$dashboard_port" --dashboard-agent-listen-port 0 --disable-usage-stats \
+    >$state/head.log 2>&1 </dev/null &
+  pid=$!
+  echo "$pid $(started_at "$pid")" >$state/head
+  for _ in $(seq 240); do
+    if grep -q "Ray runtime started" $state/head.log; then return 0; fi
+    if ! is_up; then return 1; fi
+    sleep 0.5
+  done
+  return 1
+}
+
 up() {
   if is_up; then usage; return; fi
   for wanted in "$port" "$dashboard_port"; do
@@ -40,18 +56,12 @@ up() {
   done
   mkdir -p $state
   "$ray" get-auth-token --generate >/dev/null # other users of this machine cannot connect without it
-  # The agent takes a free port: its default is one, and a second head on this machine would take no jobs.
-  setsid nohup "$ray" start --head --block --node-ip-address 127.0.0.1 --port "$port" --include-dashboard true \
-    --dashboard-host 127.0.0.1 --dashboard-port "$dashboard_port" --dashboard-agent-listen-port 0 --disable-usage-stats \
-    >$state/head.log 2>&1 </dev/null &
-  pid=$!
   echo "$port" >$state/port
   echo "$dashboard_port" >$state/dashboard_port
-  echo "$pid $(started_at "$pid")" >$state/head
-  for _ in $(seq 240); do
-    if grep -q "Ray runtime started" $state/head.log; then usage; return; fi
-    if ! is_up; then break; fi
-    sleep 0.5
+  for _ in 1 2; do # on a machine that stands still for 30 s Ray gives up its own start
+    if launch; then usage; return; fi
+    grep -q "timed out during startup" $state/head.log || break
+    kill -KILL -- "-$pid" 2>/dev/null || true # what it had started holds the port
   done
   tail -n 20 $state/head.log >&2
   echo "ray_head: Ray did not start within 120 s, its last lines are above" >&2
