@@ -123,8 +123,8 @@ class GatewayEpisodes:
                 raise self._ended_as(episode.id)
             try:
                 answer = await service.in_time(episode.chat(agent, body))
-            except ApiError as error:
-                if error.status >= 500:
+            except Exception as error:
+                if not isinstance(error, ApiError) or error.status >= 500:
                     service.failed(episode.team)
                 raise
         service.answered(held, episode.key, answer["usage"]["completion_tokens"], chat_figures(answer))

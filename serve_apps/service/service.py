@@ -254,6 +254,9 @@ class Service:
         except ApiError as error:  # the champion could answer it
             self.failed(team)
             logger.info("a shadow of %s@%d failed: %s", team.name, team.version, error.code)
+        except Exception:
+            self.failed(team)
+            raise
         finally:
             self._in_flight[place] -= 1
             self.metrics.shadow(team.name, team.version, outcome)

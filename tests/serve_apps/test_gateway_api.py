@@ -418,3 +418,16 @@ async def test_a_shadow_that_fails_or_hangs_never_shows_and_too_many_are_left_ou
         answer = await client.chat.completions.create(model="demo/solver", messages=HELLO)
         assert answer.choices[0].message.content == "It is 42."
         await until(lambda: figures(scene, 4)["failure_share"][1] == 1.0)
+
+
+async def test_a_fault_that_nobody_foresaw_is_a_500_in_the_metrics_and_a_failure_of_the_team(scene: Scene) -> None:
+    scene.streams.error = KeyError("a bug")
+    body = {"model": "demo/solver", "messages": HELLO}
+    async with scene.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        metrics = (await http.get("/metrics")).text
+        await http.post("/v1/chat/completions", json={**body, "stream": True})
+    assert 'troupe_gateway_requests_total{route="/v1/chat/completions",status="500"} 1.0' in metrics
+    assert figures(scene, 3)["failure_share"] == [2, 2.0, 2.0]
+    assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
