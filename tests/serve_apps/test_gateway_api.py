@@ -431,3 +431,12 @@ async def test_a_fault_that_nobody_foresaw_is_a_500_in_the_metrics_and_a_failure
     assert 'troupe_gateway_requests_total{route="/v1/chat/completions",status="500"} 1.0' in metrics
     assert figures(scene, 3)["failure_share"] == [2, 2.0, 2.0]
     assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
+
+
+async def test_seconds_of_a_shadow_whose_engines_stand_back_are_none_of_its_team(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    async with scene.openai() as client:
+        await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        await until(lambda: any(f["team_version"] == 4 for f in scene.service.figures()))
+    assert figures(scene, 4)["failure_share"][0] == 1 and figures(scene, 4)["seconds"][0] == 0
