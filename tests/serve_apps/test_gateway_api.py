@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import openai
 import pytest
 from gateway_scene import Scene, arm
 
-from serve_apps.service.api_keys import make_key, write_keys
+from serve_apps.service.api_keys import LOOK_S, KeyRing, make_key, write_keys
 from serve_apps.service.production import Production, TeamInService, place_of
 from serve_apps.service.protocol import ApiError
 from stores.types import Sampling
@@ -440,3 +441,17 @@ async def test_seconds_of_a_shadow_whose_engines_stand_back_are_none_of_its_team
         await client.chat.completions.create(model="demo/solver", messages=HELLO)
         await until(lambda: any(f["team_version"] == 4 for f in scene.service.figures()))
     assert figures(scene, 4)["failure_share"][0] == 1 and figures(scene, 4)["seconds"][0] == 0
+
+
+async def test_a_key_that_is_revoked_is_gone_even_where_the_file_keeps_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    secret, kept = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
+    _, other = make_key("owl", scopes=("call",), expires_at=None, requests_per_minute=None)
+    write_keys(path, [kept])
+    ring, time_ns = KeyRing(path), path.stat().st_mtime_ns
+    assert ring.check(f"Bearer {secret}", "call") == kept
+    write_keys(path, [other])
+    os.utime(path, ns=(time_ns, time_ns))
+    await asyncio.sleep(LOOK_S + 0.05)
+    with pytest.raises(ApiError, match="not known"):
+        ring.check(f"Bearer {secret}", "call")
