@@ -106,7 +106,7 @@ def end_canary(run: Run) -> dict[str, Any]:
     """The team in service answers everything again; returns {"team_version", "ended"}."""
     with hold(run):
         before = _needed(run)
-        switch(run, TeamInService(champion=before.champion))
+        switch(run, TeamInService(champion=before.champion, previous=before.previous))
         ended = None if before.candidate is None else before.candidate.team_version
         return {"team_version": before.champion.team_version, "ended": ended}
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.run import Run
-from pipelines.traffic import gateway_figures
+from pipelines.traffic import gateway_answers
 from pipelines.vitals import Vital, Window, window_of
-from serve_apps.service.figures import Sums, difference, total
+from serve_apps.service.figures import Sums, added, total
 from stores.files import is_uri, local_path
 from stores.served import ServedStore
 from stores.types import SERVED, Trace
@@ -50,15 +50,15 @@ def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
     config, waiting = run.config.watch, dict[str, str]()
     windows: dict[str, Window] = {}
     traces = _captured(run, version, since=until.get("service", 0.0))
-    now = gateway_figures(run).get(version, total([]))
-    new = difference(now, until.get("sums", {}))
+    now = [{"replica": s["replica"], "figures": s["figures"]} for s in gateway_answers(run)]
+    new = added(run.team_name, now, until.get("gateway", [])).get(version, total([]))
     num = int(new["failure_share"][0])
     if len(traces) >= config.min_episodes:
         windows["service"] = _window_of(run, traces, version, key=key, at=at)
         until["service"] = max(trace.started_at for trace in traces)
     if num >= config.min_episodes:
         windows["gateway"] = Window(key=key, at=at, figures=vitals_of_sums(new), team_version=version)
-        until["sums"] = now
+        until["gateway"] = now
     for source, count in (("service", len(traces)), ("gateway", num)):
         if 0 < count < config.min_episodes:
             waiting[source] = f"{count} of watch.min_episodes = {config.min_episodes} answers"

@@ -22,7 +22,8 @@ from pipelines.promote import crown
 from pipelines.run import Run
 from pipelines.sections import TrafficConfig
 from serve_apps.gateway_routes import gateway_statuses
-from serve_apps.service.figures import Sums, by_version, difference, total
+from serve_apps.service.figures import Sums, added, by_version, total
+from serve_apps.service.siblings import Status
 from stores.registry import Team
 from stores.waiting import waiting
 
@@ -165,11 +166,11 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
             f"team {run.team_name!r}: nothing to compare the team in service with: the one before it is not loaded any more"
         )
     new, old = found.champion.team_version, found.previous.team_version
-    before, watch, deadline = gateway_figures(run), Watch(run.config.traffic), time.monotonic() + seconds
+    before, watch, deadline = gateway_answers(run), Watch(run.config.traffic), time.monotonic() + seconds
     seen: list[Seen] | None = None
     while time.monotonic() < deadline:
-        now = gateway_figures(run)
-        looked = watch.look(difference(_of(now, new), _of(before, new)), _of(now, old))
+        now = gateway_answers(run)
+        looked = watch.look(_of(added(run.team_name, now, before), new), _of(by_version(run.team_name, now), old))
         seen = looked or seen
         if broken := [str(s) for s in looked or () if s.state == "broken"]:
             with production.hold_promotion(run):
@@ -186,12 +187,12 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
 def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[str, Any]:
     """{"state": "advance" | "broken" | "undecided", "reason", "num_answers"}."""
     config = run.config.traffic
-    before, deadline = gateway_figures(run), time.monotonic() + config.step_timeout_s
+    before, deadline = gateway_answers(run), time.monotonic() + config.step_timeout_s
     seen: list[Seen] = []
     num = 0.0
     while time.monotonic() < deadline:
-        now = gateway_figures(run)
-        candidate, champion = (difference(_of(now, v), _of(before, v)) for v in (new, old))
+        found = added(run.team_name, gateway_answers(run), before)
+        candidate, champion = _of(found, new), _of(found, old)
         num = candidate["failure_share"][0]
         seen = watch.look(candidate, champion) or seen
         if broken := [str(s) for s in seen if s.state == "broken"]:
@@ -205,9 +206,12 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[
     return {"state": "undecided", "reason": f"after {config.step_timeout_s:g} s: {unsure}", "num_answers": num}
 
 
-def gateway_figures(run: Run) -> dict[int, Sums]:
-    """What the team's answers were like by team version, over all gateway replicas."""
-    return by_version(run.team_name, gateway_statuses(run.config.gateway))
+def gateway_answers(run: Run) -> list[Status]:
+    """Statuses of all gateway replicas, which say what answers were like; none where one is too busy to answer: a look that is missed, not the end of the watch."""
+    try:
+        return gateway_statuses(run.config.gateway)
+    except TimeoutError:
+        return []
 
 
 def _of(figures: Mapping[int, Sums], version: int) -> Sums:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ray import serve
 
-from serve_apps.app_list import Apps, change, deployed_apps, open_list
+from serve_apps.app_list import Apps, change, deployed_apps, open_list, with_user_config
 from serve_apps.config import GatewayConfig
-from serve_apps.gateway import gateway_entry
+from serve_apps.gateway import gateway_entry, user_config
 from serve_apps.replicas import statuses_of
 from serve_apps.service.production import TeamInService
 from stores.waiting import waiting
@@ -45,8 +45,8 @@ def route(
 ) -> None:
     """Has the gateway answer for team `name` as wanted (None: not any more), and waits until every replica does.
 
-    Other teams on it stay. Raises RouteError where a replica refuses, or has not followed in `timeout_s`; what was in
-    service before is routed to again then.
+    Other teams on it stay, also those that are changed meanwhile. Raises RouteError where a replica refuses, or has not
+    followed in `timeout_s`; what was in service before under this name is routed to again then.
     """
     before: list[Apps] = []
 
@@ -59,25 +59,40 @@ def route(
         made = gateway_entry(app_name(config), config, teams)
         return apps | {app_name(config): made}
 
-    apps = change(open_list(state_file), edit)
-    expected = _teams_of(apps[app_name(config)])
+    change(open_list(state_file), edit)
     try:
-        _wait_until_routed(config, expected, timeout_s)
+        _wait_until_routed(config, name, wanted, timeout_s)
     except RouteError:
-        old = {name: entry for name, entry in before[0].items() if name == app_name(config)}
-        change(open_list(), lambda now: {name: e for name, e in now.items() if name != app_name(config)} | old)
+        old = before[0].get(app_name(config))
+        change(open_list(), lambda apps: _taken_back(apps, app_name(config), name, old))
         raise
 
 
-def _wait_until_routed(config: GatewayConfig, expected: Mapping[str, TeamInService], timeout_s: float) -> None:
+def _taken_back(apps: Apps, gateway: str, name: str, old: dict[str, Any] | None) -> Apps:
+    """The list with this team routed as the gateway's old entry says, and the others as they are by now."""
+    if gateway not in apps:
+        return apps
+    teams = {other: of for other, of in _teams_of(apps[gateway]).items() if other != name}
+    if old is None and not teams:
+        return {app: entry for app, entry in apps.items() if app != gateway}
+    if old is not None and name in (before := _teams_of(old)):
+        teams[name] = before[name]
+    return apps | {gateway: with_user_config(old or apps[gateway], user_config(teams))}
+
+
+def _wait_until_routed(config: GatewayConfig, name: str, wanted: TeamInService | None, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    wanted = {name: of.model_dump(mode="json") for name, of in expected.items()}
+    expected = None if wanted is None else wanted.model_dump(mode="json")
     while True:
-        statuses = gateway_statuses(config)
-        for status in statuses:
-            if status["error"] and status["refused"] == wanted:  # of what it was told now, not before
+        try:
+            statuses = gateway_statuses(config)
+        except TimeoutError:  # a replica is too busy to say: the deadline decides
+            statuses = []
+        late = [status for status in statuses if status["teams"].get(name) != expected]
+        for status in late:
+            if status["error"] and status["refused"].get(name) == expected:  # of what it was told now, not before
                 raise RouteError(f"gateway replica {status['replica_id']} refuses: {status['error']}")
-        if len(statuses) >= config.num_replicas and all(status["teams"] == wanted for status in statuses):
+        if len(statuses) >= config.num_replicas and not late:
             return
         live = serve.status().applications.get(app_name(config))
         said = "; ".join(_end(d.message) for d in live.deployments.values()) if live else "Serve does not know it"

@@ -86,7 +86,7 @@ class KeyRing:
         """ValueError where the file cannot be read; None: everybody may do everything."""
         self._path = path
         self._by_hash: Mapping[str, ApiKey] = {}
-        self._mtime_ns, self._looked_at = 0, 0.0
+        self._stamp, self._looked_at = (0, 0, 0), 0.0
         self.fault = ""
         """Why the file's last change is not in force."""
         if path is not None:
@@ -119,12 +119,22 @@ class KeyRing:
             return
         self._looked_at = time.monotonic()
         try:
-            if path.stat().st_mtime_ns != self._mtime_ns:
+            if _stamp(path) != self._stamp:
                 self._load(path)
         except (ValueError, OSError) as error:
             self.fault = str(error)
 
     def _load(self, path: Path) -> None:
+        stamp = _stamp(path)  # before it is read, so that a change meanwhile is seen at the next look
         keys = read_keys(path)
         self._by_hash = {key.sha256: key for key in keys}
-        self._mtime_ns, self._looked_at, self.fault = path.stat().st_mtime_ns, time.monotonic(), ""
+        self._stamp, self._looked_at, self.fault = stamp, time.monotonic(), ""
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """What changes when the file does; its time alone need not: it may be that of a copy, or of the same tick."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0, 0
+    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -120,7 +120,8 @@ class Capture:
     async def judge(self, uris: list[str], trace_id: str, feedback: FeedbackRequest, key: ApiKey) -> Feedback:
         """Stores what a caller thinks of an answer that it got; ApiError 404 where it got none of that id that is kept."""
         uri = await self._place_of(uris, trace_id, key)
-        given = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
+        said = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
+        given = self._redaction.clean(said)
         await asyncio.to_thread(self._store(uri).write_feedback, given)
         self._count("feedback", 1)
         return given

@@ -92,6 +92,7 @@ class GatewayEpisodes:
     async def outcome(self, episode: ProgramEpisode, posted: PostedOutcome) -> dict[str, Any]:
         """Ends the episode; returns how, and whether it is kept."""
         assert isinstance(episode, OpenEpisode), "only `find` hands them out"
+        await self._check_open(episode)
         if episode.num_on_their_way:
             raise ApiError(
                 409,
@@ -119,16 +120,23 @@ class GatewayEpisodes:
                 episode.fail(PolicyCallError(str(error)))
             raise
         with held:
-            if episode.id not in self._open:
-                raise self._ended_as(episode.id)
+            await self._check_open(episode)
             try:
                 answer = await service.in_time(episode.chat(agent, body))
-            except ApiError as error:
-                if error.status >= 500:
+            except Exception as error:
+                if not isinstance(error, ApiError) or error.status >= 500:
                     service.failed(episode.team)
                 raise
         service.answered(held, episode.key, answer["usage"]["completion_tokens"], chat_figures(answer))
         return answer
+
+    async def _check_open(self, episode: OpenEpisode) -> None:
+        """ApiError 410 where it has ended, or is about to: what comes now would be neither recorded nor counted."""
+        playing = self._playing.get(episode.id)
+        if playing is not None and episode.is_over.is_set():
+            await asyncio.wait({playing})
+        if episode.id not in self._open:
+            raise self._ended_as(episode.id)
 
     def _ended_as(self, episode_id: str) -> ApiError:
         told = self._ended[episode_id][1]

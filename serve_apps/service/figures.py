@@ -55,9 +55,7 @@ def run_figures(answer: Mapping[str, Any]) -> dict[str, float]:
 
 
 def difference(now: Sums, before: Sums) -> Sums:
-    """What was added since `before`; a replica that started anew counts from there."""
-    if any(now[name][0] < before.get(name, [0])[0] for name in now):
-        return now
+    """What was added since `before`, of the same replica."""
     return {name: [a - b for a, b in zip(of, before.get(name, [0, 0.0, 0.0]), strict=True)] for name, of in now.items()}
 
 
@@ -68,6 +66,21 @@ def by_version(team: str, statuses: Sequence[Mapping[str, Any]]) -> dict[int, Su
         for one in status["figures"]:
             if one["team"] == team:
                 parts.setdefault(one["team_version"], []).append(one["sums"])
+    return {version: total(sums) for version, sums in parts.items()}
+
+
+def added(team: str, now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
+    """`by_version` of what was added between two lists of statuses.
+
+    Replica by replica: one that has ended takes its figures along, which subtracted from those of the others would leave
+    fewer failures than none; a new one counts from its start.
+    """
+    past = {status["replica"]: by_version(team, [status]) for status in before}
+    parts: dict[int, list[Sums]] = {}
+    for status in now:
+        known = past.get(status["replica"], {})
+        for version, sums in by_version(team, [status]).items():
+            parts.setdefault(version, []).append(difference(sums, known.get(version, {})))
     return {version: total(sums) for version, sums in parts.items()}
 
 

@@ -146,19 +146,28 @@ class _Limits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.perf_counter()
+        began, has_begun = time.perf_counter(), False
+
+        def count(status: int) -> None:
+            path = getattr(scope.get("route"), "path", "unknown")
+            self._service.metrics.request(path, status, time.perf_counter() - began)
 
         async def counted(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
-                path = getattr(scope.get("route"), "path", "unknown")
-                self._service.metrics.request(path, message["status"], time.perf_counter() - began)
+                has_begun = True
+                count(message["status"])
             await send(message)
 
         error = self._refusal(scope)
-        if error is None:
-            await self._app(scope, receive, counted)
-        else:
-            await JSONResponse(error.body, status_code=error.status)(scope, receive, counted)
+        try:
+            if error is None:
+                await self._app(scope, receive, counted)
+            else:
+                await JSONResponse(error.body, status_code=error.status)(scope, receive, counted)
+        finally:
+            if not has_begun:  # what nobody has foreseen is answered outside of this, with 500
+                count(500)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         size, limit = Headers(scope=scope).get("content-length"), self._service.config.max_body_bytes
@@ -203,8 +212,8 @@ def _released_unless_streamed(
 
     try:
         yield stream
-    except ApiError as error:
-        if error.status >= 500:
+    except Exception as error:
+        if not isinstance(error, ApiError) or error.status >= 500:
             service.failed(held.team)
         raise
     finally:
@@ -284,3 +293,6 @@ async def _events(service: Service, held: Held, answer: AsyncGenerator[dict[str,
     except TimeoutError:
         service.failed(held.team)
         yield f"data: {json.dumps(service.too_late.body)}\n\n"
+    except Exception:
+        service.failed(held.team)
+        raise

@@ -241,19 +241,21 @@ class Service:
     async def _play_shadow(
         self, team: ServedTeam, play: Callable[[ServedTeam], Awaitable[Mapping[str, float]]]
     ) -> None:
-        place, began, outcome = (team.name, team.set_name, team.version), time.perf_counter(), "failed"
+        place, outcome = (team.name, team.set_name, team.version), "failed"
         self._in_flight[place] += 1
         try:
             async with asyncio.timeout(self.config.request_timeout_s):
                 figures = await play(team)
-            seconds = time.perf_counter() - began
-            self._tally(team).add({**figures, "seconds": seconds, "failure_share": 0.0})
+            self._tally(team).add({**figures, "failure_share": 0.0})
             outcome = "answered"
-        except TimeoutError:  # its engines stand back, so that this says nothing of the team
+        except TimeoutError:  # its engines stand back, so that seconds say nothing of the team
             outcome = "late"
         except ApiError as error:  # the champion could answer it
             self.failed(team)
             logger.info("a shadow of %s@%d failed: %s", team.name, team.version, error.code)
+        except Exception:
+            self.failed(team)
+            raise
         finally:
             self._in_flight[place] -= 1
             self.metrics.shadow(team.name, team.version, outcome)

@@ -81,7 +81,7 @@ def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTra
     run.__dict__["tracker"] = SimpleNamespace(log_metrics=lambda *shown, at: None, log_json=lambda *shown: None)
     monkeypatch.setattr(cluster, "connect", lambda address: None)
     monkeypatch.setattr(evaluate, "serve", lambda run, models: None)
-    monkeypatch.setattr(served_windows, "gateway_figures", lambda run: {})
+    monkeypatch.setattr(served_windows, "gateway_answers", lambda run: [])
     played: Played = {}
     monkeypatch.setattr(evaluate, "sample_episodes", fake_sampler(make_trace, played))
     return run, played

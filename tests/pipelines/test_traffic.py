@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from pipelines.sections import TrafficConfig, TrafficGuardsConfig
 from pipelines.traffic import Watch
-from serve_apps.service.figures import Sums, Tally, difference, total
+from serve_apps.service.figures import Sums, Tally, added, difference, total
 
 CONFIG = TrafficConfig()
 
@@ -109,7 +111,25 @@ def test_figures_add_up_over_replicas_and_subtract_over_time() -> None:
     assert all(parts[name] == pytest.approx(whole[name]) for name in whole)
     later = difference(whole, tally(first))
     assert all(later[name] == pytest.approx(tally(second)[name]) for name in whole)
-    assert difference(tally(first), whole) == tally(first), "a replica that started anew counts from there"
+
+
+def test_a_replica_that_ends_takes_its_figures_along_and_nothing_of_the_others() -> None:
+    rng = np.random.default_rng(6)
+
+    def status(replica: str, figures: list[dict[str, float]]) -> dict[str, Any]:
+        return {"replica": replica, "figures": [{"team": "demo", "team_version": 4, "sums": tally(figures)}]}
+
+    failing, sound, later, young = (
+        answers(rng, 100, failing=0.2),
+        answers(rng, 100),
+        answers(rng, 150),
+        answers(rng, 20),
+    )
+    before = [status("a", sound), status("b", failing)]
+    found = added("demo", [status("a", sound + later), status("c", young)], before)[4]
+    expected = tally(later + young)
+    assert all(found[name] == pytest.approx(expected[name]) for name in expected)
+    assert Watch(CONFIG).look(found, expected) is not None, "its shares are between 0 and 1"
 
 
 @pytest.mark.parametrize("shares", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.5)])

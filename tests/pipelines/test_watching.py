@@ -145,7 +145,7 @@ def test_the_gateways_sums_are_vitals() -> None:
 def watched(by_hand: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The run whose team answers 5 to everything, with a gateway that answers nothing by itself."""
     run, _ = by_hand
-    monkeypatch.setattr(served_windows, "gateway_figures", lambda run: {})
+    monkeypatch.setattr(served_windows, "gateway_answers", lambda run: [])
     run.journal.put_value("small", "champion", {"team_version": 7, "models": {}})
     return run
 
@@ -224,12 +224,20 @@ def test_what_was_served_since_the_last_watching_is_a_window_of_the_champions(
 
 
 def test_the_gateways_answers_are_those_since_the_last_window(watched: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    tally = Tally()
-    monkeypatch.setattr(served_windows, "gateway_figures", lambda run: {7: tally.sums})
+    gone, there = Tally(), Tally()
+    tallies = {"a": gone, "b": there}
+
+    def answers(_: Run) -> list[dict[str, Any]]:
+        about = {"team": watched.team_name, "team_version": 7}
+        return [{"replica": name, "figures": [about | {"sums": t.sums}]} for name, t in tallies.items()]
+
+    monkeypatch.setattr(served_windows, "gateway_answers", answers)
     for tokens in (10.0, 20.0):
-        for _ in range(30):
-            tally.add(dict.fromkeys(NAMES, 0.0) | {"completion_tokens": tokens})
+        for tally in tallies.values():
+            for _ in range(30):
+                tally.add(dict.fromkeys(NAMES, 0.0) | {"completion_tokens": tokens})
         service.watch(watched, CHAMPION, ["test"])
+        tallies.pop("a", None)  # a replica that ends takes only its own figures along
     means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
     assert means == [10.0, 20.0]
 

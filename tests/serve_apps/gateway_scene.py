@@ -17,7 +17,6 @@ from serve_apps.service.episodes import GatewayEpisodes
 from serve_apps.service.http_api import build_api
 from serve_apps.service.policy_stream import Delta, SampleRequest
 from serve_apps.service.production import Arm, Production, TeamInService
-from serve_apps.service.protocol import ApiError
 from serve_apps.service.service import Service
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
 from stores.types import Sampling
@@ -30,7 +29,7 @@ class Scripted:
         self.tokenizer, self.text, self.pause_s = tokenizer, text, pause_s
         self.requests: list[SampleRequest] = []
         self.num_open = self.num_said = 0
-        self.error: ApiError | None = None
+        self.error: Exception | None = None
 
     async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
         self.requests.append(request)

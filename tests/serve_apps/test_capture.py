@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from gateway_scene import Scene, arm
+from records import MakeTrace
 
 from serve_apps.service.api_keys import make_key, write_keys
 from serve_apps.service.production import TeamInService, TeamStores
@@ -198,3 +200,26 @@ async def test_what_is_too_old_is_gone_with_what_was_said_of_it(tiny_model: Path
 def test_a_pattern_that_is_none_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="no regular expression"):
         Scene(tiny_model, capture={"redact": {"(": "x"}})
+
+
+async def test_what_callers_say_of_an_answer_is_redacted_too(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, redact={r"[\w.]+@[\w.]+": "<email>"})
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+        said = {"score": 0.5, "comment": "wrong: bob@example.org", "answer": "ask bob@example.org"}
+        assert (await http.post(f"/v1/traces/{answer['id']}/feedback", json=said)).status_code == 200
+    await scene.service.capture.close()
+    (kept_word,) = store.feedback_on()
+    assert (kept_word.score, kept_word.comment, kept_word.answer) == (0.5, "wrong: <email>", "ask <email>")
+
+
+def test_a_number_that_must_not_be_kept_is_found_as_a_number_too(make_trace: MakeTrace) -> None:
+    redaction = Redaction({r"\d{16}": "<card>"})
+    card, other = 4111111111111111, 41
+    request = {"card": card, "cards": [card, other], "at": {"n": card}}
+    (call, *_) = make_trace().tool_calls
+    call = replace(call, request=request, response=card)
+    found = redaction.of(replace(make_trace(), tool_calls=(call,), outcome_metadata={"card": card, "is_paid": True}))
+    assert found is not None and str(card) not in str(asdict(found))
+    assert found.tool_calls[0].request == {"card": "<card>", "cards": ["<card>", other], "at": {"n": "<card>"}}
+    assert found.outcome_metadata["is_paid"] is True and not found.turns[0].prompt_token_ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import openai
 import pytest
 from gateway_scene import Scene, arm
 
-from serve_apps.service.api_keys import make_key, write_keys
+from serve_apps.service.api_keys import LOOK_S, KeyRing, make_key, write_keys
 from serve_apps.service.production import Production, TeamInService, place_of
 from serve_apps.service.protocol import ApiError
 from stores.types import Sampling
@@ -418,3 +419,39 @@ async def test_a_shadow_that_fails_or_hangs_never_shows_and_too_many_are_left_ou
         answer = await client.chat.completions.create(model="demo/solver", messages=HELLO)
         assert answer.choices[0].message.content == "It is 42."
         await until(lambda: figures(scene, 4)["failure_share"][1] == 1.0)
+
+
+async def test_a_fault_that_nobody_foresaw_is_a_500_in_the_metrics_and_a_failure_of_the_team(scene: Scene) -> None:
+    scene.streams.error = KeyError("a bug")
+    body = {"model": "demo/solver", "messages": HELLO}
+    async with scene.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        metrics = (await http.get("/metrics")).text
+        await http.post("/v1/chat/completions", json={**body, "stream": True})
+    assert 'troupe_gateway_requests_total{route="/v1/chat/completions",status="500"} 1.0' in metrics
+    assert figures(scene, 3)["failure_share"] == [2, 2.0, 2.0]
+    assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
+
+
+async def test_seconds_of_a_shadow_whose_engines_stand_back_are_none_of_its_team(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    async with scene.openai() as client:
+        await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        await until(lambda: any(f["team_version"] == 4 for f in scene.service.figures()))
+    assert figures(scene, 4)["failure_share"][0] == 1 and figures(scene, 4)["seconds"][0] == 0
+
+
+async def test_a_key_that_is_revoked_is_gone_even_where_the_file_keeps_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    secret, kept = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
+    _, other = make_key("owl", scopes=("call",), expires_at=None, requests_per_minute=None)
+    write_keys(path, [kept])
+    ring, time_ns = KeyRing(path), path.stat().st_mtime_ns
+    assert ring.check(f"Bearer {secret}", "call") == kept
+    write_keys(path, [other])
+    os.utime(path, ns=(time_ns, time_ns))
+    await asyncio.sleep(LOOK_S + 0.05)
+    with pytest.raises(ApiError, match="not known"):
+        ring.check(f"Bearer {secret}", "call")

@@ -348,3 +348,20 @@ async def test_what_a_caller_sends_never_ends_an_episode_as_a_fault_of_ours(stag
             statuses.append(answer.status_code)
         assert statuses == [400, 200, 400, 400]
         assert (await chat(http, episode)).status_code == 200
+
+
+async def test_of_two_outcomes_at_once_the_first_counts_and_a_call_behind_it_is_told(stage: Stage) -> None:
+    async with stage.opened() as (http, episode):
+        await chat(http, episode)
+        place = f"{episode['base_url']}/outcome"
+        first, second, late = await asyncio.gather(
+            http.post(place, json={"answer": "right", "score": 1.0}),
+            http.post(place, json={"answer": "wrong", "score": 0.0}),
+            chat(http, episode),
+        )
+    assert [answer.status_code for answer in (first, second, late)] == [200, 410, 410]
+    assert late.json()["error"]["code"] == "episode_ended" and len(stage.engine.seen) == 1
+    (trace,) = await stage.kept()
+    assert (trace.answer, trace.outcome_metadata["score"]) == ("right", 1.0)
+    assert [said.score for said in stage.store.feedback_on()] == [1.0]
+    assert stage.scene.service.in_flight() == []

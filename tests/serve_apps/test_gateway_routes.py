@@ -1,0 +1,80 @@
+"""Who is in service changes in one list that several teams share: what one team's change leaves of the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_scene import arm
+
+from serve_apps import gateway_routes
+from serve_apps.app_list import Apps
+from serve_apps.config import GatewayConfig
+from serve_apps.gateway_routes import RouteError, route
+from serve_apps.service.production import TeamInService
+
+CONFIG = GatewayConfig()
+
+
+class Cluster:
+    """One list of applications, and a gateway replica that does as it says, or `refuses` a team."""
+
+    def __init__(self) -> None:
+        self.apps: Apps = {}
+        self.refuses = ""
+        self.meanwhile: list[Callable[[], None]] = []
+
+    def change(self, _: Any, edit: Callable[[Apps], Apps]) -> Apps:
+        self.apps = edit(dict(self.apps))
+        return self.apps
+
+    def statuses(self, _: GatewayConfig) -> list[dict[str, Any]]:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"] if self.apps else {}
+        good = {name: of for name, of in teams.items() if name != self.refuses}
+        return [{"teams": good, "error": self.refuses, "refused": teams if self.refuses else {}, "replica_id": "r"}]
+
+    def versions(self) -> dict[str, int]:
+        teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"]
+        return {name: of["champion"]["team_version"] for name, of in teams.items()}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setattr(gateway_routes, "open_list", lambda *_: None)
+    monkeypatch.setattr(gateway_routes, "change", made.change)
+    monkeypatch.setattr(gateway_routes, "gateway_statuses", made.statuses)
+    monkeypatch.setattr(gateway_routes.serve, "status", lambda: type("Status", (), {"applications": {}}))
+    return made
+
+
+def put(model: Path, name: str, version: int) -> None:
+    route(CONFIG, name, TeamInService(champion=arm(model, version, "blue")), state_file="", timeout_s=0.2)
+
+
+def test_two_teams_that_switch_at_once_both_do(cluster: Cluster, tiny_model: Path) -> None:
+    cluster.meanwhile = [lambda: put(tiny_model, "other", 7)]
+    put(tiny_model, "demo", 3)
+    assert cluster.versions() == {"demo": 3, "other": 7}
+
+
+def test_a_change_that_is_taken_back_leaves_what_another_team_changed_meanwhile(
+    cluster: Cluster, tiny_model: Path
+) -> None:
+    put(tiny_model, "demo", 3)
+    put(tiny_model, "other", 6)
+    cluster.meanwhile, cluster.refuses = [lambda: put(tiny_model, "other", 7)], "demo"
+    with pytest.raises(RouteError, match="gateway replica r refuses: demo"):
+        put(tiny_model, "demo", 4)
+    assert cluster.versions() == {"demo": 3, "other": 7}
+
+
+def test_a_gateway_that_never_came_is_taken_off_the_list(cluster: Cluster, tiny_model: Path) -> None:
+    cluster.refuses = "demo"
+    with pytest.raises(RouteError):
+        put(tiny_model, "demo", 3)
+    assert cluster.apps == {}
