@@ -191,6 +191,9 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[
     seen: list[Seen] = []
     num = 0.0
     while time.monotonic() < deadline:
+        in_place = production.in_service(run)
+        if in_place is None or in_place.candidate is None or in_place.candidate.team_version != new:
+            return {"state": "undecided", "reason": "somebody else has ended this canary", "num_answers": num}
         found = added(run.team_name, gateway_answers(run), before)
         candidate, champion = _of(found, new), _of(found, old)
         num = candidate["failure_share"][0]

@@ -21,7 +21,7 @@ from serve_apps.contracts import Parsed
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
 from serve_apps.runner import CONTEXT_EXHAUSTED, Prompt, Recorder
-from serve_apps.service.protocol import ApiError, Body, ChatRequest
+from serve_apps.service.protocol import ApiError, Body, ChatRequest, Metadata
 from serve_apps.tool_calls import OPEN, assistant_message
 from serve_apps.workflow import Outcome
 from stores.types import Turn
@@ -36,7 +36,7 @@ class PostedOutcome(Body):
     answer: str | None = None
     score: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     """0 to 1; the credit rule `posted_score` pays it."""
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     """JSON values for other credit rules and for readers."""
 
 

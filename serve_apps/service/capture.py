@@ -101,7 +101,7 @@ class Capture:
         self._pending.append(Pending(uri=stores.served, trace=kept, feedback=said))
         became: Kept = "redacted" if redacted else "kept"
         self._count(became, 1)
-        if self._writer is None:
+        if self._writer is None or self._writer.done():
             self._writer = asyncio.ensure_future(self._write_on())
         return became
 
@@ -188,7 +188,11 @@ class Capture:
         try:
             before = time.time() - self._config.keep_days * 86_400
             num = await asyncio.to_thread(self._stores[uri].drop_before, before)
-        except (OSError, RuntimeError) as error:  # another replica does the same at this moment, or the store is down
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ) as error:  # another replica does the same at this moment, or the store is down
             logger.warning("what is too old stays in %s for an hour: %s", uri, error)
         else:
             if num:

@@ -56,7 +56,9 @@ def _passed_on(service: Service) -> type[APIRoute]:
     """Routes that hand the calls of another replica's episodes over to it."""
     addresses = Addresses(service.siblings)
     http = httpx.AsyncClient(
-        timeout=httpx.Timeout(10, read=None), limits=httpx.Limits(max_connections=None), trust_env=False
+        timeout=httpx.Timeout(10, read=service.config.request_timeout_s + 10),
+        limits=httpx.Limits(max_connections=None),
+        trust_env=False,
     )
 
     class PassedOn(APIRoute):

@@ -7,12 +7,13 @@ free text would look for the fault elsewhere. Fields that change nothing in the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
+MAX_DEPTH = 20
 
 
 class ApiError(Exception):
@@ -47,6 +48,23 @@ class Body(BaseModel):
     """A request body: no unknown field, no value of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _not_too_deep(value: dict[str, Any]) -> dict[str, Any]:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [part for one in level if isinstance(one, dict | list) for part in _parts(one)]
+    if any(isinstance(one, dict | list) for one in level):
+        raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(_not_too_deep)]
+"""JSON values that are kept beside an episode."""
 
 
 class Function(Body):
@@ -214,7 +232,7 @@ class RunRequest(Body):
     """`POST /v1/workflows/{team}/runs`: a task for the whole team."""
 
     prompt: str = Field(min_length=1)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     """Further fields of the task, as the workflow reads them."""
     seed: int | None = Field(None, ge=0, lt=2**31)
     stream: bool = False
@@ -230,7 +248,7 @@ class EpisodeRequest(Body):
     team: str
     prompt: str = ""
     """Text of the task; default: what the program's first call asks."""
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     """Further fields of the task, for credit rules and readers."""
     seed: int | None = Field(None, ge=0, lt=2**31)
     """Of all its turns."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -218,6 +219,22 @@ def test_a_canary_that_nobody_asks_stays_undecided(run: Run) -> None:
     in_place = in_service(run)
     assert in_place and in_place.candidate and in_place.share == 0.3
     end_canary(run)
+
+
+def test_a_canary_that_somebody_ends_is_not_put_back(run: Run) -> None:
+    run = with_traffic(run)
+    serve(run, 1)
+    other = max(v.version for v in run.registry.versions(run.team_name))
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(roll_out, run, other, run.registry.load(run.team_name, other)[1])
+        while (now := in_service(run)) is None or now.candidate is None:
+            assert not found.done(), found.result()
+            time.sleep(0.05)
+        end_canary(run)
+        told = found.result(timeout=60)
+    assert (told["verdict"], told["reason"]) == ("undecided", "somebody else has ended this canary")
+    now = in_service(run)
+    assert now is not None and now.candidate is None
 
 
 @pytest.mark.parametrize("through", ["the gateway", "this process"])

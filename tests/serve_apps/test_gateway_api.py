@@ -455,3 +455,16 @@ async def test_a_key_that_is_revoked_is_gone_even_where_the_file_keeps_its_time(
     await asyncio.sleep(LOOK_S + 0.05)
     with pytest.raises(ApiError, match="not known"):
         ring.check(f"Bearer {secret}", "call")
+
+
+async def test_metadata_that_nobody_could_keep_is_refused(scene: Scene) -> None:
+    fits: dict[str, Any] = {"a": 1}
+    for _ in range(18):
+        fits = {"a": [fits["a"]]}
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": [deep]}
+    async with scene.http() as client:
+        refused = await client.post("/v1/episodes", json={"team": "demo", "metadata": deep})
+        assert refused.status_code == 400 and "nested more than 20 deep" in refused.json()["error"]["message"]
+        assert (await client.post("/v1/episodes", json={"team": "demo", "metadata": fits})).status_code == 200
