@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help demo test check bench chaos workflows algorithms up airflow down clean system lock
+.PHONY: help demo test soak check bench chaos workflows algorithms up airflow down clean system lock
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -24,7 +24,7 @@ demo: .venv/.cpu  ## Train the two-model math team of infra/runs/demo.yaml; a st
 	fi
 
 test: check  ## Checks, then every test, end-to-end runs on the real parts included
-	$(BIN)/pytest -n 2 --disable-warnings
+	$(BIN)/pytest -n 2 -m "not soak" --disable-warnings
 
 check: .venv/.dev  ## Lint, format, import layers, types
 	$(BIN)/ruff check .
@@ -34,6 +34,9 @@ check: .venv/.dev  ## Lint, format, import layers, types
 
 bench: .venv/.dev  ## Ratios against peers and limits, side by side; runs/bench/report.json
 	$(BIN)/python -m tests.bench
+
+soak: .venv/.dev  ## Whole runs that `make test` has no time for: learners of a whole team, variants
+	$(BIN)/pytest -m soak --disable-warnings
 
 chaos: .venv/.dev  ## kill -9 of every kind of process in every stage; what is done is kept in runs/chaos/report.json
 	$(BIN)/python -m tests.chaos

@@ -20,24 +20,20 @@ TEXTS = [
 ]
 
 
-APART = ("tests/e2e/test_adapter_team.py", "tests/e2e/test_readme_example.py")
-
-
 class Lanes(LoadScopeScheduling):  # type: ignore[misc]
     """Two lanes under `pytest -n 2`: the end-to-end tests, which mostly wait for other processes, beside all the rest.
 
-    More would start more Rays at once, and play the undisturbed run more than once. End-to-end tests that share nothing
-    with the others are in the second lane, so that both take about as long.
+    Both take about as long. More would start more Rays at once, and play the undisturbed run more than once.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        is_shared = nodeid.startswith("tests/e2e/") and not nodeid.startswith(APART)
-        return "end-to-end" if is_shared else "parts"
+        return "end-to-end" if nodeid.startswith("tests/e2e/") else "parts"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Ray's workers have a low priority: two cores that are busy with Airflow would leave them next to nothing.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    config.addinivalue_line("markers", "soak: minutes of whole runs, in `make soak` and not in `make test`")
     config.addinivalue_line("markers", "needs_program(name): skipped where the program is missing, a failure in CI")
 
 

@@ -19,6 +19,7 @@ from pipelines.lineage import lineage_of_episode, lineage_of_team
 from pipelines.record import record
 from pipelines.run import Run
 from pipelines.stages import STAGES
+from pipelines.watching import handed_on
 from stores import journal
 from stores.files import open_filesystem, read_file
 from stores.types import Purpose, TracesRef
@@ -103,7 +104,8 @@ def test_every_iteration_has_an_mlflow_run_that_a_repeated_record_leaves_as_it_i
         assert (shown.tags["mlflow.parentRunId"], shown.tags["troupe.iteration"]) == (parent, str(iteration))
         assert shown.metrics["policy_version/team"] == float(shown.tags["troupe.policy_version.team"]) == iteration
     done = troupe(undisturbed, "record", "--run", "small", "--iteration", "3")
-    assert json.loads(done.stdout.splitlines()[-1].removeprefix("troupe-ref: ")) == kept[3]
+    handed = json.loads(done.stdout.splitlines()[-1].removeprefix("troupe-ref: "))
+    assert kept[3] is not None and handed == kept[3] | {"watch": handed_on(kept[3]["watch"])}
     with undisturbed.journal._connect() as connection:  # as if the record had been lost after MLflow had taken it
         connection.execute(journal.STAGES.delete().where(journal.STAGES.c.stage == "record"))
     for iteration in reversed(ITERATIONS):

@@ -13,6 +13,7 @@ from pipelines.run import Run
 from stores.types import ModelVersionRef, TracesRef
 from train_loops.team_signal import LOG_RATIOS_FILE, SIGNAL_FILE
 
+pytestmark = pytest.mark.soak
 TWO_GROUPS = {"a": {"agents": ["solver", "verifier"]}, "b": {"agents": ["refiner", "finalizer"]}}
 SHORT = {"iterations": 1, "warmstart.num_epochs": 1, "collect.tasks_per_iteration": 12}
 
