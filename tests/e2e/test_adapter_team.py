@@ -16,6 +16,7 @@ from pipelines.inspect import export_version
 from pipelines.run import Run
 from tests.e2e.local_runs import finish, report_of
 
+pytestmark = pytest.mark.soak
 CONFIG = Path(__file__).parent / "adapter_team.yaml"
 GROUPS = ("solver", "verifier", "closer")
 
