@@ -218,6 +218,8 @@ def _team(run: Run, folders: Mapping[str, Path], spy: _TextSpy | None) -> Acting
 class _TextSpy:
     """Stands in for a tokenizer that does not exist yet: keeps the texts it is shown."""
 
+    knows_tools = True  # the tiny models' chat template shows them
+
     def __init__(self) -> None:
         self.texts: list[str] = []
 

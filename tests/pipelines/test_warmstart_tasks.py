@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from pipelines.config import load_config
 from pipelines.run import Run
-from pipelines.warmstart import warmstart
-from stores.types import ModelVersionRef
+from pipelines.warmstart import _demonstrations, _TextSpy, warmstart
+from stores.types import EpisodeStatus, ModelVersionRef
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 GROUPS = {
@@ -33,3 +33,13 @@ def test_two_families_begin_from_the_same_demonstrations(tmp_path: Path) -> None
     for group, ref in refs.items():
         assert max(max(ids) for ids in run.weights.manifest(ref).probe.sequences) < sizes[group]
     assert {"qwen/warmstart/loss", "llama/warmstart/loss"} <= set(made["metrics"])
+
+
+def test_a_program_with_tools_is_listened_to_before_there_is_a_tokenizer(tmp_path: Path) -> None:
+    config = Path(__file__).parents[2] / "infra" / "workflows" / "calculator_program.yaml"
+    run = Run(load_config(config, {"storage.root": str(tmp_path), "warmstart.num_demonstrations": 8}))
+    spy = _TextSpy()
+    assert run.config.warmstart is not None
+    traces = _demonstrations(run, run.config.warmstart, {}, spy, {})
+    assert len(traces) == 8 and {trace.status for trace in traces} <= {EpisodeStatus.OK, EpisodeStatus.TRUNCATED}
+    assert any('"name": "calculate"' in text for text in spy.texts), "the tool, and calls of it, are in the vocabulary"
