@@ -45,7 +45,7 @@ BENCHES = {
     "promotion": "tests.bench.promotion",
 }
 """Each module has `measure(folder) -> list[Figure]`; `folder` is empty and removed afterwards."""
-TIMEOUT_S = 900
+TIMEOUT_S = 1800
 
 
 def main() -> int:
