@@ -113,7 +113,7 @@ up() {
   export AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL=1 # how long a short task may linger, see dags/ray_job.py
   start airflow airflow standalone
   start mlflow mlflow server --backend-store-uri "$mlflow_db" --host 127.0.0.1 --port "$mlflow_port" --workers 1
-  wait_for airflow "http://127.0.0.1:$port/api/v2/monitor/health" 300
+  wait_for airflow "http://127.0.0.1:$port/api/v2/monitor/health" 600
   wait_for mlflow "http://127.0.0.1:$mlflow_port/health" 180
   addresses
 }

@@ -58,7 +58,7 @@ class LocalAirflow:
 
     def _script(self, *command: str) -> None:
         done = subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=600, check=False
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

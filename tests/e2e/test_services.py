@@ -51,16 +51,17 @@ def databases(postgres_server: Postgres) -> None:
 def mlflow(
     databases: None, postgres_server: Postgres, s3_server: S3, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Address of MLflow's server, started as the compose file does."""
+    """Address of MLflow's server, started as the compose file does, with one worker: uvicorn ends children that are slow to begin."""
     port, log = free_port(), tmp_path_factory.mktemp("mlflow-server") / "log"
-    command = [part.replace("5000", str(port)) for part in SERVICES["mlflow"]["command"]]
+    given = SERVICES["mlflow"]["command"]
+    command = [part.replace("5000", str(port)).replace("--workers=2", "--workers=1") for part in given]
     env = environment("mlflow", postgres_server, s3_server)
     with log.open("wb") as out:
         process = subprocess.Popen(
             [BIN / command[0], *command[1:]], env=env, cwd=log.parent, stdout=out, stderr=out, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not answers(f"http://127.0.0.1:{port}/health"):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
             time.sleep(0.3)
