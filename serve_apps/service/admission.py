@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from serve_apps.service.api_keys import ApiKey
 from serve_apps.service.protocol import ApiError
@@ -48,15 +46,6 @@ class Admission:
                 retry_after_s=(1 - left) * 60 / rate,
             )
         self._buckets[key.name] = left - 1, now
-
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Holds one of the places, after waiting for one if there is none; ApiError 429 or 503."""
-        await self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
 
     async def enter(self) -> None:
         """Takes a place; each is given back with one `leave`."""

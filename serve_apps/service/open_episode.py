@@ -12,14 +12,14 @@ from typing import Any
 
 from serve_apps.agent import Agent
 from serve_apps.program.episode import ProgramEpisode
-from serve_apps.runner import EpisodeSpec, Recorder, via
+from serve_apps.runner import Recorder, via
 from serve_apps.service.api_keys import ApiKey
 from serve_apps.service.production import ServedTeam
 from serve_apps.service.protocol import EpisodeRequest
 from serve_apps.service.service import Service
-from serve_apps.service.workflow_runs import SERVICE_RUN
+from serve_apps.service.workflow_runs import episode_spec
 from serve_apps.workflow import Outcome, Workflow
-from stores.types import Purpose, Task
+from stores.types import Task
 
 
 @dataclass(kw_only=True)
@@ -83,18 +83,7 @@ def begun(service: Service, team: ServedTeam, request: EpisodeRequest, key: ApiK
     """An episode of a team; its recorder does not run yet."""
     config = service.config.episodes
     name = f"ep-{service.replica}-{secrets.token_hex(12)}"
-    task = Task(
-        task_id=f"request-{name}", prompt=request.prompt, answers=(), metadata=request.metadata, source=SERVICE_RUN
-    )
-    spec = EpisodeSpec(
-        run_id=SERVICE_RUN,
-        iteration=0,
-        purpose=Purpose.AD_HOC,
-        team_key=team.acting.team_key,
-        task=task,
-        episode_index=0,
-        run_seed=request.seed if request.seed is not None else secrets.randbits(31),
-    )
+    spec = episode_spec(team, request, name=name)
     workflow = Elsewhere(dict(team.acting.workflow.agents))
     limits = team.cast.limits.model_copy(update={"episode_timeout_s": config.max_s})
     recorder = Recorder(spec, replace(team.acting, workflow=workflow), via(service.client(team)), limits)

@@ -10,7 +10,7 @@ from typing import Any
 
 from serve_apps.runner import AgentCall, Complete, EpisodeSpec, run_episode, via
 from serve_apps.service.production import ServedTeam
-from serve_apps.service.protocol import ApiError, RunRequest
+from serve_apps.service.protocol import ApiError, EpisodeRequest, RunRequest
 from serve_apps.service.service import Service
 from stores.types import Completion, EpisodeStatus, Purpose, Task, Trace
 
@@ -77,9 +77,9 @@ async def _play(service: Service, team: ServedTeam, spec: EpisodeSpec, complete:
     return trace
 
 
-def episode_spec(team: ServedTeam, request: RunRequest) -> EpisodeSpec:
-    """The episode that answers a request; its id is that of the trace."""
-    name = secrets.token_hex(12)
+def episode_spec(team: ServedTeam, request: RunRequest | EpisodeRequest, *, name: str = "") -> EpisodeSpec:
+    """The episode that answers a request; its id is that of the trace. Args: name: of its task; default: a random one."""
+    name = name or secrets.token_hex(12)
     task = Task(
         task_id=f"request-{name}", prompt=request.prompt, answers=(), metadata=request.metadata, source=SERVICE_RUN
     )
