@@ -59,7 +59,7 @@ def look(
 
     Args:
         kind: ITERATION or CHAMPION: whose latest look it is.
-        key: names the look; the same one again replaces itself.
+        key: names the look; the same one again replaces itself, and is judged by what was before it only.
         waiting: sources that have too few episodes to be judged now, and how many they have.
     """
     with run.journal.hold(run.run_id, "watch"):
@@ -68,7 +68,9 @@ def look(
             out = tuple(j.figure for j in found[source] if j.state == "alarm")
             _keep(run, source, replace(window, alarms=out))
         told = _told(found, waiting or {}, key=key, at=max((w.at for w in windows.values()), default=time.time()))
-        run.journal.put_value(run.run_id, f"watch/latest/{kind}", told)
+        latest = run.journal.value(run.run_id, f"watch/latest/{kind}")
+        if latest is None or latest["at"] <= told["at"]:
+            run.journal.put_value(run.run_id, f"watch/latest/{kind}", told)
         for alarm in told["alarms"]:
             logger.warning("alarm: %s, %s: %s; try: %s", alarm["source"], alarm["figure"], alarm["what"], alarm["try"])
         _note(run, key, told["alarms"])
@@ -139,16 +141,17 @@ def handed_on(told: Mapping[str, Any]) -> dict[str, Any]:
 def _judged(run: Run, source: str, window: Window, windows: Mapping[str, Window]) -> list[Judged]:
     config = run.config.watch
     alpha = (1 - config.confidence) / max(1, sum(num_figures(w) for w in windows.values()))
-    earlier = [w for w in kept_windows(run, source) if w.key != window.key]
+    earlier = [w for w in kept_windows(run, source) if w.key != window.key and w.at <= window.at]
     return judge(window, earlier, alpha=alpha, config=config)
 
 
 def _keep(run: Run, source: str, window: Window) -> None:
-    """The latest windows, as they were found; accepting them is another matter."""
+    """The latest windows by their time, as they were found; accepting them is another matter."""
     name = f"watch/{source}"
     kept = (run.journal.value(run.run_id, name) or {}).get("windows", [])
     others = [data for data in kept if data["key"] != window.key]
-    run.journal.put_value(run.run_id, name, {"windows": [*others, window.to_json()][-run.config.watch.history :]})
+    windows = sorted([*others, window.to_json()], key=lambda data: float(data["at"]))
+    run.journal.put_value(run.run_id, name, {"windows": windows[-run.config.watch.history :]})
 
 
 def _told(found: Mapping[str, list[Judged]], waiting: Mapping[str, str], *, key: str, at: float) -> dict[str, Any]:

@@ -69,6 +69,13 @@ def test_a_look_learns_then_judges_and_an_alarm_is_an_event_that_lasts(
     assert len(kept_windows(run, ITERATION)) == 8
 
 
+def test_an_earlier_look_repeated_is_judged_by_what_was_before_it_and_is_not_the_latest(run: Run) -> None:
+    told = [taken(run, k, 0.7 + 0.01 * (k % 2)) for k in range(1, 9)]
+    assert taken(run, 7, 0.71) == told[6] and told[6]["sources"]["iteration"]["success"]["num_windows"] == 6
+    assert [w.at for w in kept_windows(run, ITERATION)] == [float(k) for k in range(1, 9)]
+    assert run.journal.value("small", "watch/latest/iteration") == told[7]
+
+
 def test_an_alarm_holds_the_schedule_until_it_is_accepted_or_a_team_is_promoted(run: Run) -> None:
     for k in range(1, 7):
         taken(run, k, 0.7)
