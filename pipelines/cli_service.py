@@ -141,10 +141,10 @@ def _end_beside(team: str, root: str, address: str) -> None:
 def _told(found: dict[str, Any], *, exit_code: bool) -> None:
     """Hands a traffic decision back."""
     hand_back(found)
-    _end(found["verdict"], exit_code=exit_code)
+    _exit_as(found["verdict"], exit_code=exit_code)
 
 
-def _end(verdict: str, *, exit_code: bool) -> None:
+def _exit_as(verdict: str, *, exit_code: bool) -> None:
     if exit_code and (code := EXIT_CODES.get(verdict, 0)):
         raise SystemExit(code)
 
@@ -287,4 +287,4 @@ def watch(
         connect(address)
         found = watch_team(run, team, section or ["test", "sentinel"])
         hand_back(found)
-        _end(found["state"], exit_code=exit_code)
+        _exit_as(found["state"], exit_code=exit_code)

@@ -23,8 +23,9 @@ from ray import serve
 from serve_apps.config import GatewayConfig
 from serve_apps.service.episodes import GatewayEpisodes
 from serve_apps.service.http_api import build_api
-from serve_apps.service.production import Production, TeamInService
+from serve_apps.service.production import TeamInService, built
 from serve_apps.service.service import Service
+from serve_apps.service.shadowing import ServePlayer
 from serve_apps.service.siblings import ServeSiblings
 from stores.logs import bound, configure
 
@@ -34,6 +35,16 @@ DEPLOYMENT = "Gateway"
 IMPORT_PATH = "serve_apps.gateway:build_app"
 DRAIN_S = 20.0
 """How long a replica that is told to stop finishes what it has begun."""
+
+
+def app_name(config: GatewayConfig) -> str:
+    """One gateway per port."""
+    return f"gateway-{config.port}"
+
+
+def shadows_name(config: GatewayConfig) -> str:
+    """The app that plays the shadows of this gateway, once there are any."""
+    return f"shadows-{config.port}"
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -74,7 +85,8 @@ class Gateway:
         cluster = ray.get_runtime_context().gcs_address
         siblings = ServeSiblings(serve.get_replica_context().app_name)
         own, address = _own_socket(config.host)
-        self._service = Service(config, name=cluster, siblings=siblings, address=address)
+        player = ServePlayer(shadows_name(config), timeout_s=config.request_timeout_s + DRAIN_S)
+        self._service = Service(config, name=cluster, siblings=siblings, player=player, address=address)
         self._episodes = GatewayEpisodes(self._service)
         self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own]
         self._server = uvicorn.Server(
@@ -99,7 +111,7 @@ class Gateway:
         """
         wanted = {name: TeamInService.model_validate(of) for name, of in user_config["teams"].items()}
         try:
-            self._service.teams = await self._built(wanted)
+            self._service.teams = await built(self._service.teams, wanted)
             self._error = ""
         except (ValueError, OSError, ImportError) as error:
             self._error, self._refused = str(error), user_config["teams"]
@@ -110,16 +122,6 @@ class Gateway:
             logger.info("in service: %s", said or "nothing")
         if self._serving is None:
             self._serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
-
-    async def _built(self, wanted: Mapping[str, TeamInService]) -> dict[str, Production]:
-        """Every team, loaded; those that stay as they are, as they are."""
-        running = self._service.teams
-        return {
-            name: running[name]
-            if name in running and running[name].config == of
-            else await asyncio.to_thread(Production.build, name, of)
-            for name, of in wanted.items()
-        }
 
     async def status(self) -> dict[str, Any]:
         """Who is in service here, what is on its way on which set, what answers were like, why the last change was refused."""

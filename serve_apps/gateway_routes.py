@@ -11,9 +11,10 @@ from ray import serve
 
 from serve_apps.app_list import Apps, change, deployed_apps, open_list, with_user_config
 from serve_apps.config import GatewayConfig
-from serve_apps.gateway import gateway_entry, user_config
+from serve_apps.gateway import app_name, gateway_entry, shadows_name, user_config
 from serve_apps.replicas import statuses_of
 from serve_apps.service.production import TeamInService
+from serve_apps.shadows import shadows_entry
 from stores.waiting import waiting
 
 POLL_S = 0.05
@@ -24,9 +25,9 @@ class RouteError(RuntimeError):
     """The gateway did not take the teams that it was told to serve; it goes on with those it had."""
 
 
-def app_name(config: GatewayConfig) -> str:
-    """One gateway per port."""
-    return f"gateway-{config.port}"
+def gateway_apps(config: GatewayConfig) -> list[str]:
+    """Every app of the gateway on this port that there may be."""
+    return [app_name(config), shadows_name(config)]
 
 
 def gateway_teams(config: GatewayConfig) -> dict[str, TeamInService]:
@@ -56,28 +57,35 @@ def route(
         teams = {} if entry is None else _teams_of(entry)
         teams = {other: of for other, of in teams.items() if other != name}
         teams |= {} if wanted is None else {name: wanted}
-        made = gateway_entry(app_name(config), config, teams)
-        return apps | {app_name(config): made}
+        made = apps | {app_name(config): gateway_entry(app_name(config), config, teams)}
+        player = shadows_name(config)
+        if player in apps or any(team.shadow for team in teams.values()):  # it stays, for the next
+            made[player] = shadows_entry(player, config, user_config(teams))
+        return made
 
     change(open_list(state_file), edit)
     try:
         _wait_until_routed(config, name, wanted, timeout_s)
     except RouteError:
         old = before[0].get(app_name(config))
-        change(open_list(), lambda apps: _taken_back(apps, app_name(config), name, old))
+        change(open_list(), lambda apps: _taken_back(apps, config, name, old))
         raise
 
 
-def _taken_back(apps: Apps, gateway: str, name: str, old: dict[str, Any] | None) -> Apps:
+def _taken_back(apps: Apps, config: GatewayConfig, name: str, old: dict[str, Any] | None) -> Apps:
     """The list with this team routed as the gateway's old entry says, and the others as they are by now."""
+    gateway, player = gateway_apps(config)
     if gateway not in apps:
         return apps
     teams = {other: of for other, of in _teams_of(apps[gateway]).items() if other != name}
     if old is None and not teams:
-        return {app: entry for app, entry in apps.items() if app != gateway}
+        return {app: entry for app, entry in apps.items() if app not in (gateway, player)}
     if old is not None and name in (before := _teams_of(old)):
         teams[name] = before[name]
-    return apps | {gateway: with_user_config(old or apps[gateway], user_config(teams))}
+    made = apps | {gateway: with_user_config(old or apps[gateway], user_config(teams))}
+    if player in apps:
+        made[player] = with_user_config(apps[player], user_config(teams))
+    return made
 
 
 def _wait_until_routed(config: GatewayConfig, name: str, wanted: TeamInService | None, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""priority: a replica of a policy app -> the CPU only when nobody else wants it (SCHED_IDLE), or as any other process.
+"""priority: a process of shadows -> the CPU only when nobody else wants it (SCHED_IDLE), or as any other process.
 
 A shadow must not slow those who answer people. Its replicas stand back as whole processes: what an engine starts inherits
 it. The wish is part of the app's `user_config`, so that a replica that Serve starts again stands back, too. Whether a process

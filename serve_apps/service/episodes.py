@@ -121,12 +121,8 @@ class GatewayEpisodes:
             raise
         with held:
             await self._check_open(episode)
-            try:
+            with service.failures_of(episode.team):
                 answer = await service.in_time(episode.chat(agent, body))
-            except Exception as error:
-                if not isinstance(error, ApiError) or error.status >= 500:
-                    service.failed(episode.team)
-                raise
         service.answered(held, episode.key, answer["usage"]["completion_tokens"], chat_figures(answer))
         return answer
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,12 +23,11 @@ from serve_apps.service.dashboard import dashboard_routes
 from serve_apps.service.episode_api import gateway_episode_routes
 from serve_apps.service.episodes import GatewayEpisodes
 from serve_apps.service.figures import chat_figures, run_figures
-from serve_apps.service.production import ServedTeam, find, model_of
+from serve_apps.service.production import find, model_of
 from serve_apps.service.protocol import ApiError, ChatRequest, FeedbackRequest, RunRequest
 from serve_apps.service.service import Held, Service
 from serve_apps.service.surface import STREAM, add_errors, unless_gone
 from serve_apps.service.workflow_runs import Run, episode_spec, run_workflow, stream_workflow
-from stores.types import Task
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -211,11 +209,8 @@ def _released_unless_streamed(
         return streams[0]
 
     try:
-        yield stream
-    except Exception as error:
-        if not isinstance(error, ApiError) or error.status >= 500:
-            service.failed(held.team)
-        raise
+        with service.failures_of(held.team):
+            yield stream
     finally:
         if not streams:
             held.release()
@@ -228,10 +223,11 @@ def _chat_ended(service: Service, held: Held, key: ApiKey, chat: Chat) -> None:
         service.answered(held, key, usage(chat)["completion_tokens"], None)
         return
     service.answered(held, key, usage(chat)["completion_tokens"], chat_figures(answer_body(chat)))
-    is_kept = service.capture.wants(chat.request.store)
+    is_kept, task_id = service.capture.wants(chat.request.store), f"request-{chat.id}"
     if is_kept:
-        _keep_chat(service, chat, key, task_id=f"request-{chat.id}", seconds=held.seconds)
-    service.shadow(held, partial(_shadow_chat, service, chat, key, is_kept))
+        trace = trace_of(chat, task_id=task_id, seconds=held.seconds)
+        service.keep(trace, team=chat.team, key=key, is_trainable=is_trainable(chat))
+    service.shadow(held, chat.request, key=key, task_id=task_id, is_kept=is_kept)
 
 
 def _run_ended(service: Service, held: Held, key: ApiKey, body: RunRequest, run: Run) -> None:
@@ -239,34 +235,7 @@ def _run_ended(service: Service, held: Held, key: ApiKey, body: RunRequest, run:
     is_kept = service.capture.wants(body.store)
     if is_kept:
         service.keep(run.trace, team=run.team, key=key, is_trainable=True)
-    service.shadow(held, partial(_shadow_run, service, body, run.trace.task, key, is_kept))
-
-
-def _keep_chat(service: Service, chat: Chat, key: ApiKey, *, task_id: str, seconds: float) -> None:
-    trace = trace_of(chat, task_id=task_id, seconds=seconds)
-    service.keep(trace, team=chat.team, key=key, is_trainable=is_trainable(chat))
-
-
-async def _shadow_chat(
-    service: Service, answered: Chat, key: ApiKey, is_kept: bool, team: ServedTeam
-) -> dict[str, float]:
-    """The same chat with another team; kept where the answered one is, as the same task."""
-    began = time.perf_counter()
-    body = answered.request.model_copy(update={"stream": False, "stream_options": None})
-    chat = prepare(body, team, *model_of(team, body.model))
-    answer = await complete(chat, service.streams)
-    if is_kept:
-        _keep_chat(service, chat, key, task_id=f"request-{answered.id}", seconds=time.perf_counter() - began)
-    return chat_figures(answer)
-
-
-async def _shadow_run(
-    service: Service, body: RunRequest, task: Task, key: ApiKey, is_kept: bool, team: ServedTeam
-) -> dict[str, float]:
-    run = await run_workflow(service, team, replace(episode_spec(team, body), task=task))
-    if is_kept:
-        service.keep(run.trace, team=team, key=key, is_trainable=True)
-    return run_figures(run.answer)
+    service.shadow(held, body, key=key, task_id=run.trace.task.task_id, is_kept=is_kept)
 
 
 async def _chat_events(service: Service, held: Held, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
@@ -283,16 +252,11 @@ async def _chat_events(service: Service, held: Held, answer: AsyncGenerator[dict
 async def _events(service: Service, held: Held, answer: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
     """What is said as server-sent events; an error is the last of them."""
     try:
-        async with aclosing(answer) as parts, asyncio.timeout(service.config.request_timeout_s):
-            async for part in parts:
-                yield f"data: {json.dumps(part)}\n\n"
+        with service.failures_of(held.team):
+            async with aclosing(answer) as parts, asyncio.timeout(service.config.request_timeout_s):
+                async for part in parts:
+                    yield f"data: {json.dumps(part)}\n\n"
     except ApiError as error:
-        if error.status >= 500:
-            service.failed(held.team)
         yield f"data: {json.dumps(error.body)}\n\n"
     except TimeoutError:
-        service.failed(held.team)
         yield f"data: {json.dumps(service.too_late.body)}\n\n"
-    except Exception:
-        service.failed(held.team)
-        raise

@@ -9,6 +9,7 @@ answer comes from two teams.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -144,6 +145,16 @@ class Production:
             return None
         n = next(self._num_shadows)
         return self.candidate if int((n + 1) * self.config.shadow) > int(n * self.config.shadow) else None
+
+
+async def built(running: Mapping[str, Production], wanted: Mapping[str, TeamInService]) -> dict[str, Production]:
+    """Every team, loaded; those that stay as they are, as they are. ValueError, OSError or ImportError where one cannot be."""
+    return {
+        name: running[name]
+        if name in running and running[name].config == of
+        else await asyncio.to_thread(Production.build, name, of)
+        for name, of in wanted.items()
+    }
 
 
 def place_of(user: str, salt: str) -> float:

@@ -8,7 +8,9 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +25,8 @@ from serve_apps.service.figures import Tally
 from serve_apps.service.metrics import GatewayMetrics
 from serve_apps.service.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.service.production import Production, ServedTeam
-from serve_apps.service.protocol import ApiError, FeedbackRequest
+from serve_apps.service.protocol import ApiError, ChatRequest, FeedbackRequest, RunRequest
+from serve_apps.service.shadowing import Nobody, Played, Player, Shadowing, ShadowJob
 from serve_apps.service.siblings import Alone, Siblings, Status
 from stores.served import Feedback
 from stores.types import Trace
@@ -69,12 +72,14 @@ class Service:
         name: str = "",
         streams: PolicyStreams | None = None,
         siblings: Siblings | None = None,
+        player: Player | None = None,
         address: str = "",
     ) -> None:
         """No team is in service yet. ValueError where the keys cannot be read.
 
         Args:
             name: of the cluster, by which gateways on one port are told apart.
+            player: of shadows; None: they are dropped.
             address: `http://HOST:PORT` at which this replica alone is reached.
         """
         self.config, self.name, self.address = config, name, address
@@ -95,7 +100,7 @@ class Service:
         self._in_flight: Counter[tuple[str, str, int]] = Counter()
         """By team, set and version."""
         self._tallies: dict[tuple[str, int], Tally] = {}
-        self._shadows: set[asyncio.Future[None]] = set()
+        self._shadowing = Shadowing(player or Nobody(), max_open=config.max_shadows)
         self._clients: dict[tuple[tuple[str, str], ...], ServeClient] = {}
 
     def team(self, name: str) -> Production:
@@ -222,43 +227,40 @@ class Service:
         """Counts a request that a team took on and did not answer."""
         self._tally(team).add({"failure_share": 1.0})
 
-    def shadow(self, held: Held, play: Callable[[ServedTeam], Awaitable[Mapping[str, float]]]) -> None:
-        """Has the candidate answer what the champion has answered, where traffic is shadowed and nobody waits for a place.
+    @contextmanager
+    def failures_of(self, team: ServedTeam) -> Iterator[None]:
+        """Counts what ends the work inside as a failure of the team, unless it is the caller's fault; it goes on its way."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, ApiError) or error.status >= 500:
+                self.failed(team)
+            raise
 
-        Args: play: the same request, answered by a team; returns the figures of the answer.
-        """
+    def shadow(
+        self, held: Held, request: ChatRequest | RunRequest, *, key: ApiKey, task_id: str, is_kept: bool
+    ) -> None:
+        """Has the candidate answer what the champion has answered, where traffic is shadowed and nobody waits for a place."""
         production = self.teams.get(held.team.name)
         team = None if production is None else production.shadow(held.team)
         if team is None:
             return
-        if self.admission.num_waiting or len(self._shadows) >= self.config.max_shadows:
+        about: dict[str, Any] = {"team": team.name, "team_version": team.version, "set_name": team.set_name}
+        job = ShadowJob(**about, request=request, task_id=task_id, is_kept=is_kept)
+        if self.admission.num_waiting or not self._shadowing.add(job, partial(self._shadow_ended, team, key)):
             self.metrics.shadow(team.name, team.version, "dropped")
             return
-        task = asyncio.ensure_future(self._play_shadow(team, play))
-        self._shadows.add(task)
-        task.add_done_callback(self._shadows.discard)
+        self._in_flight[team.name, team.set_name, team.version] += 1
 
-    async def _play_shadow(
-        self, team: ServedTeam, play: Callable[[ServedTeam], Awaitable[Mapping[str, float]]]
-    ) -> None:
-        place, outcome = (team.name, team.set_name, team.version), "failed"
-        self._in_flight[place] += 1
-        try:
-            async with asyncio.timeout(self.config.request_timeout_s):
-                figures = await play(team)
-            self._tally(team).add({**figures, "failure_share": 0.0})
-            outcome = "answered"
-        except TimeoutError:  # its engines stand back, so that seconds say nothing of the team
-            outcome = "late"
-        except ApiError as error:  # the champion could answer it
+    def _shadow_ended(self, team: ServedTeam, key: ApiKey, played: Played) -> None:
+        self._in_flight[team.name, team.set_name, team.version] -= 1
+        self.metrics.shadow(team.name, team.version, played.outcome)
+        if played.outcome == "answered":
+            self._tally(team).add({**played.figures, "failure_share": 0.0})
+        elif played.outcome == "failed":
             self.failed(team)
-            logger.info("a shadow of %s@%d failed: %s", team.name, team.version, error.code)
-        except Exception:
-            self.failed(team)
-            raise
-        finally:
-            self._in_flight[place] -= 1
-            self.metrics.shadow(team.name, team.version, outcome)
+        if played.trace is not None:
+            self.keep(played.trace, team=team, key=key, is_trainable=played.is_trainable)
 
     def figures(self) -> list[dict[str, Any]]:
         """What the teams' answers were like: {"team", "team_version", "sums"}."""

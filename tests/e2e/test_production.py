@@ -28,7 +28,7 @@ from pipelines.stages import run_stage
 from pipelines.traffic import guard, roll_out
 from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.deployment import remove_apps
-from serve_apps.gateway_routes import app_name, gateway_statuses
+from serve_apps.gateway_routes import gateway_apps, gateway_statuses
 from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
 from tests.e2e.local_runs import config_in
 
@@ -47,7 +47,7 @@ def run(undisturbed: Run, ray_local: None) -> Iterator[Run]:
     run = Run(undisturbed.config.model_copy(update={"gateway": GatewayConfig(port=free_port())}))
     yield run
     sets = [app for kind in ("blue", "green") for app in app_names(run, kind).values()]
-    remove_apps([*sets, app_name(run.config.gateway)])
+    remove_apps([*sets, *gateway_apps(run.config.gateway)])
 
 
 def serve(run: Run, which: int | str) -> tuple[dict, float]:
@@ -281,4 +281,4 @@ def test_what_callers_said_of_answers_is_trained_on(run: Run, tmp_path: Path) ->
         assert metrics["train/served_rows"] > 0 and metrics["train/served_rows_kept"] > 0, metrics
         assert metrics["train/logprob_gap_max"] < 1e-3, "the fresh ones still prove that engine and trainer agree"
     finally:
-        remove_apps([app_name(gateway)])
+        remove_apps(gateway_apps(gateway))

@@ -18,6 +18,7 @@ from serve_apps.service.http_api import build_api
 from serve_apps.service.policy_stream import Delta, SampleRequest
 from serve_apps.service.production import Arm, Production, TeamInService
 from serve_apps.service.service import Service
+from serve_apps.service.understudy import Understudy
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
 from stores.types import Sampling
 
@@ -77,14 +78,16 @@ class Scene:
 
     def __init__(self, model: Path, **settings: Any) -> None:
         self.streams = Scripted(load_tokenizer(str(model)))
-        self.service = Service(GatewayConfig(**settings), streams=self.streams)
+        config = GatewayConfig(**settings)
+        self.understudy = Understudy(Service(config, streams=self.streams))
+        self.service = Service(config, streams=self.streams, player=self.understudy)
         self.episodes = GatewayEpisodes(self.service)
         self.api = build_api(self.service, self.episodes)
         self.model = model
         self.serve(TeamInService(champion=arm(model, 3, "blue")))
 
     def serve(self, config: TeamInService) -> None:
-        self.service.teams = {"demo": Production.build("demo", config)}
+        self.service.teams = self.understudy.service.teams = {"demo": Production.build("demo", config)}
 
     @asynccontextmanager
     async def http(self, key: str = "") -> AsyncIterator[httpx.AsyncClient]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,8 +26,9 @@ from servers import free_port
 from serve_apps.cast import Cast
 from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
 from serve_apps.deployment import PolicyAppSpec, ensure_apps, remove_apps, replica_statuses
-from serve_apps.gateway_routes import RouteError, app_name, gateway_statuses, gateway_teams, route
+from serve_apps.gateway_routes import RouteError, gateway_apps, gateway_statuses, gateway_teams, route
 from serve_apps.programs import calculator
+from serve_apps.service.figures import by_version
 from serve_apps.service.production import Arm, TeamInService
 from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
@@ -101,7 +103,7 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local
     ensure_apps(specs, state_file=served.state_file, timeout_s=240)
     served.route(0)
     yield served
-    remove_apps([*served.apps.values(), app_name(served.config)])
+    remove_apps([*served.apps.values(), *gateway_apps(served.config)])
 
 
 @pytest.fixture
@@ -298,6 +300,30 @@ def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_se
     assert answer.headers["x-troupe-team"] == "demo@10"
 
 
+def test_a_shadow_answers_in_a_process_of_its_own_that_stands_back(served: Served) -> None:
+    wanted = TeamInService(champion=served.arm(0), candidate=served.arm(1), shadow=1.0)
+    route(served.config, "demo", wanted, state_file=served.state_file, timeout_s=120)
+    for path, body in (("chat/completions", ASK), ("workflows/demo/runs", {"prompt": "6*7"})):
+        before = num_answered(served, 11)
+        deadline = time.monotonic() + 120
+        while num_answered(served, 11) == before:  # what comes before the player is up is dropped
+            assert time.monotonic() < deadline, "no shadow was played"
+            answer = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
+            assert answer.headers["x-troupe-team"] == "demo@10"
+            time.sleep(0.5)
+    players = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["ray::ServeReplica:shadows"]]
+    names = {" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])}
+    assert players, sorted(name for name in names if name.startswith("ray::"))
+    assert {os.sched_getscheduler(p.pid) for p in players} == {os.SCHED_IDLE}
+    served.route(0)
+
+
+def num_answered(served: Served, team_version: int) -> float:
+    """By a team, on all replicas."""
+    sums = by_version("demo", gateway_statuses(served.config))
+    return sums[team_version]["failure_share"][0] if team_version in sums else 0
+
+
 def test_a_port_that_is_taken_is_told(served: Served) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -309,4 +335,4 @@ def test_a_port_that_is_taken_is_told(served: Served) -> None:
                     config, "demo", TeamInService(champion=served.arm(0)), state_file=served.state_file, timeout_s=120
                 )
         finally:
-            remove_apps([app_name(config)])
+            remove_apps(gateway_apps(config))

@@ -52,8 +52,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return made
 
 
-def put(model: Path, name: str, version: int) -> None:
-    route(CONFIG, name, TeamInService(champion=arm(model, version, "blue")), state_file="", timeout_s=0.2)
+def put(model: Path, name: str, version: int, *, shadow: float = 0.0) -> None:
+    candidate = arm(model, version + 1, "green") if shadow else None
+    wanted = TeamInService(champion=arm(model, version, "blue"), candidate=candidate, shadow=shadow)
+    route(CONFIG, name, wanted, state_file="", timeout_s=0.2)
 
 
 def test_two_teams_that_switch_at_once_both_do(cluster: Cluster, tiny_model: Path) -> None:
@@ -77,4 +79,28 @@ def test_a_gateway_that_never_came_is_taken_off_the_list(cluster: Cluster, tiny_
     cluster.refuses = "demo"
     with pytest.raises(RouteError):
         put(tiny_model, "demo", 3)
+    assert cluster.apps == {}
+
+
+def test_who_plays_shadows_comes_with_the_first_and_knows_the_teams_of_the_gateway(
+    cluster: Cluster, tiny_model: Path
+) -> None:
+    def teams_of(app: str) -> object:
+        return cluster.apps[app]["deployments"][0]["user_config"]
+
+    put(tiny_model, "demo", 3)
+    assert [*cluster.apps] == ["gateway-8000"], "a process that nobody needs"
+    put(tiny_model, "demo", 3, shadow=0.5)
+    put(tiny_model, "demo", 4)
+    assert teams_of("shadows-8000") == teams_of("gateway-8000"), "it stays, for the next"
+    cluster.refuses = "demo"
+    with pytest.raises(RouteError):
+        put(tiny_model, "demo", 6, shadow=0.5)
+    assert teams_of("shadows-8000") == teams_of("gateway-8000") and cluster.versions() == {"demo": 4}
+
+
+def test_who_plays_shadows_goes_with_a_gateway_that_never_came(cluster: Cluster, tiny_model: Path) -> None:
+    cluster.refuses = "demo"
+    with pytest.raises(RouteError):
+        put(tiny_model, "demo", 3, shadow=0.5)
     assert cluster.apps == {}

@@ -1,0 +1,66 @@
+"""understudy: jobs of shadows -> answers of a candidate, which nobody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from serve_apps.service.chat import complete, prepare
+from serve_apps.service.chat_trace import is_trainable, trace_of
+from serve_apps.service.figures import chat_figures, run_figures
+from serve_apps.service.production import ServedTeam, model_of
+from serve_apps.service.protocol import ApiError, ChatRequest, RunRequest
+from serve_apps.service.service import Service
+from serve_apps.service.shadowing import Played, ShadowJob
+from serve_apps.service.workflow_runs import episode_spec, run_workflow
+
+logger = logging.getLogger(__name__)
+
+
+class Understudy:
+    """A Player in this process."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        """Whose candidates answer."""
+
+    async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
+        """See Player."""
+        return await asyncio.gather(*map(self._play, jobs))
+
+    async def _play(self, job: ShadowJob) -> Played:
+        production = self.service.teams.get(job.team)
+        team = None if production is None else production.candidate
+        if team is None or (team.version, team.set_name) != (job.team_version, job.set_name):
+            return Played(outcome="dropped")
+        try:
+            async with asyncio.timeout(self.service.config.request_timeout_s):
+                if isinstance(job.request, RunRequest):
+                    return await self._run(job, job.request, team)
+                return await self._chat(job, job.request, team)
+        except TimeoutError:
+            return Played(outcome="late")
+        except ApiError as error:  # the champion could answer it
+            logger.info("a shadow of %s failed: %s", team.fingerprint, error.code)
+        except Exception:  # one job's fault is not that of those that came with it
+            logger.exception("a shadow of %s failed", team.fingerprint)
+        return Played(outcome="failed")
+
+    async def _chat(self, job: ShadowJob, request: ChatRequest, team: ServedTeam) -> Played:
+        began = time.perf_counter()
+        body = request.model_copy(update={"stream": False, "stream_options": None})
+        chat = prepare(body, team, *model_of(team, body.model))
+        figures = chat_figures(await complete(chat, self.service.streams))
+        if not job.is_kept:
+            return Played(outcome="answered", figures=figures)
+        trace = trace_of(chat, task_id=job.task_id, seconds=time.perf_counter() - began)
+        return Played(outcome="answered", figures=figures, trace=trace, is_trainable=is_trainable(chat))
+
+    async def _run(self, job: ShadowJob, request: RunRequest, team: ServedTeam) -> Played:
+        spec = episode_spec(team, request)
+        run = await run_workflow(self.service, team, replace(spec, task=replace(spec.task, task_id=job.task_id)))
+        trace = run.trace if job.is_kept else None
+        return Played(outcome="answered", figures=run_figures(run.answer), trace=trace, is_trainable=True)

@@ -1,0 +1,80 @@
+"""Shadows on their way: several go at once, no more than there is room for, and each one's end is told, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_scene import Scene, arm
+
+from serve_apps.service.production import TeamInService
+from serve_apps.service.protocol import ChatRequest
+from serve_apps.service.shadowing import Played, Shadowing, ShadowJob
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def job(number: int = 0, *, version: int = 4, model: str = "demo/solver") -> ShadowJob:
+    request = ChatRequest.model_validate({"model": model, "messages": [{"role": "user", "content": "What is 6*7?"}]})
+    about: dict[str, Any] = {"team": "demo", "team_version": version, "set_name": "green"}
+    return ShadowJob(**about, request=request, task_id=f"task{number}", is_kept=False)
+
+
+class Waiting:
+    """A Player that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.parcels: list[list[str]] = []
+        self.may_answer = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
+        self.parcels.append([one.task_id for one in jobs])
+        await self.may_answer.wait()
+        if self.error is not None:
+            raise self.error
+        return [Played(outcome="answered", figures={"completion_tokens": float(one.task_id[4:])}) for one in jobs]
+
+
+async def test_jobs_go_together_and_each_is_told_its_own_end() -> None:
+    player, told = Waiting(), dict[int, Played]()
+    shadowing = Shadowing(player, max_open=4)
+    added = [shadowing.add(job(k), lambda played, k=k: told.update({k: played})) for k in range(3)]  # type: ignore[misc]
+    await asyncio.sleep(0.2)
+    added += [shadowing.add(job(k), lambda played, k=k: told.update({k: played})) for k in range(3, 6)]  # type: ignore[misc]
+    assert added == [True] * 4 + [False] * 2, "there is room for four"
+    await asyncio.sleep(0.2)
+    assert player.parcels == [["task0", "task1", "task2"], ["task3"]] and told == {}
+    player.may_answer.set()
+    await asyncio.sleep(0.05)
+    assert {k: played.figures["completion_tokens"] for k, played in told.items()} == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
+    assert shadowing.add(job(), told.clear), "their room is free again"
+
+
+async def test_a_player_that_breaks_has_dropped_them_and_their_room_is_free() -> None:
+    player, told = Waiting(), list[Played]()
+    player.error = KeyError("a bug")
+    player.may_answer.set()
+    shadowing = Shadowing(player, max_open=1)
+    assert shadowing.add(job(), told.append)
+    await asyncio.sleep(0.2)
+    assert [played.outcome for played in told] == ["dropped"]
+    assert shadowing.add(job(), told.append)
+
+
+async def test_what_is_wrong_with_one_job_is_not_the_fault_of_those_that_came_with_it(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    jobs = [job(0), job(1, version=5), job(2, model="demo/nobody"), job(3)]
+    played = await scene.understudy.play(jobs)
+    assert [one.outcome for one in played] == ["answered", "dropped", "failed", "answered"]
+    scene.streams.error = KeyError("a bug")
+    assert [one.outcome for one in await scene.understudy.play(jobs[:2])] == ["failed", "dropped"]
