@@ -33,7 +33,7 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]
 def pytest_configure(config: pytest.Config) -> None:
     # Ray's workers have a low priority: two cores that are busy with Airflow would leave them next to nothing.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    config.addinivalue_line("markers", "soak: minutes of whole runs, in `make soak` and not in `make test`")
+    config.addinivalue_line("markers", "soak: minutes each, in `make soak` and not in `make test`")
     config.addinivalue_line("markers", "needs_program(name): skipped where the program is missing, a failure in CI")
 
 

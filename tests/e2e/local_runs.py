@@ -13,6 +13,7 @@ from typing import Any
 
 from pipelines.config import RunConfig, load_config
 from pipelines.run import Run
+from stores.files import is_uri, read_file
 from stores.journal import StageRow
 from stores.types import ModelVersionRef, TracesRef
 from tests.chaos import victims
@@ -27,7 +28,7 @@ def config_in(root: Path) -> RunConfig:
 
 
 def start(
-    root: Path, log: Path, environment: Mapping[str, str] | None = None, settings: Sequence[str] = ()
+    root: Path | str, log: Path, environment: Mapping[str, str] | None = None, settings: Sequence[str] = ()
 ) -> subprocess.Popen[bytes]:
     changed = [word for setting in (f"storage.root={root}", *settings) for word in ("--set", setting)]
     with log.open("ab") as out:
@@ -67,7 +68,8 @@ def kill_when(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: 
 
 
 def rows_of(run: Run) -> dict[str, StageRow]:
-    return {str(row.key): row for row in run.journal.stages(run.run_id)} if Path(run.folder).is_dir() else {}
+    has_begun = is_uri(run.folder) or Path(run.folder).is_dir()
+    return {str(row.key): row for row in run.journal.stages(run.run_id)} if has_begun else {}
 
 
 def is_running(run: Run, iteration: int, stage: str, group: str = "") -> bool:
@@ -81,7 +83,7 @@ def keys(run: Run, iteration: int) -> list[str]:
 
 
 def report_of(run: Run) -> dict[str, Any]:
-    return json.loads((Path(run.folder) / "report.json").read_text())
+    return json.loads(read_file(f"{run.folder}/report.json") or b"null")
 
 
 def distance(one: Run, other: Run) -> float:

@@ -255,6 +255,7 @@ def test_another_algorithm_makes_a_version_of_the_same_traces_once(
     assert [row.stage for row in run.journal.stages("again", 1)] == ["collect", "score", "train"]
 
 
+@pytest.mark.soak
 def test_a_whole_team_learns_from_the_same_traces(other: Stored, ray_local: None, screen: Screen) -> None:
     train = {"algorithm": "mappo", "optimizer": {"lr": 1e-3}, "keep_warm": False, "team": {"num_epochs": 2}}
     config = open_run("again", other.root, other.model, train=train).config

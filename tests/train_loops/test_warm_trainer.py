@@ -115,6 +115,7 @@ def shift_tokens(trace: Trace) -> Trace:
     return replace(trace, turns=tuple(turns))
 
 
+@pytest.mark.soak
 def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(bench: Bench, tiny_model: Path) -> None:
     one = CONFIG.model_copy(update={"algorithm": "ppo", "critic": CriticConfig(), "num_minibatches": 2})
     two = one.model_copy(update={"num_workers": 2, "deepspeed": DeepSpeedConfig(zero_stage=3)})
