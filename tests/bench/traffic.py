@@ -39,8 +39,11 @@ STAY_S = 0.5
 """Between two switches."""
 LOAD = 0.25
 """Of what the gateway takes, for the shadow's price."""
-ROUNDS = 16
-BLOCK_S = 8.0
+ROUNDS = 60
+"""Many and short, so that what else this machine does falls on both alike."""
+USUAL_EVERY = 6
+"""Rounds in which the usual priority has its turn, too."""
+BLOCK_S, CAPACITY_S = 5.0, 8.0
 SETTINGS = {"none": (0.0, True), "stands back": (1.0, True), "usual priority": (1.0, False)}
 """Share of requests that are shadowed, and the priority of the candidate's engines."""
 RESAMPLES = 4000
@@ -157,16 +160,17 @@ def _keep_asking(stage: _Stage, number: int, seen: _Seen, is_over: threading.Eve
 
 
 def _shadows(stage: _Stage) -> list[Figure]:
-    """Latencies at a quarter of the load, in blocks that take turns; intervals by resampling rounds, each with all settings."""
+    """Latencies at a quarter of the load, in blocks that take turns; intervals by resampling rounds, each with its settings."""
     stage.route(1)
     url, model = f"{stage.url}/chat/completions", "team/solver"
     closed_load(url, model, CLIENTS, 3.0)  # warm
-    capacity = closed_load(url, model, CLIENTS, BLOCK_S)
+    capacity = closed_load(url, model, CLIENTS, CAPACITY_S)
     per_second = LOAD * len(capacity.latencies) / capacity.seconds
     rounds: list[dict[str, Load]] = []
     before = _num_shadowed(stage)
     for number in range(ROUNDS):
-        order = list(SETTINGS) if number % 2 else list(SETTINGS)[::-1]
+        order = list(SETTINGS) if number % USUAL_EVERY == 0 else list(SETTINGS)[:2]
+        order = order if number % 2 else order[::-1]
         rounds.append({name: _block(stage, name, url, model, per_second, seed=number) for name in order})
     num_shadowed = _num_shadowed(stage) - before
     plain = np.concatenate([np.asarray(r["none"].latencies) for r in rounds])
@@ -196,7 +200,7 @@ def _block(stage: _Stage, name: str, url: str, model: str, per_second: float, *,
     shadow, stands_back = SETTINGS[name]
     stand_back(stage.arms[2].apps.values(), stands_back, timeout_s=300)
     stage.route(1, 2, shadow=shadow)
-    time.sleep(STAY_S)
+    closed_load(url, model, 2, STAY_S)  # the first after a switch are no part of it
     load = open_load(url, model, per_second, BLOCK_S, seed=seed)
     assert set(load.statuses) == {200}, load.statuses
     return load
@@ -209,8 +213,9 @@ def _num_shadowed(stage: _Stage) -> float:
 
 
 def _ratio(rounds: list[dict[str, Load]], name: str, at: int) -> tuple[float, float, float]:
-    """Of the percentiles, with its interval."""
+    """Of the percentiles, with its interval, over the rounds in which both were measured."""
     rng = np.random.default_rng(0)
+    rounds = [r for r in rounds if name in r]
 
     def ratio(chosen: Any) -> float:
         both = [np.concatenate([rounds[i][of].latencies for i in chosen]) for of in (name, "none")]
