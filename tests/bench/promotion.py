@@ -7,11 +7,13 @@ champion + noise, champion trained on by a rule with a hole ──> the gate ref
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.cluster import connect
 from pipelines.config import load_config
 from pipelines.evaluate import evaluate
 from pipelines.local_runner import train_team
@@ -39,12 +41,13 @@ def measure(folder: Path) -> list[Figure]:
     """One run in the demo's shape, and one that goes on from its champion by a bad rule."""
     shape = ROOM | {"storage": {"root": str(folder)}, "iterations": ITERATIONS, "evaluate.every": ITERATIONS}
     shape |= {"warmstart.tiny_model.max_position": 384}
-    train_team(load_config(DEMO, {"run": "promotion", **shape}), screen=Screen())
+    _trained({"run": "promotion", **shape})
     traffic = TrafficConfig(shares=(0.5,), answers_per_step=100, poll_s=0.2)
     config = load_config(DEMO, {"run": "promotion", **shape, "gateway": {"port": free_port()}})
     run = Run(config.model_copy(update={"traffic": traffic}))
     version, team = run.registry.load(run.team_name, "champion")
     padded = _padded(run, team, shape)
+    connect()
     bad = {DEGRADED: ("noise on its weights", degraded(team, folder / "degraded")), PADDED: ("padded answers", padded)}
     decided = run.journal.ref(run.key(ITERATIONS, "promote"))
     assert decided is not None
@@ -93,12 +96,25 @@ class _Candidate(Run):
         return self._models
 
 
+def _trained(changes: Mapping[str, Any]) -> None:
+    """Trains in a process of its own, with which its engines and trainers end: those in service need the memory."""
+    process = multiprocessing.get_context("spawn").Process(target=_train, args=(changes,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"training {changes['run']} ended with {process.exitcode}: see its output above")
+
+
+def _train(changes: Mapping[str, Any]) -> None:
+    train_team(load_config(DEMO, changes), screen=Screen())
+
+
 def _padded(run: Run, team: Team, shape: Mapping[str, Any]) -> Team:
     """The champion, trained on by a rule that pays for words."""
     groups = {f"model_groups.{group}.model": ref.uri.removeprefix("file://") for group, ref in team.models.items()}
     rule = {"path": "tests.bench.paid_by_length:PaidByLength", "settings": {"max_tokens": 64}}
     changes = {"run": "padded", **shape, **groups, "warmstart": None, "credit": rule}
-    train_team(load_config(DEMO, changes), screen=Screen())
+    _trained(changes)
     other = Run(load_config(DEMO, changes))
     trained = other.trained(ITERATIONS)
     models = {
