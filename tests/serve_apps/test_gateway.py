@@ -26,6 +26,7 @@ from servers import free_port
 from serve_apps.cast import Cast
 from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
 from serve_apps.deployment import PolicyAppSpec, ensure_apps, remove_apps, replica_statuses
+from serve_apps.gateway import shadows_name
 from serve_apps.gateway_routes import RouteError, gateway_apps, gateway_statuses, gateway_teams, route
 from serve_apps.programs import calculator
 from serve_apps.service.figures import by_version
@@ -311,10 +312,10 @@ def test_a_shadow_answers_in_a_process_of_its_own_that_stands_back(served: Serve
             answer = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
             assert answer.headers["x-troupe-team"] == "demo@10"
             time.sleep(0.5)
-    players = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["ray::ServeReplica:shadows"]]
-    names = {" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])}
-    assert players, sorted(name for name in names if name.startswith("ray::"))
-    assert {os.sched_getscheduler(p.pid) for p in players} == {os.SCHED_IDLE}
+    title = f"ray::ServeReplica:{shadows_name(served.config)}:"
+    processes = psutil.process_iter(["pid", "cmdline"])
+    players = [p.info["pid"] for p in processes if " ".join(p.info["cmdline"] or []).startswith(title)]
+    assert players and {os.sched_getscheduler(pid) for pid in players} == {os.SCHED_IDLE}
     served.route(0)
 
 
