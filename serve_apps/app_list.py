@@ -125,6 +125,19 @@ def num_replicas(entry: Mapping[str, Any]) -> int:
     return wanted
 
 
+def new_entry(
+    name: str, *, import_path: str, args: Mapping[str, Any], deployment: str, user_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One application of a Serve config (`ServeApplicationSchema`) with one deployment and no route; JSON values only."""
+    return {
+        "name": name,
+        "route_prefix": None,
+        "import_path": import_path,
+        "args": dict(args),
+        "deployments": [{"name": deployment, "user_config": dict(user_config)}],
+    }
+
+
 def with_user_config(entry: Mapping[str, Any], user_config: Mapping[str, Any]) -> dict[str, Any]:
     """`entry` with another `user_config` of its one deployment: the only change that leaves replicas running."""
     (deployment,) = entry["deployments"]

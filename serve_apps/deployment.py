@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from serve_apps.adapters import AdapterRoom
-from serve_apps.app_list import Apps, change, deployed_apps, num_replicas, open_list, with_user_config
+from serve_apps.app_list import Apps, change, deployed_apps, new_entry, num_replicas, open_list, with_user_config
 from serve_apps.config import ServeConfig
 from serve_apps.policy_app import DEPLOYMENT, PolicyArgs
 from serve_apps.priority import STANDS_BACK
@@ -155,16 +155,12 @@ def user_config(ref: ModelVersionRef) -> dict[str, Any]:
 
 
 def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
-    """One application of a Serve config (`ServeApplicationSchema`), JSON values only."""
+    """The application in Serve's config, JSON values only."""
     adapters = {group: user_config(ref) for group, ref in spec.adapters.items()}
     wanted = {"adapters": adapters} if adapters else user_config(spec.model)
-    return {
-        "name": spec.name,
-        "route_prefix": None,
-        "import_path": IMPORT_PATH,
-        "args": spec.args.to_dict(),
-        "deployments": [{"name": DEPLOYMENT, "user_config": wanted}],
-    }
+    return new_entry(
+        spec.name, import_path=IMPORT_PATH, args=spec.args.to_dict(), deployment=DEPLOYMENT, user_config=wanted
+    )
 
 
 def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:

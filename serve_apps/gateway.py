@@ -20,10 +20,11 @@ import ray
 import uvicorn
 from ray import serve
 
+from serve_apps.app_list import new_entry
 from serve_apps.config import GatewayConfig
 from serve_apps.service.episodes import GatewayEpisodes
 from serve_apps.service.http_api import build_api
-from serve_apps.service.production import TeamInService, built
+from serve_apps.service.production import TeamInService, built, teams_of
 from serve_apps.service.service import Service
 from serve_apps.service.shadowing import ServePlayer
 from serve_apps.service.siblings import ServeSiblings
@@ -59,14 +60,9 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 
 def gateway_entry(name: str, config: GatewayConfig, teams: Mapping[str, TeamInService]) -> dict[str, Any]:
-    """The application in Serve's config (`ServeApplicationSchema`), JSON values only."""
-    return {
-        "name": name,
-        "route_prefix": None,
-        "import_path": IMPORT_PATH,
-        "args": config.model_dump(mode="json"),
-        "deployments": [{"name": DEPLOYMENT, "user_config": user_config(teams)}],
-    }
+    """The application in Serve's config, JSON values only."""
+    args = config.model_dump(mode="json")
+    return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config(teams))
 
 
 def user_config(teams: Mapping[str, TeamInService]) -> dict[str, Any]:
@@ -85,7 +81,7 @@ class Gateway:
         cluster = ray.get_runtime_context().gcs_address
         siblings = ServeSiblings(serve.get_replica_context().app_name)
         own, address = _own_socket(config.host)
-        player = ServePlayer(shadows_name(config), timeout_s=config.request_timeout_s + DRAIN_S)
+        player = ServePlayer(shadows_name(config), request_timeout_s=config.request_timeout_s)
         self._service = Service(config, name=cluster, siblings=siblings, player=player, address=address)
         self._episodes = GatewayEpisodes(self._service)
         self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own]
@@ -109,7 +105,7 @@ class Gateway:
 
         Requests that have begun end on the team that they began on.
         """
-        wanted = {name: TeamInService.model_validate(of) for name, of in user_config["teams"].items()}
+        wanted = teams_of(user_config)
         try:
             self._service.teams = await built(self._service.teams, wanted)
             self._error = ""

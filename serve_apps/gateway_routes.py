@@ -13,7 +13,7 @@ from serve_apps.app_list import Apps, change, deployed_apps, open_list, with_use
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway import app_name, gateway_entry, shadows_name, user_config
 from serve_apps.replicas import statuses_of
-from serve_apps.service.production import TeamInService
+from serve_apps.service.production import TeamInService, teams_of
 from serve_apps.shadows import shadows_entry
 from stores.waiting import waiting
 
@@ -129,5 +129,4 @@ def _entry(config: GatewayConfig) -> dict[str, Any] | None:
 
 
 def _teams_of(entry: Mapping[str, Any]) -> dict[str, TeamInService]:
-    found = entry["deployments"][0]["user_config"]["teams"]
-    return {name: TeamInService.model_validate(of) for name, of in found.items()}
+    return teams_of(entry["deployments"][0]["user_config"])

@@ -1,7 +1,7 @@
 """priority: a process of shadows -> the CPU only when nobody else wants it (SCHED_IDLE), or as any other process.
 
-A shadow must not slow those who answer people. Its replicas stand back as whole processes: what an engine starts inherits
-it. The wish is part of the app's `user_config`, so that a replica that Serve starts again stands back, too. Whether a process
+A shadow must not slow those who answer people. Its processes stand back as a whole: what an engine starts inherits it. For
+a policy app the wish is part of its `user_config`, so that a replica that Serve starts again stands back, too. Whether a process
 may come forward again is for the kernel to say (root may): where it refuses, the replica ends, and the one that Serve starts
 in its place has the usual priority.
 """

@@ -8,9 +8,10 @@ from typing import Any
 
 from ray import serve
 
+from serve_apps.app_list import new_entry
 from serve_apps.config import GatewayConfig
 from serve_apps.priority import take_priority
-from serve_apps.service.production import TeamInService, built
+from serve_apps.service.production import built, teams_of
 from serve_apps.service.service import Service
 from serve_apps.service.shadowing import Played, ShadowJob
 from serve_apps.service.understudy import Understudy
@@ -34,13 +35,8 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 def shadows_entry(name: str, config: GatewayConfig, user_config: Mapping[str, Any]) -> dict[str, Any]:
     """The application in Serve's config, JSON values only; `user_config` is the gateway's."""
-    return {
-        "name": name,
-        "route_prefix": None,
-        "import_path": IMPORT_PATH,
-        "args": config.model_dump(mode="json"),
-        "deployments": [{"name": DEPLOYMENT, "user_config": dict(user_config)}],
-    }
+    args = config.model_dump(mode="json")
+    return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config)
 
 
 @serve.deployment(name=DEPLOYMENT)
@@ -51,14 +47,15 @@ class Shadows:
         """Serve then calls `reconfigure` with the teams."""
         configure()
         take_priority(stands_back=True)
-        self._service = Service(GatewayConfig.model_validate(args))
+        config = GatewayConfig.model_validate(args)
+        # Nobody calls it from outside: the file of keys may be on the gateway's machine only.
+        self._service = Service(config.model_copy(update={"keys_file": ""}))
         self._understudy = Understudy(self._service)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Loads these teams, or keeps those there are: jobs for others are dropped, and the gateway says what is wrong."""
-        wanted = {name: TeamInService.model_validate(of) for name, of in user_config["teams"].items()}
         try:
-            self._service.teams = await built(self._service.teams, wanted)
+            self._service.teams = await built(self._service.teams, teams_of(user_config))
         except (ValueError, OSError, ImportError) as error:
             logger.warning("keeps the teams that are loaded: %s", error)
 

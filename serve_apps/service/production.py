@@ -147,6 +147,11 @@ class Production:
         return self.candidate if int((n + 1) * self.config.shadow) > int(n * self.config.shadow) else None
 
 
+def teams_of(user_config: Mapping[str, Any]) -> dict[str, TeamInService]:
+    """What a gateway's `user_config` says of each team; ValueError where it is none."""
+    return {name: TeamInService.model_validate(of) for name, of in user_config["teams"].items()}
+
+
 async def built(running: Mapping[str, Production], wanted: Mapping[str, TeamInService]) -> dict[str, Production]:
     """Every team, loaded; those that stay as they are, as they are. ValueError, OSError or ImportError where one cannot be."""
     return {

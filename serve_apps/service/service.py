@@ -245,8 +245,14 @@ class Service:
         team = None if production is None else production.shadow(held.team)
         if team is None:
             return
-        about: dict[str, Any] = {"team": team.name, "team_version": team.version, "set_name": team.set_name}
-        job = ShadowJob(**about, request=request, task_id=task_id, is_kept=is_kept)
+        job = ShadowJob(
+            team=team.name,
+            team_version=team.version,
+            set_name=team.set_name,
+            request=request,
+            task_id=task_id,
+            is_kept=is_kept,
+        )
         if self.admission.num_waiting or not self._shadowing.add(job, partial(self._shadow_ended, team, key)):
             self.metrics.shadow(team.name, team.version, "dropped")
             return

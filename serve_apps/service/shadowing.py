@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 PARCEL_S = 0.1
 """How long a request waits for others to go with it."""
+SLACK_S = 20.0
+"""Beyond what a request may take: who plays it says by then that it was late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +72,8 @@ class Nobody:
 class ServePlayer:
     """A Player over Ray Serve: app `name`, which may not be up yet."""
 
-    def __init__(self, name: str, *, timeout_s: float) -> None:
-        self._name, self._timeout_s = name, timeout_s
+    def __init__(self, name: str, *, request_timeout_s: float) -> None:
+        self._name, self._timeout_s = name, request_timeout_s + SLACK_S
         self._handle: Any = None
 
     async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
@@ -87,8 +89,9 @@ class ServePlayer:
                 played: list[Played] = await self._handle.play.remote(jobs)
         except TimeoutError:
             return [Played(outcome="late")] * len(jobs)
-        except (RayError, RayServeException):
+        except (RayError, RayServeException) as error:
             self._handle = None
+            logger.info("%d shadows are dropped: %s says %s", len(jobs), self._name, type(error).__name__)
             return await Nobody().play(jobs)
         return played
 
@@ -120,11 +123,10 @@ class Shadowing:
 
     async def _play(self, parcel: list[tuple[ShadowJob, Callable[[Played], None]]]) -> None:
         jobs = [job for job, _ in parcel]
+        played = await Nobody().play(jobs)
         try:
             played = await self._player.play(jobs)
-        except Exception:  # their room and their set must be free again, whatever happened
-            logger.exception("%d shadows are lost", len(jobs))
-            played = await Nobody().play(jobs)
-        self._num_open -= len(jobs)
-        for (_, ended), of in zip(parcel, played, strict=True):
-            ended(of)
+        finally:  # their room and their set are free again, whatever happened
+            self._num_open -= len(jobs)
+            for (_, ended), of in zip(parcel, played, strict=True):
+                ended(of)

@@ -29,7 +29,8 @@ class Understudy:
 
     async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
         """See Player."""
-        return await asyncio.gather(*map(self._play, jobs))
+        ended = await asyncio.gather(*map(self._play, jobs), return_exceptions=True)
+        return [one if isinstance(one, Played) else _failed(job, one) for job, one in zip(jobs, ended, strict=True)]
 
     async def _play(self, job: ShadowJob) -> Played:
         production = self.service.teams.get(job.team)
@@ -43,11 +44,6 @@ class Understudy:
                 return await self._chat(job, job.request, team)
         except TimeoutError:
             return Played(outcome="late")
-        except ApiError as error:  # the champion could answer it
-            logger.info("a shadow of %s failed: %s", team.fingerprint, error.code)
-        except Exception:  # one job's fault is not that of those that came with it
-            logger.exception("a shadow of %s failed", team.fingerprint)
-        return Played(outcome="failed")
 
     async def _chat(self, job: ShadowJob, request: ChatRequest, team: ServedTeam) -> Played:
         began = time.perf_counter()
@@ -64,3 +60,12 @@ class Understudy:
         run = await run_workflow(self.service, team, replace(spec, task=replace(spec.task, task_id=job.task_id)))
         trace = run.trace if job.is_kept else None
         return Played(outcome="answered", figures=run_figures(run.answer), trace=trace, is_trainable=True)
+
+
+def _failed(job: ShadowJob, error: BaseException) -> Played:
+    """The champion could answer it. What nobody foresaw is told with its traceback; jobs beside it are not its fault."""
+    if isinstance(error, ApiError):
+        logger.info("a shadow of %s@%d failed: %s", job.team, job.team_version, error.code)
+    else:
+        logger.error("a shadow of %s@%d failed", job.team, job.team_version, exc_info=error)
+    return Played(outcome="failed")

@@ -41,8 +41,8 @@ LOAD = 0.25
 """Of what the gateway takes, for the shadow's price."""
 ROUNDS = 60
 """Many and short, so that what else this machine does falls on both alike."""
-USUAL_EVERY = 6
-"""Rounds in which the usual priority has its turn, too."""
+USUAL_EVERY = 5
+"""Rounds in which the usual priority has its turn, too; odd, so that it comes first in one and last in the next."""
 BLOCK_S, CAPACITY_S = 5.0, 8.0
 SETTINGS = {"none": (0.0, True), "stands back": (1.0, True), "usual priority": (1.0, False)}
 """Share of requests that are shadowed, and the priority of the candidate's engines."""
