@@ -166,13 +166,16 @@ class Service:
         )
 
     def _held(self, team: ServedTeam) -> Held:
-        self._in_flight[team.name, team.set_name, team.version] += 1
+        self._on_the_way(team, 1)
         return Held(self, team)
 
     def release(self, team: ServedTeam) -> None:
         """What `take` took."""
-        self._in_flight[team.name, team.set_name, team.version] -= 1
+        self._on_the_way(team, -1)
         self.admission.leave()
+
+    def _on_the_way(self, team: ServedTeam, num: int) -> None:
+        self._in_flight[team.name, team.set_name, team.version] += num
 
     def in_flight(self) -> list[dict[str, Any]]:
         """Requests on their way: {"team", "set_name", "team_version", "num"}."""
@@ -256,10 +259,10 @@ class Service:
         if self.admission.num_waiting or not self._shadowing.add(job, partial(self._shadow_ended, team, key)):
             self.metrics.shadow(team.name, team.version, "dropped")
             return
-        self._in_flight[team.name, team.set_name, team.version] += 1
+        self._on_the_way(team, 1)
 
     def _shadow_ended(self, team: ServedTeam, key: ApiKey, played: Played) -> None:
-        self._in_flight[team.name, team.set_name, team.version] -= 1
+        self._on_the_way(team, -1)
         self.metrics.shadow(team.name, team.version, played.outcome)
         if played.outcome == "answered":
             self._tally(team).add({**played.figures, "failure_share": 0.0})

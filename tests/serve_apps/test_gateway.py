@@ -304,19 +304,21 @@ def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_se
 def test_a_shadow_answers_in_a_process_of_its_own_that_stands_back(served: Served) -> None:
     wanted = TeamInService(champion=served.arm(0), candidate=served.arm(1), shadow=1.0)
     route(served.config, "demo", wanted, state_file=served.state_file, timeout_s=120)
-    for path, body in (("chat/completions", ASK), ("workflows/demo/runs", {"prompt": "6*7"})):
-        before = num_answered(served, 11)
-        deadline = time.monotonic() + 120
-        while num_answered(served, 11) == before:  # what comes before the player is up is dropped
-            assert time.monotonic() < deadline, "no shadow was played"
-            answer = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
-            assert answer.headers["x-troupe-team"] == "demo@10"
-            time.sleep(0.5)
-    title = f"ray::ServeReplica:{shadows_name(served.config)}:"
-    processes = psutil.process_iter(["pid", "cmdline"])
-    players = [p.info["pid"] for p in processes if " ".join(p.info["cmdline"] or []).startswith(title)]
-    assert players and {os.sched_getscheduler(pid) for pid in players} == {os.SCHED_IDLE}
-    served.route(0)
+    try:
+        for path, body in (("chat/completions", ASK), ("workflows/demo/runs", {"prompt": "6*7"})):
+            before = num_answered(served, 11)
+            deadline = time.monotonic() + 120
+            while num_answered(served, 11) == before:  # what comes before the player is up is dropped
+                assert time.monotonic() < deadline, "no shadow was played"
+                answer = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
+                assert answer.headers["x-troupe-team"] == "demo@10"
+                time.sleep(0.5)
+        title = f"ray::ServeReplica:{shadows_name(served.config)}:"
+        processes = psutil.process_iter(["pid", "cmdline"])
+        players = [p.info["pid"] for p in processes if " ".join(p.info["cmdline"] or []).startswith(title)]
+        assert players and {os.sched_getscheduler(pid) for pid in players} == {os.SCHED_IDLE}
+    finally:
+        served.route(0)
 
 
 def num_answered(served: Served, team_version: int) -> float:
