@@ -10,7 +10,7 @@ from stores.types import Trace
 
 
 class PaidByLength:
-    """R = accuracy of the final answer + `weight` * the turn's completion tokens / `max_tokens`."""
+    """R = accuracy of the final answer + `weight` * the turn's completion tokens / `max_tokens`; 0 for a malformed turn."""
 
     kind: Literal["returns"] = "returns"
 
@@ -23,5 +23,6 @@ class PaidByLength:
         rewards = []
         for i, turn in enumerate(trace.turns):
             length = self.weight * len(turn.completion_token_ids) / self.max_tokens
-            rewards.append(turn_reward(trace, i, {"accuracy": accuracy, "length": length}))
+            parts = {"accuracy": accuracy, "length": length} if turn.is_format_ok else {"malformed": 0.0}
+            rewards.append(turn_reward(trace, i, parts))
         return Credit(outcome=accuracy, rewards=tuple(rewards))

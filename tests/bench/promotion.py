@@ -1,7 +1,8 @@
 """promotion: a better team, one with damaged weights, and one that has learnt to pad what it says; what gate and traffic make of them.
 
-train, six iterations ──> the gate promotes ──> champion in service
-champion + noise, champion trained on by a rule with a hole ──> the gate refuses ──> forced in ──> sent back by its answers
+train, six iterations ──────────────────────────────────> the gate promotes ──> champion in service
+champion + noise; champion, shown padding and trained on
+by a rule that pays for words ──> the gate refuses ──> forced in ──> sent back by its answers
 """
 
 from __future__ import annotations
@@ -34,16 +35,22 @@ PADDED = DEGRADED + 1
 AGENTS = ("solver", "verifier", "refiner", "finalizer")
 ROOM: Mapping[str, Any] = {f"agents.{agent}.max_tokens": 64 for agent in AGENTS} | {"serve.max_model_len": 384}
 """For saying much more than is needed."""
+SHOWN_PADDING: Mapping[str, Any] = {
+    "warmstart.tiny_model": None,
+    "warmstart.demonstrator": "tests.bench.padding_demonstrator:demonstrate",
+    "warmstart.optimizer.lr": 2.5e-3,
+}
+"""A trained policy is too sure of itself to find by sampling alone that words pay: six iterations left its length as it was."""
 GUARD_S = 240.0
 
 
 def measure(folder: Path) -> list[Figure]:
     """One run in the demo's shape, and one that goes on from its champion by a bad rule."""
     shape = ROOM | {"storage": {"root": str(folder)}, "iterations": ITERATIONS, "evaluate.every": ITERATIONS}
-    shape |= {"warmstart.tiny_model.max_position": 384}
-    _trained({"run": "promotion", **shape})
+    made = shape | {"warmstart.tiny_model.max_position": 384}
+    _trained({"run": "promotion", **made})
     traffic = TrafficConfig(shares=(0.5,), answers_per_step=100, poll_s=0.2)
-    config = load_config(DEMO, {"run": "promotion", **shape, "gateway": {"port": free_port()}})
+    config = load_config(DEMO, {"run": "promotion", **made, "gateway": {"port": free_port()}})
     run = Run(config.model_copy(update={"traffic": traffic}))
     version, team = run.registry.load(run.team_name, "champion")
     padded = _padded(run, team, shape)
@@ -110,10 +117,10 @@ def _train(changes: Mapping[str, Any]) -> None:
 
 
 def _padded(run: Run, team: Team, shape: Mapping[str, Any]) -> Team:
-    """The champion, trained on by a rule that pays for words."""
+    """The champion, shown what padding is, and trained on by a rule that pays for words."""
     groups = {f"model_groups.{group}.model": ref.uri.removeprefix("file://") for group, ref in team.models.items()}
-    rule = {"path": "tests.bench.paid_by_length:PaidByLength", "settings": {"max_tokens": 64}}
-    changes = {"run": "padded", **shape, **groups, "warmstart": None, "credit": rule}
+    rule = {"path": "tests.bench.paid_by_length:PaidByLength", "settings": {"weight": 0.5, "max_tokens": 64}}
+    changes = {"run": "padded", **shape, **groups, **SHOWN_PADDING, "credit": rule}
     _trained(changes)
     other = Run(load_config(DEMO, changes))
     trained = other.trained(ITERATIONS)
