@@ -9,6 +9,9 @@ port=${TROUPE_RAY_PORT:-6399}
 dashboard_port=${TROUPE_RAY_DASHBOARD_PORT:-8299}
 state=${TROUPE_CACHE:-.cache}/ray
 
+# Ray's own 15 would leave those who answer people next to nothing beside anything else, and hardly more than a shadow.
+export RAY_worker_niceness=${RAY_worker_niceness:-0}
+
 # What Ray starts finds `troupe` and `python` of this environment, also where nobody has activated it.
 PATH=$(cd "$(dirname "$(command -v "$ray")")" && pwd):$PATH
 

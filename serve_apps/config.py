@@ -122,7 +122,7 @@ class GatewayConfig(Settings):
     """How long one waits; then 503."""
     request_timeout_s: float = Field(300, gt=0)
     """Then 504."""
-    max_shadows: int = Field(16, ge=1)
+    max_shadows: int = Field(64, ge=1)
     """Shadow requests on their way at once, per replica; what comes beyond them is left out, as it is while requests wait."""
     max_body_bytes: int = Field(2_000_000, ge=1)
     capture: CaptureConfig = CaptureConfig()

@@ -8,11 +8,14 @@ in its place has the usual priority.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+logger = logging.getLogger(__name__)
 
 STANDS_BACK = "stands_back"
 """In an app's `user_config`, and in the status of a replica."""
@@ -31,6 +34,16 @@ def take_priority(stands_back: bool) -> None:
                     is_changed = True
             except ProcessLookupError:  # it has ended
                 continue
+
+
+def warn_if_others_are_nice() -> None:
+    """A process that stands back has weight 3 for the kernel, one of Ray's usual niceness 15 has 36, others have 1024."""
+    if (niceness := os.getpriority(os.PRIO_PROCESS, 0)) > 0:
+        logger.warning(
+            "this Ray gives its processes niceness %d, so that those who answer people hardly come before a shadow: "
+            "start its nodes with RAY_worker_niceness=0 in their environment",
+            niceness,
+        )
 
 
 def has_stood_back() -> bool:

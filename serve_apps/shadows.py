@@ -10,7 +10,7 @@ from ray import serve
 
 from serve_apps.app_list import new_entry
 from serve_apps.config import GatewayConfig
-from serve_apps.priority import take_priority
+from serve_apps.priority import take_priority, warn_if_others_are_nice
 from serve_apps.service.production import built, teams_of
 from serve_apps.service.service import Service
 from serve_apps.service.shadowing import Played, ShadowJob
@@ -47,6 +47,7 @@ class Shadows:
         """Serve then calls `reconfigure` with the teams."""
         configure()
         take_priority(stands_back=True)
+        warn_if_others_are_nice()
         config = GatewayConfig.model_validate(args)
         # Nobody calls it from outside: the file of keys may be on the gateway's machine only.
         self._service = Service(config.model_copy(update={"keys_file": ""}))

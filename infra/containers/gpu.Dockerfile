@@ -30,5 +30,6 @@ ARG COMMIT=
 USER troupe
 ENV TROUPE_COMMIT=$COMMIT \
     TROUPE_CACHE=/cache \
-    PYTHONUNBUFFERED=1
+    PYTHONUNBUFFERED=1 \
+    RAY_worker_niceness=0
 CMD ["troupe", "--help"]

@@ -20,8 +20,8 @@ from stores.types import Trace
 
 logger = logging.getLogger(__name__)
 
-PARCEL_S = 0.1
-"""How long a request waits for others to go with it."""
+PARCEL_S = 1.0
+"""How long a request waits for others to go with it: engines answer many at once with a fraction of the work."""
 SLACK_S = 20.0
 """Beyond what a request may take: who plays it says by then that it was late."""
 
@@ -99,8 +99,8 @@ class ServePlayer:
 class Shadowing:
     """Hands jobs on and says what became of them. Lives in one event loop."""
 
-    def __init__(self, player: Player, *, max_open: int) -> None:
-        self._player, self._max_open = player, max_open
+    def __init__(self, player: Player, *, max_open: int, parcel_s: float = PARCEL_S) -> None:
+        self._player, self._max_open, self._parcel_s = player, max_open, parcel_s
         self._num_open = 0
         self._waiting: list[tuple[ShadowJob, Callable[[Played], None]]] = []
         self._parcels: set[asyncio.Task[None]] = set()
@@ -110,7 +110,7 @@ class Shadowing:
         if self._num_open >= self._max_open:
             return False
         if not self._waiting:
-            asyncio.get_running_loop().call_later(PARCEL_S, self._send)
+            asyncio.get_running_loop().call_later(self._parcel_s, self._send)
         self._num_open += 1
         self._waiting.append((job, ended))
         return True

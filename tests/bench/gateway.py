@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from pipelines.cluster import connect
 from serve_apps.config import GatewayConfig
 from serve_apps.deployment import ensure_apps
 from serve_apps.gateway_routes import route
@@ -21,7 +20,18 @@ from serve_apps.policy_app import engine_environment
 from serve_apps.service.production import TeamInService
 from stores.weights import WeightStore
 from tests.bench.figures import Figure, ratio
-from tests.bench.gateway_load import CLIENTS, MAX_TOKENS, SERVE, Load, app_specs, arm, build_tiny, closed_load, commit
+from tests.bench.gateway_load import (
+    CLIENTS,
+    MAX_TOKENS,
+    SERVE,
+    Load,
+    app_specs,
+    arm,
+    build_tiny,
+    closed_load,
+    commit,
+    start_head,
+)
 from tests.bench.setting import build_100m
 from tests.servers import free_port
 
@@ -33,7 +43,7 @@ PLACES = 16
 
 def measure(folder: Path) -> list[Figure]:
     """Both shapes, one after the other."""
-    connect()
+    start_head()
     figures: list[Figure] = []
     for shape, build in (("tiny", build_tiny), ("100M", build_100m)):
         model = build(folder / shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from pipelines.cluster import connect
 from serve_apps.cast import Cast
 from serve_apps.config import EpisodeConfig, ServeConfig
 from serve_apps.deployment import PolicyAppSpec
@@ -35,6 +37,12 @@ class Load:
     statuses: Counter[int] = field(default_factory=Counter)
     num_tokens: int = 0
     seconds: float = 0.0
+
+
+def start_head() -> None:
+    """A local Ray whose processes have the priority of those of `make up`."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    connect()
 
 
 def closed_load(url: str, model: str, callers: int, seconds: float) -> Load:

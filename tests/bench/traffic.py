@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import numpy as np
 
-from pipelines.cluster import connect
 from serve_apps.config import GatewayConfig
 from serve_apps.deployment import ensure_apps, stand_back
 from serve_apps.gateway_routes import route
@@ -29,6 +28,7 @@ from tests.bench.gateway_load import (
     closed_load,
     commit,
     open_load,
+    start_head,
 )
 from tests.servers import free_port
 
@@ -51,7 +51,7 @@ RESAMPLES = 4000
 
 def measure(folder: Path) -> list[Figure]:
     """Both, on tiny models."""
-    connect()
+    start_head()
     stage = _Stage(folder)
     return _switches(stage) + _shadows(stage)
 

@@ -46,7 +46,7 @@ class Waiting:
 
 async def test_jobs_go_together_and_each_is_told_its_own_end() -> None:
     player, told = Waiting(), dict[int, Played]()
-    shadowing = Shadowing(player, max_open=4)
+    shadowing = Shadowing(player, max_open=4, parcel_s=0.1)
     added = [shadowing.add(job(k), lambda played, k=k: told.update({k: played})) for k in range(3)]  # type: ignore[misc]
     await asyncio.sleep(0.2)
     added += [shadowing.add(job(k), lambda played, k=k: told.update({k: played})) for k in range(3, 6)]  # type: ignore[misc]
@@ -64,7 +64,7 @@ async def test_a_player_that_breaks_has_dropped_them_and_their_room_is_free() ->
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
     player.error = KeyError("a bug")
     player.may_answer.set()
-    shadowing = Shadowing(player, max_open=1)
+    shadowing = Shadowing(player, max_open=1, parcel_s=0.1)
     assert shadowing.add(job(), told.append)
     await asyncio.sleep(0.2)
     assert [played.outcome for played in told] == ["dropped"]
