@@ -35,7 +35,7 @@ check: .venv/.dev  ## Lint, format, import layers, types
 bench: .venv/.dev  ## Ratios against peers and limits, side by side; runs/bench/report.json
 	$(BIN)/python -m tests.bench
 
-soak: .venv/.dev  ## What `make test` has no time for: whole-team learners, variants, adapters, ZeRO-3 resumed, the largest files
+soak: .venv/.dev  ## What `make test` has no time for: whole-team learners, variants, ZeRO-3, the README's example, ...
 	$(BIN)/pytest -m soak --disable-warnings
 
 chaos: .venv/.dev  ## kill -9 of every kind of process in every stage; what is done is kept in runs/chaos/report.json

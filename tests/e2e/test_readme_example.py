@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from pipelines.config import load_config
 from pipelines.run import Run
 from stores.types import TracesRef
@@ -25,6 +27,7 @@ SMALL = (
 )
 
 
+@pytest.mark.soak
 def test_the_readme_example_runs_as_it_stands_there(tmp_path: Path, tiny_model: Path) -> None:
     write_examples(tmp_path)
     shutil.copytree(tiny_model, tmp_path / "models" / "base")

@@ -339,6 +339,7 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
     assert [p.verdict for p in proofs] == ["proven"] * 2
 
 
+@pytest.mark.soak
 def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(served: Served) -> None:
     served.sync(1)
     served.commit(40, noise=0.02, seed=40)

@@ -395,6 +395,7 @@ def _two_workers(rank: int, folder: str, out: str) -> None:
             torch.save(found, f"{out}/stage{stage}.pt")
 
 
+@pytest.mark.soak
 def test_two_workers_learn_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_two_workers, args=(str(tiny_model), str(tmp_path)), nprocs=2)
     config = TrainConfig(algorithm="ppo", optimizer=LR, num_minibatches=3, microbatch_tokens=128)

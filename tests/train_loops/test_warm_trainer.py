@@ -268,6 +268,7 @@ def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_mod
     assert resumed("both", Models(policy=critic)) == (fresh, ["optimizer"])  # of another model
 
 
+@pytest.mark.soak
 def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     bench: Bench, tiny_model: Path, s3_uri: str
 ) -> None:
