@@ -55,12 +55,11 @@ def serve(
 ) -> None:
     """Put a team behind the gateway, or switch the one that is there: loaded and proven first, then all at once."""
     with errors(debug):
+        run, version, found = _team(team, root)
+        _connect(address)
         from pipelines import traffic
-        from pipelines.cluster import connect_for_good
         from pipelines.production import put_into_service
 
-        run, version, found = _team(team, root)
-        connect_for_good(address)
         put = put_into_service(run, version, found)
         if guard is None:
             hand_back(put)
@@ -89,14 +88,13 @@ def canary(
 ) -> None:
     """Let a team answer a share of the gateway's requests beside the one in service."""
     with errors(debug):
-        from pipelines import production
-        from pipelines.cluster import connect_for_good
-
         if end:
             _end_beside(team, root, address)
             return
         run, version, found = _team(team, root)
-        connect_for_good(address)
+        _connect(address)
+        from pipelines import production
+
         if auto:
             from pipelines import traffic
 
@@ -117,25 +115,30 @@ def shadow(
 ) -> None:
     """Let a team get a share of the requests too, once they are answered: nobody sees what it says, and its engines have the CPU only when nobody else wants it."""
     with errors(debug):
-        from pipelines import production
-        from pipelines.cluster import connect_for_good
-
         if end:
             _end_beside(team, root, address)
             return
         run, version, found = _team(team, root)
-        connect_for_good(address)
+        _connect(address)
+        from pipelines import production
+
         hand_back(production.canary(run, version, found, share=0.0, shadow=share))
 
 
 def _end_beside(team: str, root: str, address: str) -> None:
     """Whoever is beside the team in service no longer is."""
+    run = existing_run(team.rpartition("@")[0] or team, root)
+    _connect(address)
     from pipelines import production
+
+    hand_back(production.end_canary(run))
+
+
+def _connect(address: str) -> None:
+    """To the cluster, before anything is imported that imports Ray: how it shows its token is fixed by then."""
     from pipelines.cluster import connect_for_good
 
-    run = existing_run(team.rpartition("@")[0] or team, root)
     connect_for_good(address)
-    hand_back(production.end_canary(run))
 
 
 def _told(found: dict[str, Any], *, exit_code: bool) -> None:
@@ -227,11 +230,12 @@ def promote(
     """Put a registered team version into service, once the engines have proven that they serve its weights."""
     with errors(debug):
         from pipelines.cluster import connect
-        from pipelines.service import promote_version
 
         run = existing_run(config, root)
         run.registry.load(run.team_name, team_version)  # an unknown one is refused before anything starts
         connect(address)
+        from pipelines.service import promote_version
+
         hand_back(promote_version(run, team_version, reason=reason))
 
 
@@ -246,10 +250,11 @@ def rollback(
     """Put an earlier champion back into service, with the same proof."""
     with errors(debug):
         from pipelines.cluster import connect
-        from pipelines.service import rollback as roll_back
 
         run = existing_run(config, root)
         connect(address)
+        from pipelines.service import rollback as roll_back
+
         hand_back(roll_back(run, to=to, reason=reason))
 
 
@@ -277,14 +282,16 @@ def watch(
     """
     with errors(debug):
         from pipelines.cluster import connect
-        from pipelines.service import watch as watch_team
-        from pipelines.watching import accept as accept_alarms
 
         run = existing_run(config, root)
         if accept:
+            from pipelines.watching import accept as accept_alarms
+
             hand_back(accept_alarms(run, accept))
             return
         connect(address)
+        from pipelines.service import watch as watch_team
+
         found = watch_team(run, team, section or ["test", "sentinel"])
         hand_back(found)
         _exit_as(found["state"], exit_code=exit_code)
