@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,23 @@ from pipelines.stored_runs import stored_run
 from serve_apps.service.api_keys import KeyRing, read_keys
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
+
+
+CONNECTS_FIRST = """
+import sys
+from types import SimpleNamespace
+import pipelines.cluster, pipelines.cli_service as commands
+from pipelines.cli import app
+
+def connect(address=""):
+    print("Ray is", "imported" if "ray" in sys.modules else "not imported", "at", address)
+    raise SystemExit
+
+pipelines.cluster.connect = pipelines.cluster.connect_for_good = connect
+commands._team = lambda *about: (None, 1, None)
+commands.existing_run = lambda *about: SimpleNamespace(team_name="", registry=SimpleNamespace(load=lambda *about: None))
+app(sys.argv[1:])
+"""
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -75,3 +94,23 @@ def test_a_file_says_anew_who_answers_and_nothing_else(tmp_path: Path, monkeypat
     file.write_text(f"{file.read_text()}seed: 4\n")
     code, said = run("serve", f"{file}@champion")
     assert code == 2 and "exists with another config (differs in seed)" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "serve small@champion",
+        "canary small@champion",
+        "canary small --end",
+        "shadow small@champion",
+        "promote --run small --team-version 2 --reason test",
+        "rollback --run small --reason test",
+        "watch --run small",
+    ],
+)
+def test_a_command_connects_before_it_imports_ray_which_fixes_how_a_token_is_shown(command: str) -> None:
+    arguments = [*command.split(), "--address", "127.0.0.1:6399"]
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECTS_FIRST, *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "Ray is not imported at 127.0.0.1:6399\n", done.stderr[-2000:]
