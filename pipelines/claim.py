@@ -45,7 +45,7 @@ def reason_to_skip(run: Run) -> str:
     """Why the schedule trains no further iteration now, in words with the numbers; empty where it does."""
     settings = run.config.schedule
     if next_iteration(run) is None:
-        return f"all {run.config.iterations} iterations are done: raise `iterations` to train on"
+        return f"iteration {run.config.iterations} of {run.config.iterations} is done: raise `iterations` to train on"
     if settings is None or champion_version(run) is None:
         return ""
     reached = champion_accuracy(run)

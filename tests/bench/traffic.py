@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,11 +46,23 @@ LOAD = 0.25
 """Of what the gateway takes, for the shadow's price."""
 ROUNDS = 60
 """Many and short, so that what else this machine does falls on both alike."""
-USUAL_EVERY = 5
-"""Rounds in which the usual priority has its turn, too; odd, so that it comes first in one and last in the next."""
+OTHERS_EVERY = 5
+"""Rounds in which the other settings have their turn, too; odd, so that they come first in one and last in the next."""
 BLOCK_S, CAPACITY_S = 5.0, 8.0
-SETTINGS = {"none": (0.0, True), "stands back": (1.0, True), "usual priority": (1.0, False)}
-"""Share of requests that are shadowed, and the priority of the candidate's engines."""
+SETTINGS = {
+    "none": (0.0, True),
+    "stands back": (1.0, True),
+    "usual priority": (1.0, False),
+    "busy loops": (0.0, True),
+}
+"""Share of requests that are shadowed, and whether the candidate's engines stand back."""
+BUSY_LOOP = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+"""One per core and no shadow: what this kernel makes of work that stands back and never ends, whoever does it."""
+SAYS = {
+    "stands back": "with a shadow that stands back",
+    "usual priority": "with a shadow that has the usual priority",
+    "busy loops": "beside busy loops that stand back",
+}
 RESAMPLES = 4000
 
 
@@ -169,7 +186,7 @@ def _shadows(stage: _Stage) -> list[Figure]:
     rounds: list[dict[str, Load]] = []
     before = _num_shadowed(stage)
     for number in range(ROUNDS):
-        order = list(SETTINGS) if number % USUAL_EVERY == 0 else list(SETTINGS)[:2]
+        order = list(SETTINGS) if number % OTHERS_EVERY == 0 else list(SETTINGS)[:2]
         order = order if number % 2 else order[::-1]
         rounds.append({name: _block(stage, name, url, model, per_second, seed=number) for name in order})
     num_shadowed = _num_shadowed(stage) - before
@@ -180,12 +197,13 @@ def _shadows(stage: _Stage) -> list[Figure]:
         f"{num_shadowed:.0f} shadows"
     )
     figures = []
-    for name, limit in (("stands back", 1.1), ("usual priority", None)):
+    for name, words in SAYS.items():
+        limit = 1.1 if name == "stands back" else None
         for at in (50, 99):
             ratio, low, high = _ratio(rounds, name, at)
             figures.append(
                 Figure(
-                    name=f"champion's p{at} with a shadow that {'stands back' if limit else 'has the usual priority'} / without",
+                    name=f"champion's p{at} {words} / without",
                     value=ratio,
                     unit="x",
                     limit=limit if at == 99 else None,
@@ -201,9 +219,21 @@ def _block(stage: _Stage, name: str, url: str, model: str, per_second: float, *,
     stand_back(stage.arms[2].apps.values(), stands_back, timeout_s=300)
     stage.route(1, 2, shadow=shadow)
     closed_load(url, model, 2, STAY_S)  # the first after a switch are no part of it
-    load = open_load(url, model, per_second, BLOCK_S, seed=seed)
+    with _busy_loops() if name == "busy loops" else nullcontext():
+        load = open_load(url, model, per_second, BLOCK_S, seed=seed)
     assert set(load.statuses) == {200}, load.statuses
     return load
+
+
+@contextmanager
+def _busy_loops() -> Iterator[None]:
+    loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def _num_shadowed(stage: _Stage) -> float:

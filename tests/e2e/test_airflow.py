@@ -1,8 +1,8 @@
 """A real Airflow (scheduler, triggerer, API) and a Ray head train the small run; beside it the local runner.
 
-reference:  troupe train, iterations 1 to 3, a cluster of its own (`undisturbed`)
-phase 1:    Airflow alone, on schedule: 1, 2, then it skips and says why
-phase 2:    the local runner and Airflow at once on 3; the local one is killed in train, Airflow finishes it
+reference:  troupe train, iterations 1 and 2, a cluster of its own (`undisturbed`)
+phase 1:    Airflow alone, on schedule: 1, then it skips and says why
+phase 2:    the local runner and Airflow at once on 2; the local one is killed in train, Airflow finishes it
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(undisturbed: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("airflow")
-    config = write_config(folder / "small.yaml", iterations=2, root=folder / "runs")
+    config = write_config(folder / "small.yaml", iterations=1, root=folder / "runs")
     (folder / "broken.yaml").write_text("run: broken\nschedul: {}\n")
     data = yaml.safe_load(config.read_text())
     data |= {"run": "follower", "schedule": {"on_assets": ["troupe://team/small"], "retries": 0}}
@@ -96,22 +96,20 @@ def test_a_broken_run_config_is_an_import_error_and_hides_no_dag(scene: Scene) -
     assert DAG in {d["dag_id"] for d in scene.airflow.ask("/dags")["dags"]}
 
 
-def test_two_scheduled_iterations_are_those_of_the_local_runner(scene: Scene) -> None:
+def test_a_scheduled_iteration_is_that_of_the_local_runner(scene: Scene) -> None:
     airflow, run = scene.airflow, scene.run
     airflow.pause(DAG, is_paused=False)
-    scene.wait_for_iteration(2, 720)
-    first, second, *_ = [r["dag_run_id"] for r in airflow.dag_runs(DAG)]
-    airflow.wait("the second DAG run", lambda: airflow.state(DAG, second) == "success", 150)
-    assert [airflow.xcom(DAG, dag_run, "begin", "iteration") for dag_run in (first, second)] == [1, 2]
-    for dag_run in (first, second):
-        tasks = {t["task_id"]: t["state"] for t in airflow.tasks(DAG, dag_run)}
-        assert {tasks[stage] for stage in ("begin", *STAGES, "gate", "record")} == {"success"}
-        assert sorted((tasks["promote"], tasks["report"])) == ["skipped", "success"]
-    for iteration in (1, 2):
-        assert keys(run, iteration) == keys(scene.reference, iteration)
+    scene.wait_for_iteration(1, 720)
+    first = airflow.dag_runs(DAG)[0]["dag_run_id"]
+    airflow.wait("the first DAG run", lambda: airflow.state(DAG, first) == "success", 150)
+    assert airflow.xcom(DAG, first, "begin", "iteration") == 1
+    tasks = {t["task_id"]: t["state"] for t in airflow.tasks(DAG, first)}
+    assert {tasks[stage] for stage in ("begin", *STAGES, "gate", "record")} == {"success"}
+    assert sorted((tasks["promote"], tasks["report"])) == ["skipped", "success"]
+    assert keys(run, 1) == keys(scene.reference, 1)
     rows, others = rows_of(run), rows_of(scene.reference)
     assert {name for name, row in rows.items() if row.attempts != 1} == set()
-    assert rows.keys() >= {name for name, row in others.items() if row.iteration < 3 and "record" not in name}
+    assert rows.keys() >= {name for name, row in others.items() if row.iteration < 2 and "record" not in name}
     mine, theirs = report_of(run), report_of(scene.reference)
     assert mine["before"] == theirs["before"], "the same version 0 plays the same test tasks: equal to the bit"
     log = airflow.log(DAG, first, "collect")
@@ -121,42 +119,42 @@ def test_two_scheduled_iterations_are_those_of_the_local_runner(scene: Scene) ->
 
 def test_a_schedule_with_nothing_left_to_do_skips_and_says_why(scene: Scene) -> None:
     airflow = scene.airflow
-    skipped = airflow.wait("a third DAG run", lambda: airflow.dag_runs(DAG)[2:], 150)[0]["dag_run_id"]
+    skipped = airflow.wait("a second DAG run", lambda: airflow.dag_runs(DAG)[1:], 150)[0]["dag_run_id"]
     airflow.wait("its end", lambda: airflow.state(DAG, skipped) == "success", 180)
     airflow.pause(DAG, is_paused=True)
     assert {t["state"] for t in airflow.tasks(DAG, skipped)} == {"skipped"}
-    assert "all 2 iterations are done" in airflow.xcom(DAG, skipped, "begin", "skip")
+    assert "iteration 1 of 1 is done" in airflow.xcom(DAG, skipped, "begin", "skip")
 
 
 def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_killed_one_began(scene: Scene) -> None:
     airflow, log = scene.airflow, scene.root / "local.log"
-    write_config(scene.config, iterations=3, root=scene.root)
+    write_config(scene.config, iterations=2, root=scene.root)
     run = scene.run
     before = rows_of(run)
 
     # Airflow has fixed its iteration and is on its way; the local runner, which is faster, goes along on the same one.
     airflow.pause(DAG, is_paused=False)
-    airflow.wait("its third iteration", lambda: latest_iteration(airflow) == 3, 480)
+    airflow.wait("its second iteration", lambda: latest_iteration(airflow) == 2, 480)
     local = train(scene.config, log, airflow.ray_address)
     deadline = time.monotonic() + 240
-    while not begun_here(run, 3, ("train", "sync", "evaluate")):
+    while not begun_here(run, 2, ("train", "sync", "evaluate")):
         assert local.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
         time.sleep(0.02)
     kill_tree(local.pid)
-    scene.wait_for_iteration(3, 480)
+    scene.wait_for_iteration(2, 480)
     airflow.pause(DAG, is_paused=True)
 
     rows = rows_of(run)
     assert {name: row for name, row in rows.items() if name in before} == before, "finished stages are left alone"
     interrupted = {name for name, row in rows.items() if row.attempts != 1}
     assert len(interrupted) <= 1, "only what the killed one was at was begun a second time"
-    mine = {name: row for name, row in rows.items() if row.iteration == 3}
+    mine = {name: row for name, row in rows.items() if row.iteration == 2}
     assert interrupted <= mine.keys()
     workers = {row.owner.split()[0] for row in mine.values()}
     assert "Ray" in workers and (interrupted or len(workers) > 1), "both did some of it"
-    ids = keys(run, 3)
-    assert len(ids) == len(set(ids)) == 256 and ids == keys(scene.reference, 3)
-    assert run.trained(3)["team"].version == 3
+    ids = keys(run, 2)
+    assert len(ids) == len(set(ids)) == 256 and ids == keys(scene.reference, 2)
+    assert run.trained(2)["team"].version == 2
     assert distance(run, scene.reference) < 1e-3
 
 

@@ -38,14 +38,14 @@ from tests.e2e.local_runs import (
 from tests.e2e.scraper import Scraper
 from tests.test_observability import drawn, exported
 
-ITERATIONS = (1, 2, 3)
+ITERATIONS = (1, 2)
 
 
 def test_a_run_ends_with_a_report_that_has_every_figure(undisturbed: Run) -> None:
     report = report_of(undisturbed)
-    assert report["iterations"] == 3
+    assert report["iterations"] == 2
     assert report["before"]["num_tasks"] == report["after"]["num_tasks"] == 32
-    assert report["versions"] == {"team": 3}
+    assert report["versions"] == {"team": 2}
     assert set(report["funnel"]) == {"solver", "verifier", "refiner", "finalizer"}
     assert all(steps["trained"] > 0 for steps in report["funnel"].values())
     assert report["seconds"]["total"] >= report["seconds"]["iterations"] > 0
@@ -75,7 +75,7 @@ def test_training_and_evaluation_never_share_an_episode(undisturbed: Run) -> Non
     by_purpose = {
         p: {t.episode_id for t in traces if t.purpose is p} for p in (Purpose.TRAIN, Purpose.GATE, Purpose.TEST)
     }
-    assert len(by_purpose[Purpose.TRAIN]) == 3 * 32 * 8
+    assert len(by_purpose[Purpose.TRAIN]) == 2 * 32 * 8
     assert sum(map(len, by_purpose.values())) == len(set().union(*by_purpose.values())) == len(traces)
     tasks = {p: {t.task.task_id for t in traces if t.purpose is p} for p in by_purpose}
     assert not tasks[Purpose.TRAIN] & tasks[Purpose.TEST]
@@ -84,8 +84,8 @@ def test_training_and_evaluation_never_share_an_episode(undisturbed: Run) -> Non
 
 def test_the_registry_holds_the_team_with_everything_to_serve_it_again(undisturbed: Run) -> None:
     version, team = undisturbed.registry.load("small", "candidate")
-    assert team.iteration == 3
-    assert {group: ref.version for group, ref in team.models.items()} == {"team": 3}
+    assert team.iteration == 2
+    assert {group: ref.version for group, ref in team.models.items()} == {"team": 2}
     undisturbed.weights.verify(team.models["team"])
     assert set(team.prompts) == {"solver", "verifier", "refiner", "finalizer"}
     champion, _ = undisturbed.registry.load("small", "champion")
@@ -101,15 +101,15 @@ def test_every_iteration_has_an_mlflow_run_that_a_repeated_record_leaves_as_it_i
         shown = client.get_run(ref["mlflow_run_id"]).data
         assert (shown.tags["mlflow.parentRunId"], shown.tags["troupe.iteration"]) == (parent, str(iteration))
         assert shown.metrics["policy_version/team"] == float(shown.tags["troupe.policy_version.team"]) == iteration
-    done = troupe(undisturbed, "record", "--run", "small", "--iteration", "3")
+    done = troupe(undisturbed, "record", "--run", "small", "--iteration", "2")
     handed = json.loads(done.stdout.splitlines()[-1].removeprefix("troupe-ref: "))
-    assert kept[3] is not None and handed == kept[3] | {"watch": handed_on(kept[3]["watch"])}
+    assert kept[2] is not None and handed == kept[2] | {"watch": handed_on(kept[2]["watch"])}
     with undisturbed.journal._connect() as connection:  # as if the record had been lost after MLflow had taken it
         connection.execute(journal.STAGES.delete().where(journal.STAGES.c.stage == "record"))
     for iteration in reversed(ITERATIONS):
         assert record(undisturbed, iteration)["mlflow_run_id"] == kept[iteration]["mlflow_run_id"]
     assert [m.step for m in client.get_metric_history(parent, "reward")] == [*ITERATIONS]
-    unfinished = troupe(undisturbed, "record", "--run", "small", "--iteration", "4")
+    unfinished = troupe(undisturbed, "record", "--run", "small", "--iteration", "3")
     assert unfinished.returncode == 2
     assert "collect, score, sync, evaluate, promote missing" in unfinished.stderr
 
@@ -120,10 +120,10 @@ def test_prometheus_sees_the_loop_the_engines_and_what_the_dashboard_draws(undis
     collected = undisturbed.journal.ref(undisturbed.key(1, "collect"))
     assert collected is not None
     (ok,) = scraper.of("ray_troupe_episodes_total", run="small", purpose="train", status="ok")
-    assert 512 < ok <= 768
-    assert scraper.of("ray_troupe_stages_total", run="small", stage="collect", outcome="done") == [3]
+    assert 256 < ok <= 512
+    assert scraper.of("ray_troupe_stages_total", run="small", stage="collect", outcome="done") == [2]
     assert scraper.of("ray_troupe_champion_version", run="small")[0] >= 1
-    assert scraper.of("ray_troupe_policy_version", run="small", of="trained") == [3]
+    assert scraper.of("ray_troupe_policy_version", run="small", of="trained") == [2]
     assert scraper.of("ray_troupe_episodes_in_flight", run="small") == [0]
 
 
@@ -132,7 +132,7 @@ def test_every_iteration_is_watched(undisturbed: Run) -> None:
         recorded = undisturbed.journal.ref(undisturbed.key(iteration, "record"))
         assert recorded is not None
         told = recorded["watch"]
-        assert (told["state"], told["alarms"]) == ("learning", []), "three iterations are too few to judge by"
+        assert (told["state"], told["alarms"]) == ("learning", []), "two iterations are too few to judge by"
         figures = told["sources"]["iteration"]
         assert {"success", "entropy", "entropy/solver", "repeats", "reward_over_success", "input_drift"} <= set(figures)
         assert figures["turns"]["num_windows"] == iteration - 1 and figures["turns"]["now"] >= 1

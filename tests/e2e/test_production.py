@@ -264,7 +264,7 @@ def test_what_callers_said_of_answers_is_trained_on(run: Run, tmp_path: Path) ->
     collect = own.collect.model_copy(
         update={"from_service": FromServiceConfig(max_episodes=12), "tasks_per_iteration": 8}
     )
-    own = own.model_copy(update={"gateway": gateway, "collect": collect, "iterations": 4})
+    own = own.model_copy(update={"gateway": gateway, "collect": collect, "iterations": 3})
     learner = Run(own)
     try:
         serve(learner, "champion")
@@ -274,10 +274,10 @@ def test_what_callers_said_of_answers_is_trained_on(run: Run, tmp_path: Path) ->
                 answer = http.post("/workflows/small/runs", json=body).raise_for_status().json()
                 said = {"score": 1.0 if number % 2 else -1.0}
                 http.post(f"/traces/{answer['id']}/feedback", json=said).raise_for_status()
-        collected = run_stage(learner, "collect", 4)
+        collected = run_stage(learner, "collect", 3)
         assert collected["served"] == {"taken": 12, "held_out": 0, "left": 0}
-        run_stage(learner, "score", 4)
-        metrics = run_stage(learner, "train", 4, model_group="team")["metrics"]
+        run_stage(learner, "score", 3)
+        metrics = run_stage(learner, "train", 3, model_group="team")["metrics"]
         assert metrics["train/served_rows"] > 0 and metrics["train/served_rows_kept"] > 0, metrics
         assert metrics["train/logprob_gap_max"] < 1e-3, "the fresh ones still prove that engine and trainer agree"
     finally:

@@ -66,7 +66,7 @@ def test_after_the_last_iteration_there_is_nothing_to_do(tmp_path: Path) -> None
     for iteration in range(1, 5):
         assert reason_to_skip(run) == ""
         decided(run, iteration, "promote")
-    assert reason_to_skip(run) == "all 4 iterations are done: raise `iterations` to train on"
+    assert reason_to_skip(run) == "iteration 4 of 4 is done: raise `iterations` to train on"
 
 
 def test_a_reached_target_skips_with_the_number(tmp_path: Path) -> None:
