@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -50,10 +51,14 @@ def run(undisturbed: Run, ray_local: None) -> Iterator[Run]:
     remove_apps([*sets, *gateway_apps(run.config.gateway)])
 
 
-def serve(run: Run, which: int | str) -> tuple[dict, float]:
+def serve(run: Run, which: int | str) -> dict:
     version, team = run.registry.load(run.team_name, which)
-    began = time.perf_counter()
-    return put_into_service(run, version, team), time.perf_counter() - began
+    return put_into_service(run, version, team)
+
+
+def pids(put: Mapping[str, Any]) -> list[int]:
+    """Whose engines proved the team's weights. Seconds are for `make bench`: other tests run beside these."""
+    return sorted(proof["pid"] for proof in put["proofs"])
 
 
 def ask(run: Run) -> str:
@@ -68,17 +73,16 @@ def ask(run: Run) -> str:
 
 def test_teams_are_loaded_on_the_idle_set_proven_and_switched_whole(run: Run) -> None:
     champion = run.registry.alias(run.team_name, "champion")
-    first, _ = serve(run, 1)
+    first = serve(run, 1)
     assert (first["set_name"], first["before"], ask(run)) == ("blue", None, "small@1")
     other = max(v.version for v in run.registry.versions(run.team_name))
     assert other != 1 and champion
-    second, _ = serve(run, other)
+    second = serve(run, other)
     assert (second["set_name"], second["before"], ask(run)) == ("green", 1, f"small@{other}")
     assert all(proof["verdict"] in ("proven", "indistinguishable") for proof in second["proofs"])
-    back, seconds = serve(run, 1)
+    back = serve(run, 1)
     assert (back["set_name"], ask(run)) == ("blue", "small@1")
-    assert seconds < 5, "the team before is loaded still: the way back is a proof and a route"
-    print(f"first {first['load_s']:.1f} s, second {second['load_s']:.1f} s, back {seconds:.2f} s")
+    assert pids(back) == pids(first), "the team before is loaded still: the way back is a proof and a route"
 
 
 def test_a_champion_that_silently_degrades_raises_an_alarm(run: Run) -> None:
@@ -101,11 +105,11 @@ def test_a_canary_answers_its_share_and_ends(run: Run) -> None:
     serve(run, 1)
     other = max(v.version for v in run.registry.versions(run.team_name))
     _, team = run.registry.load(run.team_name, other)
-    assert canary(run, other, team, share=0.5)["beside"] == 1
+    half = canary(run, other, team, share=0.5)
+    assert half["beside"] == 1
     assert sorted(ask(run) for _ in range(4)) == ["small@1"] * 2 + [f"small@{other}"] * 2
-    began = time.perf_counter()
-    canary(run, other, team, share=1.0)
-    assert time.perf_counter() - began < 5, "another share is a change of the route"
+    whole = canary(run, other, team, share=1.0)
+    assert pids(whole) == pids(half), "another share is a change of the route"
     assert ask(run) == f"small@{other}"
     assert end_canary(run) == {"team_version": 1, "ended": other}
     assert {ask(run) for _ in range(3)} == {"small@1"}
@@ -140,9 +144,9 @@ def test_a_promotion_and_a_rollback_by_hand_switch_the_gateway_with_the_champion
     moved = promote_version(run, other, reason="a test")
     assert moved["before"] == before and moved["in_service"]["team_version"] == other
     assert ask(run) == f"small@{other}" and run.registry.alias(run.team_name, "champion") == other
-    assert serve(run, "previous")[0]["team_version"] == before and ask(run) == f"small@{before}"
+    assert serve(run, "previous")["team_version"] == before and ask(run) == f"small@{before}"
     back = promote_version(run, before, reason="a test")
-    assert back["in_service"]["switch_s"] < 5 and ask(run) == f"small@{before}"
+    assert back["in_service"]["team_version"] == before and ask(run) == f"small@{before}"
     assert run.registry.alias(run.team_name, "champion") == before
 
 
@@ -181,10 +185,8 @@ def test_a_degraded_team_is_sent_back_as_a_canary_and_when_it_was_forced_in(run:
         put_into_service(run, DEGRADED, bad)
         forced = guard(run, seconds=120)
         assert (forced["verdict"], forced["team_version"], forced["ended"]) == ("sent_back", 1, DEGRADED), forced
-        began = time.perf_counter()
         while answered[-1] != "small@1":
             time.sleep(0.02)
-        assert time.perf_counter() - began < 5
     assert set(answered) == {"small@1", f"small@{DEGRADED}"}, "not one request failed"
     events = run.journal.value(run.run_id, "traffic")
     assert events and [e["verdict"] for e in events["events"] if "verdict" in e][-2:] == ["sent_back", "sent_back"]

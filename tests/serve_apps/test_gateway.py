@@ -187,12 +187,9 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
     threads = [threading.Thread(target=keep_asking, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
-    seconds = []
     for i in range(20):
-        began = time.perf_counter()
         version = (i + 1) % 2
         served.route(version)
-        seconds.append(time.perf_counter() - began)
         for status in gateway_statuses(served.config):  # each replica by itself
             answer = httpx.post(f"{status['address']}/v1/chat/completions", json=ASK, timeout=60)
             assert answer.headers["x-troupe-team"] == f"demo@{10 + version}", "after `route` every replica follows"
@@ -203,7 +200,6 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
     assert {a["team_version"] for a in answers} == {10, 11} and len(answers) > 20
     mixed = [a for a in answers if a["sampled_by"] != [a["team_version"] - 10]]
     assert not mixed, mixed[:3]
-    assert max(seconds) < 5, f"a rollback takes effect in under 5 s: {seconds}"
 
 
 def test_a_team_that_cannot_be_loaded_is_refused_and_the_one_in_service_stays(served: Served, client: Any) -> None:
