@@ -3,8 +3,8 @@
     mlflow.set_tracking_uri("sqlite:///runs/mlflow.db")
     mlflow.pyfunc.load_model("models:/TEAM@champion").predict(pd.DataFrame({"prompt": ["Compute 2+3*4"]}))
 
-Asks the gateway that TROUPE_GATEWAY_URL names, with the key in TROUPE_API_KEY; without one it loads the team's models in this
-process. MLflow stores this file with the team and runs it ("models from code"), so it is the one place beside stores/ that
+Asks the gateway that TROUPE_GATEWAY_URL names (with or without `/v1`), with the key in TROUPE_API_KEY; without one it loads the
+team's models in this process. MLflow stores this file with the team and runs it ("models from code"), so it is the one place beside stores/ that
 imports mlflow: it needs what is above stores.
 """
 
@@ -51,7 +51,7 @@ class TeamModel(PythonModel):
         key = os.environ.get("TROUPE_API_KEY", "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         answer = httpx.post(
-            f"{url.rstrip('/')}/workflows/{self._team.run_id}/runs",
+            f"{url.rstrip('/').removesuffix('/v1')}/v1/workflows/{self._team.run_id}/runs",
             json={"prompt": prompt, "seed": seed},
             headers=headers,
             timeout=600,

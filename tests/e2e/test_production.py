@@ -239,10 +239,11 @@ def test_a_canary_that_somebody_ends_is_not_put_back(run: Run) -> None:
     assert now is not None and now.candidate is None
 
 
-@pytest.mark.parametrize("through", ["the gateway", "this process"])
+@pytest.mark.parametrize("through", ["the gateway", "its base_url", "this process"])
 def test_the_champion_answers_as_an_mlflow_model_in_a_fresh_process(run: Run, through: str) -> None:
     serve(run, "champion")
-    url = f"http://127.0.0.1:{run.config.gateway.port}/v1" if through == "the gateway" else ""
+    gateway = f"http://127.0.0.1:{run.config.gateway.port}"
+    url = {"the gateway": gateway, "its base_url": f"{gateway}/v1", "this process": ""}[through]
     environment = {**os.environ, "TROUPE_GATEWAY_URL": url, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
         [sys.executable, "-c", PREDICT, run.registry.tracking_uri],
