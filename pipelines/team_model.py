@@ -4,8 +4,8 @@
     mlflow.pyfunc.load_model("models:/TEAM@champion").predict(pd.DataFrame({"prompt": ["Compute 2+3*4"]}))
 
 Asks the gateway that TROUPE_GATEWAY_URL names (with or without `/v1`), with the key in TROUPE_API_KEY; without one it loads the
-team's models in this process. MLflow stores this file with the team and runs it ("models from code"), so it is the one place beside stores/ that
-imports mlflow: it needs what is above stores.
+team's models in this process. MLflow stores this file with the team and runs it ("models from code"), so it is the one place
+beside stores/ that imports mlflow: it needs what is above stores.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_teams_are_loaded_on_the_idle_set_proven_and_switched_whole(run: Run) ->
     assert all(proof["verdict"] in ("proven", "indistinguishable") for proof in second["proofs"])
     back = serve(run, 1)
     assert (back["set_name"], ask(run)) == ("blue", "small@1")
-    assert pids(back) == pids(first), "the team before is loaded still: the way back is a proof and a route"
+    assert pids(back) == pids(first), "the way back starts no engine anew"
 
 
 def test_a_champion_that_silently_degrades_raises_an_alarm(run: Run) -> None:
@@ -109,7 +109,7 @@ def test_a_canary_answers_its_share_and_ends(run: Run) -> None:
     assert half["beside"] == 1
     assert sorted(ask(run) for _ in range(4)) == ["small@1"] * 2 + [f"small@{other}"] * 2
     whole = canary(run, other, team, share=1.0)
-    assert pids(whole) == pids(half), "another share is a change of the route"
+    assert pids(whole) == pids(half), "another share starts no engine anew"
     assert ask(run) == f"small@{other}"
     assert end_canary(run) == {"team_version": 1, "ended": other}
     assert {ask(run) for _ in range(3)} == {"small@1"}
