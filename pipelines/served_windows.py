@@ -58,7 +58,7 @@ def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
         until["service"] = max(trace.started_at for trace in traces)
     if num >= config.min_episodes:
         windows["gateway"] = Window(key=key, at=at, figures=vitals_of_sums(new), team_version=version)
-        until["gateway"] = now
+        until["gateway"] = _latest(until.get("gateway", []), now)
     for source, count in (("service", len(traces)), ("gateway", num)):
         if 0 < count < config.min_episodes:
             waiting[source] = f"{count} of watch.min_episodes = {config.min_episodes} answers"
@@ -68,6 +68,11 @@ def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
 def seen(run: Run, served: Served) -> None:
     """The next windows begin where these end."""
     run.journal.put_value(run.run_id, UNTIL, served.until)
+
+
+def _latest(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each replica; one that does not answer now may do so at the next look, and would count from its start."""
+    return list({status["replica"]: status for status in [*before, *now]}.values())
 
 
 def _captured(run: Run, version: int, *, since: float) -> list[Trace]:

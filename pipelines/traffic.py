@@ -22,7 +22,7 @@ from pipelines.promote import crown
 from pipelines.run import Run
 from pipelines.sections import TrafficConfig
 from serve_apps.gateway_routes import gateway_statuses
-from serve_apps.service.figures import Sums, added, by_version, total
+from serve_apps.service.figures import Since, Sums, by_version, total
 from serve_apps.service.siblings import Status
 from stores.registry import Team
 from stores.waiting import waiting
@@ -166,11 +166,12 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
             f"team {run.team_name!r}: nothing to compare the team in service with: the one before it is not loaded any more"
         )
     new, old = found.champion.team_version, found.previous.team_version
-    before, watch, deadline = gateway_answers(run), Watch(run.config.traffic), time.monotonic() + seconds
+    since, watch = Since(run.team_name, gateway_answers(run)), Watch(run.config.traffic)
+    deadline = time.monotonic() + seconds
     seen: list[Seen] | None = None
     while time.monotonic() < deadline:
         now = gateway_answers(run)
-        looked = watch.look(_of(added(run.team_name, now, before), new), _of(by_version(run.team_name, now), old))
+        looked = watch.look(_of(since.added(now), new), _of(by_version(run.team_name, now), old))
         seen = looked or seen
         if broken := [str(s) for s in looked or () if s.state == "broken"]:
             with production.hold_promotion(run):
@@ -187,14 +188,14 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
 def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[str, Any]:
     """{"state": "advance" | "broken" | "undecided", "reason", "num_answers"}."""
     config = run.config.traffic
-    before, deadline = gateway_answers(run), time.monotonic() + config.step_timeout_s
+    since, deadline = Since(run.team_name, gateway_answers(run)), time.monotonic() + config.step_timeout_s
     seen: list[Seen] = []
     num = 0.0
     while time.monotonic() < deadline:
         in_place = production.in_service(run)
         if in_place is None or in_place.candidate is None or in_place.candidate.team_version != new:
             return {"state": "undecided", "reason": "somebody else has ended this canary", "num_answers": num}
-        found = added(run.team_name, gateway_answers(run), before)
+        found = since.added(gateway_answers(run))
         candidate, champion = _of(found, new), _of(found, old)
         num = candidate["failure_share"][0]
         seen = watch.look(candidate, champion) or seen

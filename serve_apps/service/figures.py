@@ -84,6 +84,23 @@ def added(team: str, now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[
     return {version: total(sums) for version, sums in parts.items()}
 
 
+class Since:
+    """What a team's versions have answered since a first look, replica by replica.
+
+    A replica that was on nobody's list at that look (serve_apps/replicas.py: just when a canary begins) counts from when it
+    is first seen; otherwise all that it ever answered would be taken for answers of this canary.
+    """
+
+    def __init__(self, team: str, first: Sequence[Mapping[str, Any]]) -> None:
+        self._team = team
+        self._past = {status["replica"]: status for status in first}
+
+    def added(self, now: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
+        """Of each version, over the replicas whose `Service.status` these are."""
+        self._past = {status["replica"]: status for status in now} | self._past
+        return added(self._team, now, list(self._past.values()))
+
+
 def total(parts: list[Sums]) -> Sums:
     """Over replicas."""
     whole = Tally().sums

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from pipelines import traffic
 from pipelines.sections import TrafficConfig, TrafficGuardsConfig
 from pipelines.traffic import Watch
-from serve_apps.service.figures import Sums, Tally, added, difference, total
+from serve_apps.service.figures import Since, Sums, Tally, added, difference, total
 
 CONFIG = TrafficConfig()
 
@@ -113,12 +115,12 @@ def test_figures_add_up_over_replicas_and_subtract_over_time() -> None:
     assert all(later[name] == pytest.approx(tally(second)[name]) for name in whole)
 
 
+def status(replica: str, figures: list[dict[str, float]]) -> dict[str, Any]:
+    return {"replica": replica, "figures": [{"team": "demo", "team_version": 4, "sums": tally(figures)}]}
+
+
 def test_a_replica_that_ends_takes_its_figures_along_and_nothing_of_the_others() -> None:
     rng = np.random.default_rng(6)
-
-    def status(replica: str, figures: list[dict[str, float]]) -> dict[str, Any]:
-        return {"replica": replica, "figures": [{"team": "demo", "team_version": 4, "sums": tally(figures)}]}
-
     failing, sound, later, young = (
         answers(rng, 100, failing=0.2),
         answers(rng, 100),
@@ -130,6 +132,30 @@ def test_a_replica_that_ends_takes_its_figures_along_and_nothing_of_the_others()
     expected = tally(later + young)
     assert all(found[name] == pytest.approx(expected[name]) for name in expected)
     assert Watch(CONFIG).look(found, expected) is not None, "its shares are between 0 and 1"
+
+
+def test_a_replica_that_is_missing_at_the_first_look_brings_nothing_of_before_along() -> None:
+    rng = np.random.default_rng(7)
+    earlier, later = answers(rng, 300), answers(rng, 5)
+    since = Since("demo", [status("a", earlier)])
+    assert since.added([]) == {}
+    assert since.added([status("a", earlier + later), status("b", earlier)])[4]["failure_share"][0] == len(later)
+    assert since.added([status("b", earlier + later)])[4]["failure_share"][0] == len(later)
+    both = [status(replica, earlier + later) for replica in ("a", "b")]
+    assert since.added(both)[4]["failure_share"][0] == 2 * len(later)
+
+
+def test_a_step_decides_nothing_by_what_was_answered_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica is on nobody's list when the step begins, as a change of the route has it."""
+    both = [{"team": "demo", "team_version": v, "sums": tally(answers(np.random.default_rng(v), 300))} for v in (1, 2)]
+    looks = iter([[]])
+    monkeypatch.setattr(traffic, "gateway_answers", lambda _: next(looks, [{"replica": "a", "figures": both}]))
+    in_place = SimpleNamespace(candidate=SimpleNamespace(team_version=2))
+    monkeypatch.setattr(traffic.production, "in_service", lambda _: in_place)
+    config = CONFIG.model_copy(update={"step_timeout_s": 0.3, "poll_s": 0.02})
+    run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
+    found = traffic._step(run, 2, 1, Watch(config), is_last=False)
+    assert found == {"state": "undecided", "reason": "after 0.3 s: 0 answers", "num_answers": 0}
 
 
 @pytest.mark.parametrize("shares", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.5)])

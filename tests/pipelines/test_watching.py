@@ -249,6 +249,26 @@ def test_the_gateways_answers_are_those_since_the_last_window(watched: Run, monk
     assert means == [10.0, 20.0]
 
 
+def test_a_replica_that_one_look_missed_is_not_counted_from_its_start(
+    watched: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tallies, there = {"a": Tally(), "b": Tally()}, list[str]()
+
+    def answers(_: Run) -> list[dict[str, Any]]:
+        about = {"team": watched.team_name, "team_version": 7}
+        return [{"replica": name, "figures": [about | {"sums": tallies[name].sums}]} for name in there]
+
+    monkeypatch.setattr(served_windows, "gateway_answers", answers)
+    for tokens, missed in ((10.0, ""), (20.0, "b"), (30.0, "")):
+        there[:] = [name for name in tallies if name != missed]
+        for tally in tallies.values():
+            for _ in range(30):
+                tally.add(dict.fromkeys(NAMES, 0.0) | {"completion_tokens": tokens})
+        service.watch(watched, CHAMPION, ["test"])
+    means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
+    assert means == [10.0, 20.0, pytest.approx((2 * 30.0 + 20.0) / 3)], "b's 20s were not counted before"
+
+
 @pytest.fixture(autouse=True)
 def _nothing_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "connect", lambda address: None)
