@@ -21,7 +21,7 @@ TEXTS = [
 
 
 class Lanes(LoadScopeScheduling):  # type: ignore[misc]
-    """Two lanes under `pytest -n 2`: the end-to-end tests, which mostly wait for other processes, beside all the rest.
+    """Two lanes under `pytest -n 2`: whole runs, which mostly wait for other processes, beside all the rest.
 
     Both take about as long. More would start more Rays at once, and play the undisturbed run more than once.
     """

@@ -1,17 +1,14 @@
-"""Fixtures that several folders and files share."""
+"""Fixtures that several files share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from records import make_rewards, make_trace, mlflow_place, mlflow_postgres, mlflow_sqlite
 
 from pipelines.run import Run
 from tests.e2e.local_runs import config_in, finish, start
 from tests.e2e.scraper import Scraper
-
-__all__ = ["make_rewards", "make_trace", "mlflow_place", "mlflow_postgres", "mlflow_sqlite"]
 
 
 @pytest.fixture(scope="session")

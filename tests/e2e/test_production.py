@@ -34,11 +34,14 @@ from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
 from tests.e2e.local_runs import config_in
 
 PREDICT = """
-import json, sys
+import json, os, sys
 import mlflow, pandas as pd
 mlflow.set_tracking_uri(sys.argv[1])
-model = mlflow.pyfunc.load_model("models:/small@champion")
-print(json.dumps(model.predict(pd.DataFrame({"prompt": ["Compute 2+3*4", "Compute 5+1*2"], "seed": [1, 2]})).to_dict("records")))
+tasks = pd.DataFrame({"prompt": ["Compute 2+3*4", "Compute 5+1*2"], "seed": [1, 2]})
+answers = []
+for os.environ["TROUPE_GATEWAY_URL"] in sys.argv[2:]:
+    answers.append(mlflow.pyfunc.load_model("models:/small@champion").predict(tasks).to_dict("records"))
+print(json.dumps(answers))
 """
 
 
@@ -239,25 +242,24 @@ def test_a_canary_that_somebody_ends_is_not_put_back(run: Run) -> None:
     assert now is not None and now.candidate is None
 
 
-@pytest.mark.parametrize("through", ["the gateway", "its base_url", "this process"])
-def test_the_champion_answers_as_an_mlflow_model_in_a_fresh_process(run: Run, through: str) -> None:
+def test_the_champion_answers_as_an_mlflow_model_in_a_fresh_process(run: Run) -> None:
+    """Through the gateway's address, through its base_url, and on engines of its own where no address is given."""
     serve(run, "champion")
     gateway = f"http://127.0.0.1:{run.config.gateway.port}"
-    url = {"the gateway": gateway, "its base_url": f"{gateway}/v1", "this process": ""}[through]
-    environment = {**os.environ, "TROUPE_GATEWAY_URL": url, "PYTHONPATH": os.getcwd()}
+    urls = [gateway, f"{gateway}/v1", ""]
     done = subprocess.run(
-        [sys.executable, "-c", PREDICT, run.registry.tracking_uri],
-        env=environment,
+        [sys.executable, "-c", PREDICT, run.registry.tracking_uri, *urls],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
-    assert len(answers) == 2 and all(a["num_turns"] >= 2 and a["status"] in ("ok", "truncated") for a in answers)
     champion = run.registry.alias(run.team_name, "champion")
-    assert {a["team_version"] for a in answers} == ({str(champion)} if url else {""})
+    for url, answers in zip(urls, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert len(answers) == 2 and all(a["num_turns"] >= 2 and a["status"] in ("ok", "truncated") for a in answers)
+        assert {a["team_version"] for a in answers} == ({str(champion)} if url else {""})
 
 
 def test_what_callers_said_of_answers_is_trained_on(run: Run, tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_every_command_exists_and_knows_its_options() -> None:
             for option in (part.partition("=")[0] for part in command[2:] if part.startswith("--")):
                 assert re.search(rf"(?<![\w-]){option}(?![\w-])", ray_start), f"ray start has no {option}"
     by_compose, by_kubernetes = (sorted(command) for command in commands() if command[0] == "mlflow")
-    assert by_compose == by_kubernetes, "tests/e2e/test_services.py runs the first"
+    assert by_compose == by_kubernetes, "tests/infra/test_services.py runs the first"
     parse = "import json, sys\nfrom airflow.cli.cli_parser import get_parser\n"
     parse += "for words in json.load(sys.stdin): get_parser().parse_args(words)"
     airflow = json.dumps([command[1:] for command in commands() if command[0] == "airflow"])
