@@ -150,7 +150,7 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
     assert len(interrupted) <= 1, "only what the killed one was at was begun a second time"
     mine = {name: row for name, row in rows.items() if row.iteration == 2}
     assert interrupted <= mine.keys()
-    workers = {row.owner.split()[0] for row in mine.values()}
+    workers = {row.owner.split()[0] for row in mine.values() if row.stage in STAGES}  # `measure` may have begun by now
     assert "Ray" in workers and (interrupted or len(workers) > 1), "both did some of it"
     ids = keys(run, 2)
     assert len(ids) == len(set(ids)) == 256 and ids == keys(scene.reference, 2)
