@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,19 +230,28 @@ def test_what_was_served_since_the_last_watching_is_a_window_of_the_champions(
     assert len(kept_windows(watched, "service")) == 1
 
 
-def test_the_gateways_answers_are_those_since_the_last_window(watched: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone, there = Tally(), Tally()
-    tallies = {"a": gone, "b": there}
+def show_answers(monkeypatch: pytest.MonkeyPatch, run: Run, shown: Mapping[str, Tally]) -> None:
+    """The gateway's replicas, by name, as they are when somebody looks."""
 
     def answers(_: Run) -> list[dict[str, Any]]:
-        about = {"team": watched.team_name, "team_version": 7}
-        return [{"replica": name, "figures": [about | {"sums": t.sums}]} for name, t in tallies.items()]
+        about = {"team": run.team_name, "team_version": 7}
+        return [{"replica": name, "figures": [about | {"sums": tally.sums}]} for name, tally in shown.items()]
 
     monkeypatch.setattr(served_windows, "gateway_answers", answers)
+
+
+def answer(tallies: Mapping[str, Tally], tokens: float) -> None:
+    """Thirty answers of each."""
+    for tally in tallies.values():
+        for _ in range(30):
+            tally.add(dict.fromkeys(NAMES, 0.0) | {"completion_tokens": tokens})
+
+
+def test_the_gateways_answers_are_those_since_the_last_window(watched: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    tallies = {"a": Tally(), "b": Tally()}
+    show_answers(monkeypatch, watched, tallies)
     for tokens in (10.0, 20.0):
-        for tally in tallies.values():
-            for _ in range(30):
-                tally.add(dict.fromkeys(NAMES, 0.0) | {"completion_tokens": tokens})
+        answer(tallies, tokens)
         service.watch(watched, CHAMPION, ["test"])
         tallies.pop("a", None)  # a replica that ends takes only its own figures along
     means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
@@ -252,18 +261,10 @@ def test_the_gateways_answers_are_those_since_the_last_window(watched: Run, monk
 def test_a_replica_that_one_look_missed_is_not_counted_from_its_start(
     watched: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tallies, there = {"a": Tally(), "b": Tally()}, list[str]()
-
-    def answers(_: Run) -> list[dict[str, Any]]:
-        about = {"team": watched.team_name, "team_version": 7}
-        return [{"replica": name, "figures": [about | {"sums": tallies[name].sums}]} for name in there]
-
-    monkeypatch.setattr(served_windows, "gateway_answers", answers)
-    for tokens, missed in ((10.0, ""), (20.0, "b"), (30.0, "")):
-        there[:] = [name for name in tallies if name != missed]
-        for tally in tallies.values():
-            for _ in range(30):
-                tally.add(dict.fromkeys(NAMES, 0.0) | {"completion_tokens": tokens})
+    tallies = {"a": Tally(), "b": Tally()}
+    for tokens, shown in ((10.0, ("a", "b")), (20.0, ("a",)), (30.0, ("a", "b"))):
+        answer(tallies, tokens)
+        show_answers(monkeypatch, watched, {name: tallies[name] for name in shown})
         service.watch(watched, CHAMPION, ["test"])
     means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
     assert means == [10.0, 20.0, pytest.approx((2 * 30.0 + 20.0) / 3)], "b's 20s were not counted before"
