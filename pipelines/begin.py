@@ -6,6 +6,7 @@ from typing import Any
 
 from pipelines.claim import claimed, next_iteration, pin, reason_to_skip
 from pipelines.collector import end_collectors
+from pipelines.links import stage_owner
 from pipelines.progress import Screen
 from pipelines.promote import champion_version, crown, register
 from pipelines.run import Run
@@ -68,7 +69,7 @@ def make_version_zero(run: Run, *, progress: StepProgress | None = None) -> dict
     """Warm start, or adoption of the models the config names; done once."""
     timeout_s = (run.config.warmstart or run.config.train).stage_timeout_s
     watchdog = Watchdog(run, run.key(0, "warmstart"), timeout_s=timeout_s)
-    return watchdog.once(lambda lease: warmstart(run, progress=watchdog.reporting(progress)))
+    return watchdog.once(lambda lease: warmstart(run, progress=watchdog.reporting(progress)), owner=stage_owner())
 
 
 def measure_team(
@@ -88,6 +89,7 @@ def measure_team(
 
     return watchdog.once(
         lambda lease: measure(run, models, iteration=iteration, progress=watchdog.reporting(progress)),
+        owner=stage_owner(),
         alone=run.hold_engines(),
     )
 
@@ -104,4 +106,4 @@ def register_first_team(run: Run) -> int:
         crown(run, models, version, reason="the first team")
         return {"verdict": "promote", "condition": "the first team", "team_version": version}
 
-    return int(run.journal.once(run.key(0, "promote"), work)["team_version"])
+    return int(run.journal.once(run.key(0, "promote"), work, owner=stage_owner())["team_version"])
