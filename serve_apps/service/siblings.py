@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 from serve_apps.replicas import statuses_of
 
-LOOK_S = 1.0
-"""Between two looks for a replica that is not known."""
+PATIENCE_S = 1.0
+"""How long a replica that is not known is looked for: while its route changes it is on nobody's list (serve_apps/replicas.py)."""
+LOOK_S = 0.1
+"""Between two looks, whoever asks for whichever replica."""
 STATUS_TIMEOUT_S = 2.0
 
 Status = dict[str, Any]
@@ -60,13 +62,20 @@ class Addresses:
         self._looking = asyncio.Lock()
 
     async def of(self, replica: str) -> str | None:
-        """`http://HOST:PORT` of a replica by name; None where there is none of that name."""
-        if replica not in self._known:
-            async with self._looking:
-                if time.monotonic() > self._looked_at + LOOK_S:
-                    self._known = {s["replica"]: s["address"] for s in await self._siblings.statuses()}
-                    self._looked_at = time.monotonic()
+        """`http://HOST:PORT` of a replica by name; None where none of that name was found in `PATIENCE_S`."""
+        gives_up_at = time.monotonic() + PATIENCE_S
+        while replica not in self._known and time.monotonic() < gives_up_at:
+            await self._look()
         return self._known.get(replica)
+
+    async def _look(self) -> None:
+        """One look for all who wait, or a pause until the next; what is known stays, on the list or not."""
+        async with self._looking:
+            if time.monotonic() > self._looked_at + LOOK_S:
+                self._known |= {status["replica"]: status["address"] for status in await self._siblings.statuses()}
+                self._looked_at = time.monotonic()
+                return
+        await asyncio.sleep(LOOK_S)
 
     def forget(self, replica: str) -> None:
         """It does not answer there."""
