@@ -223,10 +223,10 @@ def test_the_code_of_a_completion_is_found(text: str, code: str) -> None:
 
 
 def test_the_code_of_many_tags_is_found_in_linear_time() -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     extract_code("<code>" * 40_000)
     assert extract_code("<code>a</code>" * 40_000 + "<code>b</code><code>") == "b"
-    assert time.monotonic() - began < 10
+    assert time.thread_time() - began < 10
 
 
 @pytest.mark.parametrize(

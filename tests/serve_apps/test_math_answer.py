@@ -94,9 +94,9 @@ def test_a_deadline_holds_off_the_main_thread_against_one_endless_c_call() -> No
 
 @pytest.mark.parametrize("text", ["\\boxed{", "{", "<ANSWER>", "answer ", "\\boxed{<ANSWER>"])
 def test_the_time_to_extract_grows_with_the_text_and_no_faster(text: str) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     extract_answer(text * 40_000)
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_killed_owner_on_this_machine_is_replaced_at_once(journal: Journal, tm
     os.kill(owner.pid, signal.SIGKILL)  # not waited for: a zombie is dead too
     began = time.monotonic()
     assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 2}
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25, "a silent owner elsewhere would keep it for 30 s"
     owner.communicate()
 
 
