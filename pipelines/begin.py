@@ -69,7 +69,7 @@ def make_version_zero(run: Run, *, progress: StepProgress | None = None) -> dict
     """Warm start, or adoption of the models the config names; done once."""
     timeout_s = (run.config.warmstart or run.config.train).stage_timeout_s
     watchdog = Watchdog(run, run.key(0, "warmstart"), timeout_s=timeout_s)
-    return watchdog.once(lambda lease: warmstart(run, progress=watchdog.reporting(progress)), owner=stage_owner())
+    return watchdog.once(lambda lease: warmstart(run, progress=watchdog.reporting(progress)))
 
 
 def measure_team(
@@ -89,7 +89,6 @@ def measure_team(
 
     return watchdog.once(
         lambda lease: measure(run, models, iteration=iteration, progress=watchdog.reporting(progress)),
-        owner=stage_owner(),
         alone=run.hold_engines(),
     )
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.links import stage_owner
 from pipelines.observe import tell_stages
 from pipelines.run import Run
 from pipelines.sampling import Progress
@@ -39,7 +38,7 @@ def run_stage(
     work = _work(run, stage, iteration, model_group, watchdog.reporting(progress))
     try:
         alone = run.hold_engines() if stage in ON_ENGINES else None
-        return watchdog.once(_logged(work), owner=stage_owner(), alone=alone)
+        return watchdog.once(_logged(work), alone=alone)
     finally:
         tell_stages(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
 

@@ -27,6 +27,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.faults import ClusterLost, OutOfMemory, diagnose
+from pipelines.links import stage_owner
 from pipelines.stacks import stacks_file, write_stacks
 from stores.journal import HOLD_WAIT_S
 from stores.logs import bound
@@ -96,7 +97,6 @@ class Watchdog:
         self,
         work: Callable[[Lease], dict[str, Any]],
         *,
-        owner: str = "",
         alone: AbstractContextManager[Any] | None = None,
     ) -> dict[str, Any]:
         """`Journal.once` of the stage, watched; waiting for another process that does it counts from its own beginning.
@@ -114,7 +114,7 @@ class Watchdog:
 
         wait_s = self._timeout_s + self._config.grace_s + 60 + (HOLD_WAIT_S if alone else 0.0)
         with self._watching():
-            return self._run.journal.once(self._key, begin, owner=owner, wait_s=wait_s)
+            return self._run.journal.once(self._key, begin, owner=stage_owner(), wait_s=wait_s)
 
     def watch(self, work: Callable[[], T], *, alone: AbstractContextManager[Any] | None = None) -> T:
         """`work` that is no stage, watched like one; takes and raises what `once` does."""

@@ -15,6 +15,7 @@ import pytest
 
 from pipelines import watchdog
 from pipelines.faults import ClusterLost, diagnose
+from pipelines.links import stage_owner
 from pipelines.sections import WatchdogConfig
 from pipelines.watchdog import StageHung, Watchdog
 from stores.journal import Journal, StageKey
@@ -48,6 +49,8 @@ def test_a_stage_that_hangs_ends_at_its_deadline_and_names_what_it_waited_for(tm
     assert row.status == "failed"
     assert "the end of time" in row.error
     assert Watchdog(run, KEY, timeout_s=9).once(lambda lease: {"ok": 1}) == {"ok": 1}
+    (row,) = run.journal.stages("run")
+    assert row.owner == stage_owner()
 
 
 def test_a_stage_in_another_thread_is_ended_too_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -28,11 +28,6 @@ HELLO = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def scene_of(model: Path, folder: Path, *, shadow: float = 0.0, **capture: Any) -> tuple[Scene, ServedStore]:
     scene = Scene(model, capture={"share": 1.0, "flush_s": 0.05, **capture})
     stores = TeamStores(run_id="demo", traces=str(folder / "traces"), served=str(folder / "served"))

@@ -21,11 +21,6 @@ from stores.types import Purpose, Trace
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def stored(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trace]]:
     """A folder with a run's store, and what is in it."""

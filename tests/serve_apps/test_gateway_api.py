@@ -24,11 +24,6 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def scene(tiny_model: Path) -> Scene:
     return Scene(tiny_model)
 

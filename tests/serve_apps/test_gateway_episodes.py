@@ -31,11 +31,6 @@ PROGRAM: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Engine:
     """A ServeClient that says what a test wrote, one after the other; then `end`."""
 

@@ -17,11 +17,6 @@ from serve_apps.service.shadowing import Played, Shadowing, ShadowJob
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def job(number: int = 0, *, version: int = 4, model: str = "demo/solver") -> ShadowJob:
     request = ChatRequest.model_validate({"model": model, "messages": [{"role": "user", "content": "What is 6*7?"}]})
     about: dict[str, Any] = {"team": "demo", "team_version": version, "set_name": "green"}

@@ -12,11 +12,6 @@ pytestmark = pytest.mark.anyio
 A, B = ({"replica": name, "address": f"http://{name}"} for name in "ab")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Listed:
     """What is on the list at each look; the last one again and again."""
 
