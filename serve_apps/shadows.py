@@ -11,6 +11,7 @@ from ray import serve
 from serve_apps.app_list import new_entry
 from serve_apps.config import GatewayConfig
 from serve_apps.priority import take_priority, warn_if_others_are_nice
+from serve_apps.service.policy_stream import CoalescedStreams
 from serve_apps.service.production import built, teams_of
 from serve_apps.service.service import Service
 from serve_apps.service.shadowing import Played, ShadowJob
@@ -45,12 +46,17 @@ class Shadows:
 
     def __init__(self, args: dict[str, Any]) -> None:
         """Serve then calls `reconfigure` with the teams."""
+        import transformers  # noqa: F401 - takes seconds of CPU: now, not when the first team is shadowed
+
         configure()
         take_priority(stands_back=True)
         warn_if_others_are_nice()
         config = GatewayConfig.model_validate(args)
         # Nobody calls it from outside: the file of keys may be on the gateway's machine only.
-        self._service = Service(config.model_copy(update={"keys_file": ""}))
+        self._service = Service(
+            config.model_copy(update={"keys_file": ""}),
+            streams=CoalescedStreams(timeout_s=config.request_timeout_s),
+        )
         self._understudy = Understudy(self._service)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:

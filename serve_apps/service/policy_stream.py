@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from serve_apps.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused, ServeClient
+from serve_apps.config import CallConfig
 from serve_apps.policy_app import CONTEXT, REFUSED
 from serve_apps.service.protocol import ApiError
-from stores.types import Sampling
+from stores.types import GenerateRequest, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +74,9 @@ class ServeStreams:
             response = self._handle(app).remote(wire, more)
             async for token_ids, logprobs, top, finish_reason, version, error in response:
                 if finish_reason == CONTEXT:
-                    raise ApiError(400, error, code="context_length_exceeded", param="messages")
+                    raise _too_long(error)
                 if finish_reason == REFUSED:
-                    raise ApiError(400, error, code="invalid_value")
+                    raise _refused(error)
                 yield Delta(
                     token_ids=token_ids,
                     logprobs=logprobs,
@@ -83,12 +86,7 @@ class ServeStreams:
                 )
         except (RayError, RayServeException) as error:
             self._handles.pop(app, None)
-            raise ApiError(
-                503,
-                f"the engine of model group {request.model_group!r} is being replaced ({type(error).__name__})",
-                code="engine_unavailable",
-                retry_after_s=2,
-            ) from error
+            raise _unavailable(request, type(error).__name__) from error
         finally:
             if response is not None:
                 response.cancel()  # no effect where it has ended
@@ -100,3 +98,78 @@ class ServeStreams:
             handle = serve.get_app_handle(app)
             self._handles[app] = handle.options(stream=True, method_name="generate_stream")
         return self._handles[app]
+
+
+class CoalescedStreams:
+    """PolicyStreams of which those that come together share Serve calls, for completions that nobody watches.
+
+    What only a stream of its own can do (stop strings, penalties, likely tokens, a caller who watches) has one.
+    """
+
+    def __init__(
+        self, *, timeout_s: float, single: PolicyStreams | None = None, open_app: Callable[[str], Any] | None = None
+    ) -> None:
+        """Contacts nothing yet.
+
+        Args:
+            timeout_s: of one Serve call; nothing is repeated.
+            single: for those that do not go together; default: over Serve.
+            open_app: see ServeClient.
+        """
+        self._call, self._open_app = CallConfig(call_timeout_s=timeout_s, max_attempts=1), open_app
+        self._single = single or ServeStreams()
+        self._clients: dict[tuple[str, str], PolicyClient] = {}
+
+    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+        """See PolicyStreams; closing the iterator does not end the sampling of those that share a call."""
+        if not request.is_whole or request.top_logprobs or request.penalties:
+            async with aclosing(self._single.stream(app, request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        try:
+            completion = await self._client(app, request.model_group).generate(
+                GenerateRequest(
+                    request_id=app,
+                    model_group=request.model_group,
+                    prompt_token_ids=request.prompt_token_ids,
+                    sampling=request.sampling,
+                    seed=request.seed,
+                )
+            )
+        except ContextExhausted as error:
+            raise _too_long(str(error)) from error
+        except RequestRefused as error:
+            raise _refused(str(error)) from error
+        except PolicyCallError as error:
+            raise _unavailable(request, type(error.__cause__ or error).__name__) from error
+        yield Delta(
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            top_logprobs=[],
+            finish_reason=completion.finish_reason.value,
+            policy_version=completion.policy_version,
+        )
+
+    def _client(self, app: str, model_group: str) -> PolicyClient:
+        key = app, model_group
+        if key not in self._clients:
+            self._clients[key] = ServeClient({model_group: app}, self._call, open_app=self._open_app)
+        return self._clients[key]
+
+
+def _too_long(message: str) -> ApiError:
+    return ApiError(400, message, code="context_length_exceeded", param="messages")
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_value")
+
+
+def _unavailable(request: SampleRequest, reason: str) -> ApiError:
+    return ApiError(
+        503,
+        f"the engine of model group {request.model_group!r} is being replaced ({reason})",
+        code="engine_unavailable",
+        retry_after_s=2,
+    )

@@ -19,6 +19,9 @@ from serve_apps.service.workflow_runs import episode_spec, run_workflow
 
 logger = logging.getLogger(__name__)
 
+UNSEEN = {"stream": False, "stream_options": None, "logprobs": False, "top_logprobs": 0}
+"""What a request asks for that shows in its answer only."""
+
 
 class Understudy:
     """A Player in this process."""
@@ -47,7 +50,7 @@ class Understudy:
 
     async def _chat(self, job: ShadowJob, request: ChatRequest, team: ServedTeam) -> Played:
         began = time.perf_counter()
-        body = request.model_copy(update={"stream": False, "stream_options": None})
+        body = request.model_copy(update=UNSEEN)
         chat = prepare(body, team, *model_of(team, body.model))
         figures = chat_figures(await complete(chat, self.service.streams))
         if not job.is_kept:

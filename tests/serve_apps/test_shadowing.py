@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,14 @@ async def test_what_is_wrong_with_one_job_is_not_the_fault_of_those_that_came_wi
     assert [one.outcome for one in played] == ["answered", "dropped", "failed", "answered"]
     scene.streams.error = KeyError("a bug")
     assert [one.outcome for one in await scene.understudy.play(jobs[:2])] == ["failed", "dropped"]
+
+
+async def test_nobody_watches_a_shadow_and_so_it_is_sampled_as_a_whole(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    one = job()
+    seen = {"stream": True, "logprobs": True, "top_logprobs": 2}
+    one = replace(one, request=one.request.model_copy(update=seen))
+    (played,) = await scene.understudy.play([one])
+    (asked,) = scene.streams.requests
+    assert played.outcome == "answered" and asked.is_whole and asked.top_logprobs == 0
