@@ -105,7 +105,7 @@ function figuresOf(team, by) {
     ...FIGURES.map(([name, label, format, worse]) => line(label, columns.map((arm) => format(arm.figures[name]?.mean)),
       by.candidate ? difference(by.candidate.figures[name], by.champion.figures[name], format, worse) : null)),
   ];
-  return h("div", {}, h("h3", {}, "Live figures, since this replica started"), table(head.filter(Boolean), rows, { class: "figures" }));
+  return h("div", {}, h("h3", {}, "Live figures of all replicas, each since it started"), table(head.filter(Boolean), rows, { class: "figures" }));
 }
 
 /** The difference with its 95% interval; coloured where the interval leaves zero out. */

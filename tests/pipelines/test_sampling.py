@@ -134,6 +134,17 @@ def test_over_sampling_ends_without_the_slow_groups_and_drops_them_whole(
     assert sampled.traces.num_episodes == 6 * SIZE
 
 
+def test_each_pass_says_from_its_start_how_far_it_is(app: str, store: TraceStore, tiny_model: Path) -> None:
+    said: list[tuple[int, int]] = []
+    for count in (1, 3, 3):
+        sample(store, app, tiny_model, tasks(count), CONFIG, progress=lambda done, total, _: said.append((done, total)))
+    first, second = said.index((0, SIZE)), said.index((SIZE, 3 * SIZE))
+    assert first == 0 and said[second - 1] == (SIZE, SIZE), "the second begins with what is stored"
+    assert said[-1] == (3 * SIZE, 3 * SIZE) and said.count(said[-1]) == 1, (
+        "the third has nothing to do and says nothing"
+    )
+
+
 def test_without_limits_every_group_is_pinned(app: str, store: TraceStore, tiny_model: Path) -> None:
     sampled = sample(store, app, tiny_model, tasks(5), CONFIG)
     assert (sampled.stopped_by, sampled.tasks_left, sampled.traces.excluded_groups) == (None, [], ())
