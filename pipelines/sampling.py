@@ -150,9 +150,9 @@ def play(
         todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
     statuses: dict[str, int] = {}
     num_new, num_tokens, first, last = 0, 0, np.inf, 0.0
-    if progress and todo:
-        progress(len(specs) - len(todo), len(specs), "")  # not what the pass before has said
     if todo:
+        if progress:
+            progress(len(specs) - len(todo), len(specs), "")  # not what the pass before has said
         replaced = FAILED if again else ()
         for row in _run(todo, groups, replaced=replaced, cast=cast, apps=apps, store=store, config=config):
             num_new += int(row["num"])

@@ -46,10 +46,10 @@ class Shadows:
 
     def __init__(self, args: dict[str, Any]) -> None:
         """Serve then calls `reconfigure` with the teams."""
-        import transformers  # noqa: F401 - takes seconds of CPU: now, not when the first team is shadowed
-
         configure()
         take_priority(stands_back=True)
+        import transformers  # noqa: F401 - takes seconds of CPU: now, not when the first team is shadowed
+
         warn_if_others_are_nice()
         config = GatewayConfig.model_validate(args)
         # Nobody calls it from outside: the file of keys may be on the gateway's machine only.

@@ -1,4 +1,4 @@
-"""policy_stream: one request of a caller -> deltas of its completion from a policy app, over Ray Serve."""
+"""policy_stream: requests in tokens -> deltas of their completions from policy apps, over Ray Serve."""
 
 from __future__ import annotations
 
