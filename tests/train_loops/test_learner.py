@@ -393,6 +393,7 @@ def _two_workers(rank: int, folder: str, out: str) -> None:
         found = {"metrics": learned.metrics, "weights": [x for _, x in engines.policy.tensors(engines.policy.module)]}
         if rank == 0:
             torch.save(found, f"{out}/stage{stage}.pt")
+    dist.destroy_process_group()
 
 
 @pytest.mark.soak
