@@ -21,9 +21,9 @@ from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from pipelines.config import parse_config
-from pipelines.job_api import ClusterUnreachable, JobApi, address_of
-from pipelines.jobs import Follower, Outcome, Work, attach, begin_work, stage_work
+from pipelines.cluster.job_api import ClusterUnreachable, JobApi, address_of
+from pipelines.cluster.jobs import Follower, Outcome, Work, attach, begin_work, stage_work
+from pipelines.config.run_config import parse_config
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -126,7 +126,7 @@ class RayJobTrigger(BaseTrigger):
     """Waits for a Ray job in the triggerer; its log goes into the task's."""
 
     def __init__(self, address: str, submission_id: str, deadline: float, is_new: bool) -> None:
-        """Args: is_new: see `pipelines.jobs.Attached`; handed on with the event."""
+        """Args: is_new: see `pipelines.cluster.jobs.Attached`; handed on with the event."""
         super().__init__()
         self.address, self.submission_id, self.deadline, self.is_new = address, submission_id, deadline, is_new
 
@@ -158,7 +158,7 @@ class RayJobTrigger(BaseTrigger):
 
 
 def _links(api: JobApi, context: Context) -> dict[str, str]:
-    """Where people look at what starts the job, see pipelines/links.py; and how Airflow's own environment says to log."""
+    """Where people look at what starts the job, see pipelines/cluster/owner_links.py; and how Airflow's own environment says to log."""
     dag_run = context["dag_run"]
     base = conf.get("api", "base_url", fallback="") or "http://localhost:8080"
     own = ("TROUPE_MLFLOW_URL", "TROUPE_RAY_DASHBOARD_URL", "TROUPE_LOG")

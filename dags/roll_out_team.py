@@ -2,7 +2,7 @@
 
     canary: troupe canary TEAM@VERSION --auto ──> verdict ──> promoted (asset troupe://team/<run>) | sent_back | undecided
 
-`pipelines/traffic.py` decides on the gateway's figures, by the run config's section `traffic`. A team that was sent back
+`pipelines/release/traffic.py` decides on the gateway's figures, by the run config's section `traffic`. A team that was sent back
 fails the DAG run, with the reason; where too little was known the canary keeps its share.
 """
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from airflow.sdk import Asset
 
-from pipelines.config import RunConfig, load_config
-from pipelines.schedule import ScheduleConfig
+from pipelines.config.run_config import RunConfig, load_config
+from pipelines.config.schedule import ScheduleConfig
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 VARIABLE = "TROUPE_RUN_CONFIGS"

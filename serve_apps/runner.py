@@ -18,9 +18,9 @@ from hashlib import sha256
 from typing import Any
 
 from serve_apps.agent import Agent, Reply, Said, Tool, ToolError, counted_attempts, origins_of, said_by
-from serve_apps.client import ContextExhausted, PolicyCallError, PolicyClient
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Parsed
+from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient
 from serve_apps.prompt_budget import fit_prompt
 from serve_apps.replay import Playback, Script
 from serve_apps.text_stream import TextStream

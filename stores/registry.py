@@ -58,7 +58,7 @@ class Team:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The run config: agents, sampling, model groups, serving; what is needed to let the team act anywhere. No secrets."""
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """What it was trained on, who made it, commits: see `pipelines/origin.py`; JSON values."""
+    """What it was trained on, who made it, commits: see `pipelines/run/provenance.py`; JSON values."""
 
     def to_json(self) -> str:
         """The text of `team.json`."""

@@ -1,4 +1,4 @@
-"""waiting: what a stage waits for, said where it waits and read by its watchdog (pipelines/watchdog.py)."""
+"""waiting: what a stage waits for, said where it waits and read by its watchdog (pipelines/run/watchdog.py)."""
 
 from __future__ import annotations
 

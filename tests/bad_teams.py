@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from pipelines.run import Run
+from pipelines.run.run import Run
 from stores.manifest import Probe
 from stores.registry import Team
 from stores.weights import WeightStore

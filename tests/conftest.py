@@ -67,8 +67,9 @@ def ray_local(s3_server: servers.S3) -> Iterator[None]:
     import ray
 
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-    own = str(Path(__file__).parent / "pipelines")  # workflows of the tests are imported by Ray's workers, too
-    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (own, os.environ.get("PYTHONPATH", "")) if p)
+    # Workflows of the tests are imported by Ray's workers, too.
+    own = sorted({str(test.parent) for test in (Path(__file__).parent / "pipelines").rglob("*.py")})
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (*own, os.environ.get("PYTHONPATH", "")) if p)
     ray.init(address="local", num_cpus=8, include_dashboard=True, log_to_driver=False)
     yield
     ray.shutdown()

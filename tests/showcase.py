@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import load_config
+from pipelines.config.run_config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "infra" / "workflows").glob("*.yaml"))

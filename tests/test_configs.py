@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import load_config
-from pipelines.validate import check
+from pipelines.config.run_config import load_config
+from pipelines.runners.validate import check
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted(path for folder in ("runs", "cluster") for path in (ROOT / "infra" / folder).glob("*.yaml"))

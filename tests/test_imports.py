@@ -16,9 +16,9 @@ LIGHT = (
     "stores.config",
     "serve_apps.config",
     "train_loops.config",
-    "pipelines.config",
-    "pipelines.cli",
-    "pipelines.validate",
+    "pipelines.config.run_config",
+    "pipelines.cli.main",
+    "pipelines.runners.validate",
 )
 OWNERS = {
     "airflow": ("dags",),
@@ -31,9 +31,9 @@ OWNERS = {
     "sqlalchemy": ("stores",),
     "ray.data": ("pipelines",),
 }
-WARMED = {("pipelines/collector.py", "lancedb"), ("pipelines/collector.py", "ray.serve")}
+WARMED = {("pipelines/episodes/collector.py", "lancedb"), ("pipelines/episodes/collector.py", "ray.serve")}
 """A collector imports these before its first episode, so that none waits for it; it uses nothing of them."""
-RUN_BY_OTHERS = {("pipelines/team_model.py", "mlflow")}
+RUN_BY_OTHERS = {("pipelines/stages/team_model.py", "mlflow")}
 """MLflow runs this file, which needs what is above stores."""
 
 
@@ -81,7 +81,7 @@ def test_the_light_core_pulls_in_nothing_heavy(module: str) -> None:
 
 def test_help_names_every_command_without_anything_heavy() -> None:
     code = (
-        "import sys\nfrom pipelines.cli import main\n"
+        "import sys\nfrom pipelines.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print('HEAVY', sorted(set(sys.argv[2:]) & set(sys.modules)), file=sys.stderr)\n"
     )
     asked = [sys.executable, "-c", f"import sys; sys.argv = ['troupe', '--help', *{HEAVY!r}]\n{code}"]

@@ -27,7 +27,6 @@ from train_loops.advantages.rewarded_rows import CreditKind
 from train_loops.baselines import baselines_of
 from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
 from train_loops.figures import agent_figures, agreement_figures, funnel_figures, row_figures
-from train_loops.happo import effective_sample_size
 from train_loops.kl import adapted_coef
 from train_loops.layout import Layout
 from train_loops.learning_signal import learning_signal
@@ -35,7 +34,8 @@ from train_loops.mismatch import Agreement, correct, correct_served, decide, is_
 from train_loops.models import Models
 from train_loops.rows import Funnel, Sample, samples_of
 from train_loops.scoring import Rows, measured_on_probe, probe_rows, score_rows
-from train_loops.team_signal import TeamSignal
+from train_loops.team.happo import effective_sample_size
+from train_loops.team.signal import TeamSignal
 from train_loops.update import Update
 
 

@@ -23,7 +23,7 @@ from train_loops.kl import kl_estimate, token_rewards
 from train_loops.nll_gain import nll_gain
 from train_loops.overlong import overlong_penalty
 from train_loops.rows import Sample, trajectories_of
-from train_loops.team_signal import TeamSignal
+from train_loops.team.signal import TeamSignal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

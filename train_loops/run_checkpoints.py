@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stores.files import is_uri
 from train_loops.config import LossConfig
-from train_loops.order import Order
+from train_loops.train_job import Order
 
 if TYPE_CHECKING:
     from train_loops.models import Models

@@ -32,9 +32,9 @@ from stores.traces import TraceStore
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 from train_loops.config import TrainConfig
-from train_loops.order import Order, parse_order
 from train_loops.run_checkpoints import CarriedState, agree, resume, store_state, sweep
-from train_loops.team_signal import LOG_RATIOS_FILE, read_team_signal
+from train_loops.team.signal import LOG_RATIOS_FILE, read_team_signal
+from train_loops.train_job import Order, parse_order
 
 if TYPE_CHECKING:
     from train_loops.engine import Engine
@@ -118,7 +118,7 @@ class Worker:
         """Does an order of the whole team's learner, on worker 0; see `team_trainer`."""
         import torch.distributed as dist
 
-        from train_loops.team_trainer import train_team_learner
+        from train_loops.team.trainer import train_team_learner
 
         return agree(train_team_learner(data) if dist.get_rank() == 0 else None)
 

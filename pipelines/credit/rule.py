@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol
 
-from pipelines.sections import DottedConfig
+from pipelines.config.sections import DottedConfig
 from serve_apps.workflow import load_object
 from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn, TurnReward
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipelines.config import explain
+from pipelines.config.run_config import explain
+from pipelines.config.sections import DottedConfig
 from pipelines.credit.rounds import Rounds
 from pipelines.credit.rule import Credit, CreditKind, credit_version, credits_of, load_credit
-from pipelines.sections import DottedConfig
 from stores.rounds import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import Field
 
-from serve_apps.client import ContextExhausted, PolicyCallError
 from serve_apps.contracts import Parsed
+from serve_apps.openai_api.protocol import ApiError, Body, ChatRequest, Metadata
+from serve_apps.openai_api.tool_calls import OPEN, assistant_message
+from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
 from serve_apps.runner import CONTEXT_EXHAUSTED, Prompt, Recorder
-from serve_apps.service.protocol import ApiError, Body, ChatRequest, Metadata
-from serve_apps.tool_calls import OPEN, assistant_message
 from serve_apps.workflow import Outcome
 from stores.types import Turn
 

@@ -19,10 +19,10 @@ from weakref import WeakKeyDictionary
 import uvicorn
 from fastapi import FastAPI, Request
 
+from serve_apps.openai_api.http_errors import add_errors
+from serve_apps.openai_api.protocol import ApiError, ChatRequest
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 from serve_apps.program.routes import episode_routes
-from serve_apps.service.protocol import ApiError, ChatRequest
-from serve_apps.service.surface import add_errors
 
 START_S = 10.0
 

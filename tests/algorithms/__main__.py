@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from pipelines.origin import git_commit
-from pipelines.progress import Screen
+from pipelines.report.progress import Screen
+from pipelines.run.provenance import git_commit
 from tests.algorithms.plot import draw
 from tests.algorithms.rows import COMPARISONS, ROOT, SEEDS, Comparison
 from tests.algorithms.table import against, figures, markdown, rich_table
@@ -57,7 +57,7 @@ def main() -> int:
 
 def _train(comparison: Comparison, rows: Sequence[str], seeds: Sequence[int], console: Console) -> list[str]:
     """Seed by seed, so that a comparison that is stopped early has all rows of its first seeds."""
-    from pipelines.cluster import connect
+    from pipelines.cluster.connect import connect
 
     root = RUNS / comparison.name
     todo = [(row, seed) for seed in seeds for row in rows if read_result(comparison, row, seed, root=root) is None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import RunConfig, load_config
+from pipelines.config.run_config import RunConfig, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 1, 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pipelines.statistics import Interval, crossed_interval, task_means
+from pipelines.evaluation.statistics import Interval, crossed_interval, task_means
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """Row -> its results, one per seed that is done."""

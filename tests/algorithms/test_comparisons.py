@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.validate import check
+from pipelines.runners.validate import check
 from tests.algorithms.__main__ import main
 from tests.algorithms.plot import draw
 from tests.algorithms.rows import COMPARISONS, SEEDS

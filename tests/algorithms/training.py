@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.begin import make_version_zero, measure_team
-from pipelines.local_runner import train_all
-from pipelines.progress import Screen
-from pipelines.run import Run
-from pipelines.serving import serve
-from pipelines.stages import run_stage
+from pipelines.report.progress import Screen
+from pipelines.run.run import Run
+from pipelines.run.serving import serve
+from pipelines.runners.begin import make_version_zero, measure_team
+from pipelines.runners.local_runner import train_all
+from pipelines.stages.run_stage import run_stage
 from tests.algorithms.rows import Comparison
 
 Result = Mapping[str, Any]

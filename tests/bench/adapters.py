@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.cluster import connect
-from pipelines.sections import SyncConfig
-from serve_apps.adapters import AdapterRoom
+from pipelines.cluster.connect import connect
+from pipelines.config.sections import SyncConfig
 from serve_apps.config import ServeConfig
-from serve_apps.deployment import PolicyAppSpec, ensure_apps, replica_statuses, sync_apps
-from serve_apps.proving import Target
+from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, replica_statuses, sync_apps
+from serve_apps.policy.proving import Target
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 from tests.bench.figures import Figure, ratio

@@ -17,12 +17,12 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from pipelines.begin import make_version_zero
-from pipelines.cluster import connect, disconnect
-from pipelines.run import Run
-from pipelines.serving import start
-from pipelines.stages import run_stage
-from pipelines.train import trainer_of
+from pipelines.cluster.connect import connect, disconnect
+from pipelines.run.run import Run
+from pipelines.run.serving import start
+from pipelines.runners.begin import make_version_zero
+from pipelines.stages.run_stage import run_stage
+from pipelines.stages.train import trainer_of
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer
 from tests.bench.setting import ROOT, build_100m, open_run

@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
-from pipelines.config import load_config
-from pipelines.job_api import JobApi
-from pipelines.run import Run
-from pipelines.stages import STAGES
+from pipelines.cluster.job_api import JobApi
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
+from pipelines.stages.run_stage import STAGES
 from tests.bench.figures import Figure
 from tests.bench.setting import ROOT
 from tests.e2e.airflow_client import LocalAirflow

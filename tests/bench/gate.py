@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.confidence_sequence import paired_sequence
-from pipelines.gate import Evidence, decide
-from pipelines.sections import PromoteConfig
-from pipelines.statistics import Interval, Outcomes, paired_interval
+from pipelines.config.sections import PromoteConfig
+from pipelines.evaluation.confidence_sequence import paired_sequence
+from pipelines.evaluation.gate import Evidence, decide
+from pipelines.evaluation.statistics import Interval, Outcomes, paired_interval
 from tests.bench.figures import Figure
 
 NUM_PAIRS, NUM_LOOKS = 1000, 10

@@ -14,10 +14,10 @@ import httpx
 import numpy as np
 
 from serve_apps.config import GatewayConfig
-from serve_apps.deployment import ensure_apps
-from serve_apps.gateway_routes import route
-from serve_apps.policy_app import engine_environment
-from serve_apps.service.production import TeamInService
+from serve_apps.gateway.routes import route
+from serve_apps.gateway.teams import TeamInService
+from serve_apps.policy.deployment import ensure_apps
+from serve_apps.policy.policy_app import engine_environment
 from stores.weights import WeightStore
 from tests.bench.figures import Figure, ratio
 from tests.bench.gateway_load import (

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 
-from pipelines.cluster import connect
-from serve_apps.cast import Cast
+from pipelines.cluster.connect import connect
 from serve_apps.config import EpisodeConfig, ServeConfig
-from serve_apps.deployment import PolicyAppSpec
-from serve_apps.service.production import Arm
+from serve_apps.gateway.teams import Arm
+from serve_apps.policy.deployment import PolicyAppSpec
+from serve_apps.team_spec import Cast
 from serve_apps.workflows.math_chain import MathChain
 from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import load_config
-from pipelines.local_runner import train_team
-from pipelines.origin import git_commit
-from pipelines.progress import Screen
+from pipelines.config.run_config import load_config
+from pipelines.report.progress import Screen
+from pipelines.run.provenance import git_commit
+from pipelines.runners.local_runner import train_team
 from tests.bench.figures import Figure
 from tests.bench.setting import DEMO, ROOT, SHORT_WARMSTART
 

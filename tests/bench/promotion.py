@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.cluster import connect
-from pipelines.config import load_config
-from pipelines.evaluate import evaluate
-from pipelines.local_runner import train_team
-from pipelines.production import put_into_service
-from pipelines.progress import Screen
-from pipelines.run import Run
-from pipelines.sections import TrafficConfig
-from pipelines.traffic import guard, roll_out
+from pipelines.cluster.connect import connect
+from pipelines.config.run_config import load_config
+from pipelines.config.sections import TrafficConfig
+from pipelines.release.production import put_into_service
+from pipelines.release.traffic import guard, roll_out
+from pipelines.report.progress import Screen
+from pipelines.run.run import Run
+from pipelines.runners.local_runner import train_team
+from pipelines.stages.evaluate import evaluate
 from stores.registry import Team
 from stores.types import ModelVersionRef
 from tests.bad_teams import DEGRADED, asked_all_the_time, degraded

@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.begin import make_version_zero
-from pipelines.cluster import connect
-from pipelines.run import Run
-from pipelines.sampling import sample_episodes
-from pipelines.serving import app_names, start
-from serve_apps.deployment import remove_apps
-from serve_apps.policy_app import engine_environment
+from pipelines.cluster.connect import connect
+from pipelines.episodes.sampling import sample_episodes
+from pipelines.run.run import Run
+from pipelines.run.serving import app_names, start
+from pipelines.runners.begin import make_version_zero
+from serve_apps.policy.deployment import remove_apps
+from serve_apps.policy.policy_app import engine_environment
 from stores.types import Purpose, TracesRef
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import load_config
-from pipelines.run import Run
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "infra" / "runs" / "demo.yaml"

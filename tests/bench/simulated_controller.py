@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.arithmetic import generate
-from pipelines.collector import Collector
-from pipelines.config import load_config
-from pipelines.run import Run
-from serve_apps.cast import Cast
-from serve_apps.client import PolicyClient
+from pipelines.config.run_config import load_config
+from pipelines.episodes.collector import Collector
+from pipelines.examples.arithmetic.tasks import generate
+from pipelines.run.run import Run
 from serve_apps.config import CallConfig
+from serve_apps.policy.client import PolicyClient
 from serve_apps.runner import EpisodeSpec
+from serve_apps.team_spec import Cast
 from serve_apps.tokenizer import load_tokenizer
 from stores.logs import carry
 from stores.traces import TraceStore

@@ -18,9 +18,9 @@ import httpx
 import numpy as np
 
 from serve_apps.config import GatewayConfig
-from serve_apps.deployment import ensure_apps, stand_back
-from serve_apps.gateway_routes import route
-from serve_apps.service.production import Arm, TeamInService
+from serve_apps.gateway.routes import route
+from serve_apps.gateway.teams import Arm, TeamInService
+from serve_apps.policy.deployment import ensure_apps, stand_back
 from stores.weights import WeightStore
 from tests.bench.figures import Figure
 from tests.bench.gateway_load import (

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.arithmetic_demonstrator import demonstrate as play
-from pipelines.begin import make_version_zero
-from pipelines.cluster import connect, disconnect
-from pipelines.run import Run, plain
-from pipelines.stages import run_stage
-from pipelines.train import trainer_of
+from pipelines.cluster.connect import connect, disconnect
+from pipelines.examples.arithmetic.demonstrator import demonstrate as play
+from pipelines.run.run import Run, plain
+from pipelines.runners.begin import make_version_zero
+from pipelines.stages.run_stage import run_stage
+from pipelines.stages.train import trainer_of
 from serve_apps.demonstrate import demonstrate
 from stores.types import Purpose, RewardsRef, TracesRef
 from tests.bench.figures import Figure, ratio

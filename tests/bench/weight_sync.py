@@ -7,11 +7,11 @@ import statistics
 import time
 from pathlib import Path
 
-from pipelines.begin import make_version_zero
-from pipelines.cluster import connect
-from pipelines.run import Run
-from pipelines.serving import app_names, serve, start
-from serve_apps.deployment import replica_statuses
+from pipelines.cluster.connect import connect
+from pipelines.run.run import Run
+from pipelines.run.serving import app_names, serve, start
+from pipelines.runners.begin import make_version_zero
+from serve_apps.policy.deployment import replica_statuses
 from stores.types import ModelVersionRef
 from tests.bench.figures import Figure
 from tests.bench.setting import open_run

@@ -28,8 +28,8 @@ from types import FrameType
 import psutil
 from rich.console import Console
 
-from pipelines.run import Run
-from pipelines.stages import STAGES
+from pipelines.run.run import Run
+from pipelines.stages.run_stage import STAGES
 from tests.chaos import checks, victims
 from tests.chaos.airflow import Airflow, open_scene
 from tests.chaos.ask import distance

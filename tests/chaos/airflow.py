@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import yaml
 
-from pipelines.run import Run
+from pipelines.run.run import Run
 from tests.chaos import checks, victims
 from tests.chaos.scene import CONFIG, ON_ONE_NODE, Door, Lost, Scene, World
 from tests.chaos.victims import Victim

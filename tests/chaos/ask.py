@@ -12,11 +12,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from pipelines.cluster import connect, disconnect
-from pipelines.config import load_config
-from pipelines.run import Run
-from pipelines.serving import app_names, serve
-from pipelines.train import make_order
+from pipelines.cluster.connect import connect, disconnect
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
+from pipelines.run.serving import app_names, serve
+from pipelines.stages.train import make_order
 from stores.types import ModelVersionRef
 from tests.chaos.scene import CONFIG, ON_ONE_NODE
 
@@ -26,7 +26,7 @@ def served(run: Run) -> dict[str, list[int]]:
 
     A cluster that was lost after the last stage that needs engines has none: they are put back as the next collect does.
     """
-    from serve_apps.deployment import served_models
+    from serve_apps.policy.deployment import served_models
 
     apps = app_names(run)
     if not any(served_models(apps).values()):
@@ -36,7 +36,7 @@ def served(run: Run) -> dict[str, list[int]]:
 
 def replay(run: Run) -> dict[int, float]:
     """By iteration, for the model group `team`."""
-    from train_loops.holder import attach
+    from train_loops.trainer_supervisor import attach
 
     folder = Path(run.config.storage.root) / "replay"
     shutil.rmtree(folder, ignore_errors=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from pipelines.run import Run
-from pipelines.sampling import FAILED
+from pipelines.episodes.sampling import FAILED
+from pipelines.run.run import Run
 from stores.journal import DONE, StageRow
 from stores.types import Trace, TracesRef
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 
-from pipelines.config import load_config
-from pipelines.run import Run
-from pipelines.stages import STAGES
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
+from pipelines.stages.run_stage import STAGES
 from tests.chaos import checks, victims
 from tests.chaos.cluster import NOTICED_SOON, Cluster
 from tests.chaos.victims import Victim

@@ -12,8 +12,8 @@ import lancedb
 import pytest
 from records import MakeTrace
 
-from pipelines.config import load_config
-from pipelines.run import Run
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
 from stores import journal
 from stores.manifest import Probe
 from stores.types import Purpose

@@ -10,7 +10,7 @@ from typing import Literal
 
 import psutil
 
-from pipelines.stages import STAGES
+from pipelines.stages.run_stage import STAGES
 
 Door = Literal["local", "jobs", "airflow"]
 """Who walks the stages: `troupe train`, `troupe submit --stage`, a DAG run."""

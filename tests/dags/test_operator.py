@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from job_server import JobServer, job_server
 
-from pipelines.config import load_config
-from pipelines.schedule import ScheduleConfig
+from pipelines.config.run_config import load_config
+from pipelines.config.schedule import ScheduleConfig
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 

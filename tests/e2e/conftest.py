@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.run import Run
+from pipelines.run.run import Run
 from tests.e2e.local_runs import config_in, finish, start
 from tests.e2e.scraper import Scraper
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import RunConfig, load_config
-from pipelines.run import Run
+from pipelines.config.run_config import RunConfig, load_config
+from pipelines.run.run import Run
 from stores.files import is_uri, read_file
 from stores.journal import StageRow
 from stores.types import ModelVersionRef, TracesRef

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.config import load_config
-from pipelines.inspect import export_version
-from pipelines.run import Run
+from pipelines.config.run_config import load_config
+from pipelines.report.inspect import export_version
+from pipelines.run.run import Run
 from tests.e2e.local_runs import finish, report_of
 
 pytestmark = pytest.mark.soak

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.config import load_config
-from pipelines.job_api import JobApi
-from pipelines.run import Run
+from pipelines.cluster.job_api import JobApi
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
 from tests.e2e.airflow_client import LocalAirflow
 from tests.e2e.local_runs import CONFIG, distance, keys, kill_tree, report_of, rows_of
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from servers import Postgres
 
-from pipelines.config import load_config
-from pipelines.lineage import lineage_of_episode, lineage_of_team
-from pipelines.record import record
-from pipelines.run import Run
-from pipelines.stages import STAGES
-from pipelines.watching import handed_on
+from pipelines.config.run_config import load_config
+from pipelines.monitoring.watching import handed_on
+from pipelines.report.lineage import lineage_of_episode, lineage_of_team
+from pipelines.report.record import record
+from pipelines.run.run import Run
+from pipelines.stages.run_stage import STAGES
 from stores import journal
 from stores.types import Purpose, TracesRef
 from tests.e2e.local_runs import (
@@ -144,7 +144,7 @@ def test_every_iteration_is_watched(undisturbed: Run) -> None:
 def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> None:
     text = (Path(undisturbed.config.storage.root) / "log.txt").read_text()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"at"')]
-    ours = [line for line in lines if line["logger"] == "pipelines.stages"]
+    ours = [line for line in lines if line["logger"] == "pipelines.stages.run_stage"]
     assert {(line["run"], line["iteration"], line["stage"]) for line in ours} == {
         ("small", k, stage) for k in ITERATIONS for stage in STAGES
     }

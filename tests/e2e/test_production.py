@@ -19,17 +19,17 @@ import openai
 import pytest
 from servers import free_port
 
-from pipelines.production import canary, end_canary, in_service, put_into_service
-from pipelines.promote import champion_version
-from pipelines.run import Run
-from pipelines.sections import FromServiceConfig, TrafficConfig, TrafficGuardsConfig
-from pipelines.service import promote_version, watch
-from pipelines.serving import app_names
-from pipelines.stages import run_stage
-from pipelines.traffic import guard, roll_out
+from pipelines.config.sections import FromServiceConfig, TrafficConfig, TrafficGuardsConfig
+from pipelines.release.by_hand import promote_version, watch
+from pipelines.release.production import canary, end_canary, in_service, put_into_service
+from pipelines.release.traffic import guard, roll_out
+from pipelines.run.run import Run
+from pipelines.run.serving import app_names
+from pipelines.stages.promote import champion_version
+from pipelines.stages.run_stage import run_stage
 from serve_apps.config import CaptureConfig, GatewayConfig
-from serve_apps.deployment import remove_apps
-from serve_apps.gateway_routes import gateway_apps, gateway_statuses
+from serve_apps.gateway.routes import gateway_apps, gateway_statuses
+from serve_apps.policy.deployment import remove_apps
 from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
 from tests.e2e.local_runs import config_in
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import load_config
-from pipelines.run import Run
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
 from stores.types import TracesRef
 from tests.e2e.local_runs import COMMAND
 from tests.test_readme import write_examples

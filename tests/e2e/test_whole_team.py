@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from local_runs import CONFIG, finish, start
 
-from pipelines.config import load_config
-from pipelines.run import Run
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
 from stores.types import ModelVersionRef, TracesRef
-from train_loops.team_signal import LOG_RATIOS_FILE, SIGNAL_FILE
+from train_loops.team.signal import LOG_RATIOS_FILE, SIGNAL_FILE
 
 pytestmark = pytest.mark.soak
 TWO_GROUPS = {"a": {"agents": ["solver", "verifier"]}, "b": {"agents": ["refiner", "finalizer"]}}

@@ -19,9 +19,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pipelines.cli_options import load
-from pipelines.config import load_config
-from pipelines.validate import check
+from pipelines.cli.options import load
+from pipelines.config.run_config import load_config
+from pipelines.runners.validate import check
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
@@ -308,8 +308,8 @@ def test_the_nightly_run_of_a_cluster_is_the_demo_on_a_schedule() -> None:
 def test_the_serve_config_is_one_that_serve_and_the_policy_app_take() -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    from serve_apps.deployment import PolicyAppSpec, app_entry
-    from serve_apps.policy_app import PolicyArgs
+    from serve_apps.policy.deployment import PolicyAppSpec, app_entry
+    from serve_apps.policy.policy_app import PolicyArgs
 
     (service,) = (document["spec"] for _, document in documents() if document["kind"] == "RayService")
     given = yaml.safe_load(service["serveConfigV2"])

@@ -10,7 +10,7 @@ from ray import serve
 
 from serve_apps.agent import Agent
 from serve_apps.contracts import Tags
-from serve_apps.policy_app import WireRequest, WireResult
+from serve_apps.policy.policy_app import WireRequest, WireResult
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 

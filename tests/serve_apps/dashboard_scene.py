@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from gateway_scene import Scene, arm
 
-from serve_apps.service.production import Arm, TeamInService, TeamStores
+from serve_apps.gateway.teams import Arm, TeamInService, TeamStores
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
 from stores.manifest import Probe
 from stores.shown_advantages import write_advantages

@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import openai
 
-from serve_apps.cast import Cast
 from serve_apps.config import EpisodeConfig, GatewayConfig
-from serve_apps.service.episodes import GatewayEpisodes
-from serve_apps.service.http_api import build_api
-from serve_apps.service.policy_stream import Delta, SampleRequest
-from serve_apps.service.production import Arm, Production, TeamInService
-from serve_apps.service.service import Service
-from serve_apps.service.understudy import Understudy
+from serve_apps.gateway.episodes import GatewayEpisodes
+from serve_apps.gateway.http_api import build_api
+from serve_apps.gateway.policy_stream import Delta, SampleRequest
+from serve_apps.gateway.service import Service
+from serve_apps.gateway.shadow_player import Understudy
+from serve_apps.gateway.teams import Arm, Production, TeamInService
+from serve_apps.team_spec import Cast
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
 from stores.types import Sampling
 

@@ -31,7 +31,7 @@ from train_loops.mismatch import MismatchError
 from train_loops.models import Models
 from train_loops.rows import Funnel, Sample, samples_of
 from train_loops.scoring import probe_rows
-from train_loops.team_signal import TeamSignal
+from train_loops.team.signal import TeamSignal
 from train_loops.update import TrainingDivergedError
 
 LR = OptimizerConfig(lr=3e-3)

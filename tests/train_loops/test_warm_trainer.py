@@ -33,9 +33,9 @@ from train_loops.config import (
     TrainConfig,
 )
 from train_loops.engine import Engine, join_workers, load_critic, load_policy
-from train_loops.holder import OrderError, TrainerHandle, attach
 from train_loops.models import Models
 from train_loops.run_checkpoints import CarriedState, resume
+from train_loops.trainer_supervisor import OrderError, TrainerHandle, attach
 from train_loops.warmstart import adopt
 
 CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-3), microbatch_tokens=256, num_epochs=2, cpus_per_worker=0.1)

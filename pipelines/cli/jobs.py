@@ -1,0 +1,165 @@
+"""cli_jobs: the commands around Ray jobs: `begin` (what a schedule starts an iteration with), `submit`, `jobs`, `stop`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.cli.options import Address, Changes, ConfigPath, Debug, Root, RunName, errors, find_run, load
+from pipelines.cluster.faults import EXIT_CODES, FaultKind
+
+if TYPE_CHECKING:
+    from pipelines.cluster.job_api import JobApi
+    from pipelines.cluster.jobs import Outcome, Work
+    from pipelines.config.run_config import RunConfig
+
+Cluster = Annotated[
+    str, typer.Option("--cluster", metavar="URL", help="Ray's job API, http://HOST:8265; default as in a run config.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the commands of this file commands of `app`."""
+    for command in (begin, submit, jobs, stop):
+        app.command()(command)
+
+
+def hand_back(ref: dict[str, Any]) -> None:
+    """Prints a small result as the line that whoever follows this command as a job looks for."""
+    from pipelines.cluster.jobs import REF_PREFIX
+
+    print(f"{REF_PREFIX}{json.dumps(ref)}")
+
+
+def begin(
+    config: RunName,
+    claim: Annotated[str, typer.Option(help="Who asks, e.g. a DAG run's id: the same claim gets the same iteration.")],
+    force: Annotated[bool, typer.Option("--force", help="Train even where the schedule would skip.")] = False,
+    root: Root = "runs",
+    changes: Changes = None,
+    address: Address = "",
+    debug: Debug = False,
+) -> None:
+    """Begin an iteration: version 0 and the first team if there are none, and which iteration the claim does."""
+    with errors(debug):
+        from pipelines.report.progress import Screen
+        from pipelines.runners.begin import begin_iteration
+
+        run = find_run(config, root, changes)
+        hand_back(begin_iteration(run, claim, is_forced=force, address=address, screen=Screen()))
+
+
+def submit(
+    config: ConfigPath,
+    stage: Annotated[str, typer.Option(help="Only this stage; default: every iteration that is not done yet.")] = "",
+    iteration: Annotated[
+        int | None, typer.Option("--iteration", min=1, help="With --stage: of which iteration.")
+    ] = None,
+    model_group: Annotated[str, typer.Option("--model-group", help="With --stage train: which model group.")] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Do not follow the job; Ctrl-C stops a followed one.")
+    ] = False,
+    changes: Changes = None,
+    cluster: Cluster = "",
+    debug: Debug = False,
+) -> None:
+    """Send a run, or one stage of it, to a Ray cluster as a job and follow it; attaches to one that runs already."""
+    with errors(debug):
+        from pipelines.cluster.job_api import JobApi, address_of
+        from pipelines.cluster.jobs import attach
+
+        given = load(config, [*(changes or []), *([f"cluster.address={cluster}"] if cluster else [])])
+        work = _work(given, stage, iteration, model_group)
+        api = JobApi(address_of(given.cluster))
+        links = {"TROUPE_RAY_DASHBOARD_URL": os.environ.get("TROUPE_RAY_DASHBOARD_URL", api.address)}
+        name, is_new = attach(api, given, work, folder=os.getcwd(), links=links, takes_done=False)
+        print(f"job {name} at {api.address}{'' if is_new else ', which is there already'}", file=sys.stderr)
+        if detach:
+            print(f"follow it: troupe submit {config} ...; stop it: troupe stop {name}", file=sys.stderr)
+            return
+        limit = given.schedule.stage_timeout_s if given.schedule and stage else float("inf")
+        _finish(_followed(api, name, time.time() + limit))
+
+
+def jobs(
+    cluster: Cluster = "",
+    run: Annotated[str, typer.Option("--run", help="Only jobs of this run.")] = "",
+    debug: Debug = False,
+) -> None:
+    """List the jobs that were submitted to a cluster, newest first."""
+    with errors(debug):
+        from rich.console import Console
+        from rich.table import Column, Table
+
+        table = Table(Column("job", no_wrap=True), "status", "started", "seconds")
+        for job in _api(cluster).jobs():
+            if job.run == run if run else job.submission_id.startswith("troupe-"):
+                started = datetime.fromtimestamp(job.started_at).strftime("%F %T") if job.started_at else ""
+                seconds = (job.ended_at or time.time()) - job.started_at if job.started_at else 0.0
+                code = f" ({job.exit_code})" if job.exit_code else ""
+                table.add_row(job.submission_id, f"{job.status}{code}", started, f"{seconds:.0f}")
+        Console().print(table)
+
+
+def stop(
+    job: Annotated[str, typer.Argument(help="Submission id of the job (`troupe jobs`).")],
+    cluster: Cluster = "",
+    debug: Debug = False,
+) -> None:
+    """Stop a job; what it has finished is kept, and the same submit goes on."""
+    with errors(debug):
+        api = _api(cluster)
+        if not api.stop(job):
+            known = ", ".join(j.submission_id for j in api.jobs() if not j.has_ended) or "none"
+            raise ValueError(f"{api.address} has no job {job!r}; running are: {known}")
+        print(f"job {job} is told to stop")
+
+
+def _api(cluster: str) -> JobApi:
+    from pipelines.cluster.job_api import JobApi, address_of
+    from pipelines.config.schedule import ClusterConfig
+
+    return JobApi(address_of(ClusterConfig(address=cluster)))
+
+
+def _work(config: RunConfig, stage: str, iteration: int | None, model_group: str) -> Work:
+    from pipelines.cluster.jobs import loop_work, stage_work
+
+    if not stage:
+        if iteration or model_group:
+            raise ValueError("--iteration and --model-group need --stage: without it every iteration is run")
+        return loop_work(config)
+    if iteration is None:
+        raise ValueError(f"--stage {stage} needs --iteration: which one?")
+    return stage_work(config.run, stage, iteration, model_group)
+
+
+def _followed(api: JobApi, name: str, deadline: float) -> Outcome:
+    """The outcome of a job whose log goes to this terminal; Ctrl-C stops the job."""
+    from pipelines.cluster.jobs import Follower, follow
+
+    try:
+        return follow(Follower(api, name, deadline=deadline), lambda text: print(text, end="", flush=True))
+    except KeyboardInterrupt:
+        api.stop(name)
+        raise
+
+
+def _finish(outcome: Outcome) -> None:
+    """Ends this command as the job ended: its exit code, its last error lines."""
+    if outcome.status == "SUCCEEDED":
+        return
+    print(f"troupe: job {outcome.submission_id} {outcome.status}: {outcome.error}", file=sys.stderr)
+    kind = {
+        "LOST": FaultKind.LOST,
+        "UNREACHABLE": FaultKind.LOST,
+        "REFUSED": FaultKind.BAD_INPUT,
+        "STOPPED": FaultKind.INTERRUPTED,
+    }.get(outcome.status, FaultKind.FAILED)
+    raise SystemExit(outcome.exit_code if outcome.exit_code and outcome.exit_code > 0 else EXIT_CODES[kind])

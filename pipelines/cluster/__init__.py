@@ -1,0 +1,1 @@
+"""Ray clusters: connections, jobs over the REST API, faults and stack dumps."""

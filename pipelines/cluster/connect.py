@@ -1,0 +1,135 @@
+"""cluster: the Ray cluster that stages run on: the one named, or a local head for the life of this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from pipelines.cluster.auth import auth_token, is_on_this_machine
+from pipelines.cluster.faults import InfrastructureLost
+
+ANSWER_TIMEOUT_S = 10.0
+
+
+def connect(address: str = "") -> None:
+    """Connects to `address` (or RAY_ADDRESS); without either, starts a local head. Once connected, does nothing.
+
+    Raises ValueError for an address that cannot be one and for a cluster of another Ray or Python, InfrastructureLost
+    where nobody answers.
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    if is_on_this_machine(address) and auth_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported; a head of `make up` wants the token
+    import ray
+
+    if ray.is_initialized():
+        return
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    if not address:
+        ray.init(address="local", include_dashboard=True, **quiet)
+        return
+    check_answers(address)
+    try:
+        ray.init(address=address, **quiet)
+    except ConnectionError as error:
+        raise InfrastructureLost(_no_answer(address, error)) from None
+    except RuntimeError as error:
+        if "version mismatch" not in str(error).lower():
+            raise
+        raise ValueError(
+            f"the cluster at {address!r} runs another version of Ray or Python than this environment ({_in_a_line(error)}): "
+            "use the environment that its nodes were started from, or start them from this one"
+        ) from None
+
+
+def connect_for_good(address: str = "") -> None:
+    """`connect` for what goes on after this command; ValueError where the cluster would end with it."""
+    if not (address or os.environ.get("RAY_ADDRESS", "")):
+        raise ValueError(
+            "a team in service needs a Ray cluster that outlives this command: start one with `make up` and give its address "
+            "with --address or RAY_ADDRESS"
+        )
+    connect(address)
+
+
+def check_answers(address: str) -> None:
+    """Raises as `connect` does where host:port takes no connection: Ray would try for minutes, and fill the screen."""
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        return
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_TIMEOUT_S).close()
+            return
+        except socket.gaierror as error:
+            raise ValueError(f"address {address!r}: no machine is called {host!r} ({error.strerror})") from None
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise InfrastructureLost(_no_answer(address, error)) from None
+        time.sleep(1.0)
+
+
+def _no_answer(address: str, error: Exception) -> str:
+    return (
+        f"no Ray cluster answers at {address!r} ({error}): start one (make up), give the address of one "
+        "(--address or RAY_ADDRESS, host:port of its head), or neither for a local head"
+    )
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def is_answering() -> bool:
+    """False if the head of the cluster that this process is connected to takes no connection now."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def memory_deaths(run_id: str, within_s: float) -> list[str]:
+    """Ray's words on each process of a run that it ended for want of memory in the last `within_s` seconds, latest last.
+
+    The run's are those of this job and those named for it; a trainer's workers bear no name, so that all count.
+    """
+    import ray
+    from ray.util.state import list_workers
+    from ray.util.state.exception import RayStateApiException
+
+    from serve_apps.policy.app_list import dashboard_url
+
+    try:
+        rows: list[Any] = list_workers(
+            filters=[("exit_type", "=", "NODE_OUT_OF_MEMORY")],
+            detail=True,
+            limit=1000,
+            timeout=5,
+            raise_on_missing_output=False,
+            address=dashboard_url(),  # else Ray asks the cluster that was started last on this machine
+        )
+    except (RayStateApiException, OSError, ValueError):  # no dashboard, or it is down: no answer is no reason to fail
+        return []
+    since = (time.time() - within_s) * 1000
+    recent = sorted((row.end_time_ms, row.exit_detail) for row in rows if row.end_time_ms >= since)
+    own = (f"job ID={ray.get_runtime_context().get_job_id()}", f"{run_id}-", "RayTrainWorker")
+    victims = ((detail, detail.partition("Selected to kill:")[2].partition("\n")[0]) for _, detail in recent)
+    return [detail for detail, victim in victims if any(mark in victim for mark in own)]
+
+
+def disconnect() -> None:
+    """Leaves the cluster; ends it if `connect` started it."""
+    import ray
+
+    ray.shutdown()

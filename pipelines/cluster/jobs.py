@@ -1,0 +1,283 @@
+"""jobs: a troupe command -> a Ray job, followed to its end.
+
+    Work ──attach──> is an attempt of it pending, running or done, with its result in its log? ──yes──> that job
+                     else: attempt n+1 ──submit──> job `troupe-<run>-it3-collect-a<n+1>`
+    job ──follow──> its new log text, again and again, until it has ended ──> Outcome(ref | error, exit code)
+
+A submission id is used once per cluster, so that two submitters never start a job twice. No import of Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pipelines.cluster.job_api import ClusterUnreachable, Job, JobApi, last_lines
+from pipelines.cluster.working_dir import package
+from pipelines.config.run_config import RunConfig
+
+REF_PREFIX = "troupe-ref: "
+"""Begins the line with which a command hands its result to whoever follows its job."""
+RUN_CONFIG_VARIABLE = "TROUPE_RUN_CONFIG"
+NEVER_REPEAT = (2, 3, 127)
+"""Exit codes that a second attempt cannot change: bad input, out of memory, no `troupe` on the cluster."""
+KILLED = (-9, 137)
+"""Exit codes of a command that somebody killed with SIGKILL: the command's own, and what the shell makes of it."""
+RAYS_OWN = ("Running entrypoint for job", "Runtime env is setting up.")
+"""Lines of Ray's, not the command's, with which every job's log begins."""
+PATIENCE_S = 120.0
+"""How long a cluster may be out of reach before its job is given up."""
+
+Status = Literal["SUCCEEDED", "FAILED", "STOPPED", "LOST", "UNREACHABLE", "REFUSED", "TIMEOUT"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One troupe command, as it is sent to a cluster."""
+
+    run: str
+    command: str
+    """`begin`, `stage`, `train`, ..."""
+    arguments: tuple[str, ...] = ()
+    label: str
+    """What tells it from other work of the run: `it3-train-solver`, `begin-4f2a`."""
+
+    @property
+    def name(self) -> str:
+        """The submission id without its attempt."""
+        return _plain(f"troupe-{self.run}-{self.label}")
+
+    def entrypoint(self, folder: str) -> str:
+        """The command line of the job."""
+        line = shlex.join(["troupe", self.command, *self.arguments])
+        return f"cd {shlex.quote(folder)} || exit 2; {line}" if folder else line
+
+
+def stage_work(run: str, stage: str, iteration: int, model_group: str = "") -> Work:
+    """`troupe stage` of one iteration."""
+    arguments = (stage, "--run", run, "--iteration", str(iteration))
+    return Work(
+        run=run,
+        command="stage",
+        arguments=(*arguments, "--model-group", model_group) if model_group else arguments,
+        label=f"it{iteration}-{stage}" + (f"-{model_group}" if model_group else ""),
+    )
+
+
+def begin_work(run: str, claim: str, *, is_forced: bool = False) -> Work:
+    """`troupe begin` for a claim; a claim's job is not another claim's."""
+    arguments = ("--run", run, "--claim", claim, *(("--force",) if is_forced else ()))
+    return Work(run=run, command="begin", arguments=arguments, label=f"begin-{sha256(claim.encode()).hexdigest()[:8]}")
+
+
+def loop_work(config: RunConfig) -> Work:
+    """`troupe train`: all iterations in one job; with more iterations it is other work."""
+    return Work(run=config.run, command="train", arguments=(config.run,), label=f"to-it{config.iterations}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job ended. JSON values: it crosses process borders as it is."""
+
+    submission_id: str
+    status: Status
+    exit_code: int | None = None
+    ref: dict[str, Any] | None = None
+    error: str = ""
+
+    @property
+    def may_repeat(self) -> bool:
+        """False where the same command must end the same way, and where somebody stopped it."""
+        return self.status not in ("STOPPED", "REFUSED") and self.exit_code not in NEVER_REPEAT
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+class Attached(NamedTuple):
+    """A job that does some work."""
+
+    submission_id: str
+    is_new: bool
+    """False where it was there before: it may be of a try that is just being stopped."""
+
+
+def attach(
+    api: JobApi,
+    config: RunConfig,
+    work: Work,
+    *,
+    folder: str,
+    links: Mapping[str, str],
+    since: float = 0.0,
+    takes_done: bool = True,
+) -> Attached:
+    """The job that does the work: one that is pending or running, one that has handed back its result, else a new attempt.
+
+    Args:
+        folder: where the job starts on the cluster, if the run config says neither a folder nor a working directory.
+        links: environment variables that say where the job was started from, for MLflow and logs.
+        since: unix seconds when the run was begun; what was done before was for a removed run of the same name.
+        takes_done: False where nobody can say that (`troupe submit`): what is done then says so itself, in a new job.
+
+    Raises ValueError where a job of this name runs with another config.
+    """
+    attempt = 0
+    while True:
+        submission_id = f"{work.name}-a{attempt}"
+        job = api.job(submission_id)
+        if job is None:
+            request = _request(api, config, work, submission_id, folder, links)
+            if api.submit(request):
+                return Attached(submission_id, is_new=True)
+            job = api.job(submission_id)  # somebody else was first
+        if job is None or not job.has_ended:
+            if job is not None and job.config_sha256 not in ("", config.sha256):
+                raise ValueError(
+                    f"job {submission_id} runs with another config of run {work.run!r}: wait for it, or stop it "
+                    f"(troupe stop {submission_id}), and give another run name to another config"
+                )
+            return Attached(submission_id, is_new=False)
+        is_of_this_run = (job.ended_at or since) >= since
+        # A log may be gone with its node: the stage is done all the same, and the next attempt says so at once.
+        if job.status == "SUCCEEDED" and takes_done and is_of_this_run and REF_PREFIX in api.log(submission_id):
+            return Attached(submission_id, is_new=False)
+        attempt += 1
+
+
+class Follower:
+    """A job's new log text, and how it ends. Out of reach for a while is borne; every wait has its end."""
+
+    def __init__(self, api: JobApi, submission_id: str, *, deadline: float) -> None:
+        """Args: deadline: unix seconds after which the job is stopped."""
+        self._api, self.submission_id, self._deadline = api, submission_id, deadline
+        self._num_seen = 0
+        self._silent_since: float | None = None
+
+    def poll(self) -> tuple[str, Outcome | None]:
+        """Whole lines that are new, and the outcome once there is one."""
+        try:
+            job = self._api.job(self.submission_id)
+            text = self._api.log(self.submission_id) if job else ""
+        except ClusterUnreachable as error:
+            now = time.monotonic()
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since < PATIENCE_S:
+                return "", None
+            return "", self._outcome("UNREACHABLE", f"{error}; waited {PATIENCE_S:g} s")
+        except ValueError as error:
+            return "", self._outcome("REFUSED", str(error))
+        self._silent_since = None
+        if job is None:
+            return "", self._outcome("LOST", f"{self._api.address} no longer knows this job: the cluster was restarted")
+        new = self._new(text, job.has_ended)
+        if job.has_ended:
+            return new, outcome(job, text)
+        if time.time() > self._deadline:
+            self._api.stop(self.submission_id)
+            last = last_lines(text, 5) or f"nothing printed yet, {job.status}: {job.message}"
+            return new, self._outcome(
+                "TIMEOUT", f"not done at its deadline (schedule.stage_timeout_s), stopped: {last}"
+            )
+        return new, None
+
+    def _new(self, text: str, is_whole: bool) -> str:
+        end = len(text) if is_whole else text.rfind("\n") + 1
+        new, self._num_seen = text[self._num_seen : end], max(end, self._num_seen)
+        return new
+
+    def _outcome(self, status: Status, error: str) -> Outcome:
+        return Outcome(submission_id=self.submission_id, status=status, error=error)
+
+
+def follow(follower: Follower, show: Callable[[str], None], *, poll_s: float = 1.0) -> Outcome:
+    """Shows the log as it grows; returns when the job has ended."""
+    while True:
+        new, ended = follower.poll()
+        if new:
+            show(new)
+        if ended:
+            return ended
+        time.sleep(poll_s)
+
+
+def outcome(job: Job, log: str) -> Outcome:
+    """What an ended job handed back, or the last lines that say why it failed."""
+    ref = next((json.loads(line.removeprefix(REF_PREFIX)) for line in _backwards(log, REF_PREFIX)), None)
+    error = ""
+    if job.status == "FAILED":
+        error = failure(log) or job.message
+        if job.exit_code == 127:
+            error += (
+                ": the job found no `troupe` on the cluster: start Ray from an activated environment that has it, "
+                "put its bin folder on the PATH of `ray start`, or name an image (cluster.runtime_env)"
+            )
+        elif job.exit_code in KILLED:
+            error += "\nended by kill -9: by hand, or by the system for want of memory (its log, dmesg, says which)"
+    elif job.status == "STOPPED":
+        error = "stopped by hand (troupe stop, or the task was cleared)"
+    elif ref is None:
+        error = "the job succeeded but its log is gone, and with it the result: the next attempt hands it back at once"
+    return Outcome(
+        submission_id=job.submission_id,
+        status=job.status,  # type: ignore[arg-type]
+        exit_code=job.exit_code,
+        ref=ref,
+        error=error,
+    )
+
+
+def failure(log: str) -> str:
+    """The lines of a log that say why a command failed: its own message, else the last lines."""
+    lines = [line for line in log.splitlines() if line.strip() and not any(words in line for words in RAYS_OWN)]
+    for place in range(len(lines) - 1, -1, -1):
+        if lines[place].startswith("troupe: "):
+            return "\n".join(lines[place : place + 20])
+    return "\n".join(lines[-12:])
+
+
+def _backwards(log: str, prefix: str) -> Iterator[str]:
+    return (line for line in reversed(log.splitlines()) if line.startswith(prefix))
+
+
+def _request(
+    api: JobApi, config: RunConfig, work: Work, submission_id: str, folder: str, links: Mapping[str, str]
+) -> dict[str, Any]:
+    cluster = config.cluster
+    place = "" if cluster.working_dir else cluster.folder or folder
+    given = dict(cluster.runtime_env)
+    variables = {**given.pop("env_vars", {}), **links, RUN_CONFIG_VARIABLE: config.model_dump_json()}
+    if place:  # replicas and collectors find the user's modules where the driver does
+        variables["PYTHONPATH"] = os.pathsep.join(p for p in (place, variables.get("PYTHONPATH", "")) if p)
+    if cluster.working_dir:
+        given["working_dir"] = api.upload(*package(Path(cluster.working_dir)))
+    return {
+        "entrypoint": work.entrypoint(place),
+        "submission_id": submission_id,
+        "runtime_env": {**given, "env_vars": variables},
+        "metadata": {
+            "troupe_run": work.run,
+            "troupe_work": work.label,
+            "troupe_config": config.sha256,
+            "dag_run": links.get("TROUPE_DAG_RUN_URL", ""),
+        },
+        **({"entrypoint_num_cpus": cluster.num_cpus} if cluster.num_cpus is not None else {}),
+        **({"entrypoint_num_gpus": cluster.num_gpus} if cluster.num_gpus is not None else {}),
+        **({"entrypoint_memory": int(cluster.memory_gib * 1024**3)} if cluster.memory_gib is not None else {}),
+        **({"entrypoint_resources": dict(cluster.resources)} if cluster.resources else {}),
+    }
+
+
+def _plain(name: str) -> str:
+    """A name without what has a meaning in addresses; one that had to be changed stays apart from its like."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    return plain if plain == name else f"{plain}-{sha256(name.encode()).hexdigest()[:6]}"

@@ -1,0 +1,1 @@
+"""Which episodes an iteration plays, and the warm collectors that play them."""

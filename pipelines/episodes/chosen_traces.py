@@ -1,0 +1,93 @@
+"""chosen_traces: what went well in another run -> demonstrations, none of a task that this run is measured on.
+
+Reads: episodes that the other run trained on, their rewards, and its model versions for the tokenizer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.episodes.vocabulary import version_that_acted, vocabulary, vocabulary_of
+from pipelines.run.run import Run
+from stores.traces import TraceStore
+from stores.types import Purpose, Trace
+from stores.weights import WeightStore
+
+if TYPE_CHECKING:
+    from train_loops.config import ChosenTracesConfig
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT = ("gate", "test", "sentinel")
+"""Sections of `tasks` that nothing is trained on."""
+
+
+def choose(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping[str, Path]) -> list[Trace]:
+    """At most `count` traces that are good enough, drawn evenly from all that are and the same at every call.
+
+    Args:
+        folders: what each model group of this run starts from.
+
+    Raises ValueError where there is none, where one lacks a model group, or where another tokenizer made the token ids.
+    """
+    good = TraceStore(choice.uri).rewarded_traces(
+        run_id=choice.run, iteration=choice.iteration, purpose=Purpose.TRAIN, min_outcome=choice.min_outcome
+    )
+    held_out = HeldOut(run)
+    free = (trace for trace in good if not held_out.has(trace))
+    traces = heapq.nsmallest(count, free, key=lambda trace: trace.episode_id)  # ids are hashes: an even draw
+    told = f"{held_out.num_seen} are left out, their tasks are in tasks.{', tasks.'.join(HELD_OUT)} of this run"
+    if held_out.num_seen:
+        logger.warning("traces of run %s for the warm start: %s", choice.run, told)
+    if not traces:
+        raise ValueError(
+            f"warmstart.traces: no training episode of run {choice.run!r} in {choice.uri} has an outcome of "
+            f"{choice.min_outcome:g} or more{f' ({told})' if held_out.num_seen else ''}"
+        )
+    for group, folder in folders.items():
+        _check_group(group, traces)
+        _check_tokenizer(choice, group, traces, folder)
+    return traces
+
+
+class HeldOut:
+    """The prompts that a run is measured on, and how often one was asked for."""
+
+    def __init__(self, run: Run) -> None:
+        sections = [section for section in HELD_OUT if getattr(run.config.tasks, section) is not None]
+        self._prompts = {task.prompt for section in sections for task in run.tasks(section)}
+        self.num_seen = 0
+
+    def has(self, trace: Trace) -> bool:
+        """Whether the trace's task is one of them; ids may repeat between runs, so the prompt decides."""
+        is_held_out = trace.task.prompt in self._prompts
+        self.num_seen += is_held_out
+        return is_held_out
+
+
+def _check_group(group: str, traces: Sequence[Trace]) -> None:
+    known = {turn.model_group for trace in traces for turn in trace.turns}
+    if group not in known:
+        raise ValueError(
+            f"warmstart.traces: model group {group!r} has no turn in the chosen traces, they are of "
+            f"{sorted(known)}: name the model groups as that run does"
+        )
+
+
+def _check_tokenizer(choice: ChosenTracesConfig, group: str, traces: Sequence[Trace], folder: Path) -> None:
+    place = choice.weights or f"{choice.uri.rstrip('/').rpartition('/')[0] or '.'}/weights"
+    ref = version_that_acted(WeightStore(place), group, traces)
+    if ref is None:
+        raise ValueError(
+            f"warmstart.traces: {place} holds none of the versions of {group!r} that acted, so nothing tells whether "
+            f"their tokenizer is that of {folder}: set warmstart.traces.weights to the model versions of {choice.run!r}"
+        )
+    if vocabulary_of(ref) != vocabulary(folder):
+        raise ValueError(
+            f"warmstart.traces: the traces hold token ids of the tokenizer in {ref.uri}, model group {group!r} starts "
+            f"from {folder} with another one: start from a model with that tokenizer, or use a demonstrator"
+        )

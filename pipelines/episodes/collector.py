@@ -1,0 +1,219 @@
+"""collector: warm actors that play many episodes at once and store them in batches as they finish.
+
+    collectors(n) ──handles──> hand_over (a Ray Data task) ──a share of the specs──> Collector.run ──> trace store
+                                                                                         └──> a row per stored batch
+
+They belong to the calling process and live as long as it does: Ray Data's own actor pools would start, and import
+everything, anew in every pass. They are not detached, so that they never run yesterday's workflow code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipelines.cluster.observe import episode_points, log_failed
+from serve_apps.config import CallConfig
+from serve_apps.policy.client import PolicyClient
+from serve_apps.runner import ActingTeam, EpisodeSpec, run_episode, via
+from serve_apps.team_spec import Cast
+from stores.logs import carried
+from stores.metrics import send
+from stores.traces import TraceStore
+from stores.types import EpisodeStatus, Trace
+
+logger = logging.getLogger(__name__)
+
+WRITE_EVERY_S = 0.5
+"""A finished episode waits at most this long for company before it is stored, if nothing else finishes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What lets groups begin in a pass that may end early."""
+
+    pass_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    begun: frozenset[str]
+    """Groups of which something is stored: they are completed in any case."""
+    open_s: float
+    """Seconds after which no other group is begun."""
+
+
+class _Door:
+    """A gate at work in one collector."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._begun = set(gate.begun)
+        self._closes_at = time.monotonic() + gate.open_s
+        self.tasks: set[asyncio.Task[Trace | None]] = set()
+
+    def lets_in(self, group_id: str) -> bool:
+        """Whether an episode of this group may start."""
+        if group_id not in self._begun and time.monotonic() >= self._closes_at:
+            return False
+        self._begun.add(group_id)
+        return True
+
+    def close(self, *, is_cut: bool) -> None:
+        """No group begins any more; `is_cut`: those under way end here, too."""
+        self._closes_at = 0.0
+        for task in self.tasks if is_cut else ():
+            task.cancel()
+
+
+_warm: list[Any] = []
+"""Collectors of this process."""
+
+
+def collectors(count: int) -> list[Any]:
+    """`count` warm collectors, spread over the cluster's nodes."""
+    import ray
+
+    cluster = ray.get_runtime_context().get_job_id()
+    if _warm and _warm[0][0] != cluster:
+        _warm.clear()
+    while len(_warm) < count:
+        options = {"num_cpus": 0.1, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
+        _warm.append((cluster, ray.remote(Collector).options(**options).remote()))
+    return [handle for _, handle in _warm[:count]]
+
+
+def end_collectors() -> None:
+    """Ends the collectors of this process, whatever they are doing; the next pass starts others."""
+    import ray
+
+    while _warm:
+        ray.kill(_warm.pop()[1], no_restart=True)
+
+
+def hand_over(
+    batch: dict[str, np.ndarray], workers: Sequence[Any], work: Mapping[str, Any]
+) -> Iterator[dict[str, np.ndarray]]:
+    """A Ray Data task: gives each share of the specs to its collector and passes on what comes back."""
+    import ray
+
+    for place, specs in zip(batch["place"], batch["specs"], strict=True):
+        run = workers[int(place)].run.options(num_returns="streaming")
+        for ref in run.remote(pickle.loads(specs), place=str(place), **work):
+            yield ray.get(ref)
+
+
+PULSE = {"groups": np.array(["{}"]), "statuses": np.array(["{}"])} | {
+    name: np.zeros(1, kind)
+    for name, kind in (("num", int), ("num_tokens", int), ("started_at", float), ("ended_at", float))
+}
+"""A row of no episode. Ray Data holds each row back until the next one comes: without it nobody would learn in time that
+the group which the pass was waiting for is complete."""
+
+
+class Collector:
+    """An actor that runs many episodes at once and stores them in batches as they finish."""
+
+    def __init__(self) -> None:
+        import lancedb  # noqa: F401
+        import pyarrow  # noqa: F401 - while nobody waits
+        from ray import serve  # noqa: F401
+        from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+        self._doors: dict[str, _Door] = {}
+
+    async def run(
+        self,
+        specs: Sequence[EpisodeSpec],
+        *,
+        cast: Cast,
+        apps: Mapping[str, str],
+        store: TraceStore,
+        call: CallConfig,
+        in_flight: int,
+        write_batch: int,
+        place: str,
+        log: Mapping[str, Any],
+        replaced: Sequence[EpisodeStatus] = (),
+        gate: Gate | None = None,
+    ) -> AsyncIterator[dict[str, np.ndarray]]:
+        """Yields the summary of every batch of episodes once it is stored.
+
+        A restarted collector is handed the same specs again and skips what is stored.
+        """
+        team: ActingTeam = cast.build()
+        for line in team.workflow.preflight():
+            logger.info("%s", line)
+        complete = via(self.client(apps, call))
+        room = asyncio.Semaphore(in_flight)
+
+        door = _Door(gate) if gate else None
+        if gate and door:
+            self._doors = {gate.pass_id: door}
+
+        async def one(spec: EpisodeSpec) -> Trace | None:
+            async with room:
+                if door and not door.lets_in(spec.group_id):
+                    return None
+                return await run_episode(spec, team=team, complete=complete, limits=cast.limits)
+
+        missing = await asyncio.to_thread(_missing, specs, store, replaced)
+        left = {asyncio.create_task(one(spec)) for spec in missing}
+        if door:
+            door.tasks = set(left)
+        finished: list[Trace] = []
+        while left:
+            done, left = await asyncio.wait(left, timeout=WRITE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            finished += [trace for task in done if not task.cancelled() and (trace := task.result()) is not None]
+            if finished and (len(finished) >= write_batch or not left or not done):
+                await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
+                with carried(log):
+                    log_failed(finished, is_last=not left)
+                send(episode_points(finished, num_in_flight=min(len(left), in_flight), collector=place))
+                yield _summary(finished)
+                finished = []
+            elif door and not done:
+                yield PULSE
+
+    async def stop(self, pass_id: str, *, is_cut: bool) -> None:
+        """Begins no group of a pass any more; `is_cut`: also drops those under way, but for what has finished."""
+        if pass_id in self._doors:
+            self._doors[pass_id].close(is_cut=is_cut)
+
+    def client(self, apps: Mapping[str, str], call: CallConfig) -> PolicyClient:
+        """What answers the model calls."""
+        from serve_apps.policy.client import ServeClient
+
+        return ServeClient(dict(apps), call)
+
+
+def _missing(specs: Sequence[EpisodeSpec], store: TraceStore, replaced: Sequence[EpisodeStatus]) -> list[EpisodeSpec]:
+    if not len(specs):
+        return []
+    first = specs[0]
+    stored = store.stored_ids(
+        run_id=first.run_id,
+        iteration=first.iteration,
+        purpose=first.purpose,
+        team_key=first.team_key,
+        but_not=replaced,
+    )
+    return [spec for spec in specs if spec.episode_id not in stored]
+
+
+def _summary(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
+    """One row: Ray Data would cut more into blocks of a row each, and 400 of those cost 0.1 s."""
+    statuses = Counter(t.status.value for t in traces)
+    return {
+        "num": np.array([len(traces)]),
+        "statuses": np.array([json.dumps(statuses)]),
+        "groups": np.array([json.dumps(Counter(t.group_id for t in traces))]),
+        "num_tokens": np.array([sum(len(u.completion_token_ids) for t in traces for u in t.turns)]),
+        "started_at": np.array([min(t.started_at for t in traces)]),
+        "ended_at": np.array([max(t.started_at + t.duration_s for t in traces)]),
+    }

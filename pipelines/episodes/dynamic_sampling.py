@@ -1,0 +1,129 @@
+"""dynamic_sampling: groups in which everything earned the same -> other tasks' groups in their place (DAPO, 2503.14476).
+
+Which groups teach nothing is judged by the run's own credit rule over what is stored, so that a repetition comes to the
+same end. They stay stored, unseen by the iteration's ref.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.episodes.groups import busy_seconds
+from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
+from pipelines.run.run import Run
+from pipelines.run.serving import app_names
+from pipelines.stages.score import assign, scored_statuses
+from serve_apps.team_spec import Cast
+from stores.types import EpisodeRewards, Purpose, Task, Trace, TracesRef
+
+SHARE_OF_TIME = 0.5
+"""Of the stage's deadline: no pass begins after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refilled:
+    """What the passes after the first one brought; the last ref leaves groups without signal out."""
+
+    passes: list[Sampled]
+    counts: dict[str, int]
+    """`done`, `refilled` and `without_signal` groups, `refills` passes."""
+
+
+def refill(
+    run: Run, iteration: int, tasks: Sequence[Task], first: Sampled, *, cast: Cast, progress: Progress | None = None
+) -> Refilled:
+    """Plays as many other tasks as groups taught nothing, again and again, up to `max_refills`, time and token budget."""
+    settings = run.config.collect
+    assert settings.dynamic_sampling is not None, "collect: only where it is asked for"
+    used = {task.task_id for task in tasks}
+    left = [task for task in run.tasks("train") if task.task_id not in used]
+    random.Random(f"refill/{run.config.seed}/{iteration}").shuffle(left)
+    passes: list[Sampled] = []
+    good, empty = _judged(run, first.traces)
+    while len(good) < settings.tasks_per_iteration and left and len(passes) < settings.dynamic_sampling.max_refills:
+        spent = [first, *passes]
+        is_late = sum(p.seconds for p in spent) > SHARE_OF_TIME * settings.stage_timeout_s
+        if is_late or _is_spent(run, spent):
+            break
+        wanted = settings.tasks_per_iteration - len(good)
+        chosen, left = left[:wanted], left[wanted:]
+        passes.append(
+            sample_episodes(
+                chosen,
+                run_id=run.run_id,
+                iteration=iteration,
+                purpose=Purpose.TRAIN,
+                cast=cast,
+                apps=app_names(run),
+                store=run.traces,
+                config=settings,
+                episodes_per_task=settings.episodes_per_task,
+                seed=run.config.seed,
+                progress=progress,
+            )
+        )
+        more, none = _judged(run, passes[-1].traces)
+        good, empty = good | more, empty | none
+    last = [first, *passes][-1]
+    pinned = _pin(run, last.traces, good)
+    counts = {
+        "done": len(good),
+        "without_signal": len(empty),
+        "refills": len(passes),
+        "refilled": sum(len(p.groups) for p in passes),
+    }
+    kept = replace(last, traces=pinned, num_new=0, statuses={}, num_tokens=0, sampling_seconds=0.0)
+    return Refilled(passes=[*passes, kept], counts=counts)
+
+
+def groups_without_signal(traces: Sequence[Trace], rewards: Sequence[EpisodeRewards]) -> set[str]:
+    """Groups in which no agent's turns earned differently; episodes that are not paid do not count."""
+    earned: dict[str, dict[str, set[float]]] = {trace.group_id: {} for trace in traces if not trace.variant}
+    group_of = {trace.episode_id: trace.group_id for trace in traces if not trace.variant}
+    for episode in rewards:
+        for reward in episode.rewards if episode.episode_id in group_of else ():
+            earned[group_of[episode.episode_id]].setdefault(reward.agent, set()).add(reward.reward)
+    return {group for group, of in earned.items() if all(len(values) < 2 for values in of.values())}
+
+
+def _is_spent(run: Run, passes: Sequence[Sampled]) -> bool:
+    """Whether these passes, with what was kept of interrupted ones, have used up the budget; other episodes are not theirs."""
+    budget = run.config.collect.budget
+    if budget.tokens is None and budget.seconds is None:
+        return False
+    ref, groups = passes[0].traces, sorted({group for sampled in passes for group in sampled.groups})
+    stored = run.traces.stored_episodes(
+        run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, team_key=ref.team_key, with_tokens=True
+    )
+    stored = stored.filter(pc.is_in(stored["group_id"], pa.array(groups, stored["group_id"].type)))
+    tokens, seconds = sum(stored["num_tokens"].to_pylist()), busy_seconds(stored)
+    return (budget.tokens is not None and tokens >= budget.tokens) or (
+        budget.seconds is not None and seconds >= budget.seconds
+    )
+
+
+def _judged(run: Run, ref: TracesRef) -> tuple[set[str], set[str]]:
+    """Pinned groups with and without signal."""
+    statuses = scored_statuses(run)
+    traces = list(run.traces.read_traces(ref))
+    paid = [trace for trace in traces if trace.status in statuses and not trace.variant]
+    empty = groups_without_signal(traces, assign(run, paid, statuses=statuses))
+    every = {trace.group_id for trace in traces if not trace.variant}
+    return every - empty, empty & every
+
+
+def _pin(run: Run, ref: TracesRef, good: Collection[str]) -> TracesRef:
+    where: dict[str, Any] = {
+        "run_id": ref.run_id,
+        "iteration": ref.iteration,
+        "purpose": ref.purpose,
+        "team_key": ref.team_key,
+    }
+    stored = set(run.traces.stored_episodes(**where)["group_id"].to_pylist())
+    return run.traces.pin_episodes(**where, excluded_groups=sorted(stored - set(good)))

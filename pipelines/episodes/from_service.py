@@ -1,0 +1,123 @@
+"""from_service: served episodes that callers have judged -> episodes of an iteration, beside those that it samples.
+
+    stores/served.py ── judged, trainable, near enough ──> copies in the run's store, one group ── score ──> the caller's word
+
+Each is taken once in a run. Other versions than the parent sampled them: the trainer weighs their tokens by importance and
+leaves those of an agent out whose effective sample size is too small (train_loops/mismatch.py). All of an iteration are one
+group, so that group-relative estimators hold what was liked against what was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pipelines.config.sections import FromServiceConfig
+from pipelines.episodes.chosen_traces import HeldOut
+from pipelines.run.run import Run
+from serve_apps.team_spec import Cast
+from stores.files import is_uri, local_path
+from stores.served import Feedback, ServedStore
+from stores.types import SERVED, EpisodeStatus, ModelVersionRef, Purpose, Trace, episode_id
+
+JOURNAL_KEY = "from_service"
+TAKEN = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+
+
+def take_served(run: Run, iteration: int, *, cast: Cast, models: Mapping[str, ModelVersionRef]) -> dict[str, int]:
+    """Stores the iteration's share of judged episodes; the same ones however often it is repeated.
+
+    Returns {"taken", "held_out", "left": judged ones that cannot be trained on}.
+    """
+    config = run.config.collect.from_service
+    assert config is not None, "collect: only where it is asked for"
+    name = f"{JOURNAL_KEY}/{iteration}"
+    kept = run.journal.value(run.run_id, name)
+    if kept is None:
+        kept = run.journal.pin_value(run.run_id, name, _chosen(run, iteration, config, cast=cast, models=models))
+    wanted = set(kept["trace_ids"])
+    store = ServedStore(run.served_uri)
+    found = [(t, f) for t, f in store.judged(since=0) if t.episode_id in wanted] if wanted else []
+    run.traces.write_episodes([_copy(run, iteration, trace, said, cast=cast) for trace, said in found])
+    return {"taken": len(found), "held_out": kept["held_out"], "left": kept["left"]}
+
+
+def served_group(run: Run, iteration: int) -> str:
+    """Group of an iteration's served episodes."""
+    return f"served-{run.run_id}-{iteration}"
+
+
+def taken_ids(run: Run, iteration: int) -> list[str]:
+    """Ids of the served episodes that an iteration took in; empty where it took none."""
+    return list((run.journal.value(run.run_id, f"{JOURNAL_KEY}/{iteration}") or {}).get("trace_ids", []))
+
+
+def copy_id(run: Run, iteration: int, trace_id: str, *, team_key: str) -> str:
+    """Id of the copy that an iteration trains on."""
+    return episode_id(**_key(run, iteration, team_key), task_id=f"served/{trace_id}", episode_index=0)
+
+
+def _key(run: Run, iteration: int, team_key: str) -> dict[str, Any]:
+    return {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": team_key}
+
+
+def has_store(run: Run) -> bool:
+    """Whether anything was ever to be kept of what was served; a folder is not made by looking."""
+    is_place = is_uri(run.served_uri) or local_path(run.served_uri).exists()
+    return is_place and ServedStore(run.served_uri).is_there()
+
+
+def _chosen(
+    run: Run, iteration: int, config: FromServiceConfig, *, cast: Cast, models: Mapping[str, ModelVersionRef]
+) -> dict[str, Any]:
+    """Ids of the episodes that the iteration takes, and how many it cannot."""
+    if not has_store(run):
+        return {"trace_ids": [], "held_out": 0, "left": 0}
+    used = {trace_id for k in range(1, iteration) for trace_id in taken_ids(run, k)}
+    judged = ServedStore(run.served_uri).judged(since=time.time() - config.max_age_days * 86_400)
+    fresh = [(trace, said) for trace, said in judged if trace.episode_id not in used]
+    held_out = HeldOut(run)
+    own = [(trace, said) for trace, said in fresh if not held_out.has(trace)]
+    good = [t for t, said in own if _can_train(t, said, config, cast=cast, models=models)]
+    return {
+        "trace_ids": [trace.episode_id for trace in good[-config.max_episodes :]],
+        "held_out": held_out.num_seen,
+        "left": len(own) - len(good),
+    }
+
+
+def _can_train(
+    trace: Trace,
+    said: Feedback,
+    config: FromServiceConfig,
+    *,
+    cast: Cast,
+    models: Mapping[str, ModelVersionRef],
+) -> bool:
+    """Whether its tokens are what the agents' own policies said, lately, and the caller's word is a number."""
+    return (
+        said.score is not None
+        and trace.outcome_metadata.get(SERVED, {}).get("is_trainable", False)
+        and trace.status in TAKEN
+        and not trace.is_version_mixed
+        and all(
+            cast.group_of.get(turn.agent) == turn.model_group
+            and turn.sampling.is_unfiltered
+            and 0 <= models[turn.model_group].version - turn.policy_version <= config.max_policy_lag
+            for turn in trace.turns
+        )
+    )
+
+
+def _copy(run: Run, iteration: int, trace: Trace, said: Feedback, *, cast: Cast) -> Trace:
+    """The episode as one of the iteration, under an id of its own."""
+    about = {**trace.outcome_metadata[SERVED], "trace_id": trace.episode_id, "score": said.score}
+    return replace(
+        trace,
+        **_key(run, iteration, cast.team_key),
+        episode_id=copy_id(run, iteration, trace.episode_id, team_key=cast.team_key),
+        group_id=served_group(run, iteration),
+        outcome_metadata={**trace.outcome_metadata, SERVED: about},
+    )

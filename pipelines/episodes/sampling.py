@@ -1,0 +1,296 @@
+"""sampling: tasks, a cast, a purpose -> episodes in the trace store. What collect and evaluate share.
+
+    specs ── Ray Data ──> Collector (warm actor, one event loop, many episodes at once) ──> policy apps
+                              │ finished episodes, in batches
+                              └──> trace store (exactly once) ──> counts back to the caller
+
+A pass that was interrupted goes on: what is stored is kept, and only what failed by infrastructure is played again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.cluster.faults import InfrastructureLost
+from pipelines.config.sections import CollectConfig
+from pipelines.episodes.collector import Gate, collectors, hand_over
+from pipelines.episodes.groups import Groups, StoppedBy
+from serve_apps.runner import CONTEXT_EXHAUSTED, EpisodeSpec
+from serve_apps.team_spec import Cast
+from stores.logs import carry
+from stores.traces import TraceStore
+from stores.types import EpisodeStatus, Purpose, Task, TracesRef
+from stores.waiting import waiting
+
+FAILED = (EpisodeStatus.AGENT_ERROR, EpisodeStatus.TOOL_ERROR, EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
+INFRASTRUCTURE = (EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
+"""Failures that neither the policy nor the workflow's code is to blame for."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with episodes done, episodes in all, and a word on what is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What a sampling pass produced."""
+
+    traces: TracesRef
+    num_new: int
+    num_kept: int
+    """Episodes that were there from an earlier, interrupted pass."""
+    statuses: Mapping[str, int]
+    num_tokens: int
+    """Completion tokens of the new episodes."""
+    sampling_seconds: float
+    """From the first episode's start to the last one's end, on the workers' clock."""
+    seconds: float
+    groups: Sequence[str]
+    """Ids of the complete ones, which are those that are pinned."""
+    stopped_by: StoppedBy | None
+    """Why the pass ended before all its groups were complete; None where they are."""
+    tasks_left: Sequence[str]
+    """Tasks of the groups that are not pinned, in order."""
+
+
+class TooManyFailures(RuntimeError):
+    """The share of failed episodes is above the limit. They are kept, and played again when the stage is repeated."""
+
+
+class PromptsTooLong(ValueError):
+    """The share of episodes that had no turn, because not even their first prompt fits, is above the limit."""
+
+
+class InfrastructureFailures(TooManyFailures, InfrastructureLost):
+    """Too many failures, most of them not of the run's own making."""
+
+
+def sample_episodes(
+    tasks: Sequence[Task],
+    *,
+    run_id: str,
+    iteration: int,
+    purpose: Purpose,
+    cast: Cast,
+    apps: Mapping[str, str],
+    store: TraceStore,
+    config: CollectConfig,
+    episodes_per_task: int,
+    seed: int,
+    num_enough: int | None = None,
+    progress: Progress | None = None,
+) -> Sampled:
+    """Runs the episodes that are not stored yet and pins the complete groups, which is all of them by default.
+
+    A repetition goes on with what is stored. Where more of it failed than the limit allows, the failed episodes are
+    played again under their ids and seeds and replaced: what the policy did comes out as before, what the world did to
+    it need not. Nothing was pinned then, so nobody ever sees both.
+
+    Args:
+        tasks: each gives `episodes_per_task` episodes, one GRPO group.
+        apps: Serve application of every model group.
+        num_enough: the pass may end with so many complete groups, or when `config.budget` is spent; None: neither.
+
+    Raises:
+        TooManyFailures: more than `config.max_failed_share` of the episodes failed.
+        PromptsTooLong: more than `config.max_failed_share` of them had no turn for want of context.
+        InfrastructureLost: collectors ended and groups are incomplete all the same.
+    """
+    where: dict[str, Any] = {"run_id": run_id, "iteration": iteration, "purpose": purpose, "team_key": cast.team_key}
+    specs = [
+        EpisodeSpec(**where, task=task, episode_index=index, run_seed=seed)
+        for task in tasks
+        for index in range(episodes_per_task)
+    ]
+    return play(
+        specs, where=where, cast=cast, apps=apps, store=store, config=config, num_enough=num_enough, progress=progress
+    )
+
+
+def play(
+    specs: Sequence[EpisodeSpec],
+    *,
+    where: Mapping[str, Any],
+    cast: Cast,
+    apps: Mapping[str, str],
+    store: TraceStore,
+    config: CollectConfig,
+    num_enough: int | None = None,
+    kept_groups: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Sampled:
+    """`sample_episodes` of given specs.
+
+    Args:
+        where: run, iteration, purpose and team of all of them.
+        kept_groups: groups of earlier passes under the same key, which are pinned with these.
+    """
+    began = time.perf_counter()
+    counts_tokens = num_enough is not None and config.budget.tokens is not None
+    stored = store.stored_episodes(**where, with_tokens=counts_tokens)
+    groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
+    again = _to_repeat(stored, groups, limit=config.max_failed_share)
+    if again:
+        stored = stored.filter(pc.invert(pc.is_in(stored["episode_id"], pa.array(again))))
+        groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
+    kept = set(stored["episode_id"].to_pylist())
+    todo = [spec for spec in specs if spec.episode_id not in kept]
+    if reason := groups.stopped_by(0.0):
+        todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
+    statuses: dict[str, int] = {}
+    num_new, num_tokens, first, last = 0, 0, np.inf, 0.0
+    if todo:
+        if progress:
+            progress(len(specs) - len(todo), len(specs), "")  # not what the pass before has said
+        replaced = FAILED if again else ()
+        for row in _run(todo, groups, replaced=replaced, cast=cast, apps=apps, store=store, config=config):
+            num_new += int(row["num"])
+            num_tokens += int(row["num_tokens"])
+            first, last = min(first, row["started_at"]), max(last, row["ended_at"])
+            for status, count in json.loads(row["statuses"]).items():
+                statuses[status] = statuses.get(status, 0) + count
+            if progress:
+                progress(len(specs) - len(todo) + num_new, len(specs), "")
+        stored = store.stored_episodes(**where, with_tokens=counts_tokens)
+        groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
+    stopped_by = groups.stopped_by(time.perf_counter() - began)
+    if groups.left_out and stopped_by is None:
+        raise InfrastructureLost(
+            f"{len(groups.left_out)} of {len(groups.task_of)} groups are not complete though their collectors ended; "
+            "what is stored is kept, a repetition plays the rest"
+        )
+    complete = groups.complete
+    _check_failures(stored, complete, config=config)
+    _check_contexts(stored, complete, config=config)
+    excluded = set(stored["group_id"].to_pylist()) - complete - set(kept_groups)
+    return Sampled(
+        traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
+        num_new=num_new,
+        num_kept=len(kept),
+        statuses=statuses,
+        num_tokens=num_tokens,
+        sampling_seconds=max(0.0, last - first) if num_new else 0.0,
+        seconds=time.perf_counter() - began,
+        groups=sorted(complete),
+        stopped_by=stopped_by,
+        tasks_left=[groups.task_of[group] for group in groups.left_out],
+    )
+
+
+def _to_repeat(stored: pa.Table, groups: Groups, *, limit: float) -> list[str]:
+    """Ids of the stored episodes to play again: those that failed, where they are too many whatever the rest brings.
+
+    Other passes under the same key (refills, variants) are judged by themselves.
+    """
+    rows = stored.select(["episode_id", "group_id", "status"]).to_pylist()
+    rows = [row for row in rows if row["group_id"] in groups.task_of]
+    is_over = groups.stopped_by(0.0) is not None or not groups.left_out
+    if is_over:
+        rows = [row for row in rows if row["group_id"] in groups.complete]
+    failed = [row["episode_id"] for row in rows if row["status"] in FAILED]
+    return failed if len(failed) > limit * (len(rows) if is_over else groups.num_episodes_enough) else []
+
+
+def _check_failures(stored: pa.Table, complete: set[str], *, config: CollectConfig) -> None:
+    """Raises TooManyFailures, with how often which error came, over the episodes of complete groups."""
+    rows = [row for row in stored.select(["group_id", "status", "error"]).to_pylist() if row["group_id"] in complete]
+    failed = [row for row in rows if row["status"] in FAILED]
+    if len(failed) <= config.max_failed_share * len(rows):
+        return
+    kinds = Counter((row["status"], _without_ids(row["error"])) for row in failed)
+    counts = Counter(row["status"] for row in rows)
+    told = "; ".join(f"{number} x {status}: {error}" for (status, error), number in kinds.most_common(3))
+    is_infrastructure = sum(row["status"] in INFRASTRUCTURE for row in failed) > len(failed) / 2
+    raise (InfrastructureFailures if is_infrastructure else TooManyFailures)(
+        f"{len(failed)} of {len(rows)} episodes failed ({dict(counts)}), more than collect.max_failed_share = "
+        f"{config.max_failed_share:g}: {told}; a repetition of the stage plays the failed ones again"
+    )
+
+
+def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConfig) -> None:
+    """Raises PromptsTooLong, with the first task, over the episodes of complete groups."""
+    columns = ["group_id", "task_id", "stop_reason", "num_turns", "error"]
+    rows = [row for row in stored.select(columns).to_pylist() if row["group_id"] in complete]
+    stuck = [row for row in rows if row["stop_reason"] == CONTEXT_EXHAUSTED and not row["num_turns"]]
+    if len(stuck) <= config.max_failed_share * len(rows):
+        return
+    first = min(stuck, key=lambda row: row["task_id"])
+    raise PromptsTooLong(
+        f"{len(stuck)} of {len(rows)} episodes had no turn for want of context, more than collect.max_failed_share = "
+        f"{config.max_failed_share:g}; task {first['task_id']}: {first['error']}: raise serve.max_model_len or leave out "
+        "such tasks"
+    )
+
+
+def _without_ids(error: str) -> str:
+    """An error with its ids and numbers blotted out, so that the same fault of many episodes counts as one."""
+    return re.sub(r"[0-9a-f]{16,}(-\d+)?|\b\d+(\.\d+)?\b", "#", error)[:500]
+
+
+def _run(
+    specs: Sequence[EpisodeSpec],
+    groups: Groups,
+    *,
+    replaced: Sequence[EpisodeStatus],
+    cast: Cast,
+    apps: Mapping[str, str],
+    store: TraceStore,
+    config: CollectConfig,
+) -> Iterator[dict[str, Any]]:
+    """Rows {num, statuses, groups, num_tokens, started_at, ended_at}, one per batch of episodes, as they are written.
+
+    Counts them in `groups`, and has the collectors stop as soon as these say so.
+    """
+    import ray
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.target_max_block_size = 1  # hand on every batch at once: it is news for the person who waits
+    gate = Gate(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
+    work = {"cast": cast, "apps": dict(apps), "store": store, "call": config.call, "replaced": replaced, "gate": gate}
+    work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch, "log": carry()}
+    workers = collectors(config.num_workers)
+    shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(workers)))]
+    data = ray.data.from_items(shares, override_num_blocks=len(shares))
+    rows = data.map_batches(
+        hand_over,  # type: ignore[arg-type]
+        fn_kwargs={"workers": workers, "work": work},
+        batch_size=None,
+        num_cpus=0.01,
+    )
+    began = told_at = time.monotonic()
+    told: StoppedBy | None = None
+    with waiting(groups.describe):
+        for row in rows.iter_rows():
+            groups.add(json.loads(row["groups"]), int(row["num_tokens"]))
+            now = time.monotonic()
+            reason = groups.stopped_by(now - began)
+            if gate and reason and (reason != told or now > told_at + 1):  # repeated: a collector may be a new one
+                for worker in workers:
+                    worker.stop.remote(gate.pass_id, is_cut=reason == "enough")
+                told, told_at = reason, now
+            if row["num"]:
+                yield row
+
+
+def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[list[EpisodeSpec]]:
+    """Whole groups in turn, in order: who starts the first episode of a group also starts the others."""
+    place: dict[str, int] = {}
+    shares: list[list[EpisodeSpec]] = [[] for _ in range(num_shares)]
+    for spec in specs:
+        shares[place.setdefault(spec.group_id, len(place) % num_shares)].append(spec)
+    return shares

@@ -1,0 +1,95 @@
+"""variants: stored episodes -> more of them, with one thing changed: what remax and its like hold turns against.
+
+Which turn of which episode is changed is drawn by the run's seed, so that a repetition plays the same ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.episodes.sampling import Progress, Sampled, play
+from pipelines.run.run import Run
+from pipelines.run.serving import app_names
+from serve_apps.replay import Script
+from serve_apps.runner import EpisodeSpec
+from serve_apps.team_spec import Cast
+from stores.types import Purpose, Trace
+
+COUNTED = ("ok", "truncated")
+
+
+def play_variants(
+    run: Run, iteration: int, passes: Sequence[Sampled], *, cast: Cast, progress: Progress | None = None
+) -> Sampled:
+    """Plays the variants of what was sampled and pins both; the last pass's ref says what was sampled."""
+    where: dict[str, Any] = {
+        "run_id": run.run_id,
+        "iteration": iteration,
+        "purpose": Purpose.TRAIN,
+        "team_key": cast.team_key,
+    }
+    settings = run.config.collect.variants
+    assert settings is not None, "collect: only where variants are asked for"
+    traces = [trace for trace in run.traces.read_traces(passes[-1].traces) if not trace.variant]
+    scripts = choose(traces, kind=settings.kind, per_task=settings.per_task, seed=f"{run.config.seed}/{iteration}")
+    specs = [
+        EpisodeSpec(
+            **where,
+            task=trace.task,
+            episode_index=trace.episode_index,
+            run_seed=run.config.seed,
+            script=script,
+        )
+        for trace, script in scripts
+    ]
+    kept = {trace.group_id for trace in traces}
+    return play(
+        specs,
+        where=where,
+        cast=cast,
+        apps=app_names(run),
+        store=run.traces,
+        config=run.config.collect,
+        kept_groups=kept,
+        progress=progress,
+    )
+
+
+def choose(traces: Sequence[Trace], *, kind: str, per_task: int, seed: str) -> list[tuple[Trace, Script]]:
+    """Per task `per_task` episodes and what is changed in each, fewer where there are no more; tasks in order of their ids.
+
+    Turns are drawn without replacement among those of episodes that came to an end; each agent's turn before any agent's
+    second one, so that every agent has a baseline as soon as there are as many variants as agents.
+    """
+    by_task: dict[str, list[Trace]] = {}
+    for trace in sorted(traces, key=lambda t: (t.task.task_id, t.episode_index)):
+        by_task.setdefault(trace.task.task_id, []).append(trace)
+    found: list[tuple[Trace, Script]] = []
+    for task_id, episodes in by_task.items():
+        if kind == "greedy":
+            found.append((episodes[0], Script(kind="greedy")))
+            continue
+        drawn = random.Random(f"variants/{seed}/{task_id}")
+        found += [_changed(trace, agent, kind, drawn) for trace, agent in _turns(episodes, drawn)[:per_task]]
+    return found
+
+
+def _turns(episodes: Sequence[Trace], drawn: random.Random) -> list[tuple[Trace, str]]:
+    """Episodes and one of their agents each, shuffled, agents in turns."""
+    pairs = [(t, agent) for t in episodes if t.status.value in COUNTED for agent in {u.agent: None for u in t.turns}]
+    drawn.shuffle(pairs)
+    rank: dict[str, int] = {}
+    ranked = []
+    for trace, agent in pairs:
+        rank[agent] = rank.get(agent, 0) + 1
+        ranked.append((rank[agent], trace, agent))
+    return [(trace, agent) for _, trace, agent in sorted(ranked, key=lambda entry: entry[0])]
+
+
+def _changed(trace: Trace, agent: str, kind: str, drawn: random.Random) -> tuple[Trace, Script]:
+    turns = [turn.turn_index for turn in trace.turns if turn.agent == agent]
+    if kind == "counterfactual":
+        return trace, Script(kind="counterfactual", agent=agent, base=trace, changed_at=drawn.choice(turns))
+    return trace, Script(kind="without", agent=agent, base=trace, changed_at=turns[0])

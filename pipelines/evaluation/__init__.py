@@ -1,0 +1,1 @@
+"""Playing two teams on the same tasks, and the statistics that decide between them."""

@@ -1,0 +1,94 @@
+"""gate: evidence about a candidate -> promote, reject or inconclusive, and the condition that decided.
+
+floor or guard broken, a source lost -------> reject
+no champion --------------------------------> promote (the first team)
+certainly gains more than min_gain ---------> promote   \\ inconclusive where
+certainly not worse than non_inferiority ---> promote   / a guard is unclear
+certainly neither --------------------------> reject
+else ---------------------------------------> inconclusive
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipelines.config.sections import PromoteConfig
+from pipelines.evaluation.guards import Guarded
+from pipelines.evaluation.statistics import Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What an evaluation found."""
+
+    gain: Interval | None
+    """Paired difference candidate - champion over the gate's tasks; None where there is no champion yet."""
+    ok_share: float
+    """Share of the candidate's episodes with status ok."""
+    format_shares: Mapping[str, float]
+    """Share of well-formed turns per agent; NaN where an agent made no turn, which no floor can judge."""
+    guards: Sequence[Guarded] = ()
+    sources: Mapping[str, Interval] = field(default_factory=dict)
+    """The gain on the tasks of each source, where there are several; their intervals hold together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the gate says."""
+
+    verdict: Literal["promote", "reject", "inconclusive"]
+    condition: str
+    """Which condition decided, in words, with the numbers."""
+
+
+def decide(promote: PromoteConfig, evidence: Evidence) -> Verdict:
+    """The gate. "Certainly" means by the bound of the two-sided interval of the paired gain."""
+    broken = _broken_floor(promote, evidence) or _broken_guard(promote, evidence)
+    if broken:
+        return Verdict(verdict="reject", condition=broken)
+    if evidence.gain is None:
+        return Verdict(verdict="promote", condition="no champion yet: the first team whose floors hold is promoted")
+    gain = evidence.gain
+    numbers = f"gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks"
+    margin = promote.non_inferiority
+    enough = f"lower bound above min_gain {promote.min_gain:+.3f}" if gain.low > promote.min_gain else ""
+    if not enough and margin is not None and gain.low > -margin:
+        enough = f"certainly not worse than by {margin:.3f}"
+    if enough:
+        unclear = next((g for g in evidence.guards if g.state == "unclear"), None)
+        if unclear is not None:
+            return Verdict(verdict="inconclusive", condition=f"{numbers}: {enough}, but not sure of {unclear}")
+        return Verdict(verdict="promote", condition=f"{numbers}: {enough}")
+    needed = promote.min_gain if margin is None else min(promote.min_gain, -margin)
+    name = "min_gain" if needed == promote.min_gain else "-non_inferiority"
+    if gain.high <= needed:
+        return Verdict(verdict="reject", condition=f"{numbers}: upper bound not above {name} {needed:+.3f}")
+    return Verdict(verdict="inconclusive", condition=f"{numbers}: {name} {needed:+.3f} lies inside the interval")
+
+
+def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:
+    """The first floor that does not hold, in words; empty where all hold."""
+    if not evidence.ok_share >= promote.min_ok_share:
+        return f"share of ok episodes {evidence.ok_share:.3f} is below min_ok_share {promote.min_ok_share:.3f}"
+    for agent, share in evidence.format_shares.items():
+        if not math.isnan(share) and share < promote.min_format_share:
+            return f"share of well-formed turns of {agent} {share:.3f} is below {promote.min_format_share:.3f}"
+    return ""
+
+
+def _broken_guard(promote: PromoteConfig, evidence: Evidence) -> str:
+    """The first guard that certainly does not hold, or source that certainly loses, in words."""
+    for guarded in evidence.guards:
+        if guarded.state == "broken":
+            return f"guard {guarded}"
+    limit = promote.max_source_loss
+    for source, gain in evidence.sources.items():
+        if limit is not None and gain.high < -limit:
+            return (
+                f"source {source!r} loses: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks, "
+                f"max_source_loss {limit:.3f}"
+            )
+    return ""

@@ -1,0 +1,82 @@
+"""arms: candidate and champion -> the teams that meet the champion, and which of them is promoted.
+
+The candidate is one. With cross-play every newly trained model group also plays with the champion's others, and, where there
+are three or more, all that help by themselves play together: a group that got worse does not hold the others back, nor does
+it come into service behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipelines.evaluation.gate import Evidence, Verdict
+from stores.types import ModelVersionRef
+
+Models = Mapping[str, ModelVersionRef]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A team that meets the champion."""
+
+    groups: tuple[str, ...]
+    """Model groups that are the candidate's; the others are the champion's."""
+    models: Models
+
+
+def first_arms(candidate: Models, champion: Models, *, cross_play: bool) -> list[Arm]:
+    """The candidate, then with cross-play each of its new model groups by itself; at least one group is new."""
+    new = new_groups(candidate, champion)
+    whole = Arm(groups=new, models=dict(candidate))
+    alone = [_arm((group,), candidate, champion) for group in new] if cross_play and len(new) > 1 else []
+    return [whole, *alone]
+
+
+def helpful_arm(evidence: Mapping[tuple[str, ...], Evidence], candidate: Models, champion: Models) -> Arm | None:
+    """All groups that gained by themselves, together; None where that is a team which plays already, or nobody's."""
+    gains = {groups[0]: of.gain for groups, of in evidence.items() if len(groups) == 1}
+    helping = tuple(group for group, gain in gains.items() if gain is not None and gain.mean > 0)
+    return None if not helping or helping in evidence else _arm(helping, candidate, champion)
+
+
+def num_possible(candidate: Models, champion: Models, *, cross_play: bool) -> int:
+    """Teams among which one is chosen: what the gate's chance of an error is divided by."""
+    return 2 ** len(new_groups(candidate, champion)) - 1 if cross_play else 1
+
+
+def choose(
+    verdicts: Mapping[tuple[str, ...], Verdict], evidence: Mapping[tuple[str, ...], Evidence]
+) -> tuple[tuple[str, ...], Verdict]:
+    """The team that the decision is about, by its new groups, and the decision.
+
+    Of those that may be promoted the one that gained most. Else the candidate, and it is inconclusive while any team is.
+    """
+    whole = next(iter(verdicts))
+    promoted = [groups for groups, of in verdicts.items() if of.verdict == "promote"]
+    if promoted:
+        best = max(promoted, key=lambda groups: gain.mean if (gain := evidence[groups].gain) else 0.0)
+        return best, _named(best, verdicts)
+    open_ones = [groups for groups, of in verdicts.items() if of.verdict == "inconclusive"]
+    return (
+        (whole, verdicts[whole])
+        if whole in open_ones or not open_ones
+        else (open_ones[0], _named(open_ones[0], verdicts))
+    )
+
+
+def new_groups(candidate: Models, champion: Models) -> tuple[str, ...]:
+    """Model groups of another version than the champion's, in order."""
+    return tuple(sorted(group for group, ref in candidate.items() if ref.version != champion[group].version))
+
+
+def _arm(groups: tuple[str, ...], candidate: Models, champion: Models) -> Arm:
+    return Arm(groups=groups, models={**champion, **{group: candidate[group] for group in groups}})
+
+
+def _named(groups: tuple[str, ...], verdicts: Mapping[tuple[str, ...], Verdict]) -> Verdict:
+    """The verdict, saying whose it is where several teams play."""
+    found = verdicts[groups]
+    if len(verdicts) == 1:
+        return found
+    return Verdict(verdict=found.verdict, condition=f"new {', '.join(groups)}: {found.condition}")

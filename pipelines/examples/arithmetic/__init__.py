@@ -1,0 +1,1 @@
+"""Sums and products by a solver and a verifier: the team of `make demo`."""

@@ -1,0 +1,1 @@
+"""A program written against the `openai` client that calls a calculator tool."""

@@ -1,0 +1,64 @@
+"""counting_house_credit: who earns what in the counting house: the outcome for all, what each did, or what each changed.
+
+outcome    every turn earns 1 where the answer is right, else 0: the broadcast reward
+own        a teller's turn 1 where its count is right; the auditor 1 where it keeps the books; the clerk 0
+progress   phi = 1 while every count so far is right (at the end: the answer), a turn earns its change: -1 for the turn
+           that lost the answer, 0 for all others; an episode's rewards add up to its outcome - 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.credit.rule import Credit, CreditKind, turn_reward
+from pipelines.examples.counting_house.workflow import KEEP, MAX_TRIES, read_count
+from stores.types import Trace, Turn
+
+PAYS = ("outcome", "own", "progress")
+
+
+class CountingHouseCredit:
+    """Three ways to pay the same episodes; the outcome is the same in all."""
+
+    def __init__(self, pay: str = "outcome") -> None:
+        """Args: pay: `outcome`, `own` or `progress`."""
+        if pay not in PAYS:
+            raise ValueError(f"credit.settings.pay: {pay!r} is not known: one of {', '.join(PAYS)}")
+        self.pay = pay
+        self.kind: CreditKind = "increments" if pay == "progress" else "returns"
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        """Outcome: whether the answer is the number of good coins."""
+        outcome = float(trace.answer in trace.task.answers)
+        order = sorted(range(len(trace.turns)), key=lambda i: trace.turns[i].turn_index)
+        verdicts = _verdicts([trace.turns[i] for i in order], trace.task.prompt.split())
+        rewards = []
+        standing = 1.0
+        for place, (i, is_right) in enumerate(zip(order, verdicts, strict=True)):
+            earned = outcome
+            if self.pay == "own":
+                earned = float(bool(is_right))
+            elif self.pay == "progress":
+                is_last = place == len(order) - 1
+                after = outcome if is_last else standing * float(is_right is not False)
+                earned, standing = after - standing, after
+            rewards.append(turn_reward(trace, i, {self.pay: earned}))
+        return Credit(outcome=outcome, rewards=tuple(rewards))
+
+
+def _verdicts(turns: Sequence[Turn], piles: Sequence[str]) -> list[bool | None]:
+    """Whether each turn did its part: None where it has none, or where another try follows."""
+    verdicts: list[bool | None] = []
+    pile, tries = 0, 0
+    for turn in turns:
+        if turn.agent == "teller":
+            count = read_count(turn.fields.get("count", ""))
+            tries += 1
+            is_over = count is not None or tries == MAX_TRIES
+            verdicts.append(count == int(piles[pile].partition("+")[0]) if is_over else None)
+            pile, tries = (pile + 1, 0) if is_over else (pile, tries)
+        elif turn.agent == "auditor":
+            verdicts.append(turn.fields.get("verdict") == KEEP)
+        else:
+            verdicts.append(None)
+    return verdicts

@@ -1,0 +1,1 @@
+"""Questions over a small made-up corpus, for teams that search."""

@@ -1,0 +1,1 @@
+"""Small Python functions to write, for teams that code and test."""

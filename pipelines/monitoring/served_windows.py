@@ -1,0 +1,116 @@
+"""served_windows: what the champion answered since it was last watched -> windows of it: captured episodes, and the gateway's figures.
+
+    stores/served.py ── of this team version, begun since ──> `service`    gateway's sums ── less those of last time ──> `gateway`
+
+Captured episodes show what was said, the gateway's sums every answer. Fewer than `watch.min_episodes` wait for the next time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.monitoring.episode_metrics import Vital, Window, window_of
+from pipelines.release.traffic import gateway_answers
+from pipelines.run.run import Run
+from serve_apps.gateway.figures import Sums, added, total
+from stores.files import is_uri, local_path
+from stores.served import ServedStore
+from stores.types import SERVED, Trace
+
+UNTIL = "watch/until"
+FIGURES = {
+    "completion_tokens": "completion_tokens",
+    "seconds": "seconds",
+    "cut_share": "cut_turns",
+    "empty_share": "refusals",
+    "failure_share": "failures",
+}
+"""What the gateway calls a figure and what it is called here; `format_share` is the share without a fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a team version answered since it was last watched."""
+
+    windows: Mapping[str, Window]
+    """By source."""
+    waiting: Mapping[str, str]
+    """Sources that have too few answers, and how many."""
+    until: Mapping[str, Any]
+    """Where the next windows begin."""
+
+
+def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
+    """Reads both; nothing is kept before `seen` says that the windows were judged."""
+    kept = run.journal.value(run.run_id, UNTIL) or {}
+    until: dict[str, Any] = dict(kept) if kept.get("team_version") == version else {"team_version": version}
+    config, waiting = run.config.watch, dict[str, str]()
+    windows: dict[str, Window] = {}
+    traces = _captured(run, version, since=until.get("service", 0.0))
+    now = [{"replica": s["replica"], "figures": s["figures"]} for s in gateway_answers(run)]
+    new = added(run.team_name, now, until.get("gateway", [])).get(version, total([]))
+    num = int(new["failure_share"][0])
+    if len(traces) >= config.min_episodes:
+        windows["service"] = _window_of(run, traces, version, key=key, at=at)
+        until["service"] = max(trace.started_at for trace in traces)
+    if num >= config.min_episodes:
+        windows["gateway"] = Window(key=key, at=at, figures=vitals_of_sums(new), team_version=version)
+        until["gateway"] = _latest(until.get("gateway", []), now)
+    for source, count in (("service", len(traces)), ("gateway", num)):
+        if 0 < count < config.min_episodes:
+            waiting[source] = f"{count} of watch.min_episodes = {config.min_episodes} answers"
+    return Served(windows=windows, waiting=waiting, until=until)
+
+
+def seen(run: Run, served: Served) -> None:
+    """The next windows begin where these end."""
+    run.journal.put_value(run.run_id, UNTIL, served.until)
+
+
+def _latest(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each replica; one that does not answer now may do so at the next look, and would count from its start."""
+    return list({status["replica"]: status for status in [*before, *now]}.values())
+
+
+def _captured(run: Run, version: int, *, since: float) -> list[Trace]:
+    if not is_uri(run.served_uri) and not local_path(run.served_uri).exists():
+        return []
+    found = ServedStore(run.served_uri).served_since(since, limit=run.config.watch.max_episodes)
+    return [
+        trace
+        for trace in found
+        if (about := trace.outcome_metadata.get(SERVED, {})).get("team") == run.team_name
+        and about.get("team_version") == version
+    ]
+
+
+def _window_of(run: Run, traces: Sequence[Trace], version: int, *, key: str, at: float) -> Window:
+    said = ServedStore(run.served_uri).feedback_on([trace.episode_id for trace in traces])
+    scores = {feedback.trace_id: feedback.score for feedback in said if feedback.score is not None}
+    return window_of(traces, key=key, at=at, feedback=scores, team_version=version)
+
+
+def vitals_of_sums(sums: Sums) -> dict[str, Vital]:
+    """The gateway's figures of at least two answers as vitals."""
+    found = {
+        FIGURES[name]: _vital(of, is_share=name.endswith("_share")) for name, of in sums.items() if name in FIGURES
+    }
+    num, total, squares = sums["format_share"]
+    faults = [num, num - total, num - 2 * total + squares]
+    found["format_faults"] = _vital(faults, is_share=True)
+    return {name: vital for name, vital in found.items() if vital is not None}
+
+
+def _vital(of: list[float], *, is_share: bool) -> Vital | None:
+    """As `vitals.vital_of`, from number, sum and sum of squares."""
+    num, total, squares = of
+    if num < 2:
+        return None
+    mean = total / num
+    if is_share:
+        num, total, squares = num + 2, total + 1, squares + 1
+    variance = max(0.0, squares - total**2 / num) / (num - 1)
+    return Vital(num=int(of[0]), mean=mean, error=math.sqrt(variance / num))

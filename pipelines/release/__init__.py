@@ -1,0 +1,1 @@
+"""Production traffic: deploying a team, canary and shadow, promotion and rollback by hand."""

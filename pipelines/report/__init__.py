@@ -1,0 +1,1 @@
+"""What people read about a run: the report, summaries, progress lines, lineage."""

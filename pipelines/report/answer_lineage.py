@@ -1,0 +1,89 @@
+"""answer_lineage: an answer in service that was kept -> who gave it, what shaped that team, and what the answer has shaped.
+
+    answer ── team version ──> lineage of the team                                           down
+    answer ── collect.from_service ──> an iteration ──> model versions ──> teams             up
+
+No text of anybody. An answer that was not kept still names its team version, in `system_fingerprint` and `x-troupe-team`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.episodes.from_service import copy_id, has_store, served_group, taken_ids
+from pipelines.report.lineage import lineage_of_episode, lineage_of_team, shaped_by_group
+from pipelines.run.run import Run
+from stores.served import ServedStore
+from stores.types import SERVED, Trace
+
+
+def lineage_of_id(run: Run, some_id: str) -> dict[str, Any]:
+    """Of an answer by its id, or else of an episode of the run by its id or the only beginning of it; ValueError."""
+    trace = ServedStore(run.served_uri).served(some_id) if has_store(run) else None
+    if trace is not None:
+        return lineage_of_answer(run, trace)
+    try:
+        return lineage_of_episode(run, some_id)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. Nor is an answer of this id kept in {run.served_uri}: only those whose request says store: true are "
+            "(gateway.capture), and for a time. Any answer names its team version, in `system_fingerprint` and the header "
+            f"`x-troupe-team`: `troupe lineage {run.team_name}@7` for {run.team_name}@7"
+        ) from None
+
+
+def lineage_of_answer(run: Run, trace: Trace) -> dict[str, Any]:
+    """{"answer", "shaped", "shaped_by"}: what it is, what has learnt from it, and the lineage of the team that gave it.
+
+    ValueError where a team gave it that is not this run's.
+    """
+    about = trace.outcome_metadata[SERVED]
+    if about["team"] != run.team_name:
+        raise ValueError(
+            f"answer {trace.episode_id!r} was given by team {about['team']!r}, run {run.run_id!r} trains {run.team_name!r}: "
+            "name that team's run with --run"
+        )
+    version, team = run.registry.load(run.team_name, about["team_version"])
+    return {
+        "answer": {
+            "id": trace.episode_id,
+            "at": trace.started_at,
+            "status": trace.status.value,
+            "team_version": version,
+            "arm": about["arm"],
+            "key": about["key"],
+            "policy_versions": dict(trace.policy_versions),
+            "sampled_by": _sampled_by(trace),
+            "is_trainable": about["is_trainable"],
+            "feedback": [
+                {"key": said.key, "at": said.at, "score": said.score, "label": said.label}
+                for said in ServedStore(run.served_uri).feedback_on([trace.episode_id])
+            ],
+        },
+        "shaped": _shaped(run, trace.episode_id),
+        "shaped_by": lineage_of_team(run, version, team),
+    }
+
+
+def _sampled_by(trace: Trace) -> dict[str, dict[str, Any]]:
+    """By agent, of which model group and versions its turns are; "" where a caller asked the model group itself."""
+    found: dict[str, dict[str, Any]] = {}
+    for turn in trace.turns:
+        of = found.setdefault(turn.agent, {"model_group": turn.model_group, "versions": [], "num_turns": 0})
+        of["versions"] = sorted({*of["versions"], turn.policy_version})
+        of["num_turns"] += 1
+    return found
+
+
+def _shaped(run: Run, trace_id: str) -> dict[str, Any] | None:
+    """What the one iteration that took the answer in made of it; None where none did."""
+    for iteration in range(1, run.config.iterations + 1):
+        if trace_id in taken_ids(run, iteration):
+            collected = run.journal.ref(run.key(iteration, "collect"))
+            key = None if collected is None else collected["traces"]["team_key"]
+            return {
+                "iteration": iteration,
+                "episode_id": None if key is None else copy_id(run, iteration, trace_id, team_key=key),
+                **shaped_by_group(run, iteration, served_group(run, iteration)),
+            }
+    return None

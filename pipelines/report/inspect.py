@@ -1,0 +1,152 @@
+"""inspect: what is stored -> what a person looks at: runs, episodes, differences, exported weights, ad hoc evaluations."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.config.sections import TaskSourceConfig
+from pipelines.run.run import Run
+from pipelines.tasks.sources import digest, load_tasks
+from stores.types import EpisodeRewards, Purpose, Trace
+
+if TYPE_CHECKING:
+    from stores.journal import Journal
+
+VERSIONS_BY_PURPOSE = (Purpose.TEST, Purpose.GATE, Purpose.TRAIN)
+
+
+def runs_table(journals: Sequence[Journal]) -> Table:
+    """One row per run: finished iterations, running or failed stage, champion."""
+    table = Table("run", "iterations done", "last stage", "status", "error", "champion")
+    for journal in journals:
+        for row in journal.runs():
+            stages = journal.stages(row.run_id)
+            done = sum(s.stage == "promote" and s.status == "done" and s.iteration > 0 for s in stages)
+            last = max(stages, key=lambda s: s.started_at or 0.0, default=None)
+            champion = journal.value(row.run_id, "champion")
+            table.add_row(
+                row.run_id,
+                str(done),
+                str(last.key) if last else "",
+                last.status if last else "",
+                (last.error or "")[:60] if last else "",
+                f"team {champion['team_version']}" if champion else "",
+            )
+    return table
+
+
+def episode_view(run: Run, episode_id: str) -> RenderableType:
+    """Every turn of an episode with its credit."""
+    trace = run.traces.get_trace(episode_id)
+    rewards = [r for r in run.traces.rewards_of(trace.episode_id) if r.credit_version == run.credit_version]
+    return _episode(trace, rewards[0] if rewards else None)
+
+
+def diff_view(run: Run, task_id: str, first: int, second: int) -> RenderableType:
+    """The same task, played after two iterations, side by side; ValueError where one was never played."""
+    return Columns([_played(run, task_id, iteration) for iteration in (first, second)], equal=True, expand=True)
+
+
+def _played(run: Run, task_id: str, iteration: int) -> RenderableType:
+    versions = {group: ref.version for group, ref in run.trained(iteration).items()}
+    found = run.traces.find_traces(run_id=run.run_id, task_id=task_id, variant="", limit=1000)
+    for purpose in VERSIONS_BY_PURPOSE:
+        for trace in found:
+            if trace.purpose is purpose and dict(trace.policy_versions) == versions:
+                return episode_view(run, trace.episode_id)
+    played = sorted({str(dict(t.policy_versions)) for t in found})
+    raise ValueError(
+        f"task {task_id!r} was not played by versions {versions} (after iteration {iteration}); "
+        f"versions that played it: {'; '.join(played) or 'none'}"
+    )
+
+
+def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
+    paid = {reward.turn_index: reward for reward in credit.rewards} if credit else {}
+    head = Text.assemble(
+        (f"{trace.episode_id}\n", "dim"),
+        (f"{trace.task.prompt}", "bold"),
+        f"  expected {' or '.join(trace.task.answers)}, answered {trace.answer or 'nothing'}",
+        f"\n{trace.purpose} of iteration {trace.iteration}, {trace.status} ({trace.stop_reason}), "
+        f"versions {dict(trace.policy_versions)}, {trace.duration_s:.2f} s",
+        f", outcome {credit.outcome:g}" if credit else "",
+        f"\n{trace.error}" if trace.error else "",
+    )
+    panels: list[RenderableType] = [head]
+    for turn in trace.turns:
+        reward = paid.get(turn.turn_index)
+        parts = ", ".join(f"{name} {value:+g}" for name, value in reward.breakdown.items()) if reward else ""
+        title = f"{turn.turn_index} {turn.agent} v{turn.policy_version}"
+        verdict = "format ok" if turn.is_format_ok else f"format: {turn.format_fault}"
+        earned = f"reward {reward.reward:+.3f} ({parts})" if reward else "no reward"
+        body = Text.assemble((turn.prompt_text, "dim"), "\n", (turn.completion_text, "bold"))
+        panels.append(Panel(body, title=title, subtitle=f"{verdict}, {earned}", title_align="left"))
+    for call in trace.tool_calls:
+        panels.append(
+            Panel(Text(f"{call.request} -> {call.error or call.response}"), title=f"{call.call_index} {call.tool}")
+        )
+    return Group(*panels)
+
+
+def export_version(run: Run, model_group: str, version: int, out: Path, *, is_merged: bool = False) -> Path:
+    """Copies a model version after checking its hashes; ValueError where it, or room for it, is missing.
+
+    An adapter is copied as it is, or `is_merged` with its base into one model.
+    """
+    ref = run.weights.ref(model_group, version)
+    if ref is None:
+        known = {group: run.weights.versions(group) for group in run.config.model_groups}
+        raise ValueError(f"no version {version} of model group {model_group!r}; there are {known}")
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} exists and is not empty: give a new folder")
+    run.weights.verify(ref)
+    base = run.weights.manifest(ref).base
+    if is_merged:
+        if base is None:
+            raise ValueError(f"version {version} of {model_group!r} is a whole model, no adapter: drop --merged")
+        from train_loops.adapters import merge_adapter
+
+        run.weights.verify(base)
+        return merge_adapter(run.weights.fetch(base), run.weights.fetch(ref), out)
+    shutil.copytree(run.weights.fetch(ref), out, dirs_exist_ok=True)
+    return out
+
+
+def serve_config(run: Run, alias: str) -> dict[str, Any]:
+    """A Serve config (`serve deploy`, RayService) of the policy apps of a registered team (alias or version number)."""
+    from pipelines.run.serving import app_names, app_specs
+    from serve_apps.policy.deployment import app_entry
+
+    _, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
+    specs = app_specs(run, team.models, app_names(run, "production"))
+    return {"proxy_location": "EveryNode", "applications": [app_entry(spec) for spec in specs]}
+
+
+def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") -> dict[str, Any]:
+    """A registered team (alias or version number) on a file of tasks; what it has played of the same tasks is kept."""
+    from pipelines.cluster.connect import connect
+    from pipelines.episodes.collector import end_collectors
+    from pipelines.run.watchdog import Watchdog
+    from pipelines.stages.evaluate import play
+
+    tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))
+    version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
+    connect(address)
+    with run.hold_engines():
+        watchdog = Watchdog(
+            run, run.key(0, "evaluate-team"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
+        )
+        occasion = f"evaluate/{digest(tasks)}"
+        played = watchdog.watch(
+            lambda: play(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC, occasion=occasion)
+        )
+    return {"team": run.team_name, "team_version": version, **played.report(run)}

@@ -1,0 +1,158 @@
+"""lineage: a team version -> the models, iterations, episodes and rewards that shaped it; an episode -> what it shaped.
+
+    team ── models ── parents ──> iterations ──> traces@v, rewards@v, evaluation, DAG runs and Ray jobs      down
+    episode ──> the iteration that trained on it ──> model versions ── children ──> teams                     up
+
+Read from manifests, journal and registry; nothing is recorded for it. For an answer in service see answer_lineage.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.cluster.owner_links import links
+from pipelines.episodes.from_run import source_of
+from pipelines.episodes.from_service import has_store, taken_ids
+from pipelines.run.run import Run
+from stores.registry import Team, TeamVersion
+from stores.served import ServedStore
+from stores.types import SERVED, ModelVersionRef, Purpose, TracesRef
+
+
+def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
+    """Everything behind a team version: {"team", "models", "iterations", "episodes"}, the oldest iteration first.
+
+    `episodes` counts those that its models were trained on, those among them that callers had judged, and its own answers
+    in service that are kept.
+    """
+    models, iterations = {}, set[int]()
+    for group, ref in sorted(team.models.items()):
+        ancestors = _ancestors(run, ref)
+        models[group] = [
+            {"version": one.version, "uri": one.uri, "sha256": one.manifest_sha256, **_about(run, one)}
+            for one in ancestors
+        ]
+        iterations |= {one.version for one in ancestors}
+    found = [_iteration(run, number) for number in sorted(iterations)]
+    return {
+        "team": {
+            "name": run.team_name,
+            "version": version,
+            "aliases": _of(run, version).aliases,
+            "workflow": team.workflow,
+            "credit": dict(team.credit),
+            "prompts_sha256": team.prompts_sha256,
+            "git_commit": team.git_commit,
+            "workflow_commit": team.origin.get("workflow_commit"),
+            "made_by": team.origin.get("made_by"),
+            "verdict": team.evaluation.get("verdict"),
+            "condition": team.evaluation.get("condition"),
+            "accuracy": team.evaluation.get("accuracy"),
+        },
+        "models": models,
+        "iterations": found,
+        "episodes": {
+            "trained_on": sum(one["traces"]["num_episodes"] for one in found if one["traces"]),
+            "from_service": sum(one["from_service"] for one in found),
+            "answers_kept": ServedStore(run.served_uri).kept_of(run.team_name, version) if has_store(run) else 0,
+        },
+    }
+
+
+def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
+    """What an episode had a part in: {"episode", "trained", "teams"}; `trained` is empty where no model learnt from it.
+
+    Raises ValueError for an unknown episode.
+    """
+    trace = run.traces.get_trace(episode_id)
+    iteration = trace.iteration
+    learns = trace.purpose is Purpose.TRAIN and trace.run_id == run.run_id
+    return {
+        "episode": {
+            "episode_id": trace.episode_id,
+            "task_id": trace.task.task_id,
+            "iteration": iteration,
+            "purpose": trace.purpose.value,
+            "status": trace.status.value,
+            "policy_versions": dict(trace.policy_versions),
+            "answer": trace.outcome_metadata.get(SERVED, {}).get("trace_id"),
+        },
+        **(shaped_by_group(run, iteration, trace.group_id) if learns else {"trained": {}, "teams": []}),
+    }
+
+
+def shaped_by_group(run: Run, iteration: int, group_id: str) -> dict[str, Any]:
+    """What an iteration made of the episodes of a group: {"trained", "teams"}; both empty where it left them out."""
+    trained: dict[str, list[int]] = {}
+    for group, ref in run.train_refs(iteration).items() if _is_pinned(run, iteration, group_id) else ():
+        if ref is not None and ref["model"]["version"] == iteration:
+            trained[group] = [iteration, *_descendants(run, group, iteration)]
+    teams = [
+        {"version": of.version, "aliases": of.aliases, "policy_versions": dict(of.policy_versions)}
+        for of in run.registry.versions(run.team_name)
+        if any(of.policy_versions.get(group) in versions for group, versions in trained.items())
+    ]
+    return {"trained": trained, "teams": teams}
+
+
+def _ancestors(run: Run, ref: ModelVersionRef) -> list[ModelVersionRef]:
+    """The versions that led to this one, itself first; they end where one was removed."""
+    found = [ref]
+    while (parent := _parent(run, found[-1])) is not None:
+        found.append(parent)
+    return found
+
+
+def _parent(run: Run, ref: ModelVersionRef) -> ModelVersionRef | None:
+    try:
+        number = run.weights.manifest(ref).parent
+    except ValueError:  # removed by `troupe maintain`
+        return None
+    return None if number is None else run.weights.ref(ref.model_group, number)
+
+
+def _about(run: Run, ref: ModelVersionRef) -> dict[str, Any]:
+    try:
+        manifest = run.weights.manifest(ref)
+    except ValueError:
+        return {"note": "its files are gone"}
+    return {"parent": manifest.parent, "note": manifest.note}
+
+
+def _descendants(run: Run, group: str, version: int) -> list[int]:
+    """Later versions that were trained from this one, or from one that was."""
+    lines = {version}
+    for number in range(version + 1, run.config.iterations + 1):
+        ref = run.weights.ref(group, number)
+        if ref is not None and run.weights.manifest(ref).parent in lines:
+            lines.add(number)
+    return sorted(lines - {version})
+
+
+def _iteration(run: Run, number: int) -> dict[str, Any]:
+    """What an iteration read and wrote, with links to who did it."""
+    collected = run.journal.ref(run.key(number, "collect")) or {}
+    scored = run.journal.ref(run.key(number, "score")) or {}
+    evaluated = run.journal.ref(run.key(number, "evaluate")) or {}
+    source = source_of(run, number)
+    return {
+        "iteration": number,
+        "traces": collected.get("traces"),
+        "traces_from": None if source is None else str(source),
+        "from_service": len(taken_ids(run, number)),
+        "rewards": scored.get("rewards"),
+        "credit_version": scored.get("credit_version"),
+        "sampled_by": collected.get("policy_versions"),
+        "verdict": evaluated.get("verdict"),
+        "links": links(run.journal.stages(run.run_id, number)),
+    }
+
+
+def _is_pinned(run: Run, iteration: int, group_id: str) -> bool:
+    """Whether the iteration trained on this group's episodes."""
+    collected = run.journal.ref(run.key(iteration, "collect"))
+    return collected is not None and group_id not in TracesRef(**collected["traces"]).excluded_groups
+
+
+def _of(run: Run, version: int) -> TeamVersion:
+    return next(of for of in run.registry.versions(run.team_name) if of.version == version)

@@ -1,0 +1,87 @@
+"""progress: what a person sees while a run goes on: a line per stage that moves, a table per iteration, the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+LOG_WIDTH = 110
+"""Columns where output goes to a file."""
+
+
+class Screen:
+    """Writes to a terminal, or plain lines where there is none."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        if not self.console.is_terminal:
+            self.console = Console(width=LOG_WIDTH)
+
+    @contextmanager
+    def stage(self, name: str, iteration: int | None = None) -> Iterator[Callable[..., None]]:
+        """A line for one stage; what it yields takes (done, total, word or number) as often as there is news."""
+        line = _Line(name, iteration)
+        if not self.console.is_terminal:
+            yield line.update
+            self.console.print(line.render(is_done=True), soft_wrap=True)
+            return
+        with Live(line, console=self.console, refresh_per_second=4, transient=True):
+            yield line.update
+        self.console.print(line.render(is_done=True))
+
+    def iteration(self, summary: Mapping[str, Any]) -> None:
+        """The table after an iteration."""
+        from pipelines.report.sections import iteration_table
+
+        self.console.print(iteration_table(summary))
+
+    def measured(self, name: str, report: Mapping[str, Any] | None) -> None:
+        """Accuracy on the test tasks, with its interval."""
+        if report is not None:
+            low, high = report["ci95"]
+            self.console.print(
+                f"[bold]{name}[/]: accuracy {report['accuracy']:.3f} \\[{low:.3f}, {high:.3f}] on {report['num_tasks']} "
+                "test tasks that neither training nor the gate sees"
+            )
+
+    def result(self, report: Mapping[str, Any], places: Sequence[str]) -> None:
+        """Before, after, difference, and where to read more."""
+        if report["before"] and report["after"]:
+            low, high = report["delta_ci95"]
+            self.console.print(
+                f"[bold]accuracy {report['before']['accuracy']:.3f} -> {report['after']['accuracy']:.3f}[/], gain "
+                f"{report['delta']:+.3f} \\[{low:+.3f}, {high:+.3f}] in {report['seconds']['total']:.0f} s, "
+                f"team version {report['team_version']}"
+            )
+        for place in places:
+            self.console.print(place, soft_wrap=True)
+
+
+class _Line:
+    """One stage's line."""
+
+    def __init__(self, name: str, iteration: int | None) -> None:
+        self.name, self.iteration = name, iteration
+        self.began = time.monotonic()
+        self.done, self.total, self.word = 0, 0, ""
+
+    def update(self, done: int, total: int, word: str | float = "") -> None:
+        self.done, self.total = done, total
+        self.word = word if isinstance(word, str) else f"loss {word:.3f}"
+
+    def __rich__(self) -> Text:
+        return self.render()
+
+    def render(self, *, is_done: bool = False) -> Text:
+        head = f"iteration {self.iteration} " if self.iteration is not None else ""
+        amount = f"  {self.done}/{self.total}" if self.total else ""
+        text = Text("✓ " if is_done else "… ", style="green" if is_done else "cyan")
+        text.append(f"{head}{self.name}", style="default")
+        text.append(f"{amount}  {time.monotonic() - self.began:.1f} s  {self.word}".rstrip(), style="dim")
+        return text

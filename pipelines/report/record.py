@@ -1,0 +1,228 @@
+"""record: an iteration whose stages are done -> where people look: MLflow, report.json, report.html.
+
+    journal, traces ──> an MLflow run of the iteration, nested under the run's own, with links to DAG run and Ray jobs
+                   ├──> a point on every curve of the run's own
+                   └──> runs/<run>/report.json and report.html, as far as the run has come
+
+The last task of a DAG run, and what the local runner calls after each iteration. Done once per iteration, like a stage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.cluster.observe import tell_stages
+from pipelines.cluster.owner_links import as_markdown, links, stage_owner
+from pipelines.episodes.from_run import source_of
+from pipelines.monitoring.watching import CHAMPION, ITERATION, look_at_iteration, look_metrics, look_tags
+from pipelines.report.summary import iteration_summary, run_report, summaries
+from pipelines.run.run import Run, plain
+from stores.files import write_file
+from stores.logs import bound
+from stores.types import EpisodeRewards, Trace
+
+STAGE = "record"
+NUM_EXAMPLES = 4
+NUM_TRACES = 8
+"""Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
+
+
+def record(run: Run, iteration: int) -> dict[str, Any]:
+    """Shows a finished iteration to people; returns and keeps {"mlflow_run_id", "mlflow_url", "report", "links", "watch"}.
+
+    Links to the DAG run and the Ray jobs come from the environment and the journal, see `links`. Raises ValueError where
+    a stage of the iteration is not done.
+    """
+    with bound(run=run.run_id, iteration=iteration, stage=STAGE):
+        ref = run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
+        tell_stages(row for row in run.journal.stages(run.run_id, iteration) if row.stage == STAGE)
+        return ref
+
+
+def open_parent(run: Run) -> None:
+    """The MLflow run of the whole run, made or opened again, with what the run config says."""
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    config = run.config
+    run.tracker.start(
+        params={
+            "workflow": config.workflow.path,
+            "credit": config.credit.path,
+            "seed": config.seed,
+            "config_sha256": config.sha256,
+            **{f"algorithm/{g}": config.train_config(g).algorithm for g in config.model_groups},
+        },
+        tags={"troupe.run": run.run_id},
+    )
+
+
+def finish_parent(run: Run) -> dict[str, Any]:
+    """The end of a run: reports with `after`, the result in MLflow; returns report.json's content."""
+    report, places = write_reports(run)
+    numbers = {k: report[k] for k in ("delta", "sync_seconds") if report[k] is not None}
+    numbers |= {f"{name}/accuracy": report[name]["accuracy"] for name in ("before", "after") if report[name]}
+    rows = run.journal.stages(run.run_id, run.config.iterations)
+    run.tracker.log_metrics(numbers, run.config.iterations, at=max(row.ended_at or row.started_at for row in rows))
+    _attach(run, places)
+    run.tracker.finish("FINISHED")
+    return report
+
+
+def _attach(run: Run, places: Mapping[str, str]) -> None:
+    for place in places.values():
+        run.tracker.log_file(place)
+
+
+def _record(run: Run, iteration: int) -> dict[str, Any]:
+    summary = iteration_summary(run, iteration)
+    if summary is None:
+        left = [
+            s for s in ("collect", "score", "sync", "evaluate", "promote") if not run.journal.ref(run.key(iteration, s))
+        ]
+        raise ValueError(
+            f"iteration {iteration} of run {run.run_id!r} is not done, {', '.join(left)} missing: run that first"
+        )
+    rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage not in (STAGE, "measure")]
+    where = links(rows)
+    ended_at = max(row.ended_at or row.started_at for row in rows)
+    told = look_at_iteration(run, iteration, at=ended_at)
+    open_parent(run)
+    shown = run.tracker.log_iteration(
+        iteration,
+        metrics=iteration_metrics(summary) | look_metrics(told),
+        tags=_tags(summary, where) | look_tags(told),
+        episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
+        started_at=min(row.started_at for row in rows),
+        ended_at=ended_at,
+    )
+    _, places = write_reports(run)
+    _attach(run, places)
+    return {**plain(shown), "report": places["html"], "links": where, "watch": told}
+
+
+def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What MLflow's curves show of an iteration: `train/<group>/<name>` and `train/<group>/<agent>/<name>` of training,
+    `agent/<agent>/<name>` of all that is known of an agent, `symptoms/<kind>/<where>/<figure>` 1 for each warning.
+    """
+    metrics: dict[str, float] = dict(summary["metrics"])
+    metrics |= {f"seconds/{stage}": s for stage, s in summary["seconds"].items()}
+    metrics |= {f"policy_version/{group}": float(version) for group, version in summary["versions"].items()}
+    for group, figures in summary["groups"].items():
+        metrics |= {f"train/{group}/{name.removeprefix('train/')}": value for name, value in figures.items()}
+    for group, agents in summary["trained_agents"].items():
+        for agent, figures in agents.items():
+            metrics |= {f"train/{group}/{agent}/{name}": value for name, value in figures.items()}
+    for agent, figures in summary["agents"].items():
+        metrics |= {f"agent/{agent}/{name}": value for name, value in figures.items()}
+    metrics["symptoms/count"] = float(len(summary["symptoms"]))
+    metrics |= {f"symptoms/{symptom.key}": 1.0 for symptom in summary["symptoms"]}
+    if summary["evaluation"]:
+        metrics["evaluate/accuracy"] = summary["evaluation"]["candidate"]["mean"]
+    return metrics
+
+
+def _tags(summary: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, str]:
+    tags = {f"troupe.policy_version.{group}": str(version) for group, version in summary["versions"].items()}
+    tags |= {f"troupe.link.{name}": link for name, link in where.items()}
+    tags |= {f"troupe.symptom.{symptom.key}": f"{symptom.what}; try: {symptom.try_}" for symptom in summary["symptoms"]}
+    if summary["evaluation"]:
+        tags |= {
+            "troupe.verdict": summary["evaluation"]["verdict"],
+            "troupe.condition": summary["evaluation"]["condition"],
+        }
+    return tags | {"mlflow.note.content": as_markdown(where)} if where else tags
+
+
+def _sample(run: Run, iteration: int) -> list[Trace]:
+    return run.traces.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=NUM_TRACES)
+
+
+def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
+    found = run.traces.rewards_of(trace.episode_id)
+    return next((r for r in found if r.credit_version == run.credit_version), None)
+
+
+def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
+    """Writes report.json and report.html from what is stored so far; returns the former's content and both places."""
+    from pipelines.report.sections import Example, ExampleEpisode, ReportData, render
+
+    rows = summaries(run)
+    report = run_report(run, rows)
+    before, after = (_measured(run, k) for k in (0, run.config.iterations))
+
+    def shown(found: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
+        trace = found.get(task_id)
+        return None if trace is None else ExampleEpisode(trace=trace, rewards=_rewards(run, trace))
+
+    chosen = sorted(set(before) & set(after))[:NUM_EXAMPLES]
+    data = ReportData(
+        run_id=run.run_id,
+        headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
+        iterations=rows,
+        examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
+        notes=_notes(run, rows),
+        facts=_facts(run, report),
+        looks={kind: run.journal.value(run.run_id, f"watch/latest/{kind}") for kind in (ITERATION, CHAMPION)},
+    )
+    contents = {"json": json.dumps(report, indent=2), "html": render(data)}
+    places = {kind: f"{run.folder}/report.{kind}" for kind in contents}
+    for kind, place in places.items():
+        write_file(place, contents[kind].encode())
+    return report, places
+
+
+def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "workflow": run.config.workflow.path,
+        "credit": run.config.credit.path,
+        "model groups": ", ".join(f"{g}: {' + '.join(m.agents)}" for g, m in run.config.model_groups.items()),
+        "algorithm": ", ".join(f"{g}: {name}" for g, name in report["algorithm"].items()),
+        "seed": run.config.seed,
+        "versions": ", ".join(f"{g} v{v}" for g, v in report["versions"].items()),
+        "team version": report["team_version"],
+        "commit": report["commit"],
+    }
+
+
+def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    notes = []
+    warm = run.config.warmstart
+    if warm is not None and warm.tiny_model is not None:
+        notes.append(
+            "The models are tiny and made from nothing by a warm start on generated demonstrations of mixed quality, so "
+            "that they know the format and are often wrong. This shows that the loop works, not what large models gain."
+        )
+    given = {row["iteration"]: source_of(run, row["iteration"]) for row in rows}
+    if taken := [f"{iteration} ({source})" for iteration, source in given.items() if source is not None]:
+        notes.append(f"Nothing was sampled for iteration {', '.join(taken)}: trained on the traces of that run.")
+    for row in rows:
+        for group, reason in row["failed_groups"].items():
+            kept = f"model group {group} kept version {row['versions'][group]}"
+            notes.append(f"Iteration {row['iteration']}: {kept}, {reason}")
+    lost = [
+        f"{row['iteration']} ({group})"
+        for row in rows
+        for group, metrics in row["groups"].items()
+        if metrics.get("train/is_state_lost")
+    ]
+    if lost:
+        notes.append(
+            f"Optimizer (and critic, with PPO) started afresh in iteration {', '.join(lost)}: no checkpoint of the version "
+            "that was trained from was left."
+        )
+    return notes
+
+
+def _measured(run: Run, iteration: int) -> dict[str, Trace]:
+    """One test trace per task of a measurement, by task id."""
+    from stores.types import TracesRef
+
+    measured = run.journal.ref(run.key(iteration, "measure"))
+    if measured is None:
+        return {}
+    return {trace.task.task_id: trace for trace in run.traces.read_traces(TracesRef(**measured["traces"]))}

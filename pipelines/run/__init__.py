@@ -1,0 +1,1 @@
+"""A run: its stores, its journal keys, its champions, its engines."""

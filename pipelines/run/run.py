@@ -1,0 +1,269 @@
+"""run: a run config -> the run as its stages see it: stores, workflow, credit rule, versions in force."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pipelines.cluster.owner_links import stage_owner
+from pipelines.config.run_config import RunConfig
+from pipelines.credit.rule import CreditRule, credit_version, load_credit
+from pipelines.tasks.sources import load_tasks
+from serve_apps.agent import Agent
+from serve_apps.team_spec import Cast
+from serve_apps.workflow import Workflow, load_workflow
+from stores.files import is_uri, local_path
+from stores.types import ModelVersionRef, Sampling, Task, team_key
+from train_loops.config import TEAM
+
+if TYPE_CHECKING:
+    from stores.journal import Journal, Lease
+    from stores.registry import TeamRegistry
+    from stores.traces import TraceStore
+    from stores.tracking import RunTracker
+    from stores.weights import WeightStore
+
+
+class Run:
+    """An opened run. Everything is made when first asked for, so that a stage imports only what it uses."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.run_id = config.run
+
+    @property
+    def folder(self) -> str:
+        """Where the run keeps what is not given a URI of its own."""
+        return _join(_absolute(self.config.storage.root), self.run_id)
+
+    @cached_property
+    def journal(self) -> Journal:
+        """Which stages are done."""
+        from stores.journal import Journal
+
+        return Journal(self.config.storage.journal or f"sqlite:///{_join(self.folder, 'journal.db')}")
+
+    def hold_engines(self) -> AbstractContextManager[Lease]:
+        """Keeps others from changing what the engines serve; waits while somebody else does something with them."""
+        return self.journal.hold(self.run_id, "engines", owner=stage_owner())
+
+    @cached_property
+    def traces(self) -> TraceStore:
+        """Episodes and rewards."""
+        from stores.traces import TraceStore
+
+        return TraceStore(self.traces_uri)
+
+    @property
+    def traces_uri(self) -> str:
+        """LanceDB URI."""
+        return _absolute(self.config.storage.traces) or _join(self.folder, "traces")
+
+    @property
+    def served_uri(self) -> str:
+        """LanceDB URI of the answers to people that may be kept."""
+        return _absolute(self.config.storage.served) or _join(self.folder, "served")
+
+    @cached_property
+    def weights(self) -> WeightStore:
+        """Model versions."""
+        from stores.weights import WeightStore
+
+        return WeightStore(self.weights_uri)
+
+    @property
+    def weights_uri(self) -> str:
+        """Folder or URI of the model versions."""
+        return _absolute(self.config.storage.weights) or _join(self.folder, "weights")
+
+    @property
+    def _mlflow(self) -> tuple[str, str]:
+        root = _absolute(self.config.storage.root)
+        tracking = self.config.storage.mlflow or f"sqlite:///{_join(root, 'mlflow.db')}"
+        return tracking, _absolute(self.config.storage.artifacts) or _join(root, "mlflow-artifacts")
+
+    @cached_property
+    def registry(self) -> TeamRegistry:
+        """Team versions and their aliases."""
+        from stores.registry import TeamRegistry
+
+        return TeamRegistry(*self._mlflow)
+
+    @cached_property
+    def tracker(self) -> RunTracker:
+        """Metrics, artifacts and sampled traces in MLflow."""
+        from stores.tracking import RunTracker
+
+        return RunTracker(*self._mlflow, self.run_id)
+
+    @cached_property
+    def workflow(self) -> Workflow:
+        """The user's workflow."""
+        return load_workflow(self.config.workflow.path, self.config.workflow.settings)
+
+    @cached_property
+    def credit(self) -> CreditRule:
+        """The user's credit rule."""
+        return load_credit(self.config.credit)
+
+    @cached_property
+    def credit_version(self) -> str:
+        """Identity of rule, settings and code."""
+        return credit_version(self.config.credit)
+
+    @property
+    def team_name(self) -> str:
+        """Name of the registered team: one per workflow and run name."""
+        return self.run_id
+
+    def tasks(self, section: str) -> list[Task]:
+        """Tasks of `train`, `gate` or `test`; ValueError where the section is missing."""
+        source = getattr(self.config.tasks, section)
+        if source is None:
+            raise ValueError(f"tasks.{section} is missing: this needs a set of tasks of its own")
+        return list(load_tasks(source, section=section, seed=self.config.seed))
+
+    def cast(
+        self,
+        models: Mapping[str, ModelVersionRef],
+        *,
+        iteration: int = 0,
+        temperature: float | None = None,
+        occasion: str = "",
+    ) -> Cast:
+        """What acts in episodes when these versions are served.
+
+        Args:
+            iteration: the one that trains on the episodes: `swap` may have agents change model groups; 0: none does.
+            occasion: that of ad hoc episodes.
+        """
+        versions = {group: ref.version for group, ref in sorted(models.items())}
+        key = team_key(
+            workflow=self.config.workflow.path,
+            policy_versions=versions,
+            prompts_sha256=self.workflow.prompts_sha256,
+            occasion=occasion,
+        )
+        return Cast(
+            workflow=self.config.workflow.path,
+            settings=dict(self.config.workflow.settings),
+            group_of=self.config.groups_at(iteration),
+            tokenizers=dict(models),
+            max_model_len={group: self.config.serve_config(group).max_model_len for group in models},
+            sampling={name: self.sampling(name, agent, temperature) for name, agent in self.workflow.agents.items()},
+            policy_versions=versions,
+            team_key=key,
+            limits=self.config.collect.episode,
+        )
+
+    def sampling(self, name: str, agent: Agent, temperature: float | None = None) -> Sampling:
+        """The agent's sampling with the run config's changes."""
+        sampling = agent.with_sampling(agent.sampling, **self.config.agent_changes(name))
+        return agent.with_sampling(sampling, temperature=temperature)
+
+    def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
+        """The versions that act and are trained from in `iteration`, by model group.
+
+        They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion. Once
+        collect is done they are what it recorded, whoever is champion by now.
+        Raises ValueError if that iteration has not finished training.
+        """
+        collected = self.journal.ref(self.key(iteration, "collect"))
+        if collected is not None:
+            return {group: self._model(group, version) for group, version in collected["policy_versions"].items()}
+        if iteration == 1:
+            return {group: self._model(group, 0) for group in self.config.model_groups}
+        decision = self.journal.ref(self.key(iteration - 1, "promote"))
+        if decision and decision["verdict"] == "reject" and self.config.promote.on_reject == "champion":
+            return self.champion()
+        return self.trained(iteration - 1)
+
+    def trained(self, iteration: int) -> dict[str, ModelVersionRef]:
+        """The versions after training in `iteration`; a model group without a trainable row keeps its parent."""
+        if iteration == 0:
+            return {group: self._model(group, 0) for group in self.config.model_groups}
+        models = {}
+        for group, ref in self.train_refs(iteration).items():
+            if ref is None:
+                raise ValueError(f"stage train of iteration {iteration}, model group {group!r}, is not done")
+            models[group] = ModelVersionRef(**ref["model"])
+        return models
+
+    def train_refs(self, iteration: int) -> dict[str, dict[str, Any] | None]:
+        """By model group what train recorded, whether it was called for each or for the whole team; None: not done."""
+        if self.config.team_config is None:
+            return {g: self.journal.ref(self.key(iteration, "train", g)) for g in self.config.model_groups}
+        ref = self.journal.ref(self.key(iteration, "train", TEAM))
+        return {group: None if ref is None else ref["model_groups"][group] for group in self.config.model_groups}
+
+    def failed_groups(self, iteration: int) -> dict[str, str]:
+        """Model groups that kept their parent because training failed, and why (`promote.on_failed_group: rest`)."""
+        refs = self.train_refs(iteration).items()
+        return {group: str(ref["reason"]) for group, ref in refs if ref is not None and ref.get("is_failed")}
+
+    def champion(self) -> dict[str, ModelVersionRef]:
+        """The versions in service."""
+        value = self.journal.value(self.run_id, "champion")
+        if value is None:
+            raise ValueError(f"run {self.run_id!r} has no champion yet: its iteration 0 is not done")
+        return {group: ModelVersionRef(**ref) for group, ref in value["models"].items()}
+
+    def key(self, iteration: int, stage: str, model_group: str = "") -> Any:
+        """Journal key of a stage."""
+        from stores.journal import StageKey
+
+        return StageKey(self.run_id, iteration, stage, model_group)
+
+    def begin(self) -> None:
+        """Begins or continues the run; ValueError if its name is taken by another config, or nothing can be stored."""
+        own = self.config.storage.journal
+        with _named("storage.journal" if own else "storage.root", own or self.folder):
+            self.journal.begin_run(self.run_id, self.config.sha256, self.config.model_dump_json())
+
+    def open(self) -> None:
+        """`begin`, and the tables of the trace store."""
+        self.begin()
+        with _named("storage.traces" if self.config.storage.traces else "storage.root", self.traces_uri):
+            self.traces.create()
+
+    def _model(self, group: str, version: int) -> ModelVersionRef:
+        ref = self.weights.ref(group, version)
+        if ref is None:
+            raise ValueError(
+                f"model group {group!r} has no version {version} in {self.weights_uri}: run `troupe warmstart`"
+            )
+        return ref
+
+
+def plain(ref: Any) -> dict[str, Any]:
+    """A ref as JSON data, the form in which it is kept and passed on."""
+    return asdict(ref)
+
+
+def _absolute(place: str) -> str:
+    """URIs and empty strings as they are, paths made absolute: Ray workers run in other folders."""
+    return place if not place or is_uri(place) else str(local_path(place).resolve())
+
+
+def _join(root: str, name: str) -> str:
+    return f"{root.rstrip('/')}/{name}"
+
+
+@contextmanager
+def _named(key: str, place: str) -> Iterator[None]:
+    """Errors of a store that is opened name its key and place: a wrong address is the usual reason."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise ValueError(f"{key}: nothing can be stored at {place}: {error.strerror or error}") from None
+    except RuntimeError as error:
+        if not str(error).startswith("lance error"):
+            raise
+        said = str(error).partition(", /")[0].removeprefix("lance error: ")
+        raise RuntimeError(f"{key}: {place} cannot be opened ({said}): check address, credentials, endpoint") from error

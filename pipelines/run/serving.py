@@ -1,0 +1,97 @@
+"""serving: which policy app serves which model group of a run, and getting it to serve given versions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Set
+
+from pipelines.run.run import Run
+from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.policy.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
+from serve_apps.policy.proof import Proof
+from serve_apps.policy.proving import Target
+from stores.manifest import whole_model
+from stores.types import ModelVersionRef
+
+
+def app_names(run: Run, kind: str = "rollout") -> dict[str, str]:
+    """Serve application of every model group; groups that are adapters of one base share it."""
+    return {group: f"{run.run_id}-{kind}-{run.config.weights_name(group)}" for group in run.config.model_groups}
+
+
+def serve(
+    run: Run, models: Mapping[str, ModelVersionRef], *, kind: str = "rollout", always_prove: bool = False
+) -> tuple[list[Proof], float]:
+    """Makes every replica of a set serve `models`: starts apps that are missing, swaps weights in place where they differ.
+
+    Returns the proofs (empty where everything was served already and `always_prove` is off) and the seconds of the swap.
+    Raises SyncError where a replica fails its proof.
+    """
+    start(run, models, kind=kind)
+    apps = app_names(run, kind)
+    found = served_models({group: apps[group] for group in models})
+    served = {group: set(by_replica.values()) for group, by_replica in found.items()}
+    if not always_prove and all(served[group] == {(r.version, r.manifest_sha256)} for group, r in models.items()):
+        return [], 0.0
+    began = time.perf_counter()
+    settings = run.config.sync
+    proofs = sync_apps(
+        [
+            Target(app=apps[group], model=ref, before=_version_before(run, ref, served[group]))
+            for group, ref in models.items()
+        ],
+        run.weights,
+        tolerance=settings.proof_tolerance,
+        noise=settings.noise,
+        timeout_s=settings.timeout_s,
+    )
+    return proofs, time.perf_counter() - began
+
+
+def start(run: Run, models: Mapping[str, ModelVersionRef], *, kind: str = "rollout") -> None:
+    """Deploys the policy apps of a set and waits until they answer; those that run stay as they are."""
+    ensure_apps(
+        app_specs(run, models, app_names(run, kind)),
+        state_file=f"{run.folder}/serve_apps.json",
+        timeout_s=max(run.config.serve_config(group).start_timeout_s for group in models),
+    )
+
+
+def app_specs(run: Run, models: Mapping[str, ModelVersionRef], apps: Mapping[str, str]) -> list[PolicyAppSpec]:
+    """One app for every model group, or for every base whose adapters the groups are."""
+    bases = run.config.bases
+    specs = []
+    for name in dict.fromkeys(apps.values()):
+        groups = [group for group, app in apps.items() if app == name]
+        weights, first = run.config.weights_name(groups[0]), models[groups[0]]
+        adapters = {group: models[group] for group in groups} if weights in bases else {}
+        loras = [lora for group in adapters if (lora := run.config.train_config(group).lora) is not None]
+        room = AdapterRoom(
+            model_groups=tuple(adapters),
+            max_rank=max((lora.rank for lora in loras), default=0),
+            target_modules=tuple(sorted({module for lora in loras for module in lora.target_modules})),
+        )
+        specs.append(
+            PolicyAppSpec(
+                name=name,
+                model_group=weights,
+                model=whole_model(first),
+                serve=run.config.serve_config(groups[0]),
+                adapters=adapters,
+                room=room if adapters else None,
+            )
+        )
+    return specs
+
+
+def _version_before(run: Run, ref: ModelVersionRef, served: Set[ServedModel]) -> ModelVersionRef | None:
+    """What a proof tells `ref` apart from: another version that a replica serves now, or else the parent.
+
+    What is no more in the store has no probe to compare with, and is passed over.
+    """
+    for version, manifest_sha256 in sorted(served - {(ref.version, ref.manifest_sha256)}, reverse=True):
+        before = run.weights.ref(ref.model_group, version)
+        if before is not None and before.manifest_sha256 == manifest_sha256:
+            return before
+    parent = run.weights.manifest(ref).parent
+    return None if parent is None else run.weights.ref(ref.model_group, parent)

@@ -1,0 +1,305 @@
+"""watchdog: says every 30 s what a stage waits for, and ends the stage at its deadline rather than letting it hang.
+
+    stage (this thread) ── waiting("...") / progress ──> watchdog (own thread) ──> a line every `watchdog.every_s`
+         │                                                   │ at `<stage>.stage_timeout_s`
+         │                                                   ├─ stacks of all its processes -> <run folder>/stacks/
+         │ <── interrupt: KeyboardInterrupt, here StageHung ─┤
+         └─ ends: error names what it waited for             └─ still there after `watchdog.grace_s`? lease marked failed,
+                                                                process and what it started ended, exit code 1
+
+An interrupt reaches a main thread in `ray.get` or `sleep` at once (a signal), other threads when they next run Python.
+What does neither, a call stuck in C, is what the last step is for. Inner deadlines end before the stage's, and when one
+of them raises TimeoutError the stacks are written just so.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipelines.cluster.faults import ClusterLost, OutOfMemory, diagnose
+from pipelines.cluster.owner_links import stage_owner
+from pipelines.cluster.stack_dumps import stacks_file, write_stacks
+from stores.journal import HOLD_WAIT_S
+from stores.logs import bound
+from stores.waiting import Wait, collected
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipelines.run.run import Run
+    from stores.journal import Lease, StageKey
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SIGNAL = signal.SIGUSR1
+MAX_MEMORY_DEATHS = 3
+"""Of processes in one stage; Ray starts them again, and without a limit it would do so until the deadline."""
+STACKS_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 10.0
+"""For what asks a cluster or a database that may be what hangs."""
+
+
+class StageHung(TimeoutError):
+    """A stage was not done at its deadline, or something in it was not; names what it waited for and where stacks are."""
+
+
+class GivenUp(KeyboardInterrupt):
+    """What the watchdog interrupts the stage with. Ray passes on no other class from a signal handler."""
+
+
+class Watchdog:
+    """Watches one stage. `reporting` and `once` are called by the thread that does the stage."""
+
+    def __init__(
+        self, run: Run, key: StageKey, *, timeout_s: float, recover: Callable[[], None] = lambda: None
+    ) -> None:
+        """Nothing is watched before `once`.
+
+        Args:
+            timeout_s: the stage's deadline, from when it begins to work.
+            recover: ends what hangs and would still do so when the stage is repeated; called after the stacks are taken.
+        """
+        self._run, self._key, self._timeout_s, self._recover = run, key, timeout_s, recover
+        self._config = run.config.watchdog
+        self._waits: list[Wait] = []
+        self._progress = ""
+        self._thread = threading.current_thread()
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._lease: Lease | None = None
+        self._began, self._is_timed = time.monotonic(), False
+        self._fault: Exception | None = None
+        self._num_memory_deaths = 0
+
+    def reporting(self, progress: Callable[..., None] | None) -> Callable[..., None]:
+        """`progress`, with the watchdog reading along."""
+
+        def report(done: int, total: int, word: str | float = "") -> None:
+            self._progress = f"{done}/{total} done"
+            if progress is not None:
+                progress(done, total, word)
+
+        return report
+
+    def once(
+        self,
+        work: Callable[[Lease], dict[str, Any]],
+        *,
+        alone: AbstractContextManager[Any] | None = None,
+    ) -> dict[str, Any]:
+        """`Journal.once` of the stage, watched; waiting for another process that does it counts from its own beginning.
+
+        Args: alone: entered before the work, e.g. a lock; the time that takes does not count.
+
+        Raises StageHung at the deadline, and in place of a TimeoutError of `work`; OutOfMemory where processes were
+        ended for want of memory.
+        """
+
+        def begin(lease: Lease) -> dict[str, Any]:
+            self._lease = lease
+            with alone or nullcontext():
+                return self._timed(lambda: work(lease))  # inside, so that the journal records what is raised
+
+        wait_s = self._timeout_s + self._config.grace_s + 60 + (HOLD_WAIT_S if alone else 0.0)
+        with self._watching():
+            return self._run.journal.once(self._key, begin, owner=stage_owner(), wait_s=wait_s)
+
+    def watch(self, work: Callable[[], T], *, alone: AbstractContextManager[Any] | None = None) -> T:
+        """`work` that is no stage, watched like one; takes and raises what `once` does."""
+        with self._watching(), alone or nullcontext():
+            return self._timed(work)
+
+    def describe(self) -> str:
+        """What the stage waits for now."""
+        waits = " > ".join(wait if isinstance(wait, str) else wait() for wait in list(self._waits))
+        return ", ".join(part for part in (self._progress, f"waits for {waits}" if waits else "") if part) or "at work"
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        self._began, self._is_timed = time.monotonic(), True
+        try:
+            return work()
+        except BaseException as error:
+            judged = self._judged(error)
+            if judged is error:
+                raise
+            raise judged from error
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        key = self._key
+        fields = {"run": key.run_id, "iteration": key.iteration, "stage": key.stage, "model_group": key.model_group}
+        with bound(**fields), collected(self._waits), self._interrupting():
+            yield
+
+    @contextmanager
+    def _interrupting(self) -> Iterator[None]:
+        is_main = self._thread is threading.main_thread()
+        before = signal.signal(SIGNAL, self._on_signal) if is_main else None
+        context = contextvars.copy_context()  # so that its lines say which stage they are of
+        watch = threading.Thread(target=context.run, args=(self._watch,), daemon=True, name=f"watchdog {self._key}")
+        watch.start()
+        try:
+            yield
+        except GivenUp:  # outside the work: while its end was recorded
+            raise self._fault or StageHung(f"{self._key}: given up") from None
+        finally:
+            with self._lock:
+                self._is_over.set()
+                if not is_main:
+                    interrupt_thread(self._thread, None)
+            if is_main:
+                signal.signal(SIGNAL, before or signal.SIG_DFL)
+
+    def _watch(self) -> None:
+        """The watchdog's thread."""
+        told = answered = time.monotonic()
+        while not self._is_over.wait(min(1.0, self._config.every_s)):
+            away_s = time.monotonic() - answered
+            if away_s > head_timeout_s() / 10 and _cluster_answers():
+                answered = time.monotonic()
+            elif away_s > head_timeout_s():
+                self._end(ClusterLost(f"{self._key}: the head of the Ray cluster is gone; {self.describe()}"))
+                return
+            if self._is_timed and self._elapsed() > self._timeout_s:
+                self._end(self._hung(f"not done after {self._timeout_s:g} s ({self._key.stage}.stage_timeout_s)"))
+                return
+            if time.monotonic() - told < self._config.every_s:
+                continue
+            told = time.monotonic()
+            logger.warning("%s: %.0f s, %s", self._key, self._elapsed(), self.describe())
+            died = _memory_deaths(self._key.run_id, self._elapsed())
+            if len(died) > self._num_memory_deaths:
+                self._num_memory_deaths = len(died)
+                said = died[-1].splitlines()[0]
+                logger.warning("%s: %d processes were ended for want of memory: %s", self._key, len(died), said)
+            if len(died) >= MAX_MEMORY_DEATHS:
+                self._end(OutOfMemory(died[-1]))
+                return
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _hung(self, why: str) -> StageHung:
+        """The error, after the stacks were written."""
+        what = self.describe()
+        path = self._write_stacks(why, what)
+        return StageHung(f"{self._key}: {why}; {what}; stacks of its processes: {path}")
+
+    def _write_stacks(self, why: str, what: str) -> Path:
+        group = f"-{self._key.model_group}" if self._key.model_group else ""
+        path = stacks_file(self._run.folder, f"{self._key.stage}-{self._key.iteration}{group}")
+        _bounded(lambda: write_stacks(path, title=f"{self._key}: {why}; {what}"), STACKS_TIMEOUT_S)
+        return path
+
+    def _end_what_hangs(self) -> None:
+        _bounded(self._recover, ANSWER_TIMEOUT_S)
+
+    def _judged(self, error: BaseException) -> BaseException:
+        """What is raised in place of an error of the work: why the watchdog ended it, or what is behind it."""
+        if self._fault is not None:
+            return self._fault
+        if isinstance(error, TimeoutError):
+            hung = self._hung(str(error))
+            self._end_what_hangs()
+            return hung
+        if isinstance(error, Exception) and not isinstance(error, ValueError):
+            died = _memory_deaths(self._key.run_id, self._elapsed())
+            return OutOfMemory(died[-1]) if died else error
+        return error
+
+    def _end(self, fault: Exception) -> None:
+        """Interrupts the stage; where that has no effect, ends the process."""
+        self._fault = fault
+        lease = self._lease
+        if not isinstance(fault, ClusterLost):
+            self._end_what_hangs()
+        with self._lock:
+            if self._is_over.is_set():
+                return
+            if self._thread is threading.main_thread():
+                signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+            else:
+                interrupt_thread(self._thread, GivenUp)
+        grace_s = self._config.grace_s
+        if isinstance(fault, ClusterLost):  # before Ray ends the process with its own exit code
+            grace_s = min(grace_s, head_timeout_s() / 4)
+        if self._is_over.wait(grace_s):
+            return
+        message = f"{fault}; it did not react to an interrupt for {grace_s:g} s: this process ends"
+        if lease is not None:
+            # The database may be what hangs; a dead owner's lease is free anyway.
+            _bounded(lambda: self._run.journal.fail(lease, message), ANSWER_TIMEOUT_S)
+        with self._lock:  # without which the stage cannot end
+            if self._is_over.is_set():
+                return
+            print(f"troupe: {message}", file=sys.stderr, flush=True)
+            end_process(diagnose(fault).exit_code)
+
+    def _on_signal(self, *_: Any) -> None:
+        if not self._is_over.is_set():
+            raise GivenUp
+
+
+def end_process(code: int) -> None:
+    """Ends this process and what it started, a local Ray head included, without another line of Python."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def interrupt_thread(thread: threading.Thread, error: type[BaseException] | None) -> None:
+    """Has `thread` raise `error` when it next runs Python; None takes back what it has not raised yet."""
+    raised = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), raised)
+
+
+def head_timeout_s() -> float:
+    """How long a head may be away: it may come back, and Ray ends this process itself somewhat later."""
+    return float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", "60")) * 2 / 3  # noqa: SIM112 - Ray's spelling
+
+
+def _cluster_answers() -> bool:
+    """`cluster.is_answering`, True where this process is connected to no cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return True
+    from pipelines.cluster.connect import is_answering
+
+    return is_answering()
+
+
+def _memory_deaths(run_id: str, within_s: float) -> list[str]:
+    """`cluster.memory_deaths`, none where this process is connected to no cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return []
+    from pipelines.cluster.connect import memory_deaths
+
+    found: list[str] = []
+    _bounded(lambda: found.extend(memory_deaths(run_id, within_s)), ANSWER_TIMEOUT_S)
+    return found
+
+
+def _bounded(work: Callable[[], Any], timeout_s: float) -> None:
+    """Does `work` in a thread of its own and leaves it there after `timeout_s`."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(timeout=timeout_s)

@@ -1,0 +1,187 @@
+"""local_runner: a run config -> a trained team, all stages in this process over one Ray cluster.
+
+    begin ──> for each iteration: collect ──> score ──> train (per model group) ──> sync ──> evaluate ──> promote
+                     ^                                                                                      │
+                     └──────────────────────────────────────────────────────────────────────────────────────┘
+
+Every stage goes through the journal, so the same command goes on where a killed one stopped. An iteration on the stored
+traces of another run (`train_on_traces`) is the same without sampling, as far as train.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from pipelines.config.run_config import RunConfig
+from pipelines.episodes.from_run import parse_source, pin_source
+from pipelines.report.progress import Screen
+from pipelines.report.record import finish_parent, open_parent, record
+from pipelines.report.summary import iteration_summary
+from pipelines.run.run import Run
+from pipelines.run.stored_runs import stored_run
+from pipelines.run.watchdog import Watchdog, interrupt_thread
+from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
+from pipelines.stages.run_stage import run_stage
+
+
+def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
+    """Runs every iteration that is not done yet and writes report.json and report.html into the run's folder.
+
+    Returns the report. Raises ValueError for a run name that another config holds, before anything starts.
+    """
+    from pipelines.cluster.connect import connect
+
+    began = time.perf_counter()
+    run = Run(config)
+    run.begin()
+    with screen.stage("connect"):
+        connect(address)
+    run.traces.create()
+    with screen.stage("warm start") as progress:
+        make_version_zero(run, progress=progress)
+    todo = [k for k in range(1, config.iterations + 1) if run.journal.ref(run.key(k, "promote")) is None]
+    with _Records(run) as records:
+        if todo or run.journal.ref(run.key(config.iterations, "measure")) is None:
+            _bring_up(run, todo, screen)
+        register_first_team(run)
+        with screen.stage("before: test tasks") as progress:
+            before = measure_team(run, run.trained(0), iteration=0, progress=progress)
+        screen.measured("before", before)
+        for iteration in range(1, config.iterations + 1):
+            if iteration in todo:
+                _iterate(run, iteration, screen)
+            summary = iteration_summary(run, iteration)
+            assert summary is not None, f"iteration {iteration} ran through without all its stages"
+            if iteration in todo:
+                screen.iteration(summary)
+            records.iteration(iteration)
+        measure_last(run, address=address, screen=screen)
+        _add_wall(run, "wall", time.perf_counter() - began)
+        report = records.finish()
+    screen.result(report, [f"{run.folder}/{name}" for name in ("report.json", "report.html")])
+    return report
+
+
+def train_on_traces(
+    config: RunConfig, source: str, *, store: str = "", address: str = "", screen: Screen
+) -> tuple[int, dict[str, Any]]:
+    """One iteration on the traces of `source` (RUN@ITERATION) as far as its new versions: nothing is sampled or served.
+
+    `train_team` evaluates it afterwards, and goes on. Returns the iteration and what `train` recorded by model group.
+    """
+    from pipelines.cluster.connect import connect
+
+    run = Run(config)
+    given = parse_source(run, source, store)
+    stored_run(given.run, given.store)  # refused before anything starts
+    run.begin()
+    with screen.stage("connect"):
+        connect(address)
+    run.traces.create()
+    with screen.stage("warm start") as progress:
+        make_version_zero(run, progress=progress)
+    iteration = pin_source(run, given)
+    for stage in ("collect", "score"):
+        with screen.stage(stage, iteration) as progress:
+            run_stage(run, stage, iteration, progress=progress)
+    with screen.stage("train", iteration):
+        train_all(run, iteration)
+    return iteration, dict(run.train_refs(iteration))
+
+
+def _bring_up(run: Run, todo: list[int], screen: Screen) -> None:
+    """Engines first, then the trainers one after another: starting all at once is slower on a small machine."""
+    from pipelines.run.serving import start
+    from pipelines.stages.train import trainer_of
+
+    models = run.parents(todo[0]) if todo else run.trained(run.config.iterations)
+    groups = list(run.config.model_groups)
+    timeout_s = 60 + max(run.config.serve_config(group).start_timeout_s for group in groups)
+    with screen.stage("start engines"):
+        Watchdog(run, run.key(0, "start-engines"), timeout_s=timeout_s).watch(lambda: start(run, models))
+    if todo:
+        with screen.stage("start trainers"):
+            for group in groups:
+                if (settings := run.config.train_config(group)).keep_warm:
+                    trainer = trainer_of(run, group)
+                    watchdog = Watchdog(
+                        run,
+                        run.key(0, "start-trainer", group),
+                        timeout_s=60 + settings.start_timeout_s,
+                        recover=trainer.stop,
+                    )
+                    watchdog.watch(partial(trainer.wait_ready, settings.start_timeout_s))
+
+
+def _iterate(run: Run, iteration: int, screen: Screen) -> None:
+    began = time.perf_counter()
+    for stage in ("collect", "score"):
+        with screen.stage(stage, iteration) as progress:
+            run_stage(run, stage, iteration, progress=progress)
+    with screen.stage("train", iteration):
+        train_all(run, iteration)
+    for stage in ("sync", "evaluate", "promote"):
+        with screen.stage(stage, iteration) as progress:
+            run_stage(run, stage, iteration, progress=progress)
+    _add_wall(run, f"wall/{iteration}", time.perf_counter() - began)
+
+
+def train_all(run: Run, iteration: int) -> None:
+    """Every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
+    groups = list(run.config.train_tasks)
+    threads: list[threading.Thread] = []
+
+    def train(group: str) -> None:
+        threads.append(threading.current_thread())
+        run_stage(run, "train", iteration, model_group=group)
+
+    with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+        jobs = [pool.submit(train, group) for group in groups]
+        try:
+            for job in jobs:
+                job.result()
+        except KeyboardInterrupt:
+            for thread in threads:
+                interrupt_thread(thread, KeyboardInterrupt)
+            raise
+
+
+def _add_wall(run: Run, name: str, seconds: float) -> None:
+    """Wall time, summed over the sittings that a run took."""
+    before = run.journal.value(run.run_id, name)
+    run.journal.put_value(run.run_id, name, {"seconds": seconds + (before["seconds"] if before else 0.0)})
+
+
+class _Records:
+    """Records iterations in a thread of its own: importing and migrating MLflow takes seconds that nothing must wait for."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="record")
+        self._jobs: list[Future[Any]] = []
+
+    def __enter__(self) -> _Records:
+        self._submit(lambda: open_parent(self._run))
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self._submit(lambda: self._run.tracker.finish("FAILED" if kind is not KeyboardInterrupt else "KILLED"))
+        self._pool.shutdown(wait=True)
+
+    def iteration(self, iteration: int) -> None:
+        """Records an iteration when the thread comes to it."""
+        self._submit(lambda: record(self._run, iteration))
+
+    def finish(self) -> dict[str, Any]:
+        """Writes the result and returns the report, once every iteration is recorded."""
+        self._submit(lambda: finish_parent(self._run))
+        return [job.result() for job in self._jobs][-1]
+
+    def _submit(self, work: Callable[[], Any]) -> None:
+        self._jobs.append(self._pool.submit(work))

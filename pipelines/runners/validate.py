@@ -1,0 +1,132 @@
+"""validate: a run config -> ValueError with place and fix for what cannot work, before anything starts.
+
+What the fields say alone is checked where they are parsed; here the workflow, the credit rule, the tasks and the models
+are looked at. Imports no torch, ray or vllm.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.run_config import RunConfig, near
+from pipelines.credit.rule import CreditKind, load_credit
+from pipelines.tasks.sources import check_disjoint, load_tasks
+from serve_apps.workflow import Workflow, load_object, load_workflow
+from stores.types import Task
+
+
+def check(config: RunConfig) -> list[str]:
+    """What this machine gives the workflow, a line each; raises ValueError for the first thing that cannot work."""
+    workflow = load_workflow(config.workflow.path, config.workflow.settings)
+    _check_agents(config, workflow)
+    _check_baselines(config, load_credit(config.credit).kind)
+    if config.warmstart is not None and config.warmstart.demonstrator:
+        load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
+    check_tasks(config)
+    _check_models(config)
+    return workflow.preflight()
+
+
+def _check_agents(config: RunConfig, workflow: Workflow) -> None:
+    declared, mapped = set(workflow.agents), set(config.group_of)
+    for agent in sorted(mapped - declared):
+        raise ValueError(
+            f"model_groups.{config.group_of[agent]}.agents: {agent!r} is no agent of the workflow{near(agent, declared)}"
+        )
+    for agent in sorted(declared - mapped):
+        raise ValueError(f"model_groups: agent {agent!r} of the workflow is mapped to no model group: add it to one")
+    for agent in sorted(set(config.agents) - declared):
+        raise ValueError(f"agents: {agent!r} is no agent of the workflow{near(agent, declared)}")
+    for name, role in workflow.agents.items():
+        sampling = role.with_sampling(role.sampling, **config.agent_changes(name))
+        if not sampling.is_unfiltered:
+            raise ValueError(
+                f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "
+                "nothing filtered (top_p 1, top_k 0, min_p 0): change the workflow's Agent, or set it in this section"
+            )
+
+
+def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
+    for group in config.model_groups:
+        if kind == "increments" and config.train_config(group).algorithm == "leave_one_out":
+            raise ValueError(
+                f"model group {group!r}: leave_one_out holds a turn against the outcome without its agent, but credit rule "
+                f"{config.credit.path!r} pays increments, which are parts of it: take a rule of kind `returns`, or "
+                "algorithm counterfactual"
+            )
+
+
+def check_tasks(config: RunConfig) -> None:
+    """Raises ValueError where sets of tasks overlap, are too small, or one that is needed is missing."""
+    sections: dict[str, list[Task]] = {}
+    for section in ("train", "gate", "test", "sentinel"):
+        source = getattr(config.tasks, section)
+        if source is not None:
+            sections[section] = list(load_tasks(source, section=section, seed=config.seed))
+    check_disjoint(sections)
+    if config.collect.num_tasks_begun > len(sections["train"]):
+        factor = " x collect.oversample" if config.collect.oversample > 1 else ""
+        raise ValueError(
+            f"collect.tasks_per_iteration{factor} = {config.collect.num_tasks_begun} but tasks.train holds "
+            f"{len(sections['train'])}: lower it or add tasks"
+        )
+    if "gate" not in sections:
+        raise ValueError("tasks.gate is missing: evaluate needs tasks that training never sees")
+
+
+def _check_models(config: RunConfig) -> None:
+    for group, settings in config.model_groups.items():
+        tiny, wanted = config.tiny_model(group), config.serve_config(group).max_model_len
+        if tiny is not None and not settings.model:
+            shape = {
+                **tiny.model_dump(),
+                "num_attention_heads": tiny.num_heads,
+                "num_key_value_heads": tiny.num_kv_heads,
+            }
+            _check_rank(config, group, shape)
+        if tiny is not None and not settings.model and wanted > tiny.max_position:
+            raise ValueError(
+                f"serve.max_model_len = {wanted} but warmstart.tiny_model.max_position = {tiny.max_position}: lower the "
+                "first or raise the second"
+            )
+        if not settings.model or "://" in settings.model:
+            continue
+        folder = Path(settings.model)
+        place = f"model_groups.{group}.model"
+        if not folder.is_dir():
+            raise ValueError(f"{place}: folder {settings.model} does not exist")
+        for name, what in (("config.json", "model config"), ("tokenizer.json", "tokenizer")):
+            if not (folder / name).is_file():
+                raise ValueError(f"{place}: folder {settings.model} has no {what} ({name}): save it beside the weights")
+        shape = json.loads((folder / "config.json").read_text())
+        _check_rank(config, group, shape)
+        limit = shape.get("max_position_embeddings")
+        if limit is not None and wanted > limit:
+            raise ValueError(
+                f"serve.max_model_len = {wanted} but the model of {group!r} takes {limit} tokens: lower it"
+            )
+
+
+def _check_rank(config: RunConfig, group: str, shape: dict[str, Any]) -> None:
+    """ValueError where a rank is above the smaller dimension of a layer; `shape` has the names of a Hugging Face config.
+
+    Layers and sizes that such a config does not name are looked at when the adapter is made.
+    """
+    lora = config.train_config(group).lora
+    if lora is None or not {"hidden_size", "intermediate_size", "num_attention_heads"} <= shape.keys():
+        return
+    hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
+    head_dim = shape.get("head_dim") or hidden // heads
+    keys = min(hidden, head_dim * (shape.get("num_key_value_heads") or heads))
+    narrow = {"q_proj": min(hidden, head_dim * heads), "o_proj": min(hidden, head_dim * heads)}
+    narrow |= {"k_proj": keys, "v_proj": keys}
+    narrow |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), min(hidden, shape["intermediate_size"]))
+    limits = {target: narrow[target] for target in lora.target_modules if target in narrow}
+    if limits and lora.rank > min(limits.values()):
+        target = min(limits, key=lambda name: limits[name])
+        raise ValueError(
+            f"model_groups.{group}.train.lora.rank = {lora.rank} is above the smaller dimension of {target} "
+            f"({limits[target]}): take at most {limits[target]}"
+        )

@@ -1,0 +1,120 @@
+"""collect: a slice of tasks + the served policy versions -> episodes and turns.
+
+Reads: the train tasks; the versions that the iteration before left. Writes: episodes, exactly once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from pipelines.episodes.dynamic_sampling import refill
+from pipelines.episodes.from_run import adopt_traces, source_of
+from pipelines.episodes.from_service import served_group, take_served
+from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
+from pipelines.episodes.variants import play_variants
+from pipelines.run.run import Run, plain
+from pipelines.run.serving import app_names, serve
+from stores.types import Purpose, Task
+
+
+def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Samples the iteration's episodes with the versions it trains from, or takes the stored ones that it was given.
+
+    Returns {"traces": TracesRef, "policy_versions", "statuses", "num_tokens", "sampling_seconds", "groups", "stopped_by",
+    "carried"}, with `from_service` also "served"; `stopped_by` says whether tokens, seconds or enough complete groups ended it early, `carried` which tasks
+    come first in the next iteration for it.
+    """
+    if (source := source_of(run, iteration)) is not None:
+        return adopt_traces(run, iteration, source)
+    settings = run.config.collect
+    models = run.parents(iteration)
+    serve(run, models)
+    cast = run.cast(models, iteration=iteration)
+    tasks = iteration_tasks(run, iteration)
+    sampled = sample_episodes(
+        tasks,
+        run_id=run.run_id,
+        iteration=iteration,
+        purpose=Purpose.TRAIN,
+        cast=cast,
+        apps=app_names(run),
+        store=run.traces,
+        config=settings,
+        episodes_per_task=settings.episodes_per_task,
+        seed=run.config.seed,
+        num_enough=settings.tasks_per_iteration if settings.may_stop_early else None,
+        progress=progress,
+    )
+    passes = [sampled]
+    groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": len(sampled.groups)}
+    if settings.dynamic_sampling is not None:
+        refilled = refill(run, iteration, tasks, sampled, cast=cast, progress=progress)
+        passes += refilled.passes
+        groups |= refilled.counts
+    served = {}
+    if settings.from_service is not None:
+        served = {"served": take_served(run, iteration, cast=cast, models=models)}
+        passes.append(_with_served(run, iteration, passes[-1]))
+    if settings.variants is not None:
+        passes.append(play_variants(run, iteration, passes, cast=cast, progress=progress))
+    return {
+        "traces": plain(passes[-1].traces),
+        "policy_versions": cast.policy_versions,
+        "statuses": dict(sum((Counter(p.statuses) for p in passes), Counter())),
+        "num_new": sum(p.num_new for p in passes),
+        "num_tokens": sum(p.num_tokens for p in passes),
+        "sampling_seconds": sum(p.sampling_seconds for p in passes),
+        "groups": groups,
+        "stopped_by": sampled.stopped_by,
+        "carried": list(sampled.tasks_left) if settings.tail == "carry" else [],
+        **served,
+    }
+
+
+def _with_served(run: Run, iteration: int, last: Sampled) -> Sampled:
+    """The pass whose ref also has the served episodes; a repetition may have taken them for a group left over."""
+    ref = last.traces
+    pinned = run.traces.pin_episodes(
+        run_id=ref.run_id,
+        iteration=ref.iteration,
+        purpose=ref.purpose,
+        team_key=ref.team_key,
+        excluded_groups=[group for group in ref.excluded_groups if group != served_group(run, iteration)],
+    )
+    return replace(last, traces=pinned, num_new=0, statuses={}, num_tokens=0, sampling_seconds=0.0)
+
+
+def iteration_tasks(run: Run, iteration: int) -> list[Task]:
+    """What is begun in an iteration: the tasks carried over from the one before, then fresh ones, `oversample` in all."""
+    settings = run.config.collect
+    tasks = run.tasks("train")
+    count = settings.num_tasks_begun
+    fresh = task_slice(tasks, iteration=iteration, count=count, seed=run.config.seed)
+    before = run.journal.ref(run.key(iteration - 1, "collect")) if settings.tail == "carry" else None
+    names = (before or {}).get("carried", [])
+    known = {task.task_id: task for task in tasks}
+    if gone := [name for name in names if name not in known]:
+        raise ValueError(
+            f"tasks {gone[:3]} were carried over from iteration {iteration - 1}, but tasks.train lost them"
+        )
+    carried = [known[name] for name in names]
+    return [*carried, *(task for task in fresh if task.task_id not in names)][:count]
+
+
+def task_slice(tasks: list[Task], *, iteration: int, count: int, seed: int) -> list[Task]:
+    """The tasks of one iteration: each pass over the set is a new seeded order, no task twice within a slice.
+
+    Raises ValueError where the set is smaller than a slice.
+    """
+    if count > len(tasks):
+        raise ValueError(
+            f"collect.tasks_per_iteration = {count} (times oversample) but tasks.train holds {len(tasks)}: lower it"
+        )
+    per_pass = len(tasks) // count
+    number, place = divmod(iteration - 1, per_pass)
+    order = list(tasks)
+    random.Random(f"{seed}/{number}").shuffle(order)
+    return order[place * count : (place + 1) * count]

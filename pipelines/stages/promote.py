@@ -1,0 +1,122 @@
+"""promote: the evaluation report and its verdict -> a team version in the registry, and which alias it gets.
+
+Reads: the report of `evaluate`. Writes: a team version (alias `candidate`; `champion` where the gate says promote); and who
+answers behind the gateway, where `promote.into_service` says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.cluster.owner_links import stage_owner
+from pipelines.run.provenance import git_commit, origin_of
+from pipelines.run.run import Run, plain
+from stores.journal import Lease
+from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, Team
+from stores.types import ModelVersionRef
+
+
+def promote(run: Run, iteration: int, lease: Lease) -> dict[str, Any]:
+    """Registers the iteration's team and acts on the gate's verdict; returns {"verdict", "condition", "team_version"}."""
+    report = run.journal.ref(run.key(iteration, "evaluate"))
+    if report is None:
+        raise ValueError(f"promote of iteration {iteration} needs evaluate, which is not done")
+    decision = {"verdict": report["verdict"], "condition": report["condition"]}
+    if decision["verdict"] == "skipped":
+        return {**decision, "team_version": None if "skipped" in report else champion_version(run)}
+    models = run.trained(iteration)
+    if decision["verdict"] == "promote":
+        models = {group: ref if group in report["promotes"] else run.champion()[group] for group, ref in models.items()}
+    version = register(run, models, iteration=iteration, report=report)
+    lease.check()
+    if decision["verdict"] == "promote":
+        decision = _promoted(run, models, version, reason=decision["condition"])
+    return {**decision, "team_version": version}
+
+
+def _promoted(run: Run, models: Mapping[str, ModelVersionRef], version: int, *, reason: str) -> dict[str, Any]:
+    """Moves the champion, with the gateway as `promote.into_service` says; what is the decision then."""
+    how, promoted = run.config.promote.into_service, {"verdict": "promote", "condition": reason}
+    if how == "never":
+        crown(run, models, version, reason=reason)
+        return promoted
+    from pipelines.release import production, traffic  # they need Ray Serve
+
+    _, team = run.registry.load(run.team_name, version)
+    found = production.in_service(run)
+    if how == "direct" or found is None or found.champion.team_version == version:  # of a stage that is repeated
+        production.move_champion(run, version, team, reason=reason)
+        return promoted
+    told = traffic.roll_out(run, version, team)
+    verdict = {"promoted": "promote", "sent_back": "reject", "undecided": "inconclusive"}[told["verdict"]]
+    return {"verdict": verdict, "condition": f"{reason}; canary {told['verdict']}: {told['reason']}"}
+
+
+def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, report: dict[str, Any]) -> int:
+    """A team version with everything needed to serve it again or to explain it; it becomes the candidate."""
+    team = Team(
+        workflow=run.config.workflow.path,
+        prompts=run.workflow.prompts,
+        credit={**run.config.credit.model_dump(), "version": run.credit_version},
+        models=models,
+        git_commit=git_commit(),
+        run_id=run.run_id,
+        iteration=iteration,
+        evaluation=report,
+        config=run.config.model_dump(mode="json"),
+        origin=origin_of(run, models, iteration),
+    )
+    version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
+    run.registry.set_alias(run.team_name, CANDIDATE, version)
+    return version
+
+
+def crown(
+    run: Run, models: Mapping[str, ModelVersionRef], version: int, *, reason: str, is_rollback: bool = False
+) -> None:
+    """Makes a team version the champion, and writes down when and why; `previous` names the one it followed."""
+    with run.journal.hold(run.run_id, "champion", owner=stage_owner()):  # aliases, journal and history move together
+        past = history(run)
+        if not past or past[-1]["team_version"] != version:
+            entry = {"team_version": version, "at": time.time(), "reason": reason, "is_rollback": is_rollback}
+            past = [*past, entry]
+        run.registry.set_alias(run.team_name, CHAMPION, version)
+        before = followed(past)
+        if before is None:
+            run.registry.remove_alias(run.team_name, PREVIOUS)
+        else:
+            run.registry.set_alias(run.team_name, PREVIOUS, before)
+        run.journal.put_value(
+            run.run_id, "champion", {"team_version": version, "models": {g: plain(ref) for g, ref in models.items()}}
+        )
+        run.journal.put_value(run.run_id, "champions", {"history": past})
+
+
+def followed(past: Sequence[Mapping[str, Any]]) -> int | None:
+    """The champion that the last of these followed; None where there was none before it.
+
+    A promotion follows the champion of its time. A rollback stands again where its team first stood, so that two in a row go
+    two back, and never forward again.
+    """
+    line: list[int] = []
+    for entry in past:
+        version = int(entry["team_version"])
+        if version in line and entry.get("is_rollback", True):  # entries of older runs do not say: they went back
+            line = line[: len(line) - 1 - line[::-1].index(version)]
+        line.append(version)
+    return line[-2] if len(line) > 1 else None
+
+
+def history(run: Run) -> list[dict[str, Any]]:
+    """Every champion in order: {"team_version", "at", "reason"}."""
+    value = run.journal.value(run.run_id, "champions")
+    return [] if value is None else list(value["history"])
+
+
+def champion_version(run: Run) -> int | None:
+    """Team version of the champion, None before the first."""
+    value = run.journal.value(run.run_id, "champion")
+    return None if value is None else int(value["team_version"])

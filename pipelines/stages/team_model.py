@@ -1,0 +1,105 @@
+"""team_model: a registered team as MLflow loads it: prompts -> answers.
+
+    mlflow.set_tracking_uri("sqlite:///runs/mlflow.db")
+    mlflow.pyfunc.load_model("models:/TEAM@champion").predict(pd.DataFrame({"prompt": ["Compute 2+3*4"]}))
+
+Asks the gateway that TROUPE_GATEWAY_URL names (with or without `/v1`), with the key in TROUPE_API_KEY; without one it loads the
+team's models in this process. MLflow stores this file with the team and runs it ("models from code"), so it is the one place
+beside stores/ that imports mlflow: it needs what is above stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.pyfunc import PythonModel, PythonModelContext
+
+
+class TeamModel(PythonModel):
+    """One team version. Rows have `prompt`, and may have `seed`."""
+
+    _skip_type_hint_validation = True  # MLflow warns of every hint, and of none; the signature says what comes in
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Reads the manifest; nothing heavy is loaded before the first prediction."""
+        from stores.registry import Team
+
+        self._team = Team.from_json(Path(context.artifacts["team"]).read_text())
+        self._local: Any = None
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+        """A row per prompt: `answer`, `status`, `num_turns`, `team_version` (of the gateway's answer; else empty)."""
+        import pandas as pd
+
+        rows = pd.DataFrame(model_input)
+        lists = [name for name in rows.columns if rows[name].map(lambda value: isinstance(value, list)).any()]
+        rows = rows.explode(lists) if lists else rows  # MLflow makes one row of {"prompt": [...]}
+        if "prompt" not in rows:
+            raise ValueError(f"a team answers the column 'prompt'; there are {', '.join(map(str, rows.columns))}")
+        url = os.environ.get("TROUPE_GATEWAY_URL", "")
+        tasks = [(str(row["prompt"]), int(row.get("seed", 0))) for row in rows.to_dict("records")]
+        answers = [self._ask(url, *task) for task in tasks] if url else asyncio.run(self._play(tasks))
+        return pd.DataFrame(answers)
+
+    def _ask(self, url: str, prompt: str, seed: int) -> dict[str, Any]:
+        import httpx
+
+        key = os.environ.get("TROUPE_API_KEY", "")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        answer = httpx.post(
+            f"{url.rstrip('/').removesuffix('/v1')}/v1/workflows/{self._team.run_id}/runs",
+            json={"prompt": prompt, "seed": seed},
+            headers=headers,
+            timeout=600,
+        )
+        if answer.status_code != 200:
+            raise RuntimeError(f"the gateway at {url} answers {answer.status_code}: {answer.text[:500]}")
+        found = answer.json()
+        return {
+            "answer": found["answer"],
+            "status": found["status"],
+            "num_turns": len(found["turns"]),
+            "team_version": str(found["troupe"]["team_version"]),
+        }
+
+    async def _play(self, tasks: list[tuple[str, int]]) -> list[dict[str, Any]]:
+        from serve_apps.policy.local_policy import LocalPolicy
+        from serve_apps.runner import EpisodeSpec, run_episode, via
+        from stores.types import Purpose, Task
+
+        if self._local is None:
+            from pipelines.config.run_config import RunConfig
+            from pipelines.run.run import Run
+
+            cast = Run(RunConfig.model_validate(self._team.config)).cast(dict(self._team.models))
+            self._local = cast.build(), cast.limits, dict(self._team.models)
+        acting, limits, models = self._local
+        complete = via(LocalPolicy(models))
+        answers = []
+        for number, (prompt, seed) in enumerate(tasks):
+            spec = EpisodeSpec(
+                run_id=self._team.run_id,
+                iteration=0,
+                purpose=Purpose.AD_HOC,
+                team_key=acting.team_key,
+                task=Task(task_id=f"row-{number}", prompt=prompt, answers=()),
+                episode_index=0,
+                run_seed=seed,
+            )
+            trace = await run_episode(spec, team=acting, complete=complete, limits=limits)
+            answers.append(
+                {
+                    "answer": trace.answer,
+                    "status": trace.status.value,
+                    "num_turns": len(trace.turns),
+                    "team_version": "",
+                }
+            )
+        return answers
+
+
+mlflow.models.set_model(TeamModel())

@@ -1,0 +1,278 @@
+"""warmstart: demonstrations or chosen traces -> version 0 of every model group.
+
+Reads: the train tasks and a demonstrator, or stored traces. Writes: model versions. Without a `warmstart` section the
+models that the config names become version 0 as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pipelines.episodes.chosen_traces import choose
+from pipelines.run.run import Run, plain
+from serve_apps.runner import ActingTeam
+from serve_apps.team_spec import Cast
+from serve_apps.workflow import load_object
+from stores.files import is_uri, local_path, open_filesystem
+from stores.types import Trace, team_key
+
+if TYPE_CHECKING:
+    from serve_apps.demonstrate import ToolAnswers
+    from train_loops.config import WarmstartConfig
+
+StepProgress = Callable[[int, int, float], None]
+NUM_PROBES = 4
+"""Demonstrations whose tokens a version is recognised by after a weight sync."""
+
+
+def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, Any]:
+    """Makes version 0 of every model group; returns {"models": {group: ref}, "metrics"}."""
+    # On a shared machine threads that spin at a barrier made this 7 times slower than threads that sleep.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from transformers.utils import logging
+
+    from train_loops.adapters import adopt_adapter
+    from train_loops.warmstart import adopt
+
+    logging.disable_progress_bar()
+
+    settings = run.config.warmstart
+    with tempfile.TemporaryDirectory() as scratch:
+        starts, metrics = _starts(run, settings, Path(scratch), progress)
+        whole = {
+            name: run.weights.ref(name, 0)
+            or adopt(
+                start.folder,
+                store=run.weights,
+                model_group=name,
+                run_id=run.run_id,
+                sequences=start.probes,
+                note="warm start" if settings else f"adopted from {start.folder}",
+            )
+            for name, start in starts.items()
+        }
+        models = {}
+        for number, group in enumerate(run.config.model_groups):
+            lora = run.config.train_config(group).lora
+            if lora is None:
+                models[group] = whole[group]
+                continue
+            models[group] = run.weights.ref(group, 0) or adopt_adapter(
+                whole[run.config.weights_name(group)],
+                store=run.weights,
+                model_group=group,
+                run_id=run.run_id,
+                config=lora,
+                seed=run.config.seed + number,
+                out=Path(scratch) / f"adapter-{group}",
+            )
+    return {"models": {group: plain(ref) for group, ref in models.items()}, "metrics": metrics}
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What becomes version 0 of a model group, or of the base that several share."""
+
+    folder: Path
+    probes: Sequence[Sequence[int]] | None = None
+    """Token sequences that it is recognised by; None: any."""
+
+
+def _starts(
+    run: Run, settings: WarmstartConfig | None, scratch: Path, progress: StepProgress | None
+) -> tuple[dict[str, _Start], dict[str, float]]:
+    """Of every model group that has weights of its own and of every base, with metrics."""
+    if settings is not None and settings.tiny_model is not None:
+        return _tiny(run, settings, scratch, progress)
+    groups = _members(run)
+    bases = {group: _local(g.model, scratch) for group, g in run.config.model_groups.items()}
+    if settings is None:
+        return {name: _Start(bases[members[0]]) for name, members in groups.items()}, {}
+    starts: dict[str, _Start] = {}
+    metrics: dict[str, float] = {}
+    chosen: list[Trace] = []
+    if settings.traces is not None:
+        chosen = choose(run, settings.traces, count=settings.num_demonstrations, folders=bases)
+    for weights, members in groups.items():
+        base = bases[members[0]]
+        pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), members)
+        folder, found = _learn(run, settings, pairs, scratch / weights, base, None, progress)
+        starts[weights] = _Start(folder, _probes(pairs))
+        metrics |= {f"{weights}/{name}": value for name, value in found.items()}
+    return starts, metrics
+
+
+def _members(run: Run) -> dict[str, list[str]]:
+    """Whole weights -> the model groups whose policies are made of them: several where they are adapters of one base."""
+    found: dict[str, list[str]] = {}
+    for group in run.config.model_groups:
+        found.setdefault(run.config.weights_name(group), []).append(group)
+    return found
+
+
+def _tiny(
+    run: Run, settings: WarmstartConfig, scratch: Path, progress: StepProgress | None
+) -> tuple[dict[str, _Start], dict[str, float]]:
+    """One model for all groups of the same shape, tokenizer and weights made from the demonstrations alone.
+
+    A base that groups share learns from their agents only.
+    """
+    from train_loops.tiny_model import build_model, build_tokenizer, save_folder
+
+    spy = _TextSpy()
+    answers: ToolAnswers = {}
+    _demonstrations(run, settings, {}, spy, answers)
+    groups: dict[Any, list[str]] = {}
+    for group, about in run.config.model_groups.items():
+        groups.setdefault((run.config.tiny_model(group), about.base), []).append(group)
+    tokenizers: dict[Any, Any] = {}
+    blanks: dict[str, Path] = {}
+    for (shape, _), members in groups.items():
+        tokenizers[shape] = build_tokenizer(spy.texts, vocab_size=shape.vocab_size)
+        model = build_model(shape, tokenizers[shape], seed=run.config.seed)
+        blanks |= dict.fromkeys(members, save_folder(model, tokenizers[shape], scratch / f"blank-{members[0]}"))
+    traces = _demonstrations(run, settings, blanks, answers=answers)
+    starts: dict[str, _Start] = {}
+    metrics: dict[str, float] = {}
+    for (shape, base), members in groups.items():
+        pairs = _pairs(traces, members)
+        own = settings.model_copy(update={"tiny_model": shape})
+        folder, found = _learn(run, own, pairs, scratch / f"tiny-{members[0]}", None, tokenizers[shape], progress)
+        starts |= dict.fromkeys([base] if base else members, _Start(folder, _probes(pairs)))
+        prefix = "" if len(groups) == 1 else f"{'+'.join(members)}/"
+        metrics |= {f"{prefix}{name}": value for name, value in found.items()}
+    return starts, metrics
+
+
+def _learn(
+    run: Run,
+    settings: WarmstartConfig,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    out: Path,
+    base: Path | None,
+    tokenizer: Any,
+    progress: StepProgress | None,
+) -> tuple[Path, dict[str, float]]:
+    from train_loops.warmstart import warmstart as learn
+
+    metrics = learn(
+        pairs,
+        config=settings,
+        seed=run.config.seed,
+        out=out,
+        model_folder=base,
+        tokenizer=tokenizer,
+        progress=progress,
+    )
+    return out, metrics
+
+
+def _demonstrations(
+    run: Run,
+    settings: WarmstartConfig,
+    folders: Mapping[str, Path],
+    spy: _TextSpy | None = None,
+    answers: ToolAnswers | None = None,
+) -> list[Trace]:
+    """Traces from the demonstrator, tokenized by `folders`, or only listened to by `spy`."""
+    from serve_apps.demonstrate import demonstrate
+
+    return demonstrate(
+        run.tasks("train"),
+        team=_team(run, folders, spy),
+        demonstrator=load_object(settings.demonstrator, place="warmstart.demonstrator"),
+        count=settings.num_demonstrations,
+        run_id=run.run_id,
+        seed=run.config.seed,
+        answers=answers,
+    )
+
+
+def _team(run: Run, folders: Mapping[str, Path], spy: _TextSpy | None) -> ActingTeam:
+    versions = dict.fromkeys(run.config.model_groups, 0)
+    team = Cast(
+        workflow=run.config.workflow.path,
+        settings=dict(run.config.workflow.settings),
+        group_of=run.config.group_of,
+        tokenizers={group: str(folder) for group, folder in folders.items()},
+        max_model_len={group: run.config.serve_config(group).max_model_len for group in versions},
+        sampling={name: run.sampling(name, agent) for name, agent in run.workflow.agents.items()},
+        policy_versions=versions,
+        team_key=team_key(
+            workflow=run.config.workflow.path, policy_versions=versions, prompts_sha256=run.workflow.prompts_sha256
+        ),
+        limits=run.config.collect.episode,
+    ).build()
+    if spy is not None:
+        team = replace(team, tokenizers=dict.fromkeys(versions, cast(Any, spy)))
+    return team
+
+
+class _TextSpy:
+    """Stands in for a tokenizer that does not exist yet: keeps the texts it is shown."""
+
+    knows_tools = True  # the tiny models' chat template shows them
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        self.texts += [m["content"] for m in messages] + [f"{m['role']}\n" for m in messages]
+        return [0]
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        self.encode_chat(messages)
+        self.texts += [json.dumps(tool["function"]) for tool in tools or ()]
+        return f"chat {len(self.texts)}"
+
+    def encode(self, text: str) -> list[int]:
+        return [0]
+
+    @property
+    def eos_id(self) -> int:
+        return -1
+
+    def encode_completion(self, text: str) -> list[int]:
+        self.texts.append(text)
+        return [len(self.texts) - 1]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.texts[token_ids[0]]
+
+
+def _pairs(traces: Sequence[Trace], model_groups: Collection[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Prompt and completion ids of every turn of these model groups."""
+    return [
+        (turn.prompt_token_ids, turn.completion_token_ids)
+        for trace in traces
+        for turn in trace.turns
+        if turn.model_group in model_groups
+    ]
+
+
+def _probes(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[int]]:
+    return [[*prompt, *completion] for prompt, completion in pairs[:NUM_PROBES]]
+
+
+def _local(model: str, scratch: Path) -> Path:
+    """A local folder for a path or URI; ValueError where there is nothing."""
+    if not is_uri(model):
+        if not local_path(model).is_dir():
+            raise ValueError(f"model folder {model} does not exist: give a folder in Hugging Face layout")
+        return local_path(model)
+    from pyarrow import fs
+
+    out = scratch / f"download-{sha256(model.encode()).hexdigest()[:12]}"
+    out.mkdir(exist_ok=True)
+    filesystem, path = open_filesystem(model)
+    fs.copy_files(path, str(out), source_filesystem=filesystem)
+    return out

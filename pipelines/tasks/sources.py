@@ -1,0 +1,95 @@
+"""tasks: a task source of the run config -> tasks, from a file or a generator."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+
+from pipelines.config.sections import TaskSourceConfig
+from pipelines.tasks.task_fields import read_task
+from pipelines.tasks.task_files import read_rows
+from serve_apps.workflow import load_object
+from stores.types import Task
+
+
+def load_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> list[Task]:
+    """All of `iter_tasks`; ValueError where there is none."""
+    tasks = list(iter_tasks(source, section=section, seed=seed))
+    if not tasks:
+        what = source.path or source.generator
+        part = f" in its part {source.split or section!r}" if source.shares else ""
+        raise ValueError(f"tasks.{section}: {what} holds no task{part}")
+    return tasks
+
+
+def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> Iterator[Task]:
+    """The tasks of one source, in file order or as the generator gives them, one after another; ids are unique.
+
+    `section` ("train", "gate", "test") names the source in messages and is the default part of a file, or split of a
+    generator. A file may be larger than memory: what is held are ids. Raises ValueError with place and fix for a file
+    that is missing or not what its suffix says, for a row without prompt or answer, and for an id that comes twice.
+    """
+    located = _generated(source, section, seed) if source.generator is not None else _filed(source, section)
+    first: dict[str, str] = {}
+    for at, task in located:
+        if task.task_id in first:
+            raise ValueError(
+                f"{at}: task id {task.task_id!r} was used before, at {first[task.task_id]}: "
+                f"drop one of the two, or give each row its own `id`"
+            )
+        first[task.task_id] = at
+        yield task
+
+
+def _generated(source: TaskSourceConfig, section: str, seed: int) -> Iterator[tuple[str, Task]]:
+    place = f"tasks.{section}"
+    assert source.generator is not None and source.count is not None, "the config demands a count with a generator"
+    generate = load_object(source.generator.path, place=f"{place}.generator.path")
+    settings = {"seed": seed, "split": source.split or section, "count": source.count, **source.generator.settings}
+    try:
+        inspect.signature(generate).bind(**settings)
+    except TypeError as error:
+        raise ValueError(f"{place}.generator.settings: {error} of {source.generator.path}") from None
+    yield from ((f"{place}: task {number}", task) for number, task in enumerate(generate(**settings), 1))
+
+
+def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]:
+    path = Path(source.path)
+    tasks = ((at, read_task(row, at, path.stem)) for at, row in read_rows(path, f"tasks.{section}"))
+    part = source.split or section
+    mine = ((at, task) for at, task in tasks if not source.shares or part_of(task.task_id, source.shares) == part)
+    yield from islice(mine, source.count)
+
+
+def part_of(task_id: str, shares: Mapping[str, float]) -> str:
+    """The part of a file that a task belongs to, the same on any machine and whatever else the file holds."""
+    position = int.from_bytes(sha256(task_id.encode()).digest()[:8], "big") / 2**64
+    for part, share in shares.items():
+        position -= share
+        if position < 0:
+            return part
+    return ""
+
+
+def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
+    """Raises ValueError if two sections share a prompt: what trains must not be measured on. Ids may repeat."""
+    owner: dict[str, str] = {}
+    for section, tasks in sections.items():
+        for task in tasks:
+            other = owner.setdefault(task.prompt, section)
+            if other != section:
+                raise ValueError(
+                    f"tasks.{section} and tasks.{other} share the task {task.prompt[:80]!r} "
+                    f"(id {task.task_id!r} in {section}): remove it from one of the two"
+                )
+
+
+def digest(tasks: Sequence[Task]) -> str:
+    """Identity of a set of tasks: all that a workflow or a credit rule reads of them, not their ids alone."""
+    text = json.dumps([asdict(task) for task in tasks], sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:16]

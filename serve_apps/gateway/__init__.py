@@ -1,0 +1,1 @@
+"""The gateway: production traffic, canaries, shadows, open episodes, and the admin interface."""

@@ -1,0 +1,183 @@
+"""gateway: the Serve application that people and programs call. OpenAI's API over promoted teams, and whole workflows.
+
+    caller ── HTTP ──> Gateway replica (FastAPI, uvicorn) ──> policy apps of the set that its team is on
+                            ▲ user_config: which team version on which set; replaced whole, in place
+
+A replica listens by itself, on a port that it shares with its like: Serve's own proxies are set up once per cluster, when
+Serve starts, which the cluster of a run did without them, and they would copy every token of a stream once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import ray
+import uvicorn
+from ray import serve
+
+from serve_apps.config import GatewayConfig
+from serve_apps.gateway.episodes import GatewayEpisodes
+from serve_apps.gateway.http_api import build_api
+from serve_apps.gateway.peer_replicas import ServeSiblings
+from serve_apps.gateway.service import Service
+from serve_apps.gateway.shadowing import ServePlayer
+from serve_apps.gateway.teams import TeamInService, built, teams_of
+from serve_apps.policy.app_list import new_entry
+from stores.logs import bound, configure
+
+logger = logging.getLogger(__name__)
+
+DEPLOYMENT = "Gateway"
+IMPORT_PATH = "serve_apps.gateway.app:build_app"
+DRAIN_S = 20.0
+"""How long a replica that is told to stop finishes what it has begun."""
+
+
+def app_name(config: GatewayConfig) -> str:
+    """One gateway per port."""
+    return f"gateway-{config.port}"
+
+
+def shadows_name(config: GatewayConfig) -> str:
+    """The app that plays the shadows of this gateway, once there are any."""
+    return f"shadows-{config.port}"
+
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """A Serve application with one deployment, `Gateway`, from `GatewayConfig` as JSON."""
+    config = GatewayConfig.model_validate(args)
+    return Gateway.options(  # type: ignore[attr-defined]
+        num_replicas=config.num_replicas,
+        ray_actor_options={"num_cpus": config.cpus, "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1"}}},
+        graceful_shutdown_timeout_s=DRAIN_S + 5,
+        health_check_period_s=5,
+    ).bind(args)
+
+
+def gateway_entry(name: str, config: GatewayConfig, teams: Mapping[str, TeamInService]) -> dict[str, Any]:
+    """The application in Serve's config, JSON values only."""
+    args = config.model_dump(mode="json")
+    return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config(teams))
+
+
+def user_config(teams: Mapping[str, TeamInService]) -> dict[str, Any]:
+    """What `Gateway.reconfigure` takes."""
+    return {"teams": {name: team.model_dump(mode="json") for name, team in teams.items()}}
+
+
+@serve.deployment(name=DEPLOYMENT)
+class Gateway:
+    """One replica."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        """Listens on its port; Serve then calls `reconfigure` with the teams. Raises where the port is taken."""
+        configure()
+        config = GatewayConfig.model_validate(args)
+        cluster = ray.get_runtime_context().gcs_address
+        siblings = ServeSiblings(serve.get_replica_context().app_name)
+        own, address = _own_socket(config.host)
+        player = ServePlayer(shadows_name(config), request_timeout_s=config.request_timeout_s)
+        self._service = Service(config, name=cluster, siblings=siblings, player=player, address=address)
+        self._episodes = GatewayEpisodes(self._service)
+        self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own]
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                build_api(self._service, self._episodes),
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=int(DRAIN_S),
+                timeout_keep_alive=75,
+                server_header=False,
+            )
+        )
+        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        self._serving: asyncio.Task[None] | None = None
+        self._error = ""
+        self._refused: Mapping[str, Any] = {}
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Puts these teams into service at once, or keeps what there is and says why in `status`; then listens.
+
+        Requests that have begun end on the team that they began on.
+        """
+        wanted = teams_of(user_config)
+        try:
+            self._service.teams = await built(self._service.teams, wanted)
+            self._error = ""
+        except (ValueError, OSError, ImportError) as error:
+            self._error, self._refused = str(error), user_config["teams"]
+            logger.warning("keeps the teams that are in service: %s", error)
+        with bound(app=serve.get_replica_context().app_name):
+            teams = self._service.teams.items()
+            said = ", ".join(f"{name}@{p.champion.version} on {p.champion.set_name}" for name, p in teams)
+            logger.info("in service: %s", said or "nothing")
+        if self._serving is None:
+            self._serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
+
+    async def status(self) -> dict[str, Any]:
+        """Who is in service here, what is on its way on which set, what answers were like, why the last change was refused."""
+        return {
+            **self._service.status(),
+            "replica_id": serve.get_replica_context().replica_tag,
+            "teams": {name: p.config.model_dump(mode="json") for name, p in self._service.teams.items()},
+            "refused": self._refused if self._error else {},
+            "error": self._error,
+        }
+
+    async def check_health(self) -> None:
+        """Raises where the server has ended, upon which Serve replaces the replica."""
+        if self._serving is not None and self._serving.done():
+            raise RuntimeError(f"the HTTP server has ended: {self._serving.exception()}")
+
+    async def __del__(self) -> None:
+        """Finishes what has begun, takes on nothing more."""
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+        await self._episodes.close()
+        await self._service.capture.close()
+
+
+def _own_socket(host: str) -> tuple[socket.socket, str]:
+    """A socket on a free port, by which the other replicas reach this one, and `http://HOST:PORT`."""
+    found = _socket(host)
+    found.bind((host, 0))
+    reached = ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
+    return found, f"http://{_in_url(reached)}:{found.getsockname()[1]}"
+
+
+def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
+    """A socket that several replicas of one machine listen on; ValueError where somebody else does."""
+    try:
+        other = httpx.get(f"http://{_in_url(host)}:{port}/health", timeout=2).json()
+    except (httpx.HTTPError, ValueError):
+        other = {}
+    if isinstance(other, dict) and other.get("gateway", cluster) != cluster:
+        raise ValueError(
+            f"gateway.port = {port}: the gateway of another cluster ({other['gateway']}) listens there; take another port"
+        )
+    found = _socket(host)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        raise ValueError(
+            f"gateway.host and port = {host}:{port} cannot be listened on: {error.strerror}; take another port"
+        ) from None
+    return found
+
+
+def _socket(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Of this protocol by name: asyncio turns Nagle off for no other, and answers would wait 40 ms for an ACK.
+    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

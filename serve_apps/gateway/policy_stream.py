@@ -1,0 +1,175 @@
+"""policy_stream: requests in tokens -> deltas of their completions from policy apps, over Ray Serve."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from serve_apps.config import CallConfig
+from serve_apps.openai_api.protocol import ApiError
+from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused, ServeClient
+from serve_apps.policy.policy_app import CONTEXT, REFUSED
+from stores.types import GenerateRequest, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """What is to be sampled, in tokens."""
+
+    model_group: str
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+    seed: int
+    top_logprobs: int = 0
+    penalties: Mapping[str, float] = field(default_factory=dict)
+    """`presence_penalty`, `frequency_penalty`, where they are not 0."""
+    is_whole: bool = False
+    """One delta, when all is sampled: nobody looks before, and it costs less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is new of a completion."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    top_logprobs: Sequence[Mapping[int, float]]
+    finish_reason: str
+    """Empty while more follows."""
+    policy_version: int
+
+
+class PolicyStreams(Protocol):
+    """Where completions come from."""
+
+    def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+        """Deltas until one has a finish reason; closing the iterator ends the sampling. Raises ApiError."""
+        ...
+
+
+class ServeStreams:
+    """PolicyStreams over Ray Serve."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, Any] = {}
+
+    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+        """See PolicyStreams."""
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        s = request.sampling
+        wire = (
+            0,
+            list(request.prompt_token_ids),
+            *(s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p),
+            request.model_group,
+            request.seed,
+        )
+        more = {"top_logprobs": request.top_logprobs, "is_whole": request.is_whole, **request.penalties}
+        response = None
+        try:
+            response = self._handle(app).remote(wire, more)
+            async for token_ids, logprobs, top, finish_reason, version, error in response:
+                if finish_reason == CONTEXT:
+                    raise _too_long(error)
+                if finish_reason == REFUSED:
+                    raise _refused(error)
+                yield Delta(
+                    token_ids=token_ids,
+                    logprobs=logprobs,
+                    top_logprobs=top,
+                    finish_reason=finish_reason,
+                    policy_version=version,
+                )
+        except (RayError, RayServeException) as error:
+            self._handles.pop(app, None)
+            raise _unavailable(request, type(error).__name__) from error
+        finally:
+            if response is not None:
+                response.cancel()  # no effect where it has ended
+
+    def _handle(self, app: str) -> Any:
+        from ray import serve
+
+        if app not in self._handles:
+            handle = serve.get_app_handle(app)
+            self._handles[app] = handle.options(stream=True, method_name="generate_stream")
+        return self._handles[app]
+
+
+class CoalescedStreams:
+    """PolicyStreams of which those that come together share Serve calls, for completions that nobody watches.
+
+    What only a stream of its own can do (stop strings, penalties, likely tokens, a caller who watches) has one.
+    """
+
+    def __init__(
+        self, *, timeout_s: float, single: PolicyStreams | None = None, open_app: Callable[[str], Any] | None = None
+    ) -> None:
+        """Contacts nothing yet.
+
+        Args:
+            timeout_s: of one Serve call; nothing is repeated.
+            single: for those that do not go together; default: over Serve.
+            open_app: see ServeClient.
+        """
+        self._call, self._open_app = CallConfig(call_timeout_s=timeout_s, max_attempts=1), open_app
+        self._single = single or ServeStreams()
+        self._clients: dict[tuple[str, str], PolicyClient] = {}
+
+    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+        """See PolicyStreams; closing the iterator does not end the sampling of those that share a call."""
+        if not request.is_whole or request.top_logprobs or request.penalties:
+            async with aclosing(self._single.stream(app, request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        try:
+            completion = await self._client(app, request.model_group).generate(
+                GenerateRequest(
+                    request_id=app,
+                    model_group=request.model_group,
+                    prompt_token_ids=request.prompt_token_ids,
+                    sampling=request.sampling,
+                    seed=request.seed,
+                )
+            )
+        except ContextExhausted as error:
+            raise _too_long(str(error)) from error
+        except RequestRefused as error:
+            raise _refused(str(error)) from error
+        except PolicyCallError as error:
+            raise _unavailable(request, type(error.__cause__ or error).__name__) from error
+        yield Delta(
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            top_logprobs=[],
+            finish_reason=completion.finish_reason.value,
+            policy_version=completion.policy_version,
+        )
+
+    def _client(self, app: str, model_group: str) -> PolicyClient:
+        key = app, model_group
+        if key not in self._clients:
+            self._clients[key] = ServeClient({model_group: app}, self._call, open_app=self._open_app)
+        return self._clients[key]
+
+
+def _too_long(message: str) -> ApiError:
+    return ApiError(400, message, code="context_length_exceeded", param="messages")
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_value")
+
+
+def _unavailable(request: SampleRequest, reason: str) -> ApiError:
+    return ApiError(
+        503,
+        f"the engine of model group {request.model_group!r} is being replaced ({reason})",
+        code="engine_unavailable",
+        retry_after_s=2,
+    )

@@ -1,0 +1,71 @@
+"""shadows: the Serve application that plays a gateway's shadows, with the CPU only when nobody else wants it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray import serve
+
+from serve_apps.config import GatewayConfig
+from serve_apps.gateway.policy_stream import CoalescedStreams
+from serve_apps.gateway.service import Service
+from serve_apps.gateway.shadow_player import Understudy
+from serve_apps.gateway.shadowing import Played, ShadowJob
+from serve_apps.gateway.teams import built, teams_of
+from serve_apps.policy.app_list import new_entry
+from serve_apps.policy.priority import take_priority, warn_if_others_are_nice
+from stores.logs import configure
+
+logger = logging.getLogger(__name__)
+
+DEPLOYMENT = "Shadows"
+IMPORT_PATH = "serve_apps.gateway.shadows_app:build_app"
+
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """A Serve application with one deployment, `Shadows`, from `GatewayConfig` as JSON."""
+    config = GatewayConfig.model_validate(args)
+    return Shadows.options(  # type: ignore[attr-defined]
+        max_ongoing_requests=config.num_replicas * config.max_shadows,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1"}}},
+        health_check_timeout_s=120,  # it may have to wait for the CPU
+    ).bind(args)
+
+
+def shadows_entry(name: str, config: GatewayConfig, user_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The application in Serve's config, JSON values only; `user_config` is the gateway's."""
+    args = config.model_dump(mode="json")
+    return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config)
+
+
+@serve.deployment(name=DEPLOYMENT)
+class Shadows:
+    """Its one replica."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        """Serve then calls `reconfigure` with the teams."""
+        configure()
+        take_priority(stands_back=True)
+        import transformers  # noqa: F401 - takes seconds of CPU: now, not when the first team is shadowed
+
+        warn_if_others_are_nice()
+        config = GatewayConfig.model_validate(args)
+        # Nobody calls it from outside: the file of keys may be on the gateway's machine only.
+        self._service = Service(
+            config.model_copy(update={"keys_file": ""}),
+            streams=CoalescedStreams(timeout_s=config.request_timeout_s),
+        )
+        self._understudy = Understudy(self._service)
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Loads these teams, or keeps those there are: jobs for others are dropped, and the gateway says what is wrong."""
+        try:
+            self._service.teams = await built(self._service.teams, teams_of(user_config))
+        except (ValueError, OSError, ImportError) as error:
+            logger.warning("keeps the teams that are loaded: %s", error)
+
+    async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
+        """See `Player`."""
+        return await self._understudy.play(jobs)

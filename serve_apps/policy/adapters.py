@@ -1,0 +1,143 @@
+"""adapters: versions of model groups that share a base -> the LoRA requests that one vLLM engine runs them through.
+
+A version is a new adapter of the engine, under a name and an id of its own: `solver@3/1a2b3c4d`, the last part from the
+hash of its manifest. vLLM keys the prefix cache by name and path, so nothing cached outlives a version, and a request
+that is under way ends with the version it began with. On a CPU vLLM gives a row without an adapter the last one that is
+loaded: in an engine that serves adapters every request names one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from serve_apps.policy.weights_extension import check_tensors, load_tensors
+from stores.manifest import read_manifest, verify_folder
+from stores.types import ModelVersionRef
+from stores.weight_cache import fetch
+
+logger = logging.getLogger(__name__)
+
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as `max_lora_rank`."""
+
+
+@dataclass(slots=True)
+class Place:
+    """What one model group is served with, and what it should be."""
+
+    live: ModelVersionRef | None = None
+    wanted: ModelVersionRef | None = None
+    error: str = ""
+    """Why the wanted version was refused."""
+
+    def to_dict(self, model_group: str) -> dict[str, Any]:
+        """Plain values; `state` is "bad" while the wanted version was refused."""
+        live, wanted = self.live, self.wanted
+        return {
+            "model_group": model_group,
+            "version": live.version if live else None,
+            "manifest_sha256": live.manifest_sha256 if live else "",
+            "wanted_version": wanted.version if wanted else None,
+            "wanted_sha256": wanted.manifest_sha256 if wanted else "",
+            "state": "bad" if self.error else "ok",
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRoom:
+    """What an engine needs to know of the adapters that it will be given; plain values on the wire."""
+
+    model_groups: tuple[str, ...]
+    """One adapter each, all of one base."""
+    max_rank: int
+    target_modules: tuple[str, ...]
+    """Layers that any of them changes."""
+
+
+def adapter_arguments(room: AdapterRoom) -> dict[str, Any]:
+    """Keyword arguments of `AsyncEngineArgs`.
+
+    Layers that no adapter changes are left as they are. That keeps the output head whole, too: wrapped for adapters it
+    takes one row per request, and the engine dies of a request for the logprobs of its prompt, which every proof is.
+    """
+    num_groups = len(room.model_groups)
+    return {
+        "enable_lora": True,
+        "max_loras": num_groups,
+        "max_cpu_loras": 2 * num_groups,  # while versions change, requests under way still need the old ones
+        "max_lora_rank": next(rank for rank in ENGINE_RANKS if rank >= room.max_rank),
+        "lora_target_modules": list(room.target_modules),
+    }
+
+
+class ServedAdapters:
+    """The adapters of one engine, by model group."""
+
+    def __init__(self, engine: Any, model_groups: Iterable[str]) -> None:
+        """Args: engine: an `AsyncLLM` with LoRA enabled; nothing is loaded yet."""
+        self._engine = engine
+        self.places = {group: Place() for group in model_groups}
+        self._requests: dict[str, Any] = {}
+        self._ids = count(1)
+
+    def request_of(self, model_group: str) -> tuple[Any, int] | None:
+        """LoRA request and version of what the group is served with now; None while there is nothing."""
+        place = self.places.get(model_group)
+        if place is None or place.live is None:
+            return None
+        return self._requests[model_group], place.live.version
+
+    async def take(self, wanted: Mapping[str, ModelVersionRef]) -> None:
+        """Makes these versions live, all at once; one that is bad is kept out, with the reason in its place."""
+        loaded: dict[str, Any] = {}
+        for group, ref in wanted.items():
+            place = self.places[group]
+            place.wanted, place.error = ref, ""
+            if place.live == ref:
+                continue
+            try:
+                loaded[group] = await self._load(ref, place.live)
+            except (ValueError, OSError) as error:
+                place.error = str(error)
+                keeps = place.live.version if place.live else "nothing"
+                logger.warning("%s: refused version %d and keeps %s: %s", group, ref.version, keeps, error)
+        gone = [self._requests[group] for group in loaded if group in self._requests]
+        for group, request in loaded.items():
+            self._requests[group], self.places[group].live = request, wanted[group]
+            logger.info("%s: serves %s", group, request.lora_name)
+        for request in gone:  # the engine loads it once more for whoever is still under way with it
+            await self._engine.remove_lora(request.lora_int_id)
+
+    async def _load(self, ref: ModelVersionRef, before: ModelVersionRef | None) -> Any:
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        folder = await asyncio.to_thread(_checked_folder, ref, before)
+        name = f"{ref.model_group}@{ref.version}/{ref.manifest_sha256[:8]}"
+        request = LoRARequest(lora_name=name, lora_int_id=next(self._ids), lora_path=str(folder))
+        try:
+            is_loaded = await self._engine.add_lora(request)
+        except EngineDeadError:
+            raise
+        except Exception as error:  # noqa: BLE001  vLLM turns every worker's exception into a plain Exception
+            await self._engine.remove_lora(request.lora_int_id)
+            raise ValueError(str(error)) from None
+        if not is_loaded:
+            raise ValueError(f"the engine did not load {name} from {folder}")
+        return request
+
+
+def _checked_folder(ref: ModelVersionRef, before: ModelVersionRef | None) -> Path:
+    """A local folder with the adapter, every byte checked, its tensors those of the version before and finite."""
+    folder, manifest = fetch(ref), read_manifest(ref)
+    verify_folder(folder, manifest)
+    shapes = (manifest if before is None else read_manifest(before)).tensors
+    check_tensors(load_tensors(folder), {name: shape for name, (_, shape) in shapes.items()}, str(folder))
+    return folder

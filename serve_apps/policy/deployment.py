@@ -1,0 +1,308 @@
+"""deployment: specs and model versions -> policy apps that run, serve those versions, and have proven it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from serve_apps.config import ServeConfig
+from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.policy.app_list import Apps, change, deployed_apps, new_entry, num_replicas, open_list, with_user_config
+from serve_apps.policy.policy_app import DEPLOYMENT, PolicyArgs
+from serve_apps.policy.priority import STANDS_BACK
+from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError
+from serve_apps.policy.proving import Target, prove_apps, serves, versions_of
+from serve_apps.policy.replicas import REPLICA_TIMEOUT_S, Broadcast, handle_of
+from stores.manifest import read_manifest
+from stores.types import ModelVersionRef
+from stores.waiting import waiting
+from stores.weights import WeightStore
+
+logger = logging.getLogger(__name__)
+
+IMPORT_PATH = "serve_apps.policy.policy_app:build_app"
+POLL_S = 0.03
+LOOK_S = 1.0
+"""How often a sync that waits looks whether Serve has given up."""
+
+ServedModel = tuple[int, str]
+"""Version and sha256 of its manifest: a run that is begun again counts its versions from 0, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyAppSpec:
+    """One policy app as it should run."""
+
+    name: str
+    model_group: str
+    """Or the base that several share."""
+    model: ModelVersionRef
+    """What a new app starts with; an app that runs already keeps its version (that is for `sync_apps`), not its base."""
+    serve: ServeConfig
+    adapters: Mapping[str, ModelVersionRef] = field(default_factory=dict)
+    """By model group, where they are adapters of `model`: what a new app starts with, too."""
+    room: AdapterRoom | None = None
+    """For these adapters."""
+
+    @property
+    def args(self) -> PolicyArgs:
+        """What the app is built from."""
+        return PolicyArgs(model_group=self.model_group, model=self.model, serve=self.serve, adapters=self.room)
+
+
+def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeout_s: float) -> None:
+    """Deploys what is missing, configured differently or given up by Serve, side by side, and waits until all apps run.
+
+    Args:
+        specs: the apps wanted; other apps on the list stay.
+        state_file: where the list of apps is kept, used if this cluster has none yet.
+        timeout_s: for all of them together.
+
+    Raises RuntimeError with the app's own message when one fails to start, TimeoutError after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+
+    def edit(apps: Apps) -> Apps:
+        return apps | {s.name: app_entry(s) for s in specs if not _is_same(apps.get(s.name), s)}
+
+    live = serve.status().applications
+    change(open_list(state_file), edit, is_forced=any(s.name not in live for s in specs))
+    _deploy_again([s.name for s in specs])
+    _wait_until_running([s.name for s in specs], deadline, timeout_s)
+
+
+def remove_apps(names: Iterable[str], *, timeout_s: float = 60.0) -> None:
+    """Takes apps off the list and waits until they are gone; unknown names are ignored."""
+    gone = set(names)
+    change(open_list(), lambda apps: {name: entry for name, entry in apps.items() if name not in gone})
+    deadline = time.monotonic() + timeout_s
+    while left := gone & serve.status().applications.keys():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"apps {sorted(left)} are still there {timeout_s:g} s after their removal")
+        time.sleep(POLL_S)
+
+
+def sync_apps(
+    targets: Sequence[Target], weights: WeightStore, *, tolerance: float, noise: float, timeout_s: float
+) -> list[Proof]:
+    """Makes every replica of every app serve its targets, in place and in one deploy, and proves each replica.
+
+    Running it again for versions that are served already only proves them again; for one that a replica refused, as it
+    does where storage fails it, the replica tries again.
+
+    Raises:
+        ValueError: a manifest or a file is damaged; nothing was published.
+        SyncError: a replica refused the weights, did not take them in `timeout_s`, or failed its proof.
+    """
+    started = time.monotonic()
+    for target in targets:
+        weights.verify(target.model)
+    apps = change(open_list(), lambda apps: _retargeted(apps, targets))
+    _repeat_refused(targets, timeout_s)
+    _wait_until_served(targets, apps, started + timeout_s, timeout_s)
+    return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started, timeout_s=timeout_s)
+
+
+def stand_back(apps: Iterable[str], wanted: bool, *, timeout_s: float) -> None:
+    """Has every replica of these apps take the CPU only when nobody else wants it, or again as others do (see priority.py).
+
+    Raises KeyError for an app that is not deployed, TimeoutError where a replica has not followed in `timeout_s`.
+    """
+    names, deadline = sorted(set(apps)), time.monotonic() + timeout_s
+    deployed = change(open_list(), lambda now: now | {name: _standing(now[name], wanted) for name in names})
+    for name in names:
+        while True:
+            statuses = _statuses_if_up(name)
+            if len(statuses) >= num_replicas(deployed[name]) and all(s[STANDS_BACK] == wanted for s in statuses):
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"after {timeout_s:g} s replicas of {name} do not take another priority: {statuses}")
+            with waiting(f"replicas of {name} to {'stand back' if wanted else 'come forward'}"):
+                time.sleep(POLL_S)
+
+
+def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
+    """{model group: {replica_id: model}} of every replica that answers. Args: apps: the app of every model group."""
+    statuses = {app: _statuses_if_up(app) for app in set(apps.values())}
+    return {
+        group: {
+            s["replica_id"]: (s["version"], s["manifest_sha256"])
+            for s in statuses[app]
+            if s["model_group"] == group and s["version"] is not None
+        }
+        for group, app in apps.items()
+    }
+
+
+def replica_statuses(app: str) -> list[dict[str, Any]]:
+    """What every replica says of every model group that it serves: `Policy.statuses()`. TimeoutError where one is missing."""
+    answers = Broadcast(app, "statuses").answers(num_replicas(deployed_apps()[app]))
+    return [status for statuses in answers for status in statuses]
+
+
+def user_config(ref: ModelVersionRef) -> dict[str, Any]:
+    """What `Policy.reconfigure` takes."""
+    return {"version": ref.version, "uri": ref.uri, "manifest_sha256": ref.manifest_sha256}
+
+
+def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
+    """The application in Serve's config, JSON values only."""
+    adapters = {group: user_config(ref) for group, ref in spec.adapters.items()}
+    wanted = {"adapters": adapters} if adapters else user_config(spec.model)
+    return new_entry(
+        spec.name, import_path=IMPORT_PATH, args=spec.args.to_dict(), deployment=DEPLOYMENT, user_config=wanted
+    )
+
+
+def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:
+    """True if `entry` differs from `spec` at most in the version, which never justifies a restart; a base does.
+
+    Unless that version was removed or replaced: a replica that is started again loads it first, and could not.
+    """
+    if entry is None:
+        return False
+    running = PolicyArgs.from_dict(entry["args"])
+    wanted = spec.args if spec.adapters else replace(spec.args, model=running.model)
+    return running == wanted and _is_stored(running.model)
+
+
+def _is_stored(ref: ModelVersionRef) -> bool:
+    try:
+        read_manifest(ref)
+    except ValueError:
+        return False
+    return True
+
+
+def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float) -> None:
+    while True:
+        live = serve.status().applications
+        states = {name: live[name].status.value if name in live else "NOT_STARTED" for name in names}
+        for name, state in states.items():
+            if state == "DEPLOY_FAILED":
+                raise RuntimeError(f"app {name!r} did not start: {_message(live[name])}")
+        if all(state == "RUNNING" for state in states.values()):
+            return
+        if time.monotonic() > deadline:
+            faults = "; ".join(f"{n} is {s}: {_message(live.get(n))}" for n, s in states.items() if s != "RUNNING")
+            raise TimeoutError(f"after {timeout_s:g} s (serve.start_timeout_s) {faults}")
+        with waiting(f"apps to start: {', '.join(name for name in names if states[name] != 'RUNNING')}"):
+            time.sleep(0.1)
+
+
+def _deploy_again(names: Iterable[str]) -> None:
+    """Has Serve try those of these apps again that it has given up; replicas that run go on.
+
+    It gives up where two replicas in a row fail to start while a version changes, and waits for a change of the deployment
+    from then on. One lost node is enough: until Ray knows of the loss, Serve starts the replacement on it, and again.
+    """
+    live = serve.status().applications
+    given_up = {name for name in names if name in live and live[name].status.value == "DEPLOY_FAILED"}
+    if not given_up:
+        return
+    for name in sorted(given_up):
+        logger.warning("app %s is deployed again: %s", name, _message(live[name]))
+    change(open_list(), lambda apps: apps | {name: _changed(apps[name]) for name in given_up & apps.keys()})
+
+
+def _changed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """`entry` with a `user_config` that says the same and is another one for Serve."""
+    settings = entry["deployments"][0]["user_config"]
+    return with_user_config(entry, settings | {"attempt": settings.get("attempt", 0) + 1})
+
+
+def _message(app: Any) -> str:
+    """What Serve says about an app and its deployments."""
+    if app is None:
+        return "Serve does not know it"
+    parts = [app.message, *(f"{name} is {d.status.value}: {d.message}" for name, d in app.deployments.items())]
+    return " | ".join(_ends(part) for part in parts if part)
+
+
+def _ends(message: str) -> str:
+    """The first line of a message and the last ones, where a traceback has its cause."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return "\n".join(lines if len(lines) <= 8 else [lines[0], "...", *lines[-6:]])
+
+
+def _retargeted(apps: Apps, targets: Sequence[Target]) -> Apps:
+    unknown = sorted({target.app for target in targets} - apps.keys())
+    if unknown:
+        raise ValueError(f"apps {unknown} are not deployed; deployed are {sorted(apps)}")
+    apps = dict(apps)
+    for target in targets:
+        wanted, settings = user_config(target.model), apps[target.app]["deployments"][0]["user_config"]
+        if "adapters" in settings:
+            wanted = {"adapters": {**settings["adapters"], target.model.model_group: wanted}}
+        standing = {STANDS_BACK: True} if settings.get(STANDS_BACK) else {}
+        apps[target.app] = with_user_config(apps[target.app], wanted | standing)
+    return apps
+
+
+def _standing(entry: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
+    settings = {k: v for k, v in entry["deployments"][0]["user_config"].items() if k != STANDS_BACK}
+    return with_user_config(entry, settings | ({STANDS_BACK: True} if wanted else {}))
+
+
+def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:
+    """Has replicas take the targets that they refused: Serve tells them of changes only, and this is none any more."""
+    for app in dict.fromkeys(target.app for target in targets):
+        asked = [target for target in targets if target.app == app]
+        if any(_refuses(status, target.model) for status in _statuses_if_up(app) for target in asked):
+            # A replica that ends over it is replaced by Serve.
+            with waiting(f"replicas of {app} to try {versions_of(asked)} again"), suppress(RayError):
+                Broadcast(app, "retry").answers(num_replicas(deployed_apps()[app]), timeout_s=timeout_s)
+
+
+def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, timeout_s: float) -> None:
+    """Returns when every replica of every app reports its targets; raises SyncError for a refusal or the deadline."""
+    waiting_for, look_at = list(targets), time.monotonic() + LOOK_S
+    while True:
+        report = {app: _statuses_if_up(app) for app in {target.app for target in waiting_for}}
+        for target in list(waiting_for):
+            statuses = [s for s in report[target.app] if s["model_group"] == target.model.model_group]
+            for s in statuses:
+                if _refuses(s, target.model):
+                    raise SyncError(
+                        f"app {target.app!r}, replica {s['replica_id']}, model group {s['model_group']!r} refused version "
+                        f"{target.model.version} and keeps {s['version']}: {s['error']}"
+                    )
+            num_right = sum(serves(s, target.model) for s in statuses)
+            if num_right == len(statuses) == num_replicas(apps[target.app]):
+                waiting_for.remove(target)
+        if not waiting_for:
+            return
+        if time.monotonic() > deadline:
+            seen = {app: [(s["replica_id"], s["model_group"], s["version"]) for s in report[app]] for app in report}
+            raise SyncTimeoutError(
+                f"after {timeout_s:g} s (sync.timeout_s) {versions_of(waiting_for)} are not served: {seen}"
+            )
+        if time.monotonic() > look_at:
+            _deploy_again({target.app for target in waiting_for})
+            look_at = time.monotonic() + LOOK_S
+        with waiting(f"replicas to take {versions_of(waiting_for)}"):
+            time.sleep(POLL_S)
+
+
+def _statuses_if_up(app: str) -> list[dict[str, Any]]:
+    """Statuses of the replicas that answer; a replica that is being replaced is simply not there yet."""
+    try:
+        answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
+    except (RayError, RayServeException):
+        return []
+    return [status for statuses in answers if isinstance(statuses, list) for status in statuses]
+
+
+def _refuses(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
+    """Whether a replica says of this version of its group that it does not take it."""
+    wanted = status["model_group"], status["wanted_sha256"]
+    return status["state"] == "bad" and wanted == (ref.model_group, ref.manifest_sha256)

@@ -1,0 +1,78 @@
+"""local_policy: model calls answered in this process, by transformers. Slow and without a cluster: one answer at a time.
+
+For a registered team that somebody loads where no gateway runs. What it samples is distributed as an engine's, not equal to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from serve_apps.policy.policy_app import stop_token_ids
+from stores.manifest import read_manifest, whole_model
+from stores.types import Completion, FinishReason, GenerateRequest, ModelVersionRef
+from stores.weight_cache import fetch
+
+
+class LocalPolicy:
+    """A PolicyClient over model versions, loaded when they are first asked."""
+
+    def __init__(self, models: Mapping[str, ModelVersionRef]) -> None:
+        self._refs = dict(models)
+        self._models: dict[str, Any] = {}
+        self._lock = asyncio.Lock()
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """One completion; ValueError where the version's files are gone."""
+        async with self._lock:
+            return await asyncio.to_thread(self._generate, request)
+
+    def _generate(self, request: GenerateRequest) -> Completion:
+        import torch
+
+        model, stops = self._load(request.model_group)
+        s = request.sampling
+        prompt = torch.tensor([list(request.prompt_token_ids)])
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(request.seed)
+            out = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=s.max_tokens,
+                do_sample=s.temperature > 0,
+                temperature=s.temperature or None,
+                top_p=s.top_p,
+                top_k=s.top_k,
+                eos_token_id=stops,
+                pad_token_id=stops[0] if stops else None,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        ids = out.sequences[0, prompt.shape[1] :].tolist()
+        logprobs = [
+            float((logits[0] / (s.temperature or 1.0)).log_softmax(-1)[token])
+            for token, logits in zip(ids, out.logits, strict=True)
+        ]
+        return Completion(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason=FinishReason.STOP if ids and ids[-1] in stops else FinishReason.LENGTH,
+            policy_version=self._refs[request.model_group].version,
+        )
+
+    def _load(self, model_group: str) -> tuple[Any, list[int]]:
+        if model_group not in self._models:
+            from transformers import AutoModelForCausalLM
+
+            ref = self._refs[model_group]
+            whole = whole_model(ref)
+            folder = fetch(whole)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+            if read_manifest(ref).base is not None:
+                from peft import PeftModel
+
+                model = PeftModel.from_pretrained(model, str(fetch(ref))).eval()
+            self._models[model_group] = model, stop_token_ids(Path(folder))
+        return self._models[model_group]

@@ -1,0 +1,153 @@
+"""proving: replicas that serve targets, asked one by one for versions and probe logprobs -> proofs, or a SyncError."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serve_apps.policy.app_list import deployed_apps, num_replicas
+from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError, Verdict, judge, telling
+from serve_apps.policy.replicas import REPLICA_TIMEOUT_S, Broadcast
+from stores.manifest import Probe
+from stores.types import ModelVersionRef
+from stores.waiting import waiting
+from stores.weights import WeightStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What an app should serve a model group with; an app whose groups are adapters of one base has a target for each."""
+
+    app: str
+    model: ModelVersionRef
+    before: ModelVersionRef | None = None
+    """What it must be told apart from; None: nothing is known."""
+
+
+def prove_apps(
+    targets: Sequence[Target],
+    weights: WeightStore,
+    *,
+    tolerance: float,
+    noise: float,
+    started: float | None = None,
+    timeout_s: float = REPLICA_TIMEOUT_S,
+) -> list[Proof]:
+    """Asks every replica of every app for the versions it serves and their logprobs on the targets' probe sequences.
+
+    All model groups of an app are asked in one call, which the engine computes as one batch.
+    Args: timeout_s: how long replicas may be missing, as one is that Serve replaces.
+
+    Raises SyncError, naming replica, model group, version and numbers, if a replica is not proven or does not answer;
+    changes nothing.
+    """
+    since = time.monotonic() if started is None else started
+    probes = {target: _probes(target, weights) for target in targets}
+    pending = []
+    for app in dict.fromkeys(target.app for target in targets):
+        asked = [target for target in targets if target.app == app]
+        sequences = {target.model.model_group: _probe_sequences(*probes[target]) for target in asked}
+        pending.append((app, asked, Broadcast(app, "probe", sequences)))
+    apps = deployed_apps()
+    proofs = []
+    for app, asked, broadcast in pending:
+        with waiting(f"replicas of {app} to prove {versions_of(asked)}"):
+            try:
+                answers = broadcast.answers(num_replicas(apps[app]), timeout_s=timeout_s)
+            except TimeoutError as error:
+                raise SyncTimeoutError(str(error)) from None
+        for statuses, logprobs in answers:
+            for target in asked:
+                (status,) = (s for s in statuses if s["model_group"] == target.model.model_group)
+                judged = _judged(logprobs[target.model.model_group], *probes[target], tolerance=tolerance, noise=noise)
+                proofs.append(_proof(target, status, judged, seconds=time.monotonic() - since))
+    _raise_for_failures(proofs, targets, tolerance, noise)
+    return proofs
+
+
+def _judged(
+    logprobs: list[list[float]], new: Probe, old: Probe | None, *, tolerance: float, noise: float
+) -> tuple[Verdict, float, float | None]:
+    on_old = logprobs[len(new.sequences) :] or logprobs if old else None
+    return judge(
+        logprobs[: len(new.sequences)],
+        new.logprobs,
+        on_old,
+        old.logprobs if old else None,
+        tolerance=tolerance,
+        noise=noise,
+    )
+
+
+def _proof(
+    target: Target, status: Mapping[str, Any], judged: tuple[Verdict, float, float | None], *, seconds: float
+) -> Proof:
+    verdict, to_new, to_old = judged
+    return Proof(
+        app=target.app,
+        model_group=target.model.model_group,
+        replica_id=status["replica_id"],
+        pid=status["pid"],
+        version=status["version"],
+        max_difference_new=to_new,
+        max_difference_old=to_old,
+        verdict=verdict if serves(status, target.model) else "failed",
+        seconds=seconds,
+    )
+
+
+def serves(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
+    """Whether a replica says that it serves this very version."""
+    return (status["version"], status["manifest_sha256"]) == (ref.version, ref.manifest_sha256)
+
+
+def versions_of(targets: Iterable[Target]) -> str:
+    """What targets want, for people: `solver@3, verifier@3`."""
+    return ", ".join(f"{target.model.model_group}@{target.model.version}" for target in targets)
+
+
+def _probes(target: Target, weights: WeightStore) -> tuple[Probe, Probe | None]:
+    """What the target is recognised by, and what it is told apart from.
+
+    Of an adapter it is the beginning of one sequence: all adapters of an app are proven at once, and what tells well
+    proves as much as all that is there.
+    """
+    manifest = weights.manifest(target.model)
+    new, old = manifest.probe, weights.manifest(target.before).probe if target.before else None
+    if manifest.base is None or (old is not None and old.sequences != new.sequences):
+        return new, old
+    base = weights.manifest(manifest.base).probe
+    others = [other.logprobs for other in (old, base) if other is not None and other.sequences == new.sequences]
+    index, length = telling(new.logprobs, others)
+    return _only(new, index, length), None if old is None else _only(old, index, length)
+
+
+def _only(probe: Probe, index: int, length: int) -> Probe:
+    """The beginning of one sequence: as many tokens as have `length` logprobs, the first of them has none."""
+    return Probe(sequences=(probe.sequences[index][: length + 1],), logprobs=(probe.logprobs[index][:length],))
+
+
+def _probe_sequences(new: Probe, old: Probe | None) -> list[list[int]]:
+    """The new version's probe sequences, then the old one's if they are others."""
+    more = () if old is None or old.sequences == new.sequences else old.sequences
+    return [list(sequence) for sequence in (*new.sequences, *more)]
+
+
+def _raise_for_failures(proofs: Sequence[Proof], targets: Sequence[Target], tolerance: float, noise: float) -> None:
+    failed = [p for p in proofs if p.verdict == "failed"]
+    if not failed:
+        return
+    wanted = {(target.app, target.model.model_group): target.model.version for target in targets}
+    lines = [
+        f"app {p.app!r}, replica {p.replica_id} (pid {p.pid}), model group {p.model_group!r} should serve version "
+        f"{wanted[p.app, p.model_group]}, says {p.version}; max |logprob difference| to it {p.max_difference_new:.4g} "
+        + (
+            f"(without another version to tell it apart from, sync.proof_noise = {noise:g} is allowed)"
+            if p.max_difference_old is None
+            else f"(tolerance {tolerance:g}), to the version before {p.max_difference_old:.3g}"
+        )
+        for p in failed
+    ]
+    raise SyncError("\n".join(lines), proofs)

@@ -1,1 +1,0 @@
-"""service: what answers people's requests with promoted teams. See `serve_apps/gateway.py`."""

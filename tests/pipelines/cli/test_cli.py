@@ -1,0 +1,139 @@
+"""Bad input on the command line: one clear message, a non-zero exit, no traceback unless --debug, nothing written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+TROUPE = Path(sys.executable).parent / "troupe"
+DEMO = Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml"
+
+
+def troupe(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`troupe ARGUMENTS`, run in `folder`."""
+    return subprocess.run([TROUPE, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def said(folder: Path, *arguments: str | Path) -> str:
+    """What a refused command says: one message, and nothing left behind."""
+    before = sorted(folder.rglob("*"))
+    done = troupe(folder, *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("troupe: ")
+    assert "Traceback" not in done.stderr
+    assert sorted(folder.rglob("*")) == before
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("train.optimiser.lr=1", "unknown key 'train.optimiser': did you mean 'optimizer'?"),
+        ("iterations=many", "iterations: Input should be a valid integer"),
+        ("workflow.path=no_such_module:Chain", "workflow.path: cannot import 'no_such_module'"),
+        (
+            "model_groups.solver_verifier.agents=[solver]",
+            "agent 'verifier' of the workflow is mapped to no model group",
+        ),
+        ("model_groups.more={agents: [planner]}", "'planner' is no agent of the workflow"),
+        ("model_groups.solver_verifier.model=nowhere", "folder nowhere does not exist"),
+        ("tasks.train={path: nowhere.jsonl}", "task file nowhere.jsonl does not exist"),
+        ("seed", "'seed' is not of the form KEY=VALUE"),
+    ],
+)
+def test_a_bad_config_ends_in_one_message(tmp_path: Path, change: str, message: str) -> None:
+    assert message in said(tmp_path, "train", DEMO, "--set", change)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("", "holds no task"),
+        ('{"question": "1+1", "answer": "2"}\n{"question": 1+1}\n', "tasks.jsonl:2: not JSON"),
+        ('{"question": "1+1", "answer": "2"}\n[1, 2]\n', "tasks.jsonl:2: a task is a JSON object"),
+        ('{"question": "1+1"}\n', "tasks.jsonl:1: task without answer"),
+        ('{"answer": "2"}\n', "tasks.jsonl:1: no task prompt"),
+    ],
+)
+def test_a_bad_task_file_is_named_with_its_line(tmp_path: Path, rows: str, message: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text(rows)
+    assert message in said(tmp_path, "validate", DEMO, "--set", "tasks.train={path: tasks.jsonl}")
+
+
+def test_missing_and_unreadable_run_configs_are_named(tmp_path: Path) -> None:
+    assert "run config nowhere.yaml does not exist" in said(tmp_path, "train", "nowhere.yaml")
+    (tmp_path / "run.yaml").write_text("run: [demo")
+    assert "run.yaml is not YAML" in said(tmp_path, "validate", "run.yaml")
+
+
+def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert "has no tokenizer" in said(tmp_path, "validate", DEMO, "--set", "model_groups.solver_verifier.model=model")
+
+
+def test_a_team_without_alias_is_named(tmp_path: Path) -> None:
+    assert "not of the form TEAM@ALIAS" in said(tmp_path, "evaluate", "demo", "--tasks", "tasks.jsonl")
+
+
+def test_traces_of_another_run_that_cannot_be_had_are_named(tmp_path: Path) -> None:
+    assert "--from-traces 'demo' is not of the form RUN@ITERATION" in said(
+        tmp_path, "train", DEMO, "--from-traces", "demo"
+    )
+    assert "no run 'other' below" in said(tmp_path, "train", DEMO, "--from-traces", "other@1", "--store", tmp_path)
+    assert "says where the run of --from-traces is" in said(tmp_path, "train", DEMO, "--store", tmp_path)
+
+
+def test_the_plan_of_training_on_stored_traces_samples_nothing(tmp_path: Path) -> None:
+    done = troupe(tmp_path, "train", DEMO, "--from-traces", "other@1", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("plan: begin -> traces of other@1 -> score -> train solver_verifier")
+    assert "--from-traces" in troupe(tmp_path, "train", "--help").stdout
+
+
+def test_a_second_run_with_the_same_name_and_another_config_is_refused(tmp_path: Path) -> None:
+    from pipelines.config.run_config import load_config
+    from stores.journal import Journal
+
+    config = load_config(DEMO)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    journal = Journal(f"sqlite:///{tmp_path}/runs/demo/journal.db")
+    journal.begin_run("demo", config.sha256, json.dumps(config.model_dump(mode="json")))
+    refused = troupe(tmp_path, "stage", "score", "--run", DEMO, "--iteration", "1", "--set", "seed=1")
+    assert refused.returncode == 2
+    assert "run 'demo' exists with another config" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_an_unknown_stage_is_told_which_there_are(tmp_path: Path) -> None:
+    refused = troupe(tmp_path, "stage", "colect", "--run", DEMO, "--iteration", "1")
+    assert refused.returncode == 2
+    assert "unknown stage 'colect': one of collect, score, train, sync, evaluate, promote" in refused.stderr
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
+    shown = troupe(tmp_path, "validate", "nowhere.yaml", "--debug")
+    assert shown.returncode != 0
+    assert "Traceback" in shown.stderr
+    assert "run config nowhere.yaml does not exist" in shown.stderr
+
+
+def test_validate_says_what_it_checked(tmp_path: Path) -> None:
+    done = troupe(tmp_path, "validate", DEMO)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ok (2 model groups, 4 agents)" in done.stdout
+
+
+def test_a_dry_run_prints_config_and_plan_and_writes_nothing(tmp_path: Path) -> None:
+    done = troupe(tmp_path, "train", DEMO, "--set", "iterations=3", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    printed, _, plan = done.stdout.partition("\nplan: ")
+    assert yaml.safe_load(printed)["iterations"] == 3
+    assert "3 x [collect 384 episodes" in plan
+    assert list(tmp_path.iterdir()) == []

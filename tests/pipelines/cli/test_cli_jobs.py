@@ -1,0 +1,120 @@
+"""`troupe submit`, `jobs` and `stop` as a person types them, against a stand-in for Ray's dashboard."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job_server import JobServer, job_server
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+TROUPE = Path(sys.executable).parent / "troupe"
+STAGE = ("--stage", "score", "--iteration", "2")
+JOB = "troupe-small-it2-score-a0"
+
+
+@pytest.fixture
+def server() -> Iterator[JobServer]:
+    with job_server() as found:
+        yield found
+
+
+def start(server: JobServer, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [TROUPE, *arguments],
+        cwd=folder,
+        env={**os.environ, "RAY_API_SERVER_ADDRESS": server.url, "RAY_AUTH_MODE": "disabled", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background ignores Ctrl-C, and what it starts would, too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def submitted(server: JobServer) -> None:
+    deadline = time.monotonic() + 30
+    while not server.requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_followed_job_shows_its_log_and_ends_the_command_as_it_ended(server: JobServer, tmp_path: Path) -> None:
+    process = start(server, tmp_path, "submit", str(SMALL), *STAGE)
+    submitted(server)
+    server.put(JOB, "RUNNING", "one\n")
+    time.sleep(1.2)
+    server.put(JOB, "FAILED", "one\ntroupe: score needs its collect\n", driver_exit_code=2)
+    code, out, err = end(process)
+    assert (code, out) == (2, "one\ntroupe: score needs its collect\n")
+    assert f"job {JOB} FAILED: troupe: score needs its collect" in err
+    assert server.requests[JOB]["entrypoint"].startswith(f"cd {tmp_path} || exit 2; troupe stage score --run small")
+
+
+def test_ctrl_c_stops_a_followed_job_and_leaves_a_detached_one(server: JobServer, tmp_path: Path) -> None:
+    process = start(server, tmp_path, "submit", str(SMALL), *STAGE)
+    submitted(server)
+    server.put(JOB, "RUNNING")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert end(process)[0] == 130
+    assert server.stopped == [JOB]
+
+    code, _, err = end(start(server, tmp_path, "submit", str(SMALL), *STAGE, "--detach"))
+    assert (code, server.stopped) == (0, [JOB])
+    assert f"troupe stop {JOB}" in err
+
+
+def test_a_whole_run_is_one_job_that_carries_the_changed_config(server: JobServer, tmp_path: Path) -> None:
+    assert end(start(server, tmp_path, "submit", str(SMALL), "--set", "iterations=7", "--detach"))[0] == 0
+    ((job, request),) = server.requests.items()
+    assert (job, request["entrypoint"].split("; ")[1]) == ("troupe-small-to-it7-a0", "troupe train small")
+    assert json.loads(request["runtime_env"]["env_vars"]["TROUPE_RUN_CONFIG"])["iterations"] == 7
+
+
+def test_jobs_are_listed_and_stopped_by_name(server: JobServer, tmp_path: Path) -> None:
+    server.put("troupe-small-it1-collect-a0", "FAILED", start_time=1000, end_time=4000, driver_exit_code=3)
+    other = {"troupe_run": "other"}
+    server.put("troupe-other-it1-collect-a0", "RUNNING", start_time=2000, metadata=other)
+    server.put("troupe-other-small-it1-collect-a0", "RUNNING", metadata={"troupe_run": "other-small"})
+    server.put("somebody-elses", "RUNNING", start_time=2000)
+    _, out, _ = end(start(server, tmp_path, "jobs"))
+    assert "troupe-small-it1-collect-a0" in out
+    assert "FAILED (3)" in out
+    assert "somebody-elses" not in out
+    assert "small" not in end(start(server, tmp_path, "jobs", "--run", "other"))[1]
+    assert end(start(server, tmp_path, "stop", "troupe-other-it1-collect-a0"))[0] == 0
+    code, _, err = end(start(server, tmp_path, "stop", "troupe-small-it1-colect-a0"))
+    assert code == 2
+    assert "has no job 'troupe-small-it1-colect-a0'; running are: " in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (("--stage", "score"), 2, "--stage score needs --iteration"),
+        (("--iteration", "2"), 2, "--iteration and --model-group need --stage"),
+        (("--cluster", "ray://h:10001"), 2, "is a Ray client address: jobs go to the dashboard"),
+        (("--cluster", "http://127.0.0.1:1"), 75, "no Ray cluster answers at http://127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_submitted_is_said_in_one_line(
+    server: JobServer, tmp_path: Path, arguments: tuple[str, ...], exit_code: int, said: str
+) -> None:
+    code, _, err = end(start(server, tmp_path, "submit", str(SMALL), *arguments))
+    assert code == exit_code
+    assert said in err
+    assert "Traceback" not in err
+    assert server.requests == {}

@@ -1,0 +1,38 @@
+"""An address at which no cluster answers is told soon and without noise."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.cluster import connect as cluster
+from pipelines.cluster.faults import InfrastructureLost
+
+
+def test_a_cluster_that_does_not_answer_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.1)
+    with pytest.raises(InfrastructureLost, match=r"'127.0.0.1:1' .*refused.*make up"):
+        cluster.check_answers("127.0.0.1:1")
+
+
+def test_a_machine_that_no_one_knows_is_bad_input() -> None:
+    with pytest.raises(ValueError, match=r"no machine is called 'nohost\.invalid'"):
+        cluster.check_answers("nohost.invalid:6379")
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://127.0.0.1:1"])
+def test_other_kinds_of_address_are_left_to_ray(address: str) -> None:
+    cluster.check_answers(address)
+
+
+def test_a_cluster_of_another_ray_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def refuse(**_: object) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.10.1\n")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(
+        ValueError, match=r"'auto' runs another version .*Ray: 2\.9\.0 Python: 3\.10\.1.*use the environment"
+    ):
+        cluster.connect("auto")

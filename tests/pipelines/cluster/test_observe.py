@@ -1,0 +1,106 @@
+"""Points for Prometheus from journal rows and episodes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.cluster.observe import episode_points, log_failed, stage_points
+from stores.journal import Journal, StageKey, StageRow
+from stores.metrics import METRICS, send
+from stores.types import EpisodeStatus, Purpose
+
+REFS: dict[str, dict[str, Any]] = {
+    "collect": {},
+    "score": {},
+    "train": {
+        "model": {"version": 3},
+        "metrics": {
+            "train/trained_rows": 96,
+            "train/logprob_gap_mean": 1e-7,
+            "train/logprob_gap_max": 2e-6,
+            "train/kl": 0.1,
+        },
+    },
+    "sync": {"seconds": 0.4, "policy_versions": {"a": 3, "b": 2}},
+    "evaluate": {"accuracy": 0.6, "champion": {"accuracy": 0.5}},
+    "promote": {"verdict": "promote", "team_version": 4},
+}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> dict[str, StageRow]:
+    journal = Journal(f"sqlite:///{tmp_path}/journal.db")
+    for stage, ref in REFS.items():
+        journal.once(StageKey("r", 3, stage, "a" if stage == "train" else ""), lambda lease, ref=ref: ref)
+    with pytest.raises(OSError):
+        journal.once(StageKey("r", 3, "measure"), fail)
+    return {row.stage: row for row in journal.stages("r", 3)}
+
+
+def fail(lease: Any) -> dict[str, Any]:
+    raise OSError("disk full")
+
+
+def values(points: list[Any], name: str) -> dict[str, Any]:
+    return {"/".join(v for k, v in tags.items() if k != "run"): value for n, value, tags in points if n == name}
+
+
+def test_each_stage_shows_its_result_under_declared_names_and_tags(rows: dict[str, StageRow]) -> None:
+    points = [point for row in rows.values() for point in stage_points(row)]
+    for name, _, tags in points:
+        assert tuple(tags) == METRICS[name].tags, name
+    assert values(points, "troupe_stages")["train/a/done"] == 1
+    assert values(points, "troupe_stages")["measure//failed"] == 1
+    assert values(points, "troupe_policy_version") == {"a/trained": 3, "a/served": 3, "b/served": 2}
+    assert values(points, "troupe_trained_rows") == {"a": 96}
+    assert values(points, "troupe_logprob_gap_max") == {"a": 2e-6}
+    assert values(points, "troupe_accuracy") == {"candidate": 0.6, "champion": 0.5}
+    assert values(points, "troupe_champion_version") == {"": 4}
+
+
+def test_a_train_task_of_the_whole_team_shows_every_model_group(tmp_path: Path) -> None:
+    journal = Journal(f"sqlite:///{tmp_path}/journal.db")
+    ref = {"order": ["b", "a"], "team": {}, "model_groups": {"b": {**REFS["train"]}, "a": {**REFS["train"]}}}
+    journal.once(StageKey("r", 3, "train", "team"), lambda lease: ref)
+    points = stage_points(journal.stages("r", 3)[0])
+    assert values(points, "troupe_policy_version") == {"b/trained": 3, "a/trained": 3}
+    assert values(points, "troupe_trained_rows") == {"b": 96, "a": 96}
+
+
+def test_a_batch_of_episodes_is_a_handful_of_points() -> None:
+    turn = SimpleNamespace(model_group="a", duration_s=0.25, prompt_token_ids=[1] * 7, completion_token_ids=[1] * 3)
+    traces: list[Any] = [
+        SimpleNamespace(run_id="r", purpose=Purpose.TRAIN, status=status, turns=[turn, turn])
+        for status in (EpisodeStatus.OK, EpisodeStatus.OK, EpisodeStatus.TIMEOUT)
+    ]
+    points = episode_points(traces, num_in_flight=5, collector="0")
+    for name, _, tags in points:
+        assert tuple(tags) == METRICS[name].tags, name
+    assert values(points, "troupe_episodes") == {"train/ok": 2, "train/timeout": 1}
+    assert values(points, "troupe_tokens") == {"train/a/prompt": 42, "train/a/completion": 18}
+    assert values(points, "troupe_turn_seconds") == {"train/a": [0.25] * 6}
+    assert values(points, "troupe_episodes_in_flight") == {"0": 5}
+    assert episode_points([], num_in_flight=0, collector="0") == []
+
+
+def test_a_failed_episode_is_logged_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    failed: Any = SimpleNamespace(
+        episode_id="e1", status=EpisodeStatus.AGENT_ERROR, stop_reason="workflow_raised", attempt=1, error="secret"
+    )
+    sound: Any = SimpleNamespace(episode_id="e2", status=EpisodeStatus.TRUNCATED)
+    log_failed([sound, failed])
+    line = "episode ended as agent_error (workflow_raised), attempt 1"
+    assert caplog.messages == [line]
+    log_failed([failed] * 50, is_last=False)
+    log_failed([failed] * 50)
+    assert caplog.messages[1:] == [line] * 10 + ["... and 90 more like these"]
+
+
+def test_without_a_cluster_points_go_nowhere() -> None:
+    send([("troupe_iteration", 1, {"run": "r"})])

@@ -1,0 +1,179 @@
+"""Credit rules: golden numbers, and what score_trace refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.sections import DottedConfig
+from pipelines.credit.math_final_answer import MathFinalAnswer
+from pipelines.credit.math_progress import MathProgress
+from pipelines.credit.rule import Credit, credit_version, load_credit, score_trace, turn_reward
+from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
+
+FINAL = DottedConfig(path="pipelines.credit.math_final_answer:MathFinalAnswer")
+
+
+def turn(index: int, agent: str, *, is_format_ok: bool = True, **fields: str) -> Turn:
+    return Turn(
+        turn_index=index,
+        agent=agent,
+        model_group="solver_verifier" if agent in ("solver", "verifier") else "refiner_finalizer",
+        policy_version=3,
+        round_index=0,
+        parents=(),
+        prompt_text="p",
+        completion_text="c",
+        prompt_token_ids=(1, 2),
+        completion_token_ids=(3,),
+        rollout_logprobs=(-0.5,),
+        sampling=Sampling(max_tokens=8),
+        seed=0,
+        finish_reason=FinishReason.STOP,
+        is_format_ok=is_format_ok,
+        format_fault="" if is_format_ok else "2 <ANSWER> blocks, expected 1",
+        fields=fields,
+        start_s=0.0,
+        duration_s=0.1,
+    )
+
+
+def trace(turns: Sequence[Turn], answer: str, status: EpisodeStatus = EpisodeStatus.OK) -> Trace:
+    return Trace(
+        episode_id="e" * 32,
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="k",
+        workflow="math_chain",
+        task=Task(task_id="t", prompt="7+6*8", answers=("55",)),
+        group_id="g",
+        episode_index=0,
+        variant="",
+        seed=0,
+        status=status,
+        stop_reason="finished",
+        error="",
+        answer=answer,
+        outcome_metadata={},
+        policy_versions={"solver_verifier": 3, "refiner_finalizer": 3},
+        is_version_mixed=False,
+        turns=tuple(turns),
+        tool_calls=(),
+        started_at=0.0,
+        duration_s=1.0,
+    )
+
+
+def chain(solver: str, refiner: str, finalizer: str, *, bad_format: Sequence[str] = ()) -> list[Turn]:
+    return [
+        turn(0, "solver", is_format_ok="solver" not in bad_format, solution="s", answer=solver),
+        turn(1, "verifier", is_format_ok="verifier" not in bad_format, status="correct", error_type="", feedback="f"),
+        turn(2, "refiner", is_format_ok="refiner" not in bad_format, refined_solution="s", answer=refiner),
+        turn(3, "finalizer", is_format_ok="finalizer" not in bad_format, final_solution="s", final_answer=finalizer),
+    ]
+
+
+def test_final_answer_pays_every_turn_the_accuracy_plus_its_own_format() -> None:
+    """UnityMAS-O's math allocator: R = acc + 1.0 * (0 | -1) for each of the four agents."""
+    right = MathFinalAnswer().assign_credit(trace(chain("104", "55", "55", bad_format=["verifier"]), "55"))
+    assert right.outcome == 1.0
+    assert [r.reward for r in right.rewards] == [1.0, 0.0, 1.0, 1.0]
+    wrong = MathFinalAnswer(format_weight=0.5).assign_credit(
+        trace(chain("55", "55", "54", bad_format=["solver"]), "54")
+    )
+    assert wrong.outcome == 0.0
+    assert [r.reward for r in wrong.rewards] == [-0.5, 0.0, 0.0, 0.0]
+    assert wrong.rewards[0].breakdown == {"accuracy": 0.0, "format": -0.5}
+
+
+@pytest.mark.parametrize(
+    ("answers", "progress"),
+    [
+        (("55", "55", "55"), [1, 0, 0, 0]),
+        (("104", "55", "55"), [0, 0, 1, 0]),
+        (("55", "104", "55"), [1, 0, -1, 1]),
+        (("55", "55", ""), [1, 0, 0, -1]),
+        (("", "55", "104"), [0, 0, 1, -1]),
+        (("104", "", "104"), [0, 0, 0, 0]),
+    ],
+)
+def test_progress_pays_the_change_of_correctness_and_adds_up_to_the_accuracy(
+    answers: tuple[str, str, str], progress: list[float]
+) -> None:
+    episode = trace(chain(*answers, bad_format=["refiner"]), answers[-1])
+    credit = MathProgress(format_weight=0.25).assign_credit(episode)
+    assert [r.breakdown["progress"] for r in credit.rewards] == progress
+    assert sum(r.breakdown["progress"] for r in credit.rewards) == credit.outcome
+    assert [r.reward - p for r, p in zip(credit.rewards, progress, strict=True)] == [0, 0, -0.25, 0]
+
+
+@pytest.mark.parametrize("rule", [MathFinalAnswer(), MathProgress()])
+def test_a_truncated_episode_pays_only_the_turns_that_happened(rule: MathFinalAnswer | MathProgress) -> None:
+    cut = trace(chain("55", "55", "55")[:2], "", EpisodeStatus.TRUNCATED)
+    scored = score_trace(rule, cut, version="v")
+    assert [r.agent for r in scored.rewards] == ["solver", "verifier"]
+    assert scored.outcome == 0.0
+    assert score_trace(rule, replace(cut, turns=()), version="v").rewards == ()
+
+
+@pytest.mark.parametrize("status", ["timeout", "agent_error", "tool_error", "infra_error"])
+def test_an_episode_that_is_neither_ok_nor_truncated_is_refused_not_paid_zero(status: str) -> None:
+    with pytest.raises(ValueError, match=f"is {status}: it is not scored"):
+        score_trace(MathFinalAnswer(), trace([], "", EpisodeStatus(status)), version="v")
+
+
+class _Pays:
+    kind = "returns"
+
+    def __init__(self, positions: Sequence[int], value: float = 1.0) -> None:
+        self.positions, self.value = positions, value
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        other = replace(trace, turns=tuple(chain("1", "1", "1")))
+        return Credit(outcome=1.0, rewards=tuple(turn_reward(other, i, {"x": self.value}) for i in self.positions))
+
+
+def test_rules_that_pay_what_cannot_be_are_caught() -> None:
+    cut = trace(chain("55", "55", "55")[:2], "55")
+    with pytest.raises(ValueError, match="pays turn 3 of finalizer"):
+        score_trace(_Pays([3]), cut, version="v")
+    with pytest.raises(ValueError, match=r"pays turn 1 .* twice"):
+        score_trace(_Pays([1, 1]), cut, version="v")
+    with pytest.raises(ValueError, match="not a finite number"):
+        score_trace(_Pays([0], float("nan")), cut, version="v")
+
+
+def test_a_rule_is_loaded_by_path_and_settings() -> None:
+    rule = load_credit(FINAL.model_copy(update={"settings": {"format_weight": 0.2}}))
+    assert isinstance(rule, MathFinalAnswer)
+    assert rule.format_weight == 0.2
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "message"),
+    [
+        ("no.such.module:Rule", {}, r"credit\.path: cannot import 'no\.such\.module'"),
+        ("pipelines.credit.math_final_answer:MathFinalAnser", {}, r"credit\.path: .*has no 'MathFinalAnser'"),
+        ("pipelines.tasks.sources:load_tasks", {}, r"credit\.path: .*is no credit rule"),
+        ("pipelines.credit.math_final_answer:MathFinalAnswer", {"weight": 1}, r"credit\.settings: .*'weight'"),
+    ],
+)
+def test_a_rule_that_cannot_be_loaded_is_one_clear_message(path: str, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_credit(DottedConfig(path=path, settings=settings))
+
+
+def test_the_credit_version_changes_with_settings_and_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert credit_version(FINAL) == credit_version(FINAL)
+    assert credit_version(FINAL) != credit_version(FINAL.model_copy(update={"settings": {"format_weight": 0.2}}))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "my_rule.py"
+    module.write_text("class Rule:\n    kind = 'returns'\n    def assign_credit(self, trace): ...\n")
+    mine = DottedConfig(path="my_rule:Rule")
+    before = credit_version(mine)
+    module.write_text(module.read_text() + "    # another reward\n")
+    assert credit_version(mine) != before

@@ -1,0 +1,366 @@
+"""Golden credits of the reference workflows (seed-systems 1.1.2, 1.2, 1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.config.sections import DottedConfig
+from pipelines.credit.code_progress import CodeProgress
+from pipelines.credit.debate import DebateReward
+from pipelines.credit.graph_reward import GraphReward
+from pipelines.credit.outcome import OutcomeShare
+from pipelines.credit.rule import CreditRule, _used, credit_version, load_credit, score_trace
+from pipelines.credit.search_progress import SearchProgress
+from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, ToolCall, Trace, Turn
+
+ROOT = Path(__file__).parents[3]
+Event = tuple[str, dict[str, Any]]
+"""(agent, fields) with `_bad` for a broken format, or ("verify", response)."""
+
+
+def trace(events: Sequence[Event], *, answers: Sequence[str] = ("55",), answer: str = "") -> Trace:
+    turns, calls, rounds = [], [], dict[str, int]()
+    for index, (name, given) in enumerate(events):
+        if name == "verify":
+            error = given.get("error", "")
+            calls.append(
+                ToolCall(
+                    call_index=index,
+                    tool=name,
+                    caller="",
+                    parents=(),
+                    request={},
+                    response=None if error else given,
+                    error=error,
+                    start_s=0.0,
+                    duration_s=0.0,
+                )
+            )
+            continue
+        rounds[name] = rounds.get(name, -1) + 1
+        fault = given.get("_bad", "")
+        turns.append(
+            Turn(
+                turn_index=index,
+                agent=name,
+                model_group="all",
+                policy_version=0,
+                round_index=rounds[name],
+                parents=(),
+                prompt_text="p",
+                completion_text="c",
+                prompt_token_ids=(1,),
+                completion_token_ids=(2,),
+                rollout_logprobs=(-0.5,),
+                sampling=Sampling(max_tokens=8),
+                seed=0,
+                finish_reason=FinishReason.STOP,
+                is_format_ok=not fault,
+                format_fault=fault,
+                fields={k: v for k, v in given.items() if k != "_bad"},
+                start_s=0.0,
+                duration_s=0.1,
+            )
+        )
+    return Trace(
+        episode_id="e" * 32,
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="k",
+        workflow="w",
+        task=Task(task_id="t", prompt="q", answers=tuple(answers)),
+        group_id="g",
+        episode_index=0,
+        variant="",
+        seed=0,
+        status=EpisodeStatus.OK,
+        stop_reason="finished",
+        error="",
+        answer=answer,
+        outcome_metadata={},
+        policy_versions={"all": 0},
+        is_version_mixed=False,
+        turns=tuple(turns),
+        tool_calls=tuple(calls),
+        started_at=0.0,
+        duration_s=1.0,
+        attempt=1,
+    )
+
+
+def paid(rule: CreditRule, played: Trace) -> dict[str, float]:
+    """Reward by `agent_round`."""
+    rounds = {t.turn_index: f"{t.agent}_{t.round_index}" for t in played.turns}
+    return {rounds[r.turn_index]: r.reward for r in score_trace(rule, played, version="v").rewards}
+
+
+def verdict(rate: float) -> Event:
+    return ("verify", {"pass_rate": rate})
+
+
+CODE = [
+    ("planner", {}),
+    ("coder", {"_bad": "no tags"}),
+    verdict(0.25),
+    ("reflector", {}),
+    ("planner", {}),
+    ("coder", {}),
+    verdict(0.75),
+]
+
+
+def test_code_golden() -> None:
+    """UnityMAS-O's own test: R_0 = .25, R_1 = .75, coder_0 in an illegal format."""
+    assert paid(CodeProgress(), trace(CODE)) == {
+        "planner_0": 0.25,
+        "coder_0": -0.75,
+        "reflector_0": 0.5,
+        "planner_1": 0.5,
+        "coder_1": 0.5,
+    }
+    assert score_trace(CodeProgress(), trace(CODE), version="v").outcome == 0.75
+
+
+def test_code_three_rounds_with_a_step_back() -> None:
+    round_ = [("planner", {}), ("coder", {})]
+    events = [
+        *round_,
+        verdict(0.5),
+        ("reflector", {}),
+        *round_,
+        verdict(0.25),
+        ("reflector", {}),
+        *round_,
+        verdict(1.0),
+    ]
+    assert paid(CodeProgress(format_weight=0), trace(events)) == {
+        "planner_0": 0.5,
+        "coder_0": 0.5,
+        "reflector_0": -0.25,
+        "planner_1": -0.25,
+        "coder_1": -0.25,
+        "reflector_1": 0.75,
+        "planner_2": 0.75,
+        "coder_2": 0.75,
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "rewards"),
+    [
+        (CODE[:3], {"planner_0": 0.25, "coder_0": -0.75}),
+        (CODE[:4], {"planner_0": 0.25, "coder_0": -0.75, "reflector_0": 0.0}),
+        (CODE[:6], {"planner_0": 0.25, "coder_0": -0.75, "reflector_0": 0.0}),
+        (CODE[:2], {}),
+        ([*CODE[:2], ("verify", {"error": "no answer"}), *CODE[3:6]], {}),
+        ([], {}),
+    ],
+)
+def test_code_pays_no_turn_whose_verdict_is_missing(events: list[Event], rewards: dict[str, float]) -> None:
+    assert paid(CodeProgress(), trace(events)) == rewards
+
+
+def answered(text: str) -> Event:
+    return ("answerer", {"final_answer": text})
+
+
+def searched(text: str = "q") -> list[Event]:
+    return [("searcher", {"choice": "search", "search": text}), ("summarizer", {}), ("updater", {})]
+
+
+END: Event = ("searcher", {"choice": "end", "search": ""})
+TOWN = ("red town",)
+
+
+def test_search_golden() -> None:
+    """F1 0, 2/3, 1: plan and answers absolute, the round's other turns by the change, the end 0."""
+    events = [("planner", {"final_answer": "unkown"}), answered("red"), *searched(), answered("the red town"), END]
+    played = trace(events, answers=TOWN, answer="the red town")
+    assert paid(SearchProgress(), played) == pytest.approx(
+        {
+            "planner_0": 0.0,
+            "answerer_0": 2 / 3,
+            "searcher_0": 1 / 3,
+            "summarizer_0": 1 / 3,
+            "updater_0": 1 / 3,
+            "answerer_1": 1.0,
+            "searcher_1": 0.0,
+        }
+    )
+    assert score_trace(SearchProgress(), played, version="v").outcome == 1.0
+
+
+def test_search_a_worse_answer_costs_the_round_and_formats_cost_extra() -> None:
+    bad: Event = ("summarizer", {"_bad": "no tags"})
+    events = [
+        ("planner", {"final_answer": "red town"}),
+        answered("red town"),
+        searched()[0],
+        bad,
+        searched()[2],
+        answered("blue"),
+    ]
+    assert paid(SearchProgress(), trace(events, answers=TOWN, answer="blue")) == {
+        "planner_0": 1.0,
+        "answerer_0": 1.0,
+        "searcher_0": -1.0,
+        "summarizer_0": -2.0,
+        "updater_0": -1.0,
+        "answerer_1": 0.0,
+    }
+
+
+def test_search_pays_nobody_of_a_round_without_an_answer() -> None:
+    events = [("planner", {"final_answer": ""}), answered(""), *searched()]
+    assert paid(SearchProgress(), trace(events, answers=TOWN)) == {"planner_0": 0.0, "answerer_0": 0.0}
+
+
+QA = [("decomposer", {}), ("answerer", {"_bad": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards"),
+    [
+        ({"metric": "em"}, {"decomposer_0": 1.0, "answerer_0": 0.0}),
+        ({"metric": "em", "share": "split"}, {"decomposer_0": 0.5, "answerer_0": -0.5}),
+        ({"metric": "em", "format_weight": 0.1}, {"decomposer_0": 1.0, "answerer_0": 0.9}),
+        ({"metric": "em", "sharing": ["answerer"]}, {"decomposer_0": 0.0, "answerer_0": 0.0}),
+        (
+            {"metric": "em", "share": "split", "sharing": ["answerer"], "format_weight": 0},
+            {"decomposer_0": 0.0, "answerer_0": 1.0},
+        ),
+    ],
+)
+def test_outcome_is_shared_in_full_or_split(settings: dict[str, Any], rewards: dict[str, float]) -> None:
+    assert paid(OutcomeShare(**settings), trace(QA, answers=("The Red Town!",), answer="red town")) == rewards
+
+
+def test_unknown_settings_name_what_there_is() -> None:
+    with pytest.raises(ValueError, match="'bleu' is not known: one of em, f1, math"):
+        OutcomeShare(metric="bleu")
+    with pytest.raises(ValueError, match="timing: 'late': one of dense"):
+        DebateReward(timing="late")  # type: ignore[arg-type]
+
+
+QA_GRAPH = """\
+nodes:
+  decomposer: {type: model, prompt: "{question}", parser: {valid_reward: 0.5, invalid_reward: -0.5}}
+  answerer: {type: model, prompt: "{decomposer.text}", parser: {tags: [answer]}}
+edges: [{from: decomposer, to: answerer}]
+start: [decomposer]
+end: [answerer]
+answer: "{answerer.answer}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards"),
+    [
+        ({}, {"decomposer_0": 1.5, "answerer_0": 0.0}),
+        ({"share": "split", "outcome_weight": 2.0}, {"decomposer_0": 1.5, "answerer_0": 0.0}),
+        ({"format_weight": 0.1, "sharing": ["answerer"]}, {"decomposer_0": 0.05, "answerer_0": 0.9}),
+    ],
+)
+def test_a_graphs_nodes_earn_by_their_parsers(
+    settings: dict[str, Any], rewards: dict[str, float], tmp_path: Path
+) -> None:
+    path = tmp_path / "graph.yaml"
+    path.write_text(QA_GRAPH)
+    played = trace(QA, answers=("The Red Town!",), answer="red town")
+    assert paid(GraphReward(str(path), **settings), played) == pytest.approx(rewards)
+    with pytest.raises(ValueError, match="'nobody' is no node"):
+        GraphReward(str(path), sharing=["nobody"])
+
+
+def debated(*rounds: Sequence[str]) -> list[Event]:
+    return [(f"debater_{i}", {"answer": answer}) for said in rounds for i, answer in enumerate(said)]
+
+
+DEBATE = debated(("55", "1"), ("1", "55"), ("55", "55"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "second"),
+    [
+        ({}, [1, 0, 1], [0, 1, 1]),
+        ({"team": "sum"}, [1, 1, 2], [1, 1, 2]),
+        ({"team": "max"}, [1, 1, 1], [1, 1, 1]),
+        ({"team": "mean"}, [0.5, 0.5, 1], [0.5, 0.5, 1]),
+        ({"team": "dictator"}, [1, 0, 1], [1, 0, 1]),
+        ({"timing": "sparse"}, [0, 0, 1], [0, 0, 1]),
+        ({"timing": "accumulative"}, [2, 1, 1], [2, 2, 1]),
+        ({"timing": "discounted", "gamma": 0.5}, [1.25, 0.5, 1], [0.75, 1.5, 1]),
+        ({"influence": 0.2}, [1.2, 0, 1], [-0.2, 1.2, 1]),
+    ],
+)
+def test_debate_golden(settings: dict[str, Any], first: list[float], second: list[float]) -> None:
+    rewards = paid(DebateReward(**settings), trace(DEBATE, answer="55"))
+    assert [rewards[f"debater_0_{t}"] for t in range(3)] == pytest.approx(first)
+    assert [rewards[f"debater_1_{t}"] for t in range(3)] == pytest.approx(second)
+
+
+def test_a_debate_that_ends_early_pays_what_was_said() -> None:
+    played = trace([*debated(("55", "55")), ("summarizer", {})], answer="55")
+    assert paid(DebateReward(timing="sparse", influence=0.2), played) == {
+        "debater_0_0": 1.0,
+        "debater_1_0": 1.0,
+        "summarizer_0": 1.0,
+    }
+    cut = trace([*debated(("55", "1")), ("debater_0", {"answer": "55"})], answer="")
+    assert paid(DebateReward(influence=0.2), cut) == {"debater_0_0": 1.0, "debater_1_0": 0.0, "debater_0_1": 1.0}
+
+
+def test_an_episode_that_failed_earns_nothing_by_accident() -> None:
+    failed = replace(trace(CODE), status=EpisodeStatus.TOOL_ERROR)
+    with pytest.raises(ValueError, match="is not scored"):
+        score_trace(CodeProgress(), failed, version="v")
+
+
+def test_a_searcher_that_writes_nothing_legal_is_paid_its_penalty() -> None:
+    events = [
+        ("planner", {"final_answer": "red"}),
+        ("answerer", {"final_answer": "red"}),
+        ("searcher", {"choice": "", "_bad": "no tag"}),
+    ]
+    assert paid(SearchProgress(), trace(events, answers=["red"], answer="red")) == {
+        "planner_0": 1.0,
+        "answerer_0": 1.0,
+        "searcher_0": -1.0,
+    }
+
+
+def test_a_lost_verdict_is_not_replaced_by_a_later_one() -> None:
+    lost = ("verify", {"error": "no sandbox"})
+    round_ = [("planner", {}), ("coder", {})]
+    events = [*round_, lost, ("reflector", {}), *round_, verdict(0.75), ("reflector", {}), *round_, verdict(1.0)]
+    assert paid(CodeProgress(), trace(events)) == {
+        "reflector_1": 0.25,
+        "planner_2": 0.25,
+        "coder_2": 0.25,
+    }
+
+
+def test_an_untrained_node_is_not_paid_and_another_file_is_another_rule(tmp_path: Path) -> None:
+    text = (ROOT / "infra" / "graphs" / "rewrite_select.yaml").read_text()
+    path = tmp_path / "graph.yaml"
+    path.write_text(text.replace("    max_tokens: 64\n", "    max_tokens: 64\n    trainable: false\n"))
+    rule = DottedConfig(path="pipelines.credit.graph_reward:GraphReward", settings={"graph": str(path)})
+    played = trace([(name, {}) for name in ("rewriter", "selector", "answerer")], answer="55")
+    assert paid(load_credit(rule), played) == {"rewriter_0": 1.0, "answerer_0": 1.0}
+    before = credit_version(rule)
+    path.write_text(text)
+    assert credit_version(rule) != before
+    with pytest.raises(ValueError, match=r"credit\.settings\.share: 'bogus'"):
+        GraphReward(graph=str(path), share="bogus")  # type: ignore[arg-type]
+
+
+def test_a_rule_is_named_by_all_functions_that_it_uses() -> None:
+    from pipelines.credit import graph_reward
+
+    assert {"serve_apps.tools.text_match", "serve_apps.tools.math_answer"} <= {m.__name__ for m in _used(graph_reward)}

@@ -1,0 +1,133 @@
+"""A warm start on another run's traces: which are taken, which are left out, which are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import MakeTrace
+
+from pipelines.config.run_config import load_config
+from pipelines.episodes.chosen_traces import choose
+from pipelines.run.run import Run
+from pipelines.stages.warmstart import warmstart
+from stores.manifest import Probe
+from stores.traces import TraceStore
+from stores.types import EpisodeRewards, Purpose, Task, Trace
+from stores.weights import WeightStore
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+
+
+class Other:
+    """A run whose traces are chosen, and its model versions beside them."""
+
+    def __init__(self, folder: Path, model: Path, make_trace: MakeTrace, make_rewards: Callable[..., Any]) -> None:
+        self.uri, self.make_trace, self.make_rewards = str(folder / "traces"), make_trace, make_rewards
+        self.store = TraceStore(self.uri)
+        self.store.create()
+        WeightStore(str(folder / "weights")).commit(
+            model,
+            model_group="team",
+            version=0,
+            parent=None,
+            run_id="other",
+            iteration=0,
+            probe=Probe(sequences=(), logprobs=()),
+        )
+
+    def play(self, prompt: str, outcome: float, *, purpose: Purpose = Purpose.TRAIN) -> Trace:
+        """Stores an episode of two turns that was paid `outcome`."""
+        trace: Trace = self.make_trace(run_id="other", purpose=purpose)
+        ids = {"prompt_token_ids": (5, 6, 7), "completion_token_ids": (8, 2), "rollout_logprobs": (-0.5, -0.5)}
+        trace = replace(
+            trace,
+            episode_id=f"{len(prompt)}{prompt}{purpose}",
+            task=Task(task_id="t", prompt=prompt, answers=("5",)),
+            policy_versions={"team": 0},
+            turns=tuple(replace(turn, model_group="team", **ids) for turn in trace.turns),
+        )
+        rewards: EpisodeRewards = self.make_rewards(trace, outcome=outcome)
+        self.store.write_episodes([trace])
+        self.store.write_rewards([rewards])
+        return trace
+
+
+@pytest.fixture
+def other(tmp_path: Path, tiny_model: Path, make_trace: MakeTrace, make_rewards: Callable[..., Any]) -> Other:
+    return Other(tmp_path / "other", tiny_model, make_trace, make_rewards)
+
+
+def learner(other: Other, folder: Path, model: Path, *, count: int = 4, **choice: Any) -> Run:
+    """A run that starts from `model` and the other run's traces; it holds out the tasks "held out" and "reported"."""
+    for section, prompt in {"gate": "held out", "test": "reported"}.items():
+        (folder / f"{section}.jsonl").write_text(json.dumps({"question": prompt, "answer": "5"}))
+    warm = {"traces": {"uri": other.uri, "run": "other", **choice}, "num_demonstrations": count, "num_epochs": 1}
+    changes = {
+        "storage.root": str(folder),
+        "warmstart": warm,
+        "model_groups.team.model": str(model),
+        "tasks.gate": {"path": str(folder / "gate.jsonl")},
+        "tasks.test": {"path": str(folder / "test.jsonl")},
+    }
+    return Run(load_config(SMALL, changes))
+
+
+def chosen(run: Run) -> set[str]:
+    settings = run.config.warmstart
+    assert settings is not None and settings.traces is not None
+    folders = {group: Path(g.model) for group, g in run.config.model_groups.items()}
+    traces = choose(run, settings.traces, count=settings.num_demonstrations, folders=folders)
+    return {trace.task.prompt for trace in traces}
+
+
+def test_training_episodes_that_went_well_are_taken_however_many_others_there_are(
+    other: Other, tiny_model: Path, tmp_path: Path
+) -> None:
+    for number in range(6):
+        other.play(f"bad {number}", 0.0)
+    for purpose in (Purpose.GATE, Purpose.TEST, Purpose.AD_HOC):
+        other.play(f"played as {purpose}", 1.0, purpose=purpose)
+    for prompt in ("held out", "reported", "good", "good, too"):
+        other.play(prompt, 1.0)
+    assert chosen(learner(other, tmp_path, tiny_model)) == {"good", "good, too"}
+    assert len(chosen(learner(other, tmp_path, tiny_model, count=1))) == 1
+
+
+def test_where_only_held_out_tasks_went_well_there_is_nothing_to_start_from(
+    other: Other, tiny_model: Path, tmp_path: Path
+) -> None:
+    other.play("held out", 1.0)
+    with pytest.raises(ValueError, match=r"no training episode of run 'other' .* \(1 are left out, .*tasks\.gate"):
+        chosen(learner(other, tmp_path, tiny_model))
+
+
+def test_token_ids_of_another_or_an_unknown_tokenizer_are_refused(
+    other: Other, tiny_model: Path, tmp_path: Path
+) -> None:
+    other.play("good", 1.0)
+    mine = shutil.copytree(tiny_model, tmp_path / "mine")
+    tokenizer = json.loads((mine / "tokenizer.json").read_text())
+    (mine / "tokenizer.json").write_text(json.dumps(tokenizer | {"padding": None}))
+    assert chosen(learner(other, tmp_path, mine)) == {"good"}, "written otherwise, the same ids"
+    tokenizer["added_tokens"][-1]["content"] = "<other>"
+    (mine / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(
+        ValueError, match=r"ids of the tokenizer in .*/v0, model group 'team' starts from .*another one"
+    ):
+        chosen(learner(other, tmp_path, mine))
+    with pytest.raises(ValueError, match=r"elsewhere holds none .*: set warmstart\.traces\.weights"):
+        chosen(learner(other, tmp_path, tiny_model, weights=str(tmp_path / "elsewhere")))
+
+
+def test_a_warm_start_learns_the_chosen_traces(other: Other, tiny_model: Path, tmp_path: Path) -> None:
+    other.play("good", 1.0)
+    run = learner(other, tmp_path, tiny_model)
+    metrics = warmstart(run)["metrics"]
+    assert metrics["team/warmstart/completion_tokens"] == 2 * 2
+    assert run.weights.manifest(run.trained(0)["team"]).note == "warm start"

@@ -1,0 +1,206 @@
+"""Variants and dynamic sampling: what is played beside the episodes that train, what is refused, what teaches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from records import MakeTrace
+
+from pipelines.config.run_config import load_config
+from pipelines.episodes.dynamic_sampling import groups_without_signal
+from pipelines.episodes.variants import choose
+from pipelines.runners.validate import check
+from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TurnReward
+
+DEMO = Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml"
+
+
+@pytest.fixture
+def episode(make_trace: MakeTrace) -> Callable[..., Trace]:
+    """`episode(number)`: a turn of a writer, then one of a checker."""
+
+    def make(number: int, *, task: str = "t", status: EpisodeStatus = EpisodeStatus.OK) -> Trace:
+        base = make_trace(number)
+        turns = tuple(replace(base.turns[0], turn_index=i, agent=a) for i, a in enumerate(("writer", "checker")))
+        named = replace(base.task, task_id=task)
+        changes = {"episode_id": f"{task}{number}", "episode_index": number, "group_id": task, "status": status}
+        return replace(base, task=named, turns=turns, tool_calls=(), **changes)
+
+    return make
+
+
+def test_every_task_has_its_share_of_variants_and_the_same_ones_each_time(episode: Callable[..., Trace]) -> None:
+    traces = [episode(i, task=task) for task in "ab" for i in range(4)]
+    chosen = choose(traces, kind="counterfactual", per_task=4, seed="0/1")
+    assert chosen == choose(list(reversed(traces)), kind="counterfactual", per_task=4, seed="0/1")
+    assert chosen != choose(traces, kind="counterfactual", per_task=4, seed="0/2")
+    assert [trace.task.task_id for trace, _ in chosen] == ["a"] * 4 + ["b"] * 4
+    for task in "ab":
+        agents = [script.agent for trace, script in chosen if trace.task.task_id == task]
+        assert sorted(agents[:2]) == ["checker", "writer"], "every agent once before any twice"
+        keys = [(trace.episode_id, script.variant) for trace, script in chosen]
+        assert len(keys) == len(set(keys))
+
+
+def test_a_task_has_one_greedy_episode_and_failed_episodes_are_not_replayed(episode: Callable[..., Trace]) -> None:
+    traces = [episode(i) for i in range(3)]
+    assert [s.variant for _, s in choose(traces, kind="greedy", per_task=1, seed="s")] == ["greedy"]
+    failed = [episode(i, status=EpisodeStatus.TIMEOUT) for i in range(3)]
+    assert choose(failed, kind="leave_one_out", per_task=2, seed="s") == []
+    left_out = choose([*failed[:2], traces[2]], kind="leave_one_out", per_task=9, seed="s")
+    assert sorted(s.variant for _, s in left_out) == ["without-checker", "without-writer"]
+
+
+def paid(trace: Trace, *rewards: float) -> EpisodeRewards:
+    return EpisodeRewards(
+        episode_id=trace.episode_id,
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        credit_version="c",
+        outcome=rewards[-1],
+        rewards=tuple(
+            TurnReward(turn_index=t.turn_index, agent=t.agent, model_group=t.model_group, reward=r, breakdown={})
+            for t, r in zip(trace.turns, rewards, strict=True)
+        ),
+    )
+
+
+def test_a_group_teaches_nothing_where_no_agent_earned_differently(episode: Callable[..., Trace]) -> None:
+    traces = [episode(i, task=task) for task in "abc" for i in range(2)]
+    rewards = [paid(t, *of) for t, of in zip(traces, [(1, 0), (1, 0), (1, 0), (0, 0), (1, 0), (1, 0.5)], strict=True)]
+    assert groups_without_signal(traces, rewards) == {"a"}
+    assert groups_without_signal(traces, rewards[:2]) == {"a", "b", "c"}, "episodes that are not paid do not count"
+    odd = replace(traces[0], variant="greedy", episode_id="v")
+    assert groups_without_signal([*traces[:2], odd], [*rewards[:2], replace(paid(odd, 9, 9), episode_id="v")]) == {"a"}
+
+
+def config_with(tmp_path: Path, **changes: Any) -> Path:
+    data = yaml.safe_load(DEMO.read_text())
+    for key, value in changes.items():
+        data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) else value
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+GREEDY = {"variants": {"kind": "greedy"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"train": {"algorithm": "remax"}},
+            r"holds turns against greedy episodes.*collect\.variants: \{kind: greedy\}.*rloo",
+        ),
+        ({"collect": GREEDY}, r"collect\.variants\.kind: greedy: no algorithm.*drop it.*remax"),
+        ({"train": {"algorithm": "counterfactual"}, "collect": GREEDY}, r"against counterfactual episodes"),
+        ({"collect": {"variants": {"kind": "greedy", "per_task": 2}}}, r"per_task = 2: greedy episodes.*give 1"),
+        (
+            {"collect": {"dynamic_sampling": {}, "episodes_per_task": 1}},
+            r"dynamic_sampling needs episodes to compare.*at least 2",
+        ),
+        ({"collect": {"dynamic_sampling": {}, "oversample": 2}}, r"oversample = 2 both decide.*one of them"),
+        (
+            {"collect": {"episodes_per_task": 1}, "train": {"algorithm": "grpo"}},
+            r"'grpo' compares the episodes of a task.*give at least 2, or take ppo",
+        ),
+        (
+            {
+                "collect": {"episodes_per_task": 1},
+                "train": {"algorithm": "gigpo", "advantage": {"group_by": "batch_agent"}},
+            },
+            r"gigpo compares turns of a task that saw the same prompt \(anchors\).*give at least 2, or take ppo",
+        ),
+        (
+            {"train": {"algorithm": "dr_mas", "critic": {"hidden_size": 8}}},
+            r"train\.critic is set but algorithm 'dr_mas' has no critic.*use ppo or ippo",
+        ),
+        (
+            {"train": {"algorithm": "ppo", "team": {"mixer": "qmix"}}},
+            r"mixer: qmix gives turns their credit.*algorithm: dr_mas",
+        ),
+        (
+            {"train": {"algorithm": "remax", "team": {"mixer": "vdn"}}, "collect": GREEDY},
+            r"mixer: vdn gives turns their credit, and algorithm 'remax'.*take algorithm: dr_mas",
+        ),
+        (
+            {"train": {"algorithm": "mappo"}, "model_groups": "statuses"},
+            r"model_groups\.b\.train\.train_statuses = .*same episodes.*set it in `train`",
+        ),
+        (
+            {"train": {"algorithm": "mappo"}, "model_groups": "whiten"},
+            r"model_groups\.b\.train\.advantage\.whiten = 'all'.*whitened once.*set it in `train`",
+        ),
+        (
+            {"train": {"algorithm": "mappo", "loss": {"kl_in_reward_coef": 0.1}}},
+            r"kl_in_reward_coef: algorithm 'mappo'.*kl_in_loss_coef",
+        ),
+        (
+            {"train": {"algorithm": "ppo", "critic": {"kind": "frozen"}, "loss": {"adaptive_kl": {}}}},
+            r"adaptive_kl needs loss\.kl_in_reward_coef above 0",
+        ),
+        (
+            {"train": {"algorithm": "ppo", "advantage": {"group_by": "task"}}},
+            r"group_by = task: algorithm 'ppo' compares no groups: drop it",
+        ),
+        ({"train": {"optimizer": {"schedule": "cosine"}}}, r"schedule: cosine needs decay_steps above warmup_steps"),
+        ({"train": {"deepspeed": {"offload_parameters": True}}}, r"offload_parameters needs deepspeed\.zero_stage: 3"),
+        (
+            {"train": {"algorithm": "happo"}, "model_groups": None},
+            r"happo updates model groups one after another, and there is only one.*take mappo",
+        ),
+        (
+            {"train": {"algorithm": "happo"}, "model_groups": "mixed"},
+            r"model_groups\.b\.train: the whole team learns first.*set both in `train`",
+        ),
+        ({"train": {"algorithm": "mappo"}, "model_groups": "reserved"}, r"model_groups\.team: this name is"),
+    ],
+)
+def test_a_combination_that_makes_no_sense_is_refused_with_the_nearest_that_works(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    agents = ["solver", "verifier", "refiner", "finalizer"]
+    groups: dict[Any, Any] = {
+        None: {"a": {"agents": agents}},
+        "mixed": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"algorithm": "grpo"}}},
+        "reserved": {"team": {"agents": agents}},
+        "statuses": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"train_statuses": ["ok"]}}},
+        "whiten": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"advantage": {"whiten": "all"}}}},
+    }
+    if "model_groups" in changes:
+        changes = changes | {"model_groups": groups[changes["model_groups"]]}
+    path = config_with(tmp_path, **{k: v for k, v in changes.items() if k != "model_groups"})
+    if "model_groups" in changes:
+        data = yaml.safe_load(path.read_text()) | {"model_groups": changes["model_groups"]}
+        path.write_text(yaml.safe_dump(data))
+    with pytest.raises(ValueError, match=f"(?s){said}"):
+        load_config(path)
+
+
+def test_what_works_is_taken(tmp_path: Path) -> None:
+    path = config_with(tmp_path, train={"algorithm": "remax"}, collect={"episodes_per_task": 7, **GREEDY})
+    assert load_config(path).collect.variants.kind == "greedy"
+    path = config_with(tmp_path, train={"algorithm": "happo"})
+    assert load_config(path).train_tasks == ("team",)
+    path = config_with(tmp_path, train={"team": {"mixer": "vdn"}, "advantage": {"normalize_std": False}})
+    assert load_config(path).team_config.team.mixer == "vdn"
+
+
+def test_an_outcome_is_no_baseline_for_parts_of_it(tmp_path: Path) -> None:
+    rule = {"path": "pipelines.credit.math_progress:MathProgress"}
+    changes = {
+        "train": {"algorithm": "leave_one_out"},
+        "collect": {"variants": {"kind": "leave_one_out", "per_task": 2}},
+    }
+    path = config_with(tmp_path, credit=rule, **changes)
+    with pytest.raises(
+        ValueError, match=r"leave_one_out holds a turn against the outcome.*pays increments.*counterfactual"
+    ):
+        check(load_config(path))

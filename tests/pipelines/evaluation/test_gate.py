@@ -1,0 +1,78 @@
+"""The gate: one row per way to decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipelines.config.sections import PromoteConfig
+from pipelines.evaluation.gate import Evidence, decide
+from pipelines.evaluation.guards import Guarded
+from pipelines.evaluation.statistics import Interval
+
+
+def evidence(low: float, high: float, *, ok: float = 1.0, formats: float = 1.0) -> Evidence:
+    gain = Interval(mean=(low + high) / 2, low=low, high=high, num_tasks=256)
+    return Evidence(gain=gain, ok_share=ok, format_shares={"solver": 1.0, "verifier": formats})
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "verdict", "condition"),
+    [
+        ({}, evidence(0.02, 0.10), "promote", "gain +0.060 [+0.020, +0.100] on 256 tasks: lower bound above min_gain"),
+        ({}, evidence(0.00, 0.10), "inconclusive", "min_gain +0.000 lies inside"),
+        ({}, evidence(-0.10, -0.02), "reject", "upper bound not above min_gain +0.000"),
+        ({"min_gain": 0.05}, evidence(0.02, 0.10), "inconclusive", "min_gain +0.050 lies inside"),
+        ({"min_gain": 0.05}, evidence(0.02, 0.04), "reject", "upper bound not above min_gain +0.050"),
+        ({"non_inferiority": 0.02}, evidence(-0.01, 0.05), "promote", "certainly not worse than by 0.020"),
+        ({"non_inferiority": 0.02}, evidence(-0.03, 0.05), "inconclusive", "-non_inferiority -0.020 lies inside"),
+        ({"non_inferiority": 0.02}, evidence(-0.09, -0.03), "reject", "upper bound not above -non_inferiority"),
+        ({}, evidence(0.5, 0.9, ok=0.85), "reject", "ok episodes 0.850 is below min_ok_share 0.900"),
+        ({}, evidence(0.5, 0.9, ok=float("nan")), "reject", "below min_ok_share"),
+        ({"min_format_share": 0.8}, evidence(0.5, 0.9, formats=0.7), "reject", "turns of verifier 0.700 is below 0.8"),
+        ({"min_format_share": 0.8}, evidence(0.5, 0.9, formats=float("nan")), "promote", "lower bound above"),
+    ],
+)
+def test_the_verdict_names_the_condition_that_decided(
+    settings: dict[str, float], found: Evidence, verdict: str, condition: str
+) -> None:
+    decision = decide(PromoteConfig(**settings), found)
+    assert decision.verdict == verdict
+    assert condition in decision.condition
+
+
+def test_the_first_team_is_promoted_if_the_floors_hold() -> None:
+    assert decide(PromoteConfig(), Evidence(gain=None, ok_share=0.95, format_shares={})).verdict == "promote"
+    assert decide(PromoteConfig(), Evidence(gain=None, ok_share=0.5, format_shares={})).verdict == "reject"
+
+
+def guarded(low: float, high: float, state: str) -> Guarded:
+    found = Interval(mean=(low + high) / 2, low=low, high=high, num_tasks=256)
+    return Guarded(name="completion_tokens", found=found, limit=1.5, state=state)  # type: ignore[arg-type]
+
+
+def test_a_broken_guard_rejects_whatever_is_gained_and_an_unclear_one_asks_for_more() -> None:
+    gains = evidence(0.1, 0.3)
+    broken = decide(PromoteConfig(), replace(gains, guards=[guarded(1.9, 2.1, "broken")]))
+    assert (broken.verdict, broken.condition) == (
+        "reject",
+        "guard completion_tokens x2.00 [1.90, 2.10], at most x1.50",
+    )
+    unclear = decide(PromoteConfig(), replace(gains, guards=[guarded(1.2, 1.6, "unclear")]))
+    assert unclear.verdict == "inconclusive" and "but not sure of completion_tokens x1.40" in unclear.condition
+    assert decide(PromoteConfig(), replace(gains, guards=[guarded(0.9, 1.1, "holds")])).verdict == "promote"
+    loses = evidence(-0.3, -0.1)
+    assert decide(PromoteConfig(), replace(loses, guards=[guarded(1.2, 1.6, "unclear")])).verdict == "reject"
+
+
+def test_a_source_that_certainly_loses_rejects_where_a_limit_is_set() -> None:
+    split = {
+        "algebra": Interval(mean=0.3, low=0.2, high=0.4, num_tasks=99),
+        "words": Interval(mean=-0.2, low=-0.3, high=-0.1, num_tasks=50),
+    }
+    found = replace(evidence(0.1, 0.3), sources=split)
+    assert decide(PromoteConfig(), found).verdict == "promote"
+    assert decide(PromoteConfig(max_source_loss=0.1), found).verdict == "promote", "it may be just so much"
+    verdict = decide(PromoteConfig(max_source_loss=0.05), found)
+    assert verdict.verdict == "reject" and "source 'words' loses: -0.200 [-0.300, -0.100] on 50" in verdict.condition

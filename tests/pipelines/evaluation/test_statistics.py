@@ -1,0 +1,146 @@
+"""Intervals that cover what they claim, and figures checked by hand."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from pipelines.evaluation.statistics import (
+    crossed_interval,
+    exact_interval,
+    mean_interval,
+    paired_interval,
+    paired_ratio,
+    pass_at_k,
+)
+
+
+def named(values: np.ndarray) -> dict[str, list[float]]:
+    return {f"t{i}": list(np.atleast_1d(row)) for i, row in enumerate(values)}
+
+
+def test_avg_and_pass_at_k_by_hand() -> None:
+    outcomes = {"a": [1, 0, 0, 0], "b": [1, 1, 1, 1], "c": [0, 0, 0, 0]}
+    assert mean_interval(outcomes).mean == pytest.approx((0.25 + 1 + 0) / 3)
+    assert pass_at_k(outcomes, 1) == pytest.approx((0.25 + 1 + 0) / 3)
+    assert pass_at_k(outcomes, 2) == pytest.approx((0.5 + 1 + 0) / 3)
+    with pytest.raises(ValueError, match=r"pass@5 needs 5 episodes"):
+        pass_at_k(outcomes, 5)
+
+
+@pytest.mark.parametrize("draw", ["binary", "continuous"])
+def test_the_interval_covers_the_truth_as_often_as_it_says(draw: str) -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for seed in range(200):
+        values = rng.binomial(1, 0.3, size=120) if draw == "binary" else rng.beta(3, 7, size=120)
+        interval = mean_interval(named(values.astype(float)), seed=seed, num_samples=2000)
+        covered += interval.low <= 0.3 <= interval.high
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_pairing_removes_what_tasks_have_in_common() -> None:
+    rng = np.random.default_rng(1)
+    difficulty = rng.uniform(size=(300, 1))
+    champion, candidate = named((rng.uniform(size=(300, 4)) < difficulty) * 0.8), {}
+    for task_id, outcomes in champion.items():
+        candidate[task_id] = [x + 0.05 for x in outcomes]
+    gain = paired_interval(candidate, champion)
+    assert gain.mean == pytest.approx(0.05)
+    assert gain.low > 0
+    assert mean_interval(candidate).low < mean_interval(champion).high
+
+
+def test_episodes_of_a_task_are_clustered_not_counted_as_independent() -> None:
+    values = np.random.default_rng(2).binomial(1, 0.5, size=100).astype(float)
+    once = mean_interval(named(values))
+    eight_times = mean_interval({t: v * 8 for t, v in named(values).items()})
+    assert eight_times == once
+
+
+def test_without_spread_the_interval_still_has_width() -> None:
+    none_solved = mean_interval(named(np.zeros(10)))
+    assert (none_solved.mean, none_solved.low) == (0, 0)
+    assert none_solved.high == pytest.approx(1 - 0.025**0.1)
+    same = paired_interval(named(np.ones(4)), named(np.ones(4)))
+    assert same.low == -same.high < 0
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    outcomes = named(np.random.default_rng(3).uniform(size=50))
+    assert mean_interval(outcomes, seed=5) == mean_interval(outcomes, seed=5)
+    assert mean_interval(outcomes, seed=5) != mean_interval(outcomes, seed=6)
+
+
+def test_ten_thousand_samples_of_512_tasks_take_a_fraction_of_a_second() -> None:
+    outcomes = named(np.random.default_rng(4).uniform(size=512))
+    start = time.process_time()
+    mean_interval(outcomes)
+    assert time.process_time() - start < 2
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ValueError, match="same tasks on both sides; 2 differ"):
+        paired_interval({"a": [1]}, {"b": [1]})
+    with pytest.raises(ValueError, match="no outcomes"):
+        mean_interval({})
+    with pytest.raises(ValueError, match="'b' has an outcome that is not a finite number"):
+        mean_interval({"a": [1.0], "b": [float("nan")]})
+
+
+def test_an_interval_crossed_over_seeds_and_tasks_knows_that_both_vary() -> None:
+    equal_seeds = [{"a": 0.0, "b": 1.0, "c": 1.0, "d": 0.0}] * 3
+    found = crossed_interval(equal_seeds, num_samples=4000)
+    assert (found.mean, found.num_tasks) == (0.5, 4)
+    assert (found.low, found.high) == (0.0, 1.0)
+    one_seed_failed = [{f"t{i}": value for i in range(100)} for value in (0.6, 0.6, 0.0)]
+    found = crossed_interval(one_seed_failed, num_samples=4000)
+    assert found.mean == pytest.approx(0.4)
+    assert (found.low, found.high) == (pytest.approx(0.0), pytest.approx(0.6)), "a hundred tasks are no hundred seeds"
+
+
+def test_seeds_that_solved_other_tasks_are_not_crossed() -> None:
+    with pytest.raises(ValueError, match="the same tasks for every seed"):
+        crossed_interval([{"a": 1.0}, {"b": 1.0}])
+    with pytest.raises(ValueError, match="at least one seed and one task"):
+        crossed_interval([])
+
+
+def wins_and_losses(won: int, lost: int, same: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    differences = np.array([1.0] * won + [-1.0] * lost + [0.0] * same)
+    return named((differences > 0).astype(float)), named((differences < 0).astype(float))
+
+
+@pytest.mark.parametrize(("won", "lost"), [(9, 1), (8, 1), (8, 2), (1, 9), (5, 5), (6, 0), (5, 0)])
+def test_the_exact_interval_excludes_0_just_where_mcnemars_exact_test_does(won: int, lost: int) -> None:
+    p_value = min(1.0, 2 * sum(math.comb(won + lost, k) for k in range(min(won, lost) + 1)) / 2 ** (won + lost))
+    found = exact_interval(*wins_and_losses(won, lost, 30))
+    assert found.mean == pytest.approx((won - lost) / (won + lost + 30))
+    assert (not found.low <= 0 <= found.high) == (p_value <= 0.05)
+
+
+def test_the_exact_test_of_teams_that_never_differ_proves_little_when_tasks_are_few() -> None:
+    found = exact_interval(*wins_and_losses(0, 0, 10))
+    assert found.mean == 0 and found.high == -found.low == pytest.approx(1 - 0.025**0.1)
+
+
+def test_the_exact_test_refuses_what_is_not_one_outcome_of_0_or_1() -> None:
+    with pytest.raises(ValueError, match=r"task 't0' has the outcomes \[0\.5\].*use evaluate\.test: bootstrap"):
+        exact_interval(named(np.array([0.5])), named(np.array([1.0])))
+    with pytest.raises(ValueError, match=r"outcomes \[1\.0, 0\.0\]"):
+        exact_interval({"t0": [1.0, 0.0]}, {"t0": [1.0]})
+
+
+def test_a_ratio_is_of_means_over_tasks_and_covers_the_truth() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for seed in range(200):
+        old = rng.gamma(4, 10, size=80)
+        new = old * 1.2 * rng.lognormal(-0.02, 0.2, size=80)
+        found = paired_ratio(named(new), named(old), seed=seed, num_samples=1000)
+        assert found is not None and found.mean == pytest.approx(new.mean() / old.mean())
+        covered += found.low <= 1.2 <= found.high
+    assert 0.88 <= covered / 200 <= 0.99
+    assert paired_ratio(named(np.ones(3)), named(np.zeros(3))) is None

@@ -1,0 +1,166 @@
+"""Demonstrators play the shipped workflows to their end, mostly in form, and leave room to improve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.credit.code_progress import CodeProgress
+from pipelines.credit.outcome import OutcomeShare
+from pipelines.credit.rule import CreditRule
+from pipelines.credit.search_progress import SearchProgress
+from pipelines.examples.arithmetic import demonstrator as arithmetic_demonstrator
+from pipelines.examples.arithmetic import tasks as arithmetic
+from pipelines.examples.counting_house import demonstrator as counting_house_demonstrator
+from pipelines.examples.counting_house import tasks as counting_house
+from pipelines.examples.counting_house.credit import CountingHouseCredit
+from pipelines.examples.counting_house.workflow import CountingHouse
+from pipelines.examples.made_up_facts import demonstrator as made_up_facts_demonstrator
+from pipelines.examples.made_up_facts import tasks as made_up_facts
+from pipelines.examples.small_functions import demonstrator as small_functions_demonstrator
+from pipelines.examples.small_functions import tasks as small_functions
+from serve_apps.agent import Agent, Tool
+from serve_apps.demonstrate import demonstrate
+from serve_apps.runner import ActingTeam
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.workflow import Outcome, Workflow
+from serve_apps.workflows.debate import Debate
+from serve_apps.workflows.declared import Declared
+from serve_apps.workflows.hierarchical_search import HierarchicalSearch
+from serve_apps.workflows.iterative_search import IterativeSearch
+from serve_apps.workflows.pioneer_observer import PioneerObserver
+from serve_apps.workflows.reflective_code import ReflectiveCode
+from serve_apps.workflows.single_agent import SingleAgent
+from serve_apps.workflows.solver_verifier import SolverVerifier
+from stores.types import Sampling, Task
+
+GRAPHS = Path(__file__).parents[3] / "infra" / "graphs"
+FACTS = {"documents": "pipelines.examples.made_up_facts.tasks:documents"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> ChatTokenizer:
+    return ChatTokenizer(tiny_model)
+
+
+def sums() -> list[Task]:
+    return arithmetic.generate(seed=0, split="train", count=20, max_a=49, max_factor=6)
+
+
+def facts(hops: str) -> list[Task]:
+    return made_up_facts.generate(seed=0, split="train", count=20, hops=hops)
+
+
+def graph(name: str) -> Callable[[], Workflow]:
+    return lambda: Declared(str(GRAPHS / f"{name}.yaml"), {"retrieve": {"retriever": FACTS, "top_k": 1}})
+
+
+CASES: list[tuple[Callable[[], Workflow], Any, Callable[[], list[Task]], CreditRule]] = [
+    (SolverVerifier, arithmetic_demonstrator.demonstrate_loop, sums, OutcomeShare(metric="math")),
+    (Debate, arithmetic_demonstrator.demonstrate_debate, sums, OutcomeShare(metric="math")),
+    (lambda: Debate(decide="summarizer"), arithmetic_demonstrator.demonstrate_debate, sums, OutcomeShare(metric="math")),
+    (
+        CountingHouse,
+        counting_house_demonstrator.demonstrate,
+        lambda: counting_house.generate(seed=0, split="train", count=60),
+        CountingHouseCredit(),
+    ),
+    (PioneerObserver, arithmetic_demonstrator.demonstrate_pair, sums, OutcomeShare(metric="math")),
+    (
+        lambda: ReflectiveCode(sandbox={"wall": "none"}, max_rounds=2),
+        small_functions_demonstrator.demonstrate,
+        lambda: small_functions.generate(seed=0, split="train", count=20),
+        CodeProgress(),
+    ),
+    (
+        lambda: IterativeSearch(retriever=FACTS, top_k=1),
+        made_up_facts_demonstrator.demonstrate_iterative,
+        lambda: facts("both"),
+        SearchProgress(),
+    ),
+    (
+        lambda: HierarchicalSearch(retriever=FACTS, top_k=1),
+        made_up_facts_demonstrator.demonstrate,
+        lambda: facts("both"),
+        OutcomeShare(),
+    ),
+    (lambda: SingleAgent(retriever=FACTS, top_k=1), made_up_facts_demonstrator.demonstrate_single, lambda: facts("both"), OutcomeShare()),
+    *((graph(name), made_up_facts_demonstrator.demonstrate, lambda: facts("one"), OutcomeShare()) for name in (
+        "decompose_answer", "decompose_evidence", "decompose_summarize", "rewrite_select")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "player", "tasks", "rule"), CASES)
+def test_a_team_is_played_with_room_to_improve(
+    make: Callable[[], Workflow],
+    player: Any,
+    tasks: Callable[[], list[Task]],
+    rule: CreditRule,
+    tokenizer: ChatTokenizer,
+) -> None:
+    workflow = make()
+    names = list(workflow.agents)
+    team = ActingTeam(
+        workflow=workflow,
+        workflow_path="w",
+        group_of=dict.fromkeys(names, "all"),
+        tokenizers={"all": tokenizer},
+        max_model_len={"all": 2048},
+        sampling=dict.fromkeys(names, Sampling(max_tokens=128)),
+        policy_versions={"all": 0},
+        team_key="k",
+    )
+    traces = demonstrate(tasks(), team=team, demonstrator=player, count=60, run_id="r", seed=0)
+    outcomes = [rule.assign_credit(trace).outcome for trace in traces]
+    in_form = [turn.is_format_ok for trace in traces for turn in trace.turns]
+    spoke = {turn.agent for trace in traces for turn in trace.turns}
+    print(f"{workflow.__class__.__name__}: outcome {sum(outcomes) / 60:.2f}, form {sum(in_form) / len(in_form):.2f}")
+    assert 0.1 < sum(outcomes) / 60 < 0.75
+    assert 0.75 < sum(in_form) / len(in_form) < 1
+    assert spoke == set(names)
+
+
+class Asks(Workflow):
+    """Asks its tool twice for the same."""
+
+    agent = Agent(prompt="{found}")
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.tools = {"find": Tool(self._find)}
+
+    async def _find(self, words: list[str]) -> dict[str, list[str]]:
+        self.asked.append(words[0])
+        return {"found": words}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        for _ in range(2):
+            found = await tools.find(words=[task.prompt])
+            found["found"].append("more")
+        reply = await agents.agent(found=" ".join(found["found"]))
+        return Outcome(answer=reply.text)
+
+
+def test_a_tool_is_asked_once_for_the_same(tokenizer: ChatTokenizer) -> None:
+    workflow = Asks()
+    team = ActingTeam(
+        workflow=workflow,
+        workflow_path="w",
+        group_of={"agent": "all"},
+        tokenizers={"all": tokenizer},
+        max_model_len={"all": 64},
+        sampling={"agent": Sampling(max_tokens=8)},
+        policy_versions={"all": 0},
+        team_key="k",
+    )
+    tasks, answers = sums()[:3], {}
+    for _ in range(2):
+        traces = demonstrate(
+            tasks, team=team, demonstrator=lambda *_: "x", count=6, run_id="r", seed=0, answers=answers
+        )
+        assert [t.turns[0].prompt_text for t in traces] == [f"{task.prompt} more" for task in tasks * 2]
+    assert sorted(workflow.asked) == sorted(task.prompt for task in tasks)
+    assert workflow.tools["find"].function == workflow._find, "the workflow itself is as it was"

@@ -1,0 +1,185 @@
+"""Alarms on literal numbers, how often a sound team raises one, and how often a degraded one does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from pipelines.config.sections import WatchConfig, WatchFloorsConfig
+from pipelines.monitoring.alarms import Judged, judge, num_figures
+from pipelines.monitoring.drift import Sketch
+from pipelines.monitoring.episode_metrics import Vital, Window, vital_of
+
+CONFIG = WatchConfig()
+BARE = WatchConfig(floors=WatchFloorsConfig(**dict.fromkeys(WatchFloorsConfig.model_fields, 0.0)))
+"""Without floors, so that rates are those of the statistics alone."""
+
+
+def window(key: int = 0, *, version: int = 1, alarms: tuple[str, ...] = (), **means: float) -> Window:
+    figures = {name.replace("__", "/"): Vital(num=50, mean=mean, error=0.001) for name, mean in means.items()}
+    return Window(key=str(key), at=key, figures=figures, team_version=version, alarms=alarms)
+
+
+def judged(
+    now: Window, history: list[Window], *, alpha: float = 0.01, config: WatchConfig = CONFIG
+) -> dict[str, Judged]:
+    return {found.figure: found for found in judge(now, history, alpha=alpha, config=config)}
+
+
+SUCCESS = [window(k, success=mean) for k, mean in enumerate((0.70, 0.74, 0.72, 0.68, 0.71))]
+
+
+def test_limits_are_the_prediction_interval_of_the_champions_own_windows() -> None:
+    found = judged(window(9, success=0.5), SUCCESS)["success"]
+    # mean 0.71, standard deviation 0.02236, t of 4 degrees at 0.99: 3.747, times sqrt(1 + 1/5)
+    assert (found.usual, found.high, found.num_windows) == (pytest.approx(0.71), None, 5)
+    assert found.low == pytest.approx(0.71 - 3.747 * 0.02236 * 1.0954, abs=1e-4)
+    assert found.state == "alarm"
+    assert found.what == "fewer tasks are solved: 0.5, 0.71 is usual (at least 0.618, from 5 windows)" and found.try_
+
+
+def test_what_may_only_fall_may_rise_and_what_may_do_neither_may_not() -> None:
+    assert judged(window(9, success=0.99), SUCCESS)["success"].state == "sound"
+    tokens = [window(k, completion_tokens=80 + k) for k in range(6)]
+    assert [judged(window(9, completion_tokens=n), tokens)["completion_tokens"].state for n in (40, 82, 160)] == [
+        "alarm", "sound", "alarm",
+    ]  # fmt: skip
+
+
+def test_a_certain_change_that_is_too_small_to_matter_is_no_alarm() -> None:
+    tokens = [window(k, completion_tokens=80 + 0.01 * k) for k in range(6)]
+    assert judged(window(9, completion_tokens=95), tokens)["completion_tokens"].state == "sound"
+    assert judged(window(9, completion_tokens=101), tokens)["completion_tokens"].state == "alarm"
+    assert judged(window(9, completion_tokens=95), tokens, config=BARE)["completion_tokens"].state == "alarm"
+    none = [window(k, tool_calls=0) for k in range(6)]
+    assert judged(window(9, tool_calls=0.2), none)["tool_calls"].state == "sound", "a quarter of one call, at least"
+
+
+def test_figures_of_an_agent_have_the_floor_of_their_figure() -> None:
+    past = [window(k, entropy__solver=1.0) for k in range(6)]
+    assert judged(window(9, entropy__solver=0.1), past)["entropy/solver"].state == "alarm"
+
+
+def test_too_little_history_is_said_and_what_alarmed_is_no_part_of_it() -> None:
+    found = judged(window(9, success=0.0), SUCCESS[:4])["success"]
+    assert (found.state, found.num_windows, found.low) == ("learning", 4, None)
+    odd = window(5, success=0.0, alarms=("turns",))
+    assert judged(window(9, success=0.0), [*SUCCESS[:4], odd])["success"].num_windows == 4
+    assert judged(window(9, success=0.0), [*SUCCESS, odd])["success"].state == "alarm"
+
+
+def test_another_champion_begins_anew() -> None:
+    assert judged(window(9, version=2, success=0.0), SUCCESS)["success"].state == "learning"
+
+
+def fixed(key: int, values: Mapping[str, Mapping[str, float]], *, version: int = 1, tasks: str = "d") -> Window:
+    figures = {name: vital_of(list(of.values()), name) for name, of in values.items()}
+    return Window(key=str(key), at=key, figures=figures, team_version=version, tasks=tasks, by_task=values)
+
+
+def solved(num: int, of: int = 32) -> dict[str, dict[str, float]]:
+    return {"success": {f"t{i}": float(i < num) for i in range(of)}, "turns": {f"t{i}": 3.0 for i in range(of)}}
+
+
+def test_fixed_tasks_are_judged_by_themselves_from_the_second_time_on() -> None:
+    first = fixed(0, solved(24))
+    assert {f.state for f in judged(first, []).values()} == {"learning"}
+    again = judged(fixed(1, solved(24)), [first])["success"]
+    assert (again.state, again.now, again.usual) == ("sound", 0.75, 0.75)
+    assert judged(fixed(1, solved(22)), [first])["success"].state == "sound", "two of 32 may fail by chance"
+    assert judged(fixed(1, solved(10)), [first])["success"].state == "alarm"
+    assert judged(fixed(1, solved(0, of=3)), [fixed(0, solved(3, of=3))])["success"].state == "sound", "too few tasks"
+
+
+def test_success_on_the_same_tasks_is_compared_across_champions_and_nothing_else_is() -> None:
+    first = fixed(0, solved(24))
+    found = judged(fixed(1, solved(6), version=2), [first])
+    assert (found["success"].state, found["turns"].state) == ("alarm", "learning")
+    assert judged(fixed(1, solved(6), version=2, tasks="others"), [first])["success"].state == "learning"
+
+
+def sampled(rng: np.random.Generator, *, num: int = 60, **change: float) -> Window:
+    """A window of a team whose own windows differ by 5%."""
+    at = {"tokens": 80.0, "entropy": 0.8, "success": 0.7, "faults": 0.03} | change
+    f = float(np.exp(0.05 * rng.normal()))
+    values: dict[str, Any] = {
+        "completion_tokens": rng.gamma(3, at["tokens"] * f / 3, num),
+        "entropy": rng.normal(at["entropy"] * f, 0.2, num),
+        "success": (rng.random(num) < at["success"]) * 1.0,
+        "format_faults": (rng.random(num) < at["faults"]) * 1.0,
+        "turns": rng.poisson(3, num) + 1.0,
+    }
+    return Window(key="", at=0, figures={n: vital_of(v.tolist(), n) for n, v in values.items()}, team_version=1)
+
+
+def share_of_alarms(num: int, *, num_windows: int, config: WatchConfig, figure: str = "", **change: float) -> float:
+    rng, alarms = np.random.default_rng(0), 0
+    for _ in range(num):
+        history = [sampled(rng) for _ in range(num_windows)]
+        now = sampled(rng, **change)
+        found = judged(now, history, alpha=0.01 / num_figures(now), config=config)
+        alarms += any(f.state == "alarm" and figure in f.figure for f in found.values())
+    return alarms / num
+
+
+@pytest.mark.parametrize("num_windows", [5, 12])
+def test_a_look_at_a_sound_team_rarely_alarms(num_windows: int) -> None:
+    assert share_of_alarms(500, num_windows=num_windows, config=BARE) <= 0.01 + 0.009, "1% and two standard errors"
+
+
+@pytest.mark.parametrize(
+    ("change", "figure", "least"),
+    [
+        ({"tokens": 160.0}, "completion_tokens", 0.8),
+        ({"entropy": 0.1}, "entropy", 0.95),
+        ({"success": 0.3}, "success", 0.8),
+        ({"faults": 0.5}, "format_faults", 0.95),
+    ],
+)
+def test_a_degraded_team_mostly_alarms_after_eight_windows(change: dict[str, float], figure: str, least: float) -> None:
+    assert share_of_alarms(60, num_windows=8, config=CONFIG, figure=figure, **change) >= least
+
+
+def prompts_of(rng: np.random.Generator, share: float, num: int = 60) -> Sketch:
+    """Of which a share is about something else; the sketch is drawn as `drift.sketch` makes it."""
+    words = np.array([np.random.default_rng(i).dirichlet(np.full(64, 0.2)) for i in (1, 2)])
+    kinds = (rng.random(num) < share).astype(int)
+    counts = np.array([rng.multinomial(12, words[kind]) for kind in kinds], dtype=float)
+    vectors = counts / np.linalg.norm(counts, axis=1, keepdims=True)
+    mean = vectors.mean(0)
+    return Sketch(num=num, mean=mean.tolist(), spread=float(1 - (mean**2).sum()))
+
+
+@pytest.mark.parametrize(
+    ("wanders", "rate"), [(0.0, 0.01), (0.3, 0.03)], ids=["one source", "a mixture that changes from window to window"]
+)
+def test_prompts_of_the_same_source_rarely_drift_and_others_do(wanders: float, rate: float) -> None:
+    rng, num, alarms, found = np.random.default_rng(3), 300, 0, 0
+
+    def one(share: float) -> Window:
+        return Window(key="", at=0, figures={}, team_version=1, sketch=prompts_of(rng, share))
+
+    for i in range(num):
+        history = [one(rng.random() * wanders) for _ in range(6)]
+        alarms += judged(one(rng.random() * wanders), history, config=BARE)["input_drift"].state == "alarm"
+        if i < 50:
+            found += judged(one(0.9), history, config=CONFIG)["input_drift"].state == "alarm"
+    assert alarms / num <= rate + 2 * (rate * (1 - rate) / num) ** 0.5, "two standard errors"
+    assert found / 50 >= 0.8
+
+
+def test_prompts_alike_in_what_matters_are_no_alarm_however_many() -> None:
+    rng = np.random.default_rng(4)
+    history = [Window(key="", at=0, figures={}, sketch=prompts_of(rng, 0.0, 2000)) for _ in range(6)]
+    now = Window(key="", at=0, figures={}, sketch=prompts_of(rng, 0.07, 2000))
+    assert judged(now, history, config=BARE)["input_drift"].state == "alarm"
+    assert judged(now, history)["input_drift"].state == "sound"
+
+
+def test_a_history_that_is_shorter_than_what_is_needed_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"watch\.history = 4 windows are kept, and watch\.min_history = 5"):
+        WatchConfig(history=4)

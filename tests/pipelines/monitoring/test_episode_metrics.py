@@ -1,0 +1,130 @@
+"""Figures of episodes on literal numbers, and sketches of prompts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from records import MakeTrace
+
+from pipelines.monitoring.drift import merge, pseudo_f, shift, sketch
+from pipelines.monitoring.episode_metrics import Window, figures_of, num_repeats, vital_of, window_of
+from stores.types import EpisodeRewards, EpisodeStatus, FinishReason, Sampling, Trace, TurnReward
+
+
+def spoken(trace: Trace, *texts: str, logprob: float = -0.5) -> Trace:
+    """The trace with these texts, four tokens each, by its two agents in turn."""
+    plain = Sampling(max_tokens=32)
+    made = [
+        replace(
+            trace.turns[i % 2],
+            turn_index=i,
+            completion_text=text,
+            completion_token_ids=(1, 2, 3, 4),
+            rollout_logprobs=(logprob,) * 4,
+            sampling=plain,
+        )
+        for i, text in enumerate(texts)
+    ]
+    return replace(trace, turns=tuple(made))
+
+
+def test_an_episode_gives_every_figure_it_has(make_trace: MakeTrace) -> None:
+    trace = spoken(make_trace(), "the answer is five", "The answer  is five")
+    cut = replace(trace.turns[1], finish_reason=FinishReason.LENGTH, is_format_ok=False, rollout_logprobs=(-1.5,) * 4)
+    trace = replace(trace, turns=(trace.turns[0], cut))
+    paid = tuple(
+        TurnReward(turn_index=i, agent="", model_group="", reward=r, breakdown={}) for i, r in ((0, 1), (1, 0.5))
+    )
+    rewards = EpisodeRewards(
+        episode_id="", run_id="", iteration=1, purpose=trace.purpose, credit_version="", outcome=0.25, rewards=paid
+    )
+    assert figures_of(trace, rewards, feedback=-1.0) == {
+        "failures": 0, "turns": 2, "tool_calls": 1, "refusals": 0, "prompt_words": 5, "format_faults": 0.5,
+        "cut_turns": 0.5, "completion_tokens": 8, "entropy": 1.0, "repeats": 1.0,
+        "completion_tokens/solver": 4, "completion_tokens/verifier": 4, "entropy/solver": 0.5, "entropy/verifier": 1.5,
+        "format_faults/solver": 0, "format_faults/verifier": 1.0,
+        "success": 0.25, "reward_over_success": 0.5, "feedback": -1.0,
+    }  # fmt: skip
+
+
+def test_an_episode_that_failed_says_only_that(make_trace: MakeTrace) -> None:
+    assert figures_of(make_trace(status=EpisodeStatus.TIMEOUT)) == {"failures": 1.0}
+
+
+def test_filtered_turns_have_no_entropy_and_redacted_ones_no_tokens(make_trace: MakeTrace) -> None:
+    trace = spoken(make_trace(), "one", "two")
+    turns = (
+        replace(trace.turns[0], sampling=Sampling(max_tokens=8, top_p=0.9)),
+        replace(trace.turns[1], completion_token_ids=(), rollout_logprobs=()),
+    )
+    found = figures_of(replace(trace, turns=turns))
+    assert not {"entropy", "completion_tokens"} & found.keys()
+    assert found["completion_tokens/solver"] == 4 and "completion_tokens/verifier" not in found
+
+
+def test_the_entropy_of_a_known_distribution_is_found(make_trace: MakeTrace) -> None:
+    p, rng = np.array([0.7, 0.2, 0.1]), np.random.default_rng(0)
+    trace = spoken(make_trace(), "x")
+    logprobs = tuple(np.log(p)[rng.choice(3, size=20_000, p=p)].tolist())
+    found = figures_of(replace(trace, turns=(replace(trace.turns[0], rollout_logprobs=logprobs),)))
+    assert found["entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("texts", "num"),
+    [
+        (("a b c d", "a b c d"), 1),
+        (("A  b c\nd", "a b c d"), 1),
+        (("yes", "yes", "no"), 1),
+        (("", "", "x"), 0),
+        ((" ".join(map(str, range(40))), " ".join(map(str, range(1, 41)))), 1),
+        (("the sum is 4 so the answer is 4", "the sum is 5 so the answer is 5"), 0),
+        (("a b c", "a b d", "a b c"), 1),
+    ],
+)
+def test_a_text_repeats_another_where_nearly_all_trigrams_are_common(texts: tuple[str, ...], num: int) -> None:
+    assert num_repeats(texts) == num
+
+
+def test_tasks_are_the_units_and_their_mean_has_an_error(
+    make_trace: MakeTrace, make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    traces = [make_trace(i) for i in range(6)]  # two of each task
+    rewards = {t.episode_id: make_rewards(t, outcome=float(i < 2)) for i, t in enumerate(traces)}
+    window = window_of(traces, key="k", at=0, rewards=rewards, fixed_tasks="d")
+    success = window.figures["success"]
+    assert (success.num, success.mean) == (3, pytest.approx(1 / 3))
+    assert success.error == pytest.approx(math.sqrt(0.3 / 5)), "of 1 0 0, and a 0 and a 1 in addition"
+    assert window.by_task["success"] == {"t0": 1.0, "t1": 0.0, "t2": 0.0} and window.sketch is None
+    assert Window.from_json(json.loads(json.dumps(window.to_json()))) == window
+    other = window_of(traces, key="k", at=0)
+    assert other.sketch is not None and not other.by_task
+    assert Window.from_json(json.loads(json.dumps(other.to_json()))) == other
+    assert vital_of([2.0, 4.0], "turns").error == pytest.approx(1.0)
+
+
+def test_no_text_of_an_episode_is_in_its_window(make_trace: MakeTrace) -> None:
+    traces = [
+        replace(t, task=replace(t.task, prompt=f"secret{i}")) for i, t in enumerate(make_trace(i) for i in range(6))
+    ]
+    kept = json.dumps(window_of(traces, key="k", at=0).to_json())
+    assert "secret" not in kept and "answer>" not in kept
+
+
+def test_sketches_add_up_and_tell_other_prompts_apart() -> None:
+    rng = np.random.default_rng(0)
+
+    def prompts(first: int, num: int = 200) -> list[str]:
+        return [" ".join(f"w{first + w}" for w in rng.integers(0, 30, 8)) for _ in range(num)]
+
+    a, b, other = prompts(0), prompts(0), prompts(15)
+    whole, parts = sketch(a + b), merge([sketch(a), sketch(b)])
+    assert parts.num == 400 and parts.mean == pytest.approx(whole.mean, abs=1e-5)
+    assert 0.3 < pseudo_f(sketch(a), sketch(b)) < 2 and shift(sketch(a), sketch(b)) < 0.1
+    assert pseudo_f(sketch(a), sketch(other)) > 10 and shift(sketch(a), sketch(other)) > 0.3
+    assert shift(sketch(["same"] * 9), sketch(["same"] * 9)) == 0

@@ -1,0 +1,164 @@
+"""Decisions on live figures: how often a sound team is sent back, how soon a bad one is, and what each look says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from pipelines.config.sections import TrafficConfig, TrafficGuardsConfig
+from pipelines.release import traffic
+from pipelines.release.traffic import Watch
+from serve_apps.gateway.figures import Since, Sums, Tally, added, difference, total
+
+CONFIG = TrafficConfig()
+
+
+def answers(
+    rng: np.random.Generator, num: int, *, tokens: float = 40.0, empty: float = 0.02, failing: float = 0.0
+) -> list[dict[str, float]]:
+    found = []
+    for _ in range(num):
+        if rng.random() < failing:
+            found.append({"failure_share": 1.0})
+            continue
+        length = float(rng.gamma(4, tokens / 4))
+        found.append(
+            {"completion_tokens": length, "seconds": length / 100, "cut_share": float(rng.random() < 0.03),
+             "empty_share": float(rng.random() < empty), "failure_share": 0.0}
+        )  # fmt: skip
+    return found
+
+
+def tally(figures: list[dict[str, float]]) -> Sums:
+    whole = Tally()
+    for one in figures:
+        whole.add(one)
+    return whole.sums
+
+
+def states(watch: Watch, new: Sums, old: Sums) -> dict[str, str]:
+    seen = watch.look(new, old)
+    assert seen is not None
+    return {s.name: s.state for s in seen}
+
+
+def test_too_few_answers_are_no_look_and_a_look_needs_more_than_the_last() -> None:
+    rng, watch = np.random.default_rng(0), Watch(CONFIG)
+    some, enough = tally(answers(rng, 19)), tally(answers(rng, 100))
+    assert watch.look(some, enough) is None and watch.look(enough, some) is None
+    assert watch.look(enough, enough) is not None
+    assert watch.look(enough, enough) is None, "the same answers again are no news"
+    assert watch.look(tally(answers(rng, 131)), tally(answers(rng, 131))) is not None
+
+
+@pytest.mark.parametrize(
+    ("worse", "figure"),
+    [({"tokens": 80.0}, "completion_tokens"), ({"empty": 0.4}, "empty_share"), ({"failing": 0.3}, "failure_share")],
+)
+def test_a_team_that_is_clearly_worse_is_found_within_a_hundred_answers(worse: dict[str, float], figure: str) -> None:
+    rng = np.random.default_rng(1)
+    seen = Watch(CONFIG).look(tally(answers(rng, 100, **worse)), tally(answers(rng, 100)))
+    assert seen is not None
+    (one,) = (s for s in seen if s.name == figure)
+    assert one.state == "broken" and one.low > one.limit
+    assert figure in str(one) and "at most" in str(one)
+
+
+def test_equal_teams_hold_once_there_are_enough_answers() -> None:
+    rng = np.random.default_rng(2)
+    found = states(Watch(CONFIG), tally(answers(rng, 3000)), tally(answers(rng, 3000)))
+    assert found == dict.fromkeys(
+        ("completion_tokens", "seconds", "cut_share", "empty_share", "failure_share"), "holds"
+    ), "no format: no workflow ran"
+
+
+def test_a_guard_that_is_off_or_has_no_figure_is_not_looked_at() -> None:
+    rng = np.random.default_rng(3)
+    config = TrafficConfig(guards=TrafficGuardsConfig(seconds=None, completion_tokens=None))
+    found = states(Watch(config), tally(answers(rng, 50)), tally(answers(rng, 50)))
+    assert set(found) == {"cut_share", "empty_share", "failure_share"}
+
+
+def test_a_sound_team_at_the_very_limit_is_rarely_sent_back_however_often_it_is_looked_at() -> None:
+    """Twice as many empty answers are allowed as 5 points more; the canary has exactly these: the worst sound case."""
+    rng, sent_back, num = np.random.default_rng(4), 0, 400
+    config = TrafficConfig(guards=TrafficGuardsConfig(**dict.fromkeys(
+        ("completion_tokens", "seconds", "cut_share", "format_share", "failure_share"))))  # fmt: skip
+    for _ in range(num):
+        watch = Watch(config)
+        new = {"failure_share": [0, 0.0, 0.0], "empty_share": [0, 0.0, 0.0]}
+        old = {"failure_share": [0, 0.0, 0.0], "empty_share": [0, 0.0, 0.0]}
+        for _ in range(100):
+            for sums, share in ((new, 0.10), (old, 0.05)):
+                many = float(rng.binomial(20, share))
+                sums["empty_share"] = [sums["empty_share"][0] + 20, sums["empty_share"][1] + many, 0.0]
+                sums["failure_share"] = [sums["failure_share"][0] + 20, 0.0, 0.0]
+            unseen = {name: [0, 0.0, 0.0] for name in Tally().sums}
+            seen = watch.look({**unseen, **new}, {**unseen, **old})
+            if seen and any(s.state == "broken" for s in seen):
+                sent_back += 1
+                break
+    assert sent_back / num <= 0.05
+
+
+def test_figures_add_up_over_replicas_and_subtract_over_time() -> None:
+    rng = np.random.default_rng(5)
+    first, second = answers(rng, 30), answers(rng, 50)
+    whole = tally(first + second)
+    parts = total([tally(first), tally(second)])
+    assert all(parts[name] == pytest.approx(whole[name]) for name in whole)
+    later = difference(whole, tally(first))
+    assert all(later[name] == pytest.approx(tally(second)[name]) for name in whole)
+
+
+def status(replica: str, figures: list[dict[str, float]]) -> dict[str, Any]:
+    return {"replica": replica, "figures": [{"team": "demo", "team_version": 4, "sums": tally(figures)}]}
+
+
+def test_a_replica_that_ends_takes_its_figures_along_and_nothing_of_the_others() -> None:
+    rng = np.random.default_rng(6)
+    failing, sound, later, young = (
+        answers(rng, 100, failing=0.2),
+        answers(rng, 100),
+        answers(rng, 150),
+        answers(rng, 20),
+    )
+    before = [status("a", sound), status("b", failing)]
+    found = added("demo", [status("a", sound + later), status("c", young)], before)[4]
+    expected = tally(later + young)
+    assert all(found[name] == pytest.approx(expected[name]) for name in expected)
+    assert Watch(CONFIG).look(found, expected) is not None, "its shares are between 0 and 1"
+
+
+def test_a_replica_that_is_missing_at_the_first_look_brings_nothing_of_before_along() -> None:
+    rng = np.random.default_rng(7)
+    earlier, later = answers(rng, 300), answers(rng, 5)
+    since = Since("demo", [status("a", earlier)])
+    assert since.added([]) == {}
+    assert since.added([status("a", earlier + later), status("b", earlier)])[4]["failure_share"][0] == len(later)
+    assert since.added([status("b", earlier + later)])[4]["failure_share"][0] == len(later)
+    both = [status(replica, earlier + later) for replica in ("a", "b")]
+    assert since.added(both)[4]["failure_share"][0] == 2 * len(later)
+
+
+def test_a_step_decides_nothing_by_what_was_answered_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica is on nobody's list when the step begins, as a change of the route has it."""
+    both = [{"team": "demo", "team_version": v, "sums": tally(answers(np.random.default_rng(v), 300))} for v in (1, 2)]
+    looks = iter([[]])
+    monkeypatch.setattr(traffic, "gateway_answers", lambda _: next(looks, [{"replica": "a", "figures": both}]))
+    in_place = SimpleNamespace(candidate=SimpleNamespace(team_version=2))
+    monkeypatch.setattr(traffic.production, "in_service", lambda _: in_place)
+    config = CONFIG.model_copy(update={"step_timeout_s": 0.3, "poll_s": 0.02})
+    run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
+    found = traffic._step(run, 2, 1, Watch(config), is_last=False)
+    assert found == {"state": "undecided", "reason": "after 0.3 s: 0 answers", "num_answers": 0}
+
+
+@pytest.mark.parametrize("shares", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.5)])
+def test_shares_that_do_not_grow_are_refused(shares: tuple[float, ...]) -> None:
+    with pytest.raises(ValidationError, match=r"traffic\.shares must be between 0 and 1 and grow"):
+        TrafficConfig(shares=shares)

@@ -1,0 +1,309 @@
+"""The report: self-contained, escaped, complete; and the table for the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+from rich.console import Console
+
+from pipelines.credit.math_progress import MathProgress
+from pipelines.credit.rule import score_trace
+from pipelines.monitoring.training_warnings import find_symptoms
+from pipelines.report.figures import other_metrics, overhead_share, training, training_of_agents
+from pipelines.report.record import iteration_metrics
+from pipelines.report.sections import Example, ExampleEpisode, ReportData, iteration_table, render
+from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
+
+GROUP_OF = {
+    "solver": "solver_verifier",
+    "verifier": "solver_verifier",
+    "refiner": "refiner_finalizer",
+    "finalizer": "refiner_finalizer",
+}
+EVIL = "</script><script>alert('x')</script><img src=x onerror=alert(1)>"
+
+
+def iteration_row(k: int, *, of: int = 12) -> dict[str, Any]:
+    """Made-up numbers of a run that learns."""
+    rng = random.Random(k)
+    progress = 1 - math.exp(-3 * k / of)
+    calls = 512
+    return {
+        "iteration": k,
+        "metrics": {"reward": 0.3 + 0.55 * progress, "tokens_per_s": 9000 + rng.uniform(-400, 400), "kl_to_start": 0.1},
+        "agents": {
+            agent: {
+                "reward": -0.1 + 0.1 * i + 0.8 * progress + rng.uniform(-0.03, 0.03),
+                "format": min(1.0, 0.82 + 0.03 * i + 0.15 * progress),
+            }
+            for i, agent in enumerate(GROUP_OF)
+        },
+        "groups": {
+            group: {
+                "train/kl_k3": 0.002 + rng.uniform(0, 0.004),
+                "train/approx_kl": rng.uniform(0, 0.001),
+                "train/entropy": 0.9 - 0.5 * progress + 0.1 * i,
+                "train/logprob_gap_mean": 2e-6 + rng.uniform(0, 1e-6),
+                "train/logprob_gap_max": 4e-5,
+                "train/grad_norm": 0.8 + rng.uniform(0, 0.6),
+                "train/clip_share": rng.uniform(0, 0.1),
+                "train/value_loss": float("nan"),
+            }
+            for i, group in enumerate(("solver_verifier", "refiner_finalizer"))
+        },
+        "funnel": {
+            agent: {
+                "calls": calls,
+                "with_ids": calls,
+                "episodes_ok": 506,
+                "scored": 506,
+                "non_zero_advantage": int(506 * (0.9 - 0.4 * progress) - 20 * i),
+                "trained": int(506 * (0.9 - 0.4 * progress) - 20 * i),
+            }
+            for i, agent in enumerate(GROUP_OF)
+        },
+        "seconds": {
+            "collect": 11 + rng.uniform(0, 1),
+            "score": 0.3,
+            "train": 14 + rng.uniform(0, 2),
+            "sync": 0.6,
+            **({"evaluate": 9.0, "promote": 0.4} if k % 3 == 0 else {}),
+            "total": 29.5 if k % 3 else 38.5,
+        },
+        "evaluation": evaluation(k, progress) if k % 3 == 0 else None,
+    }
+
+
+def evaluation(k: int, progress: float) -> dict[str, Any]:
+    mean = 0.35 + 0.5 * progress
+    interval = {"mean": mean, "low": mean - 0.055, "high": mean + 0.05}
+    gain = {"mean": 0.12 - 0.01 * k, "low": 0.07 - 0.01 * k, "high": 0.17 - 0.01 * k}
+    return {
+        "candidate": interval,
+        "champion": {n: v - gain["mean"] for n, v in interval.items()} if k > 3 else None,
+        "gain": gain if k > 3 else None,
+        "num_tasks": 256,
+        "verdict": "promote" if k < 9 else "inconclusive" if k < 12 else "reject",
+        "condition": f"gain {gain['mean']:+.3f} on 256 tasks: lower bound above min_gain +0.000",
+    }
+
+
+def episode(answers: tuple[str, str, str], *, version: int, broken: str = "") -> ExampleEpisode:
+    solver, refiner, finalizer = answers
+    texts = {
+        "solver": (f"<SOLUTION>6*8=48;7+48=55</SOLUTION><ANSWER>{solver}</ANSWER>", {"answer": solver}),
+        "verifier": ("<STATUS>incorrect</STATUS><FEEDBACK>multiply first</FEEDBACK>", {"status": "incorrect"}),
+        "refiner": (f"<REFINED_SOLUTION>..</REFINED_SOLUTION><ANSWER>{refiner}</ANSWER>", {"answer": refiner}),
+        "finalizer": (f"<FINAL_ANSWER>{finalizer}</FINAL_ANSWER>{broken}", {"final_answer": finalizer, "note": broken}),
+    }
+    turns = tuple(
+        Turn(
+            turn_index=i,
+            agent=agent,
+            model_group=GROUP_OF[agent],
+            policy_version=version,
+            round_index=0,
+            parents=(i - 1,) if i else (),
+            prompt_text=f"Solve the problem step by step.\nProblem: 7+6*8\n{broken}",
+            completion_text=text,
+            prompt_token_ids=(1,) * 40,
+            completion_token_ids=(2,) * 25,
+            rollout_logprobs=(-0.1,) * 25,
+            sampling=Sampling(max_tokens=64),
+            seed=i,
+            finish_reason=FinishReason.STOP,
+            is_format_ok=not (broken and agent == "finalizer"),
+            format_fault=f"text outside the tags: {broken[:20]!r}" if broken and agent == "finalizer" else "",
+            fields=fields,
+            start_s=0.1 * i,
+            duration_s=0.1,
+        )
+        for i, (agent, (text, fields)) in enumerate(texts.items())
+    )
+    trace = Trace(
+        episode_id=f"{version:032x}",
+        run_id="demo",
+        iteration=version,
+        purpose=Purpose.TEST,
+        team_key="k",
+        workflow="math_chain",
+        task=Task(task_id="t", prompt="7+6*8", answers=("55",)),
+        group_id="g",
+        episode_index=0,
+        variant="",
+        seed=0,
+        status=EpisodeStatus.OK,
+        stop_reason="finished",
+        error="",
+        answer=finalizer,
+        outcome_metadata={},
+        policy_versions={"solver_verifier": version, "refiner_finalizer": version},
+        is_version_mixed=False,
+        turns=turns,
+        tool_calls=(),
+        started_at=0.0,
+        duration_s=0.4,
+    )
+    return ExampleEpisode(trace=trace, rewards=score_trace(MathProgress(), trace, version="v"))
+
+
+def sample_report(num_iterations: int = 12) -> ReportData:
+    headline = {
+        "before": {"accuracy": 0.371, "ci95": [0.312, 0.430], "num_tasks": 256},
+        "after": {"accuracy": 0.863, "ci95": [0.820, 0.902], "num_tasks": 256},
+        "delta": 0.492,
+        "delta_ci95": [0.426, 0.559],
+    }
+    before = episode(("104", "55", "104"), version=0, broken=EVIL)
+    return ReportData(
+        run_id="demo",
+        headline=headline,
+        iterations=[iteration_row(k) for k in range(1, num_iterations + 1)],
+        examples=[Example(before=before, after=episode(("104", "55", "55"), version=12))],
+        notes=["The models are tiny and were warm-started on demonstrations of mixed quality."],
+        facts={"workflow": "serve_apps.workflows.math_chain:MathChain", "seed": 0, "evil <b>": EVIL},
+    )
+
+
+class _Reader(HTMLParser):
+    """Collects what a browser would load, run and show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.figures: list[dict[str, Any]] = []
+        self.text = ""
+        self._script = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._script = (dict(attrs).get("type") or "code") if tag == "script" else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._script = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._script == "application/json":
+            self.figures.append(json.loads(data))
+        elif not self._script:
+            self.text += data
+
+
+def read(html: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(html)
+    return reader
+
+
+def test_the_report_loads_nothing_and_runs_only_its_own_scripts() -> None:
+    page = read(render(sample_report()))
+    assert not [
+        tag for tag, attrs in page.tags if tag in ("img", "link", "iframe") or "src" in attrs or "href" in attrs
+    ]
+    assert sum(tag == "script" and "type" not in attrs for tag, attrs in page.tags) == 2, "Plotly and the page's own"
+    assert EVIL in page.text, "what a model wrote is shown as it wrote it"
+
+
+def test_the_report_shows_every_part() -> None:
+    page = read(render(sample_report()))
+    for part in ("37.1", "86.3", "+49.2", "inconclusive", "refiner_finalizer", "credit +1.00", "multiply first"):
+        assert part in page.text or part in json.dumps(page.figures), part
+    lines = {trace["name"] for figure in page.figures for trace in figure["data"]}
+    assert lines >= {"solver", "finalizer", "solver_verifier", "candidate", "champion", "collect", "between stages"}
+
+
+def test_missing_parts_and_numbers_are_left_out_never_drawn_as_zero() -> None:
+    row = iteration_row(1)
+    row["agents"]["solver"]["reward"] = float("nan")
+    bare = {"iteration": 2, "metrics": {}, "agents": {}, "groups": {}, "funnel": {}, "seconds": {}, "evaluation": None}
+    page = read(render(replace(sample_report(), headline={}, iterations=[row, bare], examples=[])))
+    reward = {line["name"]: line["y"] for line in page.figures[0]["data"]}
+    assert "solver" not in reward
+    assert reward["verifier"][1] is None
+    assert read(render(ReportData(run_id="empty", headline={}, iterations=[]))).figures == []
+
+
+def test_the_kl_of_the_update_is_what_was_measured_after_it() -> None:
+    rows = [{"iteration": 1, "groups": {"g": {"train/approx_kl": 0.5, "train/kl_k3": 0.25}}}]
+    figure = next(f for f in training(rows) if f.title == "KL of the update")
+    assert figure.data[0]["y"] == [0.25]
+    assert [f.title for f in other_metrics(rows)] == ["approx_kl"]
+
+
+def test_the_overhead_is_what_neither_samples_nor_trains() -> None:
+    seconds = {"collect": 10.0, "score": 1.0, "train": 5.0, "evaluate": 2.0, "total": 20.0}
+    assert overhead_share({"iteration": 1, "seconds": seconds}) == 1 - 17 / 20
+    assert overhead_share({"iteration": 1}) is None
+
+
+def test_the_terminal_table_fits_in_100_columns_and_names_everything() -> None:
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(iteration_table(iteration_row(6)))
+    text = console.export_text()
+    assert max(len(line) for line in text.splitlines()) <= 100
+    for part in ("finalizer", "refiner_finalizer", "tokens/s", "entropy", "logprob gap", "(max 4e-05)", "collect 11"):
+        assert part in text, part
+    assert len(text.splitlines()) <= 13
+
+
+def collapsing_rows() -> list[dict[str, Any]]:
+    """Eight iterations in which the solver's credit goes against the outcome."""
+    return [
+        {
+            "iteration": k,
+            "metrics": {"outcome": 0.4, "reward": 0.4},
+            "agents": {"solver": {"credit_correlation": -0.5, "ratio": 1.0, "rows": 8.0}},
+            "groups": {},
+        }
+        for k in range(1, 9)
+    ]
+
+
+def test_a_symptom_is_in_the_page_and_in_the_terminal_with_what_to_try() -> None:
+    rows = collapsing_rows()
+    page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
+    for part in ("hacking", "agent solver", "correlation -0.50", "a credit rule that pays what helps the team"):
+        assert part in page.text, part
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(iteration_table(rows[-1] | {"symptoms": find_symptoms(rows)}))
+    assert "! hacking, agent solver, iteration 8" in console.export_text()
+
+
+def test_a_run_that_learns_has_no_symptoms() -> None:
+    page = read(render(sample_report()))
+    assert "No figure has left its usual range." in page.text
+
+
+def test_training_figures_of_agents_have_charts_of_their_own_and_are_told_once() -> None:
+    rows = collapsing_rows()
+    titles = ["Ratio to the old policy (mean)", "Credit against outcome (correlation)"]
+    assert [f.title for f in training_of_agents(rows)] == titles
+    assert [f.title for f in other_metrics(rows)] == ["rows, per agent", "outcome", "reward"]
+
+
+def test_mlflow_gets_every_figure_by_group_and_agent_and_every_symptom() -> None:
+    summary = {
+        "metrics": {"outcome": 0.5},
+        "seconds": {"train": 2.0},
+        "versions": {"g": 8},
+        "groups": {"g": {"train/kl_k3": 0.1}},
+        "trained_agents": {"g": {"solver": {"clip_share": 0.2}}},
+        "agents": {"solver": {"reward": 0.3}},
+        "symptoms": find_symptoms(collapsing_rows()),
+        "evaluation": None,
+    }
+    assert iteration_metrics(summary) == {
+        "outcome": 0.5,
+        "seconds/train": 2.0,
+        "policy_version/g": 8.0,
+        "train/g/kl_k3": 0.1,
+        "train/g/solver/clip_share": 0.2,
+        "agent/solver/reward": 0.3,
+        "symptoms/count": 1.0,
+        "symptoms/hacking/agent/solver/credit_correlation": 1.0,
+    }

@@ -1,0 +1,65 @@
+"""Where a registered team comes from: its manifest, as promote writes it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.config.run_config import load_config
+from pipelines.run.provenance import commit_of, origin_of
+from pipelines.run.run import Run
+from pipelines.stages.promote import register
+from stores.types import ModelVersionRef
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=t", "-c", "user.email=t@t")
+    return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_commit_of_a_checkout_is_told_with_whether_files_differ_from_it(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) == ""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "team.py").write_text("a = 1")
+    git(tmp_path, "add", "team.py")
+    git(tmp_path, "commit", "-qm", "x")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    assert commit_of(tmp_path) == commit
+    (tmp_path / "team.py").write_text("a = 2")
+    assert commit_of(tmp_path) == f"{commit}-dirty"
+
+
+def test_a_teams_manifest_names_the_pinned_data_of_each_model_and_who_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_DAG_RUN_URL", "https://airflow/dags/d/runs/7")
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
+    for iteration in (1, 2):
+        for stage, ref in (
+            ("collect", {"traces": {"version": 10 * iteration}}),
+            ("score", {"rewards": {"version": 3}}),
+        ):
+            run.journal.once(run.key(iteration, stage), lambda lease, ref=ref: ref)
+    models = {
+        group: ModelVersionRef(model_group=group, version=version, uri="", manifest_sha256="")
+        for group, version in (("a", 0), ("b", 1), ("c", 2))
+    }
+    origin = origin_of(run, models, 2)
+    assert {group: data["traces"]["version"] for group, data in origin["data"].items()} == {"b": 10, "c": 20}
+    assert origin["links"] == {"dag_run": "https://airflow/dags/d/runs/7"} and origin["made_by"]
+    assert origin["workflow_commit"] == commit_of(Path(__file__).parent)
+
+    registered: list[Any] = []
+    run.__dict__["registry"] = SimpleNamespace(
+        register=lambda name, team, code: registered.append(team) or 4, set_alias=lambda *_: None
+    )
+    assert register(run, models, iteration=2, report={"verdict": "promote"}) == 4
+    (team,) = registered
+    assert team.origin == origin and team.prompts_sha256 == run.workflow.prompts_sha256
+    assert team.credit["version"] == run.credit_version and team.evaluation == {"verdict": "promote"}

@@ -1,0 +1,134 @@
+"""Which iteration a DAG run does, and why it does none. A real journal and trace store; stages are only recorded."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.config.run_config import load_config
+from pipelines.report.progress import Screen
+from pipelines.run.run import Run
+from pipelines.runners.begin import begin_iteration
+from pipelines.runners.claim import champion_accuracy, claimed, handed_on, next_iteration, pin, reason_to_skip
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+
+
+def run_in(folder: Path, **schedule: Any) -> Run:
+    tasks = folder / "train.jsonl"
+    if not tasks.exists():
+        tasks.write_text("".join(json.dumps({"question": f"{n}+1", "answer": str(n + 1)}) + "\n" for n in range(64)))
+    changes = {"storage.root": str(folder), "iterations": 4, "schedule": schedule, "tasks.train": {"path": str(tasks)}}
+    run = Run(load_config(SMALL, changes))
+    run.open()
+    return run
+
+
+def done(run: Run, iteration: int, stage: str, **ref: Any) -> None:
+    run.journal.once(run.key(iteration, stage), lambda lease: ref)
+
+
+def crowned(run: Run, version: int) -> None:
+    run.journal.put_value(run.run_id, "champion", {"team_version": version, "models": {}})
+
+
+def decided(run: Run, iteration: int, verdict: str, accuracy: float = 0.5) -> None:
+    done(run, iteration, "evaluate", accuracy=accuracy)
+    done(run, iteration, "promote", verdict=verdict, condition=f"because {iteration}", team_version=iteration + 1)
+    if verdict == "promote":
+        crowned(run, iteration + 1)
+
+
+def test_the_same_claim_keeps_its_iteration_for_ever(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    assert (next_iteration(run), claimed(run, "one")) == (1, None)
+    assert pin(run, "one", 1) == 1
+    decided(run, 1, "promote")
+    assert next_iteration(run) == 2
+    assert pin(run, "one", 2) == 1, "a retry of the first DAG run"
+    assert pin(run, "two", 2) == 2
+    assert (claimed(run, "one"), claimed(run, "two")) == (1, 2)
+
+
+def test_claims_made_at_once_agree(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda n: pin(run_in(tmp_path), "one", n), range(1, 9)))
+    assert found == {claimed(run, "one")}
+
+
+def test_after_the_last_iteration_there_is_nothing_to_do(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    for iteration in range(1, 5):
+        assert reason_to_skip(run) == ""
+        decided(run, iteration, "promote")
+    assert reason_to_skip(run) == "iteration 4 of 4 is done: raise `iterations` to train on"
+
+
+def test_a_reached_target_skips_with_the_number(tmp_path: Path) -> None:
+    run = run_in(tmp_path, target_accuracy=0.8)
+    decided(run, 0, "promote", accuracy=0.1)
+    decided(run, 1, "promote", accuracy=0.79)
+    assert reason_to_skip(run) == ""
+    decided(run, 2, "promote", accuracy=0.81)
+    assert "0.810: schedule.target_accuracy = 0.8 is reached" in reason_to_skip(run)
+    run.journal.put_value(run.run_id, "watched", {"team_version": 3, "accuracy": 0.7})
+    assert champion_accuracy(run) == 0.7, "what evaluate_team found since"
+    assert reason_to_skip(run) == ""
+
+
+def test_rejections_in_a_row_skip_and_others_break_the_row(tmp_path: Path) -> None:
+    run = run_in(tmp_path, max_rejections=2)
+    decided(run, 0, "promote")
+    decided(run, 1, "reject")
+    done(run, 2, "evaluate", skipped="evaluate.every = 2")
+    done(run, 2, "promote", verdict="skipped", condition="evaluate.every = 2", team_version=None)
+    assert reason_to_skip(run) == ""
+    decided(run, 3, "reject")
+    assert "rejected the last 2 candidates" in reason_to_skip(run)
+    assert "because 3" in reason_to_skip(run)
+
+    (tmp_path / "other").mkdir()
+    other = run_in(tmp_path / "other", max_rejections=2)
+    for iteration, verdict in enumerate(["promote", "reject", "inconclusive", "reject"]):
+        decided(other, iteration, verdict)
+    assert reason_to_skip(other) == ""
+
+
+def test_nothing_new_skips_until_the_task_file_changes(tmp_path: Path) -> None:
+    run = run_in(tmp_path, cron="@daily", on_new_tasks=True, min_fresh_traces=100)
+    decided(run, 0, "promote")
+    assert reason_to_skip(run) == "", "the first scheduled iteration needs no reason"
+    pin(run, "one", 1)
+    assert reason_to_skip(run) == "", "what was begun for new tasks and failed is finished"
+    decided(run, 1, "inconclusive")
+    assert "train.jsonl has not changed and 0 fresh episodes, schedule.min_fresh_traces = 100" in reason_to_skip(run)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('{"question": "1+1", "answer": "2"}\n')
+    assert reason_to_skip(run) == ""
+
+
+@pytest.mark.parametrize("stage", ["collect", "score", "train", "sync", "evaluate", "promote"])
+def test_what_is_handed_on_is_small(stage: str) -> None:
+    ref = {
+        "traces": {"tag": "t"},
+        "verdict": "promote",
+        "condition": "c",
+        "agents": {"a": [0.0] * 1000},
+        "outcomes": {},
+    }
+    assert len(json.dumps(handed_on(stage, ref))) < 200
+
+
+def test_an_iteration_does_not_begin_with_tasks_that_it_is_measured_on(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    shared = run.tasks("gate")[0]
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"question": shared.prompt, "answer": "1"}) + "\n")
+    with pytest.raises(ValueError, match=r"tasks\..* and tasks\..*"):
+        begin_iteration(run, "one", is_forced=False, address="", screen=Screen())
+    assert claimed(run, "one") is None

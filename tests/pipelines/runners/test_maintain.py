@@ -1,0 +1,303 @@
+"""pipelines.runners.maintain on real stores: what finished stages refer to stays readable, the rest goes, and nobody is disturbed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow.fs import FileType, LocalFileSystem
+from typer.testing import CliRunner
+
+from pipelines.cli.main import app
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run, plain
+from pipelines.runners.maintain import maintain, plan
+from pipelines.stages.promote import crown, register
+from stores.files import list_files, open_filesystem, write_file
+from stores.manifest import Probe
+from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+PROBE = Probe(sequences=((1, 2, 3),), logprobs=((-0.1, -0.2),))
+GROUP = "team"
+
+Play = Callable[[Run, int], None]
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.needs_program("psql"))])
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run that keeps two iterations and one earlier champion, on this disk or on S3 and PostgreSQL."""
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
+    tracking, artifacts = request.getfixturevalue("mlflow_sqlite" if request.param == "local" else "mlflow_postgres")
+    changes: dict[str, Any] = {
+        "run": f"kept-{request.param}-{time.time_ns()}",
+        "storage.root": str(tmp_path / "runs") if request.param == "local" else request.getfixturevalue("s3_uri"),
+        "storage.journal": f"sqlite:///{tmp_path}/journal.db",
+        "storage.mlflow": tracking,
+        "storage.artifacts": artifacts,
+        "maintain": {"keep_iterations": 2, "keep_champions": 1, "readers_s": 0, "leftover_hours": 1},
+    }
+    opened = Run(load_config(SMALL, changes))
+    opened.open()
+    return opened
+
+
+@pytest.fixture
+def play(make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards], tiny_model: Path) -> Play:
+    """`play(run, k)`: what iteration k leaves behind, as the stages would; k = 0 is the warm start."""
+
+    def weights(run: Run, k: int) -> ModelVersionRef:
+        checkpoint = f"{run.folder}/checkpoints/{run.run_id}-{GROUP}/{GROUP}-v{k}-{k:08x}"
+        write_file(f"{checkpoint}/policy.json", b"{}" * 50)
+        return run.weights.commit(
+            tiny_model,
+            model_group=GROUP,
+            version=k,
+            parent=k - 1 if k else None,
+            run_id=run.run_id,
+            iteration=k,
+            probe=PROBE,
+            checkpoint=checkpoint,
+        )
+
+    def collect(run: Run, k: int) -> dict[str, Any]:
+        where = {"run_id": run.run_id, "iteration": k, "purpose": Purpose.TRAIN, "team_key": f"team-{k}"}
+        for start in range(0, 8, 2):
+            run.traces.write_episodes([make_trace(i, **where) for i in range(start, start + 2)])
+        return {"traces": plain(run.traces.pin_episodes(**where)), "policy_versions": {GROUP: k - 1}}
+
+    def score(run: Run, k: int, traces: TracesRef) -> dict[str, Any]:
+        run.traces.write_rewards([make_rewards(t) for t in run.traces.read_traces(traces)])
+        ref = run.traces.pin_rewards(
+            run_id=run.run_id, iteration=k, purpose=Purpose.TRAIN, credit_version="c1", traces=traces
+        )
+        return {"rewards": plain(ref)}
+
+    def play(run: Run, k: int) -> None:
+        if k == 0:
+            run.journal.once(run.key(0, "warmstart"), lambda lease: {"models": {GROUP: plain(weights(run, 0))}})
+            return
+        collected = run.journal.once(run.key(k, "collect"), lambda lease: collect(run, k))
+        run.journal.once(run.key(k, "score"), lambda lease: score(run, k, TracesRef(**collected["traces"])))
+        run.journal.once(run.key(k, "train", GROUP), lambda lease: {"model": plain(weights(run, k))})
+        verdict = "promote" if k in (3, 4) else "reject"
+
+        def promote(lease: Any) -> dict[str, Any]:
+            version = register(run, run.trained(k), iteration=k, report={"accuracy": k / 10})
+            if verdict == "promote":
+                crown(run, run.trained(k), version, reason="")
+            return {"verdict": verdict, "condition": "", "team_version": version}
+
+        run.journal.once(run.key(k, "promote"), promote)
+
+    return play
+
+
+def refs(run: Run) -> list[TracesRef | RewardsRef]:
+    stages = {row.stage: row for row in run.journal.stages(run.run_id)}
+    assert stages, "nothing was played"
+    found: list[TracesRef | RewardsRef] = []
+    for row in run.journal.stages(run.run_id):
+        if row.stage == "collect" and row.ref:
+            found.append(TracesRef(**row.ref["traces"]))
+        if row.stage == "score" and row.ref:
+            found.append(RewardsRef(**row.ref["rewards"]))
+    return found
+
+
+def contents(run: Run) -> list[Any]:
+    """Everything that finished stages refer to."""
+    return [
+        sorted(run.traces.read_traces(r), key=lambda t: t.episode_id)
+        if isinstance(r, TracesRef)
+        else sorted(run.traces.read_rewards(r), key=lambda x: x.episode_id)
+        for r in refs(run)
+    ]
+
+
+def size_of(place: str) -> int:
+    return sum(file.size_bytes for file in list_files(place))
+
+
+def test_what_finished_stages_refer_to_stays_and_the_rest_goes(run: Run, play: Play) -> None:
+    for k in range(7):
+        play(run, k)
+    before, size_before = contents(run), size_of(run.folder)
+    leftover = f"{run.weights.uri_of(GROUP, 99)}/model.safetensors"
+    write_file(leftover, b"x" * 1000)
+
+    shown = maintain(run, is_dry_run=True)
+    assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 8
+    assert shown["weights"]["removed"] == [f"{GROUP} v1"], "0, champion 4, previous 3, its parent 2, kept 5 and 6"
+    assert shown["weights"]["leftovers"] == [] and contents(run) == before
+    assert size_of(run.folder) == size_before + 1000
+
+    first = maintain(run)
+    assert first["traces"]["tags_moved"] == 8 and first["weights"]["freed_bytes"] > 100_000
+    assert run.weights.versions(GROUP) == [0, 2, 3, 4, 5, 6]
+    assert contents(run) == before
+    time.sleep(1.5)  # versions a second older than the oldest kept one stay
+    play(run, 7)
+    play(run, 8)
+    before = contents(run)
+    second = maintain(run)
+    assert second["traces"]["versions"][1] < second["traces"]["versions"][0]
+    assert second["traces"]["bytes"][1] < second["traces"]["bytes"][0]
+    assert size_of(run.traces_uri) == second["traces"]["bytes"][1]
+    assert contents(run) == before
+    assert run.weights.versions(GROUP) == [0, 2, 3, 4, 6, 7, 8]
+    for version in run.weights.versions(GROUP):
+        run.weights.verify(run.weights.ref(GROUP, version))
+    assert [row.iteration for row in run.journal.stages(f"{run.run_id}/maintain")] == [0, 1]
+
+
+def test_leftovers_go_when_they_are_old(run: Run, play: Play) -> None:
+    for k in range(2):
+        play(run, k)
+    checkpoints = f"{run.folder}/checkpoints/{run.run_id}-{GROUP}"
+    for name in (f"{GROUP}-v1-0123abcd/policy.json", "checkpoint_manager_snapshot.json"):
+        write_file(f"{checkpoints}/{name}", b"{}")
+    write_file(f"{run.weights.uri_of(GROUP, 9)}/try-0123456789ab/model.safetensors", b"x" * 10)
+    write_file(f"{run.weights.uri_of(GROUP, 1)}/notes.txt", b"beside a manifest")
+    assert plan(run).leftovers == plan(run).checkpoints == {}, "they may belong to somebody who is at it"
+    impatient = Run(
+        run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"leftover_hours": 1e-9})})
+    )
+    chosen = plan(impatient)
+    assert list(chosen.leftovers.values()) == [10]
+    assert list(chosen.checkpoints) == [f"{checkpoints}/{GROUP}-v1-0123abcd"]
+    maintain(impatient)
+    left = {file.name for file in list_files(run.folder)}
+    assert not any("try-0123456789ab" in name or "0123abcd/policy" in name for name in left)
+    assert any(name.endswith("checkpoint_manager_snapshot.json") for name in left)
+    filesystem, path = open_filesystem(f"{checkpoints}/{GROUP}-v1-0123abcd")
+    emptied = (filesystem or LocalFileSystem()).get_file_info(path)
+    assert emptied.type is FileType.Directory, "Ray Train may want to remove it"
+    assert any(name.endswith(f"{GROUP}-v1-00000001/policy.json") for name in left)
+    assert run.weights.versions(GROUP) == [0, 1]
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_the_versions_that_an_iteration_collected_with_stay_until_it_has_trained(run: Run, play: Play) -> None:
+    for k in range(7):
+        play(run, k)
+    assert plan(run).versions == {GROUP: [1]}
+    run.journal.once(run.key(7, "collect"), lambda lease: {"policy_versions": {GROUP: 1}})  # the champion of that time
+    assert plan(run).versions == {}
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_an_iteration_that_somebody_works_on_is_left_alone(run: Run, play: Play) -> None:
+    for k in range(7):
+        play(run, k)
+    entered, leave = threading.Event(), threading.Event()
+
+    def work(lease: Any) -> dict[str, Any]:
+        entered.set()
+        leave.wait(60)
+        return {}
+
+    busy = threading.Thread(target=run.journal.once, args=(run.key(2, "evaluate"), work))
+    busy.start()
+    assert entered.wait(30)
+    try:
+        chosen = plan(run)
+        assert chosen.last_old == 1
+        assert {ref.iteration for ref in chosen.old_refs} == {1}
+    finally:
+        leave.set()
+        busy.join()
+    assert plan(run).last_old == 4
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: Callable[..., Trace]) -> None:
+    for k in range(5):
+        play(run, k)
+        if k == 2:
+            time.sleep(3.1)  # what is this much older than the oldest kept version stays, too
+    before, faults, stop = contents(run), [], threading.Event()
+    num_read, num_written = [0], [0]
+
+    def guarded(work: Callable[[], None]) -> threading.Thread:
+        def loop() -> None:
+            try:
+                while not stop.is_set():
+                    work()
+            except (AssertionError, RuntimeError, ValueError, OSError) as error:
+                faults.append(error)
+
+        return threading.Thread(target=loop)
+
+    def read() -> None:
+        assert contents(run) == before
+        num_read[0] += 1
+
+    def write() -> None:
+        where = {"run_id": run.run_id, "iteration": 9, "purpose": Purpose.TRAIN, "team_key": "next"}
+        num_written[0] += run.traces.write_episodes([make_trace(1000 + num_written[0], **where)])
+
+    patient = Run(run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"readers_s": 3})}))
+    threads = [guarded(read), guarded(write)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    reports = []
+    while len(reports) < 3 and time.monotonic() < deadline and not faults:
+        reports.append(maintain(patient))
+        time.sleep(3.2)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert num_read[0] > 2 and num_written[0] > 2
+    assert contents(run) == before
+    stored = run.traces.stored_ids(run_id=run.run_id, iteration=9, purpose=Purpose.TRAIN, team_key="next")
+    assert len(stored) == num_written[0]
+    assert min(v["version"] for v in run.traces._open("episodes").list_versions()) > 1
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_the_command_prints_what_it_did_as_a_ref(run: Run, play: Play, tmp_path: Path) -> None:
+    for k in range(4):
+        play(run, k)
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(run.config.model_dump(mode="json")))
+    asked = CliRunner().invoke(app, ["maintain", "--run", str(config), "--dry-run"])
+    assert asked.exit_code == 0, asked.output
+    shown = json.loads(asked.output.splitlines()[-1].removeprefix("troupe-ref: "))
+    assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 2
+    assert "traces: 2 tags moved, 0 dropped" in asked.output and "weights: none removed" in asked.output
+    done = CliRunner().invoke(app, ["maintain", "--run", str(config)])
+    assert done.exit_code == 0, done.output
+    assert "versions, " in done.output and "checkpoints: 0 removed, freed 0.0 MB" in done.output
+    unknown = CliRunner().invoke(app, ["maintain", "--run", "nowhere", "--root", str(tmp_path / "none")])
+    assert unknown.exit_code == 2
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_tags_that_no_ref_names_go_when_they_are_old_and_nobody_is_at_it(
+    run: Run, play: Play, make_trace: Callable[..., Trace]
+) -> None:
+    for k in range(2):
+        play(run, k)
+    where = {"run_id": run.run_id, "iteration": 0, "purpose": Purpose.AD_HOC, "team_key": "by-hand"}
+    run.traces.write_episodes([make_trace(50, **where)])
+    stray = run.traces.pin_episodes(**where)
+    other = run.traces.pin_episodes(**{**where, "run_id": f"{run.run_id}-2"})
+    assert plan(run).stray_tags == {}, "somebody may just be reading it"
+    impatient = Run(
+        run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"leftover_hours": 1e-9})})
+    )
+    assert plan(impatient).stray_tags == {stray.tag: "episodes"}
+    before = contents(run)
+    assert maintain(impatient)["traces"]["tags_dropped"] == [stray.tag]
+    assert contents(run) == before
+    assert list(run.traces.read_traces(other)) == []
+    with pytest.raises(ValueError, match="does not exist"):
+        list(run.traces.read_traces(stray))

@@ -1,0 +1,279 @@
+"""Looks and their history: kept, repeated, accepted, shown; what a champion answered; what holds a schedule."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_by_hand
+from records import MakeTrace
+from typer.testing import CliRunner
+
+from pipelines.cli import service
+from pipelines.cli.main import app
+from pipelines.cluster import connect
+from pipelines.cluster.observe import look_points
+from pipelines.config.run_config import load_config
+from pipelines.monitoring import served_windows
+from pipelines.monitoring.episode_metrics import Vital, Window
+from pipelines.monitoring.served_windows import vitals_of_sums
+from pipelines.monitoring.watching import CHAMPION, ITERATION, accept, kept_windows, look, look_metrics, look_tags
+from pipelines.release import by_hand as moves
+from pipelines.report.watch_table import watch_tables
+from pipelines.run.run import Run
+from pipelines.runners.claim import reason_to_skip
+from pipelines.stages import evaluate
+from serve_apps.gateway.figures import NAMES, Tally
+from stores.metrics import METRICS
+from stores.registry import Team, TeamRegistry
+from stores.served import Feedback, ServedStore
+from stores.tracking import RunTracker
+from stores.types import SERVED, Purpose, Task
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+by_hand = test_by_hand.by_hand
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    changes = {"storage.root": str(tmp_path), "watch.on_alarm": "hold", "schedule": {"cron": "@daily"}}
+    run = Run(load_config(SMALL, changes))
+    run.journal.put_value("small", "champion", {"team_version": 1, "models": {}})
+    return run
+
+
+def taken(run: Run, number: int, success: float) -> dict[str, Any]:
+    """A look at an iteration."""
+    figures = {"success": Vital(num=50, mean=success, error=0.02), "turns": Vital(num=50, mean=3.0, error=0.1)}
+    key = f"iteration/{number}"
+    return look(run, {ITERATION: Window(key=key, at=float(number), figures=figures)}, kind=ITERATION, key=key)
+
+
+def test_a_look_learns_then_judges_and_an_alarm_is_an_event_that_lasts(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    states = [taken(run, k, 0.7 + 0.01 * (k % 2))["state"] for k in range(1, 7)]
+    assert states == ["learning"] * 5 + ["sound"]
+    told = taken(run, 7, 0.2)
+    assert (told["state"], told["judged"], told["learning"]) == ("alarm", ["iteration/success", "iteration/turns"], [])
+    (alarm,) = told["alarms"]
+    assert alarm["what"].startswith("fewer tasks are solved: 0.2, 0.705 is usual (at least") and alarm["try"]
+    assert taken(run, 7, 0.2) == told, "the same look again is the same"
+    assert [m for m in caplog.messages if m.startswith("alarm: iteration, success: fewer tasks")]
+    events = run.journal.value("small", "watch/events")
+    assert events and [(e["figure"], e["team_version"]) for e in events["events"]] == [("success", 1)]
+    assert taken(run, 8, 0.2)["state"] == "alarm", "what alarmed is not usual"
+    assert len(kept_windows(run, ITERATION)) == 8
+
+
+def test_an_earlier_look_repeated_is_judged_by_what_was_before_it_and_is_not_the_latest(run: Run) -> None:
+    told = [taken(run, k, 0.7 + 0.01 * (k % 2)) for k in range(1, 9)]
+    assert taken(run, 7, 0.71) == told[6] and told[6]["sources"]["iteration"]["success"]["num_windows"] == 6
+    assert [w.at for w in kept_windows(run, ITERATION)] == [float(k) for k in range(1, 9)]
+    assert run.journal.value("small", "watch/latest/iteration") == told[7]
+
+
+def test_an_alarm_holds_the_schedule_until_it_is_accepted_or_a_team_is_promoted(run: Run) -> None:
+    for k in range(1, 7):
+        taken(run, k, 0.7)
+    assert reason_to_skip(run) == ""
+    taken(run, 7, 0.2)
+    assert "raised an alarm (watch.on_alarm: hold): iteration: fewer tasks are solved" in reason_to_skip(run)
+    assert accept(run, "harder tasks")["reason"] == "harder tasks"
+    assert reason_to_skip(run) == "" and kept_windows(run, ITERATION)[-1].alarms == ()
+    run.journal.put_value("small", "watch/accepted", {"accepted_at": 0.0})
+    assert reason_to_skip(run)
+    run.journal.put_value("small", "champions", {"history": [{"team_version": 2, "at": 8.0}]})
+    assert reason_to_skip(run) == ""
+
+
+def test_only_the_latest_windows_are_kept(run: Run) -> None:
+    for k in range(1, 25):
+        taken(run, k, 0.7)
+    assert [w.at for w in kept_windows(run, ITERATION)] == [float(k) for k in range(5, 25)]
+
+
+def test_alarms_are_shown_on_the_version_in_mlflow_until_they_are_over(
+    run: Run, mlflow_sqlite: tuple[str, str]
+) -> None:
+    for k in range(1, 7):
+        taken(run, k, 0.7)
+    told = taken(run, 7, 0.2)
+    registry, tracker = TeamRegistry(*mlflow_sqlite), RunTracker(*mlflow_sqlite, "watched")
+    team = Team(
+        workflow="a:B", prompts={}, credit={}, models={}, git_commit="", run_id="watched", iteration=0, evaluation={}
+    )
+    version = registry.register("watched", team)
+    registry.show_watch("watched", version, look_tags(told))
+    tags = registry._client.get_model_version("watched", str(version)).tags
+    assert tags["troupe.alarm.iteration.success"].startswith("fewer tasks are solved: 0.2")
+    assert tags["troupe.watch"].startswith("alarm: iteration: fewer")
+    registry.show_watch("watched", version, look_tags({**told, "alarms": [], "state": "sound", "reason": "fine"}))
+    tags = registry._client.get_model_version("watched", str(version)).tags
+    assert "troupe.alarm.iteration.success" not in tags and tags["troupe.watch"] == "sound: fine"
+    tracker.log_metrics(look_metrics(told), 7)
+    tracker.log_json("watch.json", told)
+    shown = tracker._client.get_run(tracker.mlflow_run_id).data.metrics
+    assert (shown["alarm/success"], shown["alarm/turns"], shown["vitals/success"], shown["alarm/count"]) == (
+        1,
+        0,
+        0.2,
+        1,
+    )
+
+
+def test_points_for_prometheus_have_their_tags_and_a_table_its_alarms_first(run: Run) -> None:
+    for k in range(1, 7):
+        taken(run, k, 0.7)
+    told = taken(run, 7, 0.2)
+    points = look_points("small", told)
+    assert all(tuple(tags) == METRICS[name].tags for name, _, tags in points)
+    assert {(n, t["figure"]): v for n, v, t in points}["troupe_alarm", "success"] == 1
+    page = watch_tables({ITERATION: told, CHAMPION: None})
+    assert page.index(">alarm<") < page.index(">sound<") and "at least" in page
+
+
+def test_the_gateways_sums_are_vitals() -> None:
+    tally = Tally()
+    for tokens, is_ok in ((10.0, 1.0), (20.0, 0.0), (30.0, 1.0)):
+        tally.add({"completion_tokens": tokens, "format_share": is_ok, "failure_share": 0.0})
+    found = vitals_of_sums(tally.sums)
+    assert set(found) == {"completion_tokens", "format_faults", "failures"}
+    assert (found["completion_tokens"].num, found["completion_tokens"].mean) == (3, 20.0)
+    assert found["completion_tokens"].error == pytest.approx((100 / 3) ** 0.5)
+    assert found["format_faults"].mean == pytest.approx(1 / 3)
+    assert found["format_faults"].error == pytest.approx((0.3 / 5) ** 0.5), "of 0 1 0, and a 0 and a 1 in addition"
+
+
+@pytest.fixture
+def watched(by_hand: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The run whose team answers 5 to everything, with a gateway that answers nothing by itself."""
+    run, _ = by_hand
+    monkeypatch.setattr(served_windows, "gateway_answers", lambda run: [])
+    run.journal.put_value("small", "champion", {"team_version": 7, "models": {}})
+    return run
+
+
+def answer_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = evaluate.sample_episodes
+
+    def wrong(tasks: list[Task], **more: Any) -> Any:
+        return sampled([replace(task, answers=("6",)) for task in tasks], **more)
+
+    monkeypatch.setattr(evaluate, "sample_episodes", wrong)
+
+
+def many_tasks(run: Run) -> None:
+    for name in ("test", "sentinel"):
+        test_by_hand.write_tasks(Path(run.folder).parent / f"{name}.jsonl", *["5"] * 24)
+
+
+def test_a_degraded_champion_alarms_in_watch_and_its_exit_code_says_so(
+    watched: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_tasks(watched)
+    monkeypatch.setattr(service, "existing_run", lambda config, root: watched)
+    command = ["watch", "--run", "small", "--exit-code"]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 13, first.output
+    assert '"state": "learning"' in first.output and '"test/success"' in first.output
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 0 and '"state": "sound"' in again.output
+    answer_wrong(monkeypatch)
+    assert CliRunner().invoke(app, ["watch", "--run", "small", "--team", "7"]).exit_code == 0, "not the champion's look"
+    bad = CliRunner().invoke(app, command)
+    assert bad.exit_code == 12, bad.output
+    said = json.loads(bad.output[bad.output.index("{") :].splitlines()[0])
+    assert {(a["source"], a["figure"]) for a in said["alarms"]} >= {("test", "success"), ("sentinel", "success")}
+    assert "fewer tasks are solved: 0, 1 is usual" in said["reason"] and "2 + 3" not in bad.output
+    assert CliRunner().invoke(app, [*command[:3], "--accept", "the tasks were wrong"]).exit_code == 0
+    assert kept_windows(watched, "test")[-1].alarms == ()
+
+
+def serve_answers(run: Run, make_trace: MakeTrace, num: int, *, text: str, version: int = 7, begun: float) -> None:
+    store = ServedStore(run.served_uri)
+    store.create()
+    about = {"team": "small", "team_version": version, "arm": "champion", "key": "web", "is_trainable": True}
+    traces = [
+        replace(
+            make_trace(i),
+            episode_id=f"e{begun}-{version}-{i}",
+            purpose=Purpose.AD_HOC,
+            task=Task(task_id=f"request-{begun}-{i}", prompt=f"{text} {i}", answers=()),
+            outcome_metadata={SERVED: about},
+            started_at=begun,
+        )
+        for i in range(num)
+    ]
+    store.write_episodes(traces)
+    for trace in traces[:10]:
+        store.write_feedback(Feedback(trace_id=trace.episode_id, key="web", at=begun, score=1.0))
+
+
+def test_what_was_served_since_the_last_watching_is_a_window_of_the_champions(
+    watched: Run, make_trace: MakeTrace, make_rewards: Callable[..., Any]
+) -> None:
+    now = time.time()
+    serve_answers(watched, make_trace, 20, text="how many", begun=now - 9)
+    serve_answers(watched, make_trace, 40, text="how many", version=3, begun=now - 8)
+    first = moves.watch(watched, CHAMPION, ["test"])
+    assert first["waiting"] == {"service": "20 of watch.min_episodes = 30 answers"}
+    serve_answers(watched, make_trace, 15, text="how much", begun=now - 7)
+    second = moves.watch(watched, CHAMPION, ["test"])
+    assert second["waiting"] == {} and "service/input_drift" in second["learning"]
+    (window,) = kept_windows(watched, "service")
+    assert (window.figures["turns"].num, window.figures["feedback"].mean) == (35, 1.0)
+    assert moves.watch(watched, CHAMPION, ["test"])["waiting"] == {}, "nothing new, nothing waits"
+    assert len(kept_windows(watched, "service")) == 1
+
+
+def show_answers(monkeypatch: pytest.MonkeyPatch, run: Run, shown: Mapping[str, Tally]) -> None:
+    """The gateway's replicas, by name, as they are when somebody looks."""
+
+    def answers(_: Run) -> list[dict[str, Any]]:
+        about = {"team": run.team_name, "team_version": 7}
+        return [{"replica": name, "figures": [about | {"sums": tally.sums}]} for name, tally in shown.items()]
+
+    monkeypatch.setattr(served_windows, "gateway_answers", answers)
+
+
+def answer(tallies: Mapping[str, Tally], tokens: float) -> None:
+    """Thirty answers of each."""
+    for tally in tallies.values():
+        for _ in range(30):
+            tally.add(dict.fromkeys(NAMES, 0.0) | {"completion_tokens": tokens})
+
+
+def test_the_gateways_answers_are_those_since_the_last_window(watched: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    tallies = {"a": Tally(), "b": Tally()}
+    show_answers(monkeypatch, watched, tallies)
+    for tokens in (10.0, 20.0):
+        answer(tallies, tokens)
+        moves.watch(watched, CHAMPION, ["test"])
+        tallies.pop("a", None)  # a replica that ends takes only its own figures along
+    means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
+    assert means == [10.0, 20.0]
+
+
+def test_a_replica_that_one_look_missed_is_not_counted_from_its_start(
+    watched: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tallies = {"a": Tally(), "b": Tally()}
+    for tokens, shown in ((10.0, ("a", "b")), (20.0, ("a",)), (30.0, ("a", "b"))):
+        answer(tallies, tokens)
+        show_answers(monkeypatch, watched, {name: tallies[name] for name in shown})
+        moves.watch(watched, CHAMPION, ["test"])
+    means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
+    assert means == [10.0, 20.0, pytest.approx((2 * 30.0 + 20.0) / 3)], "b's 20s were not counted before"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "connect", lambda address: None)

@@ -1,0 +1,171 @@
+"""The decision about an iteration, without engines: looks, cross-play, guards, and what is promoted. Stores are real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from records import MakeTrace
+
+from pipelines.config.run_config import load_config
+from pipelines.episodes.sampling import Sampled
+from pipelines.run.run import Run, plain
+from pipelines.stages import evaluate
+from pipelines.stages.promote import promote
+from serve_apps.runner import EpisodeSpec
+from serve_apps.team_spec import Cast
+from stores.traces import TraceStore
+from stores.types import ModelVersionRef, Task, Trace
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+GROUPS = {"a": {"agents": ["solver"]}, "b": {"agents": ["verifier", "refiner", "finalizer"]}}
+
+Solves = Callable[[int, dict[str, int]], bool]
+"""Whether a team of these versions solves the task of this number."""
+
+
+class Scene:
+    """A run whose champion is version 1 of both groups and whose iteration 1 trained version 2 of both."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTrace, solves: Solves, **changes: Any
+    ) -> None:
+        config: dict[str, Any] = {
+            "storage.root": str(folder),
+            "model_groups": GROUPS,
+            "tasks.gate.count": 240,
+            "evaluate.every": 1,
+        }
+        config["tasks.gate.generator.settings"] = {"max_a": 79}
+        self.run = Run(load_config(SMALL, {**config, "evaluate.bootstrap_samples": 500, **changes}))
+        self.run.open()
+        self.made, self.solves = make_trace, solves
+        self.number = {task.task_id: i for i, task in enumerate(self.run.tasks("gate"))}
+        self.played: dict[tuple[int, ...], int] = {}
+        """Episodes per team that really were played."""
+        self.longer: dict[int, int] = {}
+        """Times the tokens of a turn, by version of group a."""
+        refs = {g: {v: self.ref(g, v) for v in (1, 2)} for g in GROUPS}
+        champion = {"team_version": 5, "models": {g: plain(refs[g][1]) for g in GROUPS}}
+        self.run.journal.put_value(self.run.run_id, "champion", champion)
+        monkeypatch.setattr(self.run, "trained", lambda iteration: {g: refs[g][2] for g in GROUPS}, raising=False)
+        monkeypatch.setattr(evaluate, "serve", lambda run, models: None)
+        monkeypatch.setattr(evaluate, "sample_episodes", self.sample)
+        self.registered: list[dict[str, int]] = []
+        self.run.__dict__["registry"] = SimpleNamespace(
+            register=self.register, set_alias=lambda *_: None, remove_alias=lambda *_: None
+        )
+
+    def ref(self, group: str, version: int) -> ModelVersionRef:
+        return ModelVersionRef(
+            model_group=group, version=version, uri=f"{group}/{version}", manifest_sha256=f"{version}"
+        )
+
+    def register(self, name: str, team: Any, *, code: Path) -> int:
+        self.registered.append({group: ref.version for group, ref in team.models.items()})
+        return 6
+
+    def sample(self, tasks: Sequence[Task], *, cast: Cast, store: TraceStore, seed: int, **more: Any) -> Sampled:
+        where = {name: more[name] for name in ("run_id", "iteration", "purpose")} | {"team_key": cast.team_key}
+        traces: list[Trace] = []
+        for task in tasks:
+            spec = EpisodeSpec(**where, task=task, episode_index=0, run_seed=seed)
+            is_solved = self.solves(self.number[task.task_id], cast.policy_versions)
+            answer = task.answers[0] if is_solved else "no idea"
+            made = replace(self.made(**where), episode_id=spec.episode_id, task=task, answer=answer)
+            times = self.longer.get(cast.policy_versions["a"], 1)
+            turns = tuple(replace(t, completion_token_ids=[7] * 10 * times, rollout_logprobs=[-1.0] * 10 * times)
+                          for t in made.turns)  # fmt: skip
+            traces.append(replace(made, turns=turns))
+        key = tuple(version for _, version in sorted(cast.policy_versions.items()))
+        self.played[key] = self.played.get(key, 0) + store.write_episodes(traces)
+        ids = {trace.episode_id for trace in traces}
+        counts = dict.fromkeys(("num_new", "num_kept", "num_tokens"), 0)
+        pinned = store.pin_episodes(**where)
+        assert pinned.num_episodes == len(ids)
+        return Sampled(traces=pinned, groups=(), statuses={}, sampling_seconds=0.0, seconds=0.0, stopped_by=None,
+                       tasks_left=(), **counts)  # fmt: skip
+
+    def decide(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The report and what promote made of it."""
+        report = evaluate.evaluate(self.run, 1)
+        key = self.run.key(1, "evaluate")
+        self.run.journal.once(key, lambda lease: report, owner="test", wait_s=1)
+        lease: Any = SimpleNamespace(check=lambda: None)
+        return report, promote(self.run, 1, lease)
+
+    def champion(self) -> dict[str, int]:
+        return {group: ref.version for group, ref in self.run.champion().items()}
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTrace) -> Callable[..., Scene]:
+    return lambda solves, **changes: Scene(tmp_path, monkeypatch, make_trace, solves, **changes)
+
+
+def a_helps_b_hurts(number: int, versions: dict[str, int]) -> bool:
+    chance = 5 + 3 * (versions["a"] - 1) - 4 * (versions["b"] - 1)
+    return number * 7 % 10 < chance
+
+
+def test_a_group_that_hurts_holds_the_other_back_without_cross_play_and_not_with_it(
+    scene: Callable[..., Scene], tmp_path: Path
+) -> None:
+    together = scene(a_helps_b_hurts)
+    report, decision = together.decide()
+    assert (report["verdict"], decision["verdict"], report["promotes"]) == ("reject", "reject", [])
+    assert together.champion() == {"a": 1, "b": 1} and together.registered == [{"a": 2, "b": 2}]
+
+
+def test_with_cross_play_only_the_group_that_helps_is_promoted(scene: Callable[..., Scene]) -> None:
+    apart = scene(a_helps_b_hurts, **{"promote.cross_play": True})
+    del apart.run.__dict__["registry"]  # the real one: MLflow takes the report, too
+    report, decision = apart.decide()
+    assert report["promotes"] == ["a"] and report["condition"].startswith("new a: gain +0.3")
+    assert [("".join(arm["groups"]), arm["verdict"]) for arm in report["arms"]] == [
+        ("ab", "reject"),
+        ("a", "promote"),
+        ("b", "reject"),
+    ]
+    assert decision["verdict"] == "promote" and apart.champion() == {"a": 2, "b": 1}
+    (registered,) = apart.run.registry.versions(apart.run.team_name)
+    assert registered.policy_versions == {"a": 2, "b": 1} and registered.aliases == ("candidate", "champion")
+    assert apart.played == {(1, 1): 240, (2, 2): 240, (2, 1): 240, (1, 2): 240}
+
+
+def test_the_evaluation_grows_until_the_gate_is_sure_and_no_further(scene: Callable[..., Scene]) -> None:
+    better = scene(
+        lambda number, versions: number % 10 < 3 + 5 * (versions["a"] - 1), **{"evaluate.tasks_per_look": 40}
+    )
+    report, _ = better.decide()
+    assert report["verdict"] == "promote" and report["num_looks"] < 6
+    assert better.played == dict.fromkeys([(1, 1), (2, 2)], 40 * report["num_looks"])
+    assert report["num_tasks"] == 40 * report["num_looks"] and report["num_unpaired"] == 0
+
+
+def test_what_stays_open_when_all_tasks_are_played_is_inconclusive(scene: Callable[..., Scene]) -> None:
+    alike = scene(lambda number, versions: (number + versions["a"]) % 2 == 0, **{"evaluate.tasks_per_look": 100})
+    report, decision = alike.decide()
+    assert (report["verdict"], report["num_looks"]) == ("inconclusive", 3), "looks after 100, 200 and 240 tasks"
+    assert decision["verdict"] == "inconclusive" and alike.champion() == {"a": 1, "b": 1}
+
+
+def test_a_candidate_that_doubles_its_length_is_rejected_whatever_it_gains(scene: Callable[..., Scene]) -> None:
+    hacker = scene(lambda number, versions: number % 10 < 3 + 5 * (versions["a"] - 1))
+    hacker.longer = {2: 2}
+    report, _ = hacker.decide()
+    assert report["verdict"] == "reject"
+    assert report["condition"] == "guard completion_tokens x2.00 [2.00, 2.00], at most x1.50"
+    assert report["guards"]["completion_tokens"]["state"] == "broken" and report["guards"]["turns"]["state"] == "holds"
+
+
+def test_the_exact_test_decides_where_it_is_asked_for(scene: Callable[..., Scene]) -> None:
+    exact = scene(lambda number, versions: number % 10 < 3 + 2 * (versions["a"] - 1), **{"evaluate.test": "mcnemar"})
+    report, _ = exact.decide()
+    assert report["verdict"] == "promote" and report["gain"]["mean"] == pytest.approx(0.2)
+    won = 48  # of 48 tasks that differ: the lower bound of the share won is (1/40)^(1/48)
+    assert report["gain"]["low"] == pytest.approx(0.2 * (2 * 0.025 ** (1 / won) - 1), abs=1e-6)

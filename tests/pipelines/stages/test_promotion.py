@@ -1,0 +1,235 @@
+"""Moving the champion by hand: the aliases that follow, weights that are gone, two at once. Engines and gateway are not real."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pipelines.config.run_config import load_config
+from pipelines.release import by_hand, production, traffic
+from pipelines.release.production import move_champion
+from pipelines.run.run import Run, plain
+from pipelines.stages import promote as promotion
+from pipelines.stages.promote import champion_version, crown, followed, history
+from pipelines.stages.run_stage import run_stage
+from stores.manifest import Probe
+from stores.registry import CHAMPION, PREVIOUS, Team
+from stores.types import ModelVersionRef
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+GROUP = "team"
+
+
+class Registry:
+    """Aliases, and teams by version."""
+
+    def __init__(self) -> None:
+        self.aliases: dict[str, int] = {}
+        self.teams: dict[int, Team] = {}
+
+    def set_alias(self, name: str, alias: str, version: int) -> None:
+        self.aliases[alias] = version
+
+    def remove_alias(self, name: str, alias: str) -> None:
+        self.aliases.pop(alias, None)
+
+    def load(self, name: str, version: int) -> tuple[int, Team]:
+        return version, self.teams[version]
+
+
+def run_in(folder: Path, registry: Registry) -> Run:
+    run = Run(load_config(SMALL, {"storage.root": str(folder)}))
+    run.__dict__["registry"] = registry
+    return run
+
+
+def team_of(ref: ModelVersionRef, version: int) -> Team:
+    return Team(
+        workflow="w:W",
+        prompts={},
+        credit={},
+        models={GROUP: ref},
+        git_commit="",
+        run_id="small",
+        iteration=version,
+        evaluation={},
+    )
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Registry, list[str]]:
+    """A run with three team versions whose weights are real, and what was done to engines and gateway."""
+    registry, done = Registry(), list[str]()
+    run = run_in(tmp_path, registry)
+    assert list(run.config.model_groups) == [GROUP]
+    for version in (1, 2, 3):
+        folder = tmp_path / f"made-{version}"
+        folder.mkdir()
+        save_file({"w": np.full(4, version, np.float32)}, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+        probe = Probe(sequences=((1, 2),), logprobs=((-1.0,),))
+        ref = run.weights.commit(
+            folder, model_group=GROUP, version=version, parent=None, run_id="small", iteration=version, probe=probe
+        )
+        registry.teams[version] = team_of(ref, version)
+
+    def put(run: Run, version: int, team: Team) -> dict[str, Any]:
+        done.append(f"put {version}")
+        time.sleep(0.1)
+        done.append(f"put {version} done, champion {champion_version(run)}")
+        return {"team_version": version}
+
+    monkeypatch.setattr(by_hand, "serve", lambda run, models, **more: (done.append("serve"), ([], 0.0))[1])
+    monkeypatch.setattr(production, "in_service", lambda run: SimpleNamespace())
+    monkeypatch.setattr(production, "put_into_service", put)
+    return run, registry, done
+
+
+def test_previous_names_the_champion_before_and_after_a_rollback_where_the_next_one_goes(
+    scene: tuple[Run, Registry, list[str]],
+) -> None:
+    run, registry, _ = scene
+
+    def named() -> tuple[int | None, int | None]:
+        return registry.aliases.get(CHAMPION), registry.aliases.get(PREVIOUS)
+
+    crown(run, registry.teams[1].models, 1, reason="the first team")
+    assert named() == (1, None)
+    for version in (2, 3):
+        crown(run, registry.teams[version].models, version, reason="better")
+    assert named() == (3, 2)
+    crown(run, registry.teams[3].models, 3, reason="better")
+    assert named() == (3, 2) and len(history(run)) == 3, "a repeated promotion changes nothing"
+    by_hand.rollback(run, to=None, reason="worse")
+    assert named() == (2, 1)
+    by_hand.rollback(run, to=None, reason="worse")
+    assert named() == (1, None)
+    with pytest.raises(ValueError, match="had no champion before 1"):
+        by_hand.rollback(run, to=None, reason="worse")
+    by_hand.promote_version(run, 3, reason="after all")
+    assert named() == (3, 1)
+    by_hand.promote_version(run, 1, reason="an old one, by hand")
+    assert named() == (1, 3), "promoted, not rolled back"
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"), [([1], None), ([1, 2, 3], 2), ([1, 2, 3, 2], 1), ([1, 2, 3, 2, 4], 2), ([1, 2, 1], None)]
+)
+def test_a_history_that_does_not_tell_rollbacks_from_promotions_went_back_where_it_returned(
+    versions: list[int], expected: int | None
+) -> None:
+    assert followed([{"team_version": version} for version in versions]) == expected
+
+
+def test_a_team_whose_weights_are_damaged_or_gone_is_refused_before_an_engine_is_touched(
+    scene: tuple[Run, Registry, list[str]],
+) -> None:
+    run, registry, done = scene
+    crown(run, registry.teams[1].models, 1, reason="the first team")
+    folder = Path(registry.teams[2].models[GROUP].uri)
+    damaged = bytearray((folder / "model.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(damaged)
+    with pytest.raises(
+        ValueError, match=r"team version 2 .* group 'team': .*model.safetensors has sha256 .*nothing was"
+    ):
+        by_hand.promote_version(run, 2, reason="test")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model.safetensors is missing.*nothing was changed"):
+        by_hand.promote_version(run, 2, reason="test")
+    run.weights.remove(GROUP, 3)
+    for is_rollback in (False, True):
+        with pytest.raises(
+            ValueError, match=r"version 3 of team was never committed, or maintenance removed it; nothing"
+        ):
+            by_hand.promote_version(run, 3, reason="test", is_rollback=is_rollback)
+    assert done == [] and registry.aliases == {CHAMPION: 1} and champion_version(run) == 1
+
+
+def test_of_two_promotions_at_once_one_waits_and_neither_is_half_of_each(
+    scene: tuple[Run, Registry, list[str]], tmp_path: Path
+) -> None:
+    run, registry, done = scene
+    crown(run, registry.teams[1].models, 1, reason="the first team")
+    together = threading.Barrier(2)
+
+    def promote(version: int) -> None:
+        other = run_in(tmp_path, registry)  # as another process has it
+        together.wait()
+        move_champion(other, version, registry.teams[version], reason="test")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(promote, (2, 3)))
+    first, last = (entry["team_version"] for entry in history(run)[1:])
+    assert {first, last} == {2, 3}
+    expected = [f"put {first}", f"put {first} done, champion 1", f"put {last}", f"put {last} done, champion {first}"]
+    assert done == expected
+    assert registry.aliases == {CHAMPION: last, PREVIOUS: first} and champion_version(run) == last
+
+
+Told = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("how", "canary", "verdict", "champion"),
+    [
+        ("never", None, "promote", 2),
+        ("direct", None, "promote", 2),
+        ("canary", "promoted", "promote", 2),
+        ("canary", "sent_back", "reject", 1),
+        ("canary", "undecided", "inconclusive", 1),
+    ],
+)
+def test_a_promotion_by_the_gate_goes_into_service_as_the_config_says(
+    scene: tuple[Run, Registry, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    canary: str | None,
+    verdict: str,
+    champion: int,
+) -> None:
+    run, registry, done = scene
+    run.config = load_config(SMALL, {"storage.root": run.config.storage.root, "promote.into_service": how})
+    crown(run, registry.teams[1].models, 1, reason="the first team")
+    now = SimpleNamespace(champion=SimpleNamespace(team_version=1))
+    monkeypatch.setattr(production, "in_service", lambda run: now)
+
+    def roll_out(run: Run, version: int, team: Team) -> Told:
+        if canary == "promoted":
+            move_champion(run, version, team, reason="canary")
+        return {"verdict": canary, "reason": "what was seen"}
+
+    monkeypatch.setattr(traffic, "roll_out", roll_out)
+    monkeypatch.setattr(promotion, "register", lambda run, models, **more: 2)
+    learnt = {"model": plain(registry.teams[2].models[GROUP]), "metrics": {}}
+    run.journal.once(run.key(1, "train", GROUP), lambda lease: learnt)
+    report = {"verdict": "promote", "condition": "gain +0.2", "promotes": [GROUP]}
+    run.journal.once(run.key(1, "evaluate"), lambda lease: report)
+    decided = run_stage(run, "promote", 1)
+    assert (decided["verdict"], decided["team_version"]) == (verdict, 2)
+    assert (champion_version(run), registry.aliases[CHAMPION]) == (champion, champion)
+    assert ("put 2" in done) == (how == "direct" or canary == "promoted")
+    assert decided["condition"] == ("gain +0.2" if canary is None else f"gain +0.2; canary {canary}: what was seen")
+
+
+def test_a_promotion_whose_weights_the_idle_set_refuses_fails_its_stage_and_the_champion_stays(
+    scene: tuple[Run, Registry, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, registry, _ = scene
+    crown(run, registry.teams[1].models, 1, reason="the first team")
+
+    def refuse(run: Run, version: int, team: Team) -> Told:
+        raise ValueError("model.safetensors is missing, the manifest lists it")
+
+    monkeypatch.setattr(production, "put_into_service", refuse)
+    with pytest.raises(ValueError, match="is missing"):
+        move_champion(run, 2, registry.teams[2], reason="test")
+    assert registry.aliases == {CHAMPION: 1} and champion_version(run) == 1

@@ -1,0 +1,45 @@
+"""Version 0 of model groups of different families: each learns its own agents' turns with its own tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM
+
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
+from pipelines.stages.warmstart import _demonstrations, _TextSpy, warmstart
+from stores.types import EpisodeStatus, ModelVersionRef
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+GROUPS = {
+    "qwen": {"agents": ["solver", "refiner"]},
+    "llama": {"agents": ["verifier", "finalizer"], "tiny_model": {"architecture": "llama", "vocab_size": 360}},
+}
+
+
+def test_two_families_begin_from_the_same_demonstrations(tmp_path: Path) -> None:
+    changes = {"warmstart.num_demonstrations": 60, "warmstart.num_epochs": 1, "model_groups": GROUPS}
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))
+    run.open()
+    made = warmstart(run)
+    refs = {group: ModelVersionRef(**ref) for group, ref in made["models"].items()}
+    folders = {group: Path(run.weights.fetch(ref)) for group, ref in refs.items()}
+    models = {group: type(AutoModelForCausalLM.from_pretrained(folder)).__name__ for group, folder in folders.items()}
+    assert models == {"qwen": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+    sizes = {group: json.loads((folder / "config.json").read_text())["vocab_size"] for group, folder in folders.items()}
+    assert sizes["llama"] < sizes["qwen"]
+    for group, ref in refs.items():
+        assert max(max(ids) for ids in run.weights.manifest(ref).probe.sequences) < sizes[group]
+    assert {"qwen/warmstart/loss", "llama/warmstart/loss"} <= set(made["metrics"])
+
+
+def test_a_program_with_tools_is_listened_to_before_there_is_a_tokenizer(tmp_path: Path) -> None:
+    config = Path(__file__).parents[3] / "infra" / "workflows" / "calculator_program.yaml"
+    run = Run(load_config(config, {"storage.root": str(tmp_path), "warmstart.num_demonstrations": 8}))
+    spy = _TextSpy()
+    assert run.config.warmstart is not None
+    traces = _demonstrations(run, run.config.warmstart, {}, spy, {})
+    assert len(traces) == 8 and {trace.status for trace in traces} <= {EpisodeStatus.OK, EpisodeStatus.TRUNCATED}
+    assert any('"name": "calculate"' in text for text in spy.texts), "the tool, and calls of it, are in the vocabulary"

@@ -1,0 +1,200 @@
+"""Task sources: the field names of the field, and one clear message for every bad file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from pipelines.config.sections import DottedConfig, TaskSourceConfig
+from pipelines.tasks.sources import check_disjoint, load_tasks
+from serve_apps.tools.code_tests import Case, read_tests
+from stores.types import Task
+
+
+def load(path: Path, count: int | None = None) -> list[Task]:
+    return load_tasks(TaskSourceConfig(path=str(path), count=count), section="train", seed=0)
+
+
+def written(tmp_path: Path, *rows: dict[str, Any]) -> Path:
+    path = tmp_path / "math.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answers"),
+    [
+        ({"question": "1+1?", "answer": 2}, "1+1?", ("2",)),
+        ({"problem": "p", "solution": "so \\boxed{\\frac{1}{2}}."}, "p", ("\\frac{1}{2}",)),
+        ({"query": "q", "target": ["a", "b", "a"]}, "q", ("a", "b")),
+        ({"prompt": "p", "ground_truth": "g", "solution": "\\boxed{s}"}, "p", ("g",)),
+        ({"prompt": "p", "reward_model": {"style": "rule", "ground_truth": "7"}, "answer": "8"}, "p", ("7",)),
+        ({"question": "gsm", "answer": "2 + 2 = 4\n#### 4"}, "gsm", ("4",)),
+        ({"question": "zero", "answer": 0}, "zero", ("0",)),
+        ({"question": "q", "reward_model": "Paris"}, "q", ("Paris",)),
+        ({"question": "q", "reward_model": ["Paris", "paris"]}, "q", ("Paris", "paris")),
+        ({"question": "q", "reward_model": '{"ground_truth": "Paris"}'}, "q", ("Paris",)),
+        ({"question": "q", "answer": "[1, 2]"}, "q", ("[1, 2]",)),
+        ({"prompt": "Be good.\n### Question:\nAdd.\n\n### Answer: (in backticks)\n", "answer": "1"}, "Add.", ("1",)),
+        ({"prompt": "### Question: Add.\n### Format: stdin", "answer": "1"}, "Add.\n### Format: stdin", ("1",)),
+    ],
+)
+def test_the_field_names_of_math_data_are_read(
+    tmp_path: Path, row: dict[str, Any], prompt: str, answers: tuple[str, ...]
+) -> None:
+    (task,) = load(written(tmp_path, row))
+    assert (task.prompt, task.answers, task.source) == (prompt, answers, "math")
+
+
+CASES = [{"input": [1, 2], "output": 3}, {"input": [4, 5], "output": 9}]
+CALLS = [Case(given=[1, 2], expected=3), Case(given=[4, 5], expected=9)]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"tests": CASES, "fn_name": "f"},
+        {"tests": {"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"}, "fn_name": "other"},
+        {"tests": CASES, "function_name": "f"},
+        {"tests": json.dumps(CASES), "metadata": {"func_name": "f"}},
+        {"test_cases": CASES, "metadata": '{"func_name": "f"}', "extra_info": {"fn_name": "other"}},
+        {"tests": CASES, "extra_info": {"fn_name": "f"}, "label": {"fn_name": "other"}},
+        {"tests": CASES, "extra_info": '{"fn_name": "f"}'},
+        {"tests": CASES, "label": {"fn_name": "f"}},
+        {"private_tests": CASES, "function_name": "f"},
+        {"extra_info": {"private_test_cases": CASES, "fn_name": "f"}},
+        {"reward_model": {"ground_truth": CASES, "fn_name": "f"}},
+        {"reward_model": {"answer": {"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"}}},
+        {"reward_model": {"answer": json.dumps(CASES)}, "fn_name": "f"},
+        {"answer": CASES, "fn_name": "f"},
+        {"label": {"tests": CASES, "fn_name": "f"}},
+        {"label": json.dumps({"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"})},
+    ],
+)
+def test_a_functions_name_and_tests_are_found_wherever_a_row_has_them(tmp_path: Path, beside: dict[str, Any]) -> None:
+    (task,) = load(written(tmp_path, {"problem": "p", **beside}))
+    tests = read_tests(task.metadata["tests"], place="t")
+    assert (tests.fn_name, list(tests.cases), tests.public, task.answers) == ("f", CALLS, (), ())
+
+
+def test_a_rows_checker_reaches_its_tests(tmp_path: Path) -> None:
+    cases = [{"input": "1 2", "output": "3"}]
+    rows = [
+        {"problem": "p", "tests": cases, "checker_type": "unordered_tokens"},
+        {"problem": "q", "tests": cases, "checker_code": "def check(given, expected, actual): return True"},
+        {"problem": "r", "private_tests": cases, "metadata": {"special_judge": True, "checker": "def check(*_): ..."}},
+    ]
+    tests = [read_tests(task.metadata["tests"], place="t") for task in load(written(tmp_path, *rows))]
+    assert [t.checker for t in tests] == ["unordered_tokens", "custom", "custom"]
+    assert tests[2].checker_code == "def check(*_): ..."
+
+
+def test_tests_beside_public_ones_are_the_hidden_ones(tmp_path: Path) -> None:
+    cases = [{"input": str(i), "output": str(i)} for i in range(3)]
+    (task,) = load(written(tmp_path, {"problem": "p", "tests": cases, "public_tests": cases[:1]}))
+    tests = read_tests(task.metadata["tests"], place="t")
+    assert ([c.given for c in tests.public], [c.given for c in tests.cases]) == (["0"], ["1", "2"])
+
+
+def test_verl_parquet_with_messages_and_extra_info_is_read(tmp_path: Path) -> None:
+    row = {
+        "data_source": "DigitalLearningGmbH/MATH",
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2+3?"}],
+        "reward_model": {"style": "rule", "ground_truth": "5"},
+        "extra_info": {"index": 3, "split": "train"},
+    }
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    (task,) = load(path)
+    assert (task.prompt, task.answers, task.source) == ("What is 2+3?", ("5",), "DigitalLearningGmbH/MATH")
+    assert task.metadata == {"index": 3, "split": "train"}
+
+
+def test_ids_are_stable_and_given_ids_win(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "1", "id": 0}]
+    first = load(written(tmp_path, *rows))
+    assert first == load(written(tmp_path, *rows))
+    assert first[1].task_id == "0"
+    json_path = tmp_path / "math.json"
+    json_path.write_text(json.dumps(rows))
+    assert load(json_path) == first
+    assert load(json_path, count=1) == first[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.jsonl", "", "holds no task"),
+        ("t.json", "[]", "holds no task"),
+        ("t.jsonl", '{"question": "a", "answer": "1"}\n{oops\n', r"t\.jsonl:2: not JSON .*oops"),
+        ("t.jsonl", "[1]\n", r"t\.jsonl:1: a task is a JSON object, this is list"),
+        ("t.json", '{"a": 1}\n{"a": 1}', r"t\.json: not JSON .*\.jsonl"),
+        (
+            "t.jsonl",
+            '\n{"question": "a", "answr": "1"}\n',
+            r"t\.jsonl:2: task without answer: .*target, solution.*answr",
+        ),
+        ("t.jsonl", '{"question": "a", "solution": "seven"}\n', r"t\.jsonl:1: task without answer"),
+        ("t.jsonl", '{"text": "a", "answer": "1"}\n', r"t\.jsonl:1: no task prompt: .*question.*has text, answer"),
+        (
+            "t.jsonl",
+            '{"id": 1, "query": "a", "answer": 1}\n{"id": 1, "query": "b", "answer": 1}',
+            r":2: .*'1'.*jsonl:1",
+        ),
+        ("t.jsonl", '{"question": "a", "answer": 1}\n' + "[" * 100_000, r"t\.jsonl:2: not JSON .*recursion"),
+        ("t.jsonl", '{"question": "a", "answer": ' + "1" * 5000 + "}", r"t\.jsonl:1: not JSON .*4300 digits"),
+        (
+            "t.json",
+            '[{"question": "a", "answer": 1}, ' + "[" * 100_000,
+            r"t\.json: not JSON after item 1 \(more than 200 brackets",
+        ),
+        (
+            "t.json",
+            '[{"question": "a", "answer": ' + "1" * 5000 + "}]",
+            r"t\.json: not JSON after item 0 .*integer overflow",
+        ),
+        ("t.json", '{"question": "a"}', r"t\.json: holds no list"),
+        ("t.parquet", "no", "not Parquet"),
+        ("t.csv", "no", "no known kind"),
+    ],
+)
+def test_a_bad_file_is_one_clear_message(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tasks\.train: task file .*absent\.jsonl does not exist"):
+        load(tmp_path / "absent.jsonl")
+
+
+def test_bytes_that_are_no_text_name_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"question": "a", "answer": "1"}\n{"question": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"t\.jsonl:2: not UTF-8"):
+        load(path)
+
+
+def generator(settings: dict[str, Any], split: str = "") -> TaskSourceConfig:
+    dotted = DottedConfig(path="pipelines.examples.arithmetic.tasks:generate", settings=settings)
+    return TaskSourceConfig(generator=dotted, count=20, split=split)
+
+
+def test_a_generator_gets_the_section_as_its_split_unless_one_is_given() -> None:
+    test = load_tasks(generator({}), section="test", seed=1)
+    assert test == load_tasks(generator({}, split="test"), section="gate", seed=1)
+    check_disjoint({"test": test, "gate": load_tasks(generator({}), section="gate", seed=1)})
+    with pytest.raises(ValueError, match=r"tasks\.gate and tasks\.test share the task '"):
+        check_disjoint({"test": test, "gate": test[:1]})
+
+
+def test_a_generator_that_refuses_its_settings_says_which() -> None:
+    with pytest.raises(ValueError, match=r"tasks\.train\.generator\.settings: .*max_b"):
+        load_tasks(generator({"max_b": 3}), section="train", seed=0)

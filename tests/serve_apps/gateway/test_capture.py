@@ -1,0 +1,220 @@
+"""Answers that may be kept, and what callers say of them: through the gateway's API, on real LanceDB."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_scene import Scene, arm
+from records import MakeTrace
+
+from serve_apps.gateway.api_keys import make_key, write_keys
+from serve_apps.gateway.redaction import Redaction
+from serve_apps.gateway.teams import TeamInService, TeamStores
+from stores.served import ServedStore
+from stores.types import SERVED, Trace
+
+pytestmark = pytest.mark.anyio
+HELLO = {
+    "model": "demo/solver",
+    "messages": [{"role": "user", "content": "Write to ann@example.org"}],
+    "temperature": 1,
+}
+
+
+def scene_of(model: Path, folder: Path, *, shadow: float = 0.0, **capture: Any) -> tuple[Scene, ServedStore]:
+    scene = Scene(model, capture={"share": 1.0, "flush_s": 0.05, **capture})
+    stores = TeamStores(run_id="demo", traces=str(folder / "traces"), served=str(folder / "served"))
+    candidate = arm(model, 4, "green") if shadow else None
+    scene.serve(TeamInService(champion=arm(model, 3, "blue"), candidate=candidate, shadow=shadow, stores=stores))
+    return scene, ServedStore(stores.served)
+
+
+async def ask(http: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+    answer = await http.post("/v1/chat/completions", json={**HELLO, **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json() if not more.get("stream") else json.loads(answer.text.split("\n\n")[0].removeprefix("data: "))
+
+
+def kept(store: ServedStore) -> list[Trace]:
+    return store.find_traces()
+
+
+async def test_what_may_be_kept_is_kept_token_exact(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path)
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+        streamed = await ask(http, store=True, stream=True)
+        await ask(http)
+    await scene.service.capture.close()
+    traces = {trace.episode_id: trace for trace in kept(store)}
+    assert traces.keys() == {answer["id"], streamed["id"]}
+    (turn,) = traces[answer["id"]].turns
+    assert (turn.agent, turn.model_group, turn.policy_version) == ("solver", "shared", 3)
+    assert list(turn.prompt_token_ids) == scene.streams.requests[0].prompt_token_ids
+    assert list(turn.completion_token_ids) == [
+        *scene.streams.tokenizer.encode("It is 42."),
+        scene.streams.tokenizer.eos_id,
+    ]
+    assert set(turn.rollout_logprobs) == {-0.5}
+    assert turn.seed == scene.streams.requests[0].seed
+    assert turn.completion_text == "It is 42."
+    about = traces[answer["id"]].outcome_metadata[SERVED]
+    assert about == {"team": "demo", "team_version": 3, "arm": "champion", "key": "anyone", "is_trainable": True}
+
+
+async def test_who_has_not_agreed_is_not_kept(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, consent="given")
+    async with scene.http() as http:
+        await ask(http, store=False)
+        agreed = await ask(http)
+    await scene.service.capture.close()
+    assert [trace.episode_id for trace in kept(store)] == [agreed["id"]]
+
+
+async def test_a_share_is_kept_of_what_may_be(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, share=0.25)
+    async with scene.http() as http:
+        for _ in range(8):
+            await ask(http, store=True)
+    await scene.service.capture.close()
+    assert len(kept(store)) == 2
+
+
+@pytest.mark.parametrize("more", [{"top_p": 0.9}, {"n": 2}, {"presence_penalty": 0.5}, {"model": "demo/group/shared"}])
+async def test_what_the_policy_would_not_say_by_itself_is_not_trained_on(
+    tiny_model: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    scene, store = scene_of(tiny_model, tmp_path)
+    async with scene.http() as http:
+        await ask(http, store=True, **more)
+    await scene.service.capture.close()
+    (trace,) = kept(store)
+    assert trace.outcome_metadata[SERVED]["is_trainable"] is False
+
+
+async def test_redacted_text_is_nowhere_in_the_store_nor_in_its_tokens(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, redact={r"[\w.]+@[\w.]+": "<email>"})
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+    await scene.service.capture.close()
+    (trace,) = kept(store)
+    assert trace.episode_id == answer["id"]
+    assert trace.task.prompt == "Write to <email>"
+    assert "ann@" not in str(trace)
+    assert "Write to <email>" in trace.turns[0].prompt_text
+    assert not trace.turns[0].prompt_token_ids and not trace.turns[0].completion_token_ids
+    assert trace.outcome_metadata[SERVED]["is_trainable"] is False
+    assert Redaction({"nowhere": "x"}).of(trace) is None
+
+
+async def test_a_shadow_of_a_kept_answer_is_kept_as_the_same_task(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, shadow=1.0)
+
+    def is_there() -> bool:
+        return (tmp_path / "served").exists() and store.is_there()
+
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+        deadline = time.monotonic() + 10
+        while len(traces := kept(store) if is_there() else []) < 2 and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+    await scene.service.capture.close()
+    assert {trace.task.task_id for trace in traces} == {f"request-{answer['id']}"}
+    assert {trace.outcome_metadata[SERVED]["arm"] for trace in traces} == {"champion", "candidate"}
+
+
+async def test_feedback_stands_beside_its_trace_and_the_newest_counts(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path)
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+        place = f"/v1/traces/{answer['id']}/feedback"
+        first = await http.post(place, json={"score": -1})  # at once, before the episode is written
+        second = await http.post(place, json={"score": 1, "comment": "right after all"})
+    await scene.service.capture.close()
+    assert (first.status_code, second.status_code) == (200, 200)
+    (said,) = store.feedback_on([answer["id"]])
+    assert (said.score, said.comment, said.key) == (1.0, "right after all", "anyone")
+    ((trace, newest),) = store.judged(since=0)
+    assert (trace.episode_id, newest) == (answer["id"], said)
+
+
+async def test_feedback_on_an_unknown_or_foreign_answer_is_refused_alike(tiny_model: Path, tmp_path: Path) -> None:
+    keys = {
+        name: make_key(name, scopes=("call", "feedback"), expires_at=None, requests_per_minute=None)
+        for name in ("web", "app")
+    }
+    write_keys(tmp_path / "keys.json", [key for _, key in keys.values()])
+    scene = Scene(tiny_model, capture={"share": 1.0, "flush_s": 0.02}, keys_file=str(tmp_path / "keys.json"))
+    stores = TeamStores(run_id="demo", traces=str(tmp_path / "traces"), served=str(tmp_path / "served"))
+    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), stores=stores))
+    async with scene.http(keys["web"][0]) as http:
+        answer = await ask(http, store=True)
+        own = await http.post(f"/v1/traces/{answer['id']}/feedback", json={"label": "good"})
+    async with scene.http(keys["app"][0]) as http:
+        foreign = await http.post(f"/v1/traces/{answer['id']}/feedback", json={"score": 1})
+        unknown = await http.post("/v1/traces/chatcmpl-none/feedback", json={"score": 1})
+        empty = await http.post(f"/v1/traces/{answer['id']}/feedback", json={})
+    await scene.service.capture.close()
+    assert [r.status_code for r in (own, foreign, unknown, empty)] == [200, 404, 404, 400]
+    assert foreign.json()["error"]["message"].replace(answer["id"], "ID") == unknown.json()["error"]["message"].replace(
+        "chatcmpl-none", "ID"
+    )
+
+
+async def test_a_store_that_cannot_be_written_costs_no_request(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "served").write_text("a file where a folder should be")
+    scene, _ = scene_of(tiny_model, tmp_path)
+    async with scene.http() as http:
+        await ask(http, store=True)
+        await scene.service.capture.close()
+        await ask(http)
+        metrics = (await http.get("/metrics")).text
+    assert 'troupe_gateway_captured_total{outcome="failed"} 1.0' in metrics
+
+
+async def test_what_is_too_old_is_gone_with_what_was_said_of_it(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path)
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+        await http.post(f"/v1/traces/{answer['id']}/feedback", json={"comment": "a word that must go"})
+    await scene.service.capture.close()
+    assert store.drop_before(time.time() - 60) == 0
+    assert store.drop_before(time.time() + 60) == 1
+    assert not kept(store) and not store.feedback_on()
+    files = [f for f in (tmp_path / "served").rglob("*") if f.is_file() and f.suffix == ".lance"]
+    assert not any(b"a word that must go" in f.read_bytes() for f in files)
+
+
+def test_a_pattern_that_is_none_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match="no regular expression"):
+        Scene(tiny_model, capture={"redact": {"(": "x"}})
+
+
+async def test_what_callers_say_of_an_answer_is_redacted_too(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, redact={r"[\w.]+@[\w.]+": "<email>"})
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+        said = {"score": 0.5, "comment": "wrong: bob@example.org", "answer": "ask bob@example.org"}
+        assert (await http.post(f"/v1/traces/{answer['id']}/feedback", json=said)).status_code == 200
+    await scene.service.capture.close()
+    (kept_word,) = store.feedback_on()
+    assert (kept_word.score, kept_word.comment, kept_word.answer) == (0.5, "wrong: <email>", "ask <email>")
+
+
+def test_a_number_that_must_not_be_kept_is_found_as_a_number_too(make_trace: MakeTrace) -> None:
+    redaction = Redaction({r"\d{16}": "<card>"})
+    card, other = 4111111111111111, 41
+    request = {"card": card, "cards": [card, other], "at": {"n": card}}
+    (call, *_) = make_trace().tool_calls
+    call = replace(call, request=request, response=card)
+    found = redaction.of(replace(make_trace(), tool_calls=(call,), outcome_metadata={"card": card, "is_paid": True}))
+    assert found is not None and str(card) not in str(asdict(found))
+    assert found.tool_calls[0].request == {"card": "<card>", "cards": ["<card>", other], "at": {"n": "<card>"}}
+    assert found.outcome_metadata["is_paid"] is True and not found.turns[0].prompt_token_ids

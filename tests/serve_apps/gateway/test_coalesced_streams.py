@@ -1,0 +1,138 @@
+"""Completions that nobody watches: those that come together share a call, and each has its own answer or fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+
+from serve_apps.gateway.policy_stream import CoalescedStreams, Delta, SampleRequest
+from serve_apps.openai_api.protocol import ApiError
+from stores.types import Sampling
+
+pytestmark = pytest.mark.anyio
+
+
+class Handle:
+    """Of `generate_batch`: prompt [i] is answered by i and its seed; what `faults` says of it comes in place of that."""
+
+    def __init__(self, **faults: str) -> None:
+        self.faults = {int(key.removeprefix("of_")): fault for key, fault in faults.items()}
+        self.batches: list[list[Any]] = []
+
+    def remote(self, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        self.batches.append(batch)
+        return self._results(batch)
+
+    async def _results(self, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        for key, prompt, *_, seed in batch:
+            fault = self.faults.get(prompt[0])
+            if fault == "dies":
+                raise ConnectionError("the replica is gone")
+            if fault:
+                yield [(key, [], [], fault, 7, False, f"it is {fault}")]
+            else:
+                yield [(key, [prompt[0], seed], [-0.5, -0.25], "length", 7, False, "")]
+
+
+class Single:
+    """PolicyStreams that keep what they are asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[SampleRequest] = []
+        self.num_open = 0
+
+    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+        self.requests.append(request)
+        self.num_open += 1
+        try:
+            for reason in ("", "stop"):
+                yield Delta(token_ids=[1], logprobs=[-1.0], top_logprobs=[], finish_reason=reason, policy_version=2)
+        finally:
+            self.num_open -= 1
+
+
+def request(i: int = 0, *, group: str = "g", is_whole: bool = True, **more: Any) -> SampleRequest:
+    return SampleRequest(
+        model_group=group,
+        prompt_token_ids=[i],
+        sampling=Sampling(max_tokens=4, temperature=0.5),
+        seed=100 + i,
+        is_whole=is_whole,
+        **more,
+    )
+
+
+async def deltas(streams: CoalescedStreams, asked: SampleRequest, app: str = "app") -> list[Delta]:
+    return [delta async for delta in streams.stream(app, asked)]
+
+
+async def test_those_of_one_app_that_come_together_share_a_call() -> None:
+    handles = {"blue": Handle(), "green": Handle()}
+    single = Single()
+    streams = CoalescedStreams(timeout_s=5, single=single, open_app=lambda app: handles[app])
+    asks = [("blue" if i % 2 else "green", request(i)) for i in range(5)]
+    answers = await asyncio.gather(*(deltas(streams, one, app) for app, one in asks))
+    assert [len(batch) for batch in handles["green"].batches] == [3]
+    assert [len(batch) for batch in handles["blue"].batches] == [2]
+    assert answers == [
+        [
+            Delta(
+                token_ids=[i, 100 + i],
+                logprobs=[-0.5, -0.25],
+                top_logprobs=[],
+                finish_reason="length",
+                policy_version=7,
+            )
+        ]
+        for i in range(5)
+    ]
+    assert single.requests == []
+
+
+async def test_an_adapters_group_is_named_to_the_app_that_it_shares() -> None:
+    handle = Handle()
+    streams = CoalescedStreams(timeout_s=5, open_app=lambda _: handle)
+    await asyncio.gather(deltas(streams, request(1, group="g")), deltas(streams, request(2, group="h")))
+    assert sorted((item[1][0], item[7]) for batch in handle.batches for item in batch) == [(1, "g"), (2, "h")]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request(is_whole=False),
+        request(top_logprobs=3),
+        request(penalties={"presence_penalty": 0.5}),
+    ],
+    ids=["watched", "likely tokens", "penalty"],
+)
+async def test_what_only_a_stream_of_its_own_can_do_has_one(asked: SampleRequest) -> None:
+    handle, single = Handle(), Single()
+    streams = CoalescedStreams(timeout_s=5, single=single, open_app=lambda _: handle)
+    assert [delta.finish_reason for delta in await deltas(streams, asked)] == ["", "stop"]
+    assert single.requests == [asked] and handle.batches == []
+    first = streams.stream("app", asked)
+    await anext(first)
+    await first.aclose()
+    assert single.num_open == 0, "its sampling ends as its caller goes"
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        ("context", 400, "context_length_exceeded"),
+        ("refused", 400, "invalid_value"),
+        ("dies", 503, "engine_unavailable"),
+    ],
+)
+async def test_a_fault_is_told_as_a_stream_would_and_nothing_is_repeated(fault: str, status: int, code: str) -> None:
+    handle = Handle(of_2=fault)
+    streams = CoalescedStreams(timeout_s=5, open_app=lambda _: handle)
+    first, second = await asyncio.gather(
+        deltas(streams, request(1)), deltas(streams, request(2)), return_exceptions=True
+    )
+    assert isinstance(first, list) and list(first[0].token_ids) == [1, 101]
+    assert isinstance(second, ApiError) and (second.status, second.code) == (status, code)
+    assert len(handle.batches) == 1

@@ -1,0 +1,85 @@
+"""The dashboard as a browser shows it: every view over a real store, hostile text as text, no script but its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dashboard_scene import fill, in_service, over_http
+from gateway_scene import Scene
+from servers import free_port
+
+from serve_apps.gateway.api_keys import make_key, write_keys
+
+pytestmark = pytest.mark.needs_program("chromium")
+
+
+@pytest.fixture(scope="module")
+def site(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Address of a gateway, and the id of a trace with hostile text."""
+    folder = tmp_path_factory.mktemp("site")
+    scene = Scene(tiny_model)
+    scene.serve(in_service(tiny_model, folder))
+    hostile = fill(folder, tiny_model)[0].episode_id
+    with over_http(scene, free_port()) as url:
+        yield url, hostile
+
+
+def shown(url: str, profile: Path) -> tuple[str, str]:
+    """The page's HTML after its scripts have run, and what the browser logged."""
+    done = subprocess.run(
+        [
+            "chromium",
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"),
+            *("--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom", url),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+def words(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+def test_every_view_shows_what_is_stored_and_hostile_text_stays_text(site: tuple[str, str], tmp_path: Path) -> None:
+    url, hostile = site
+    views = {
+        "": ["champion 75%", "candidate 25%", "shadows 50%", "v2 still loaded on blue", "solver", "v9"],
+        "/traces/demo": ["sum-20", "candidate", "truncated", "&lt;script&gt;document.title='owned'"],
+        f"/traces/demo/{hostile}": [
+            "4 turns, 1 tool calls",
+            "calculator",
+            "90 tokens",
+            "advantage",
+            "outcome-1",
+            "Right would be",
+        ],
+        f"/traces/demo/{hostile}?event=1": ["#1 calculator", "7 + 6 * 8", "&lt;img src=x onerror="],
+        "/compare/demo/sum-0?purpose=gate": ["left − right", "worker v9", "worker v7", "Compute 7 + 6 * 8"],
+        "/traces/demo/none": ["Not found", "no episode 'none'"],
+        "/traces/demo?store=served": ["No answer to people is kept"],
+    }
+    for view, expected in views.items():
+        html, logged = shown(f"{url}/#{view}", tmp_path)
+        missing = [text for text in expected if text not in words(html)]
+        assert not missing, f"{view} lacks {missing}: {words(html)}"
+        assert "· Troupe</title>" in html or "none" in view, "no script of a model's has named the page"
+        assert "owned</title>" not in html and '<img src="x"' not in html and "<script>" not in html
+        assert not logged or ("none" in view and "404" in logged), logged
+    html, _ = shown(f"{url}/#/traces/demo/{hostile}", tmp_path)
+    assert len(re.findall(r'class="tok p\d"[^>]*data-i', html)) == 90, "every token has its colour"
+    assert html.count('class="block ') == 5 and html.count('<path class="arrow') == 5
+
+
+def test_a_gateway_with_keys_asks_for_one(tiny_model: Path, tmp_path: Path) -> None:
+    _, kept = make_key("ops", scopes=("admin",), expires_at=None, requests_per_minute=None)
+    write_keys(tmp_path / "keys.json", [kept])
+    with over_http(Scene(tiny_model, keys_file=str(tmp_path / "keys.json")), free_port()) as url:
+        html, _ = shown(url, tmp_path / "profile")
+    assert "This gateway asks for an API key" in words(html) and 'type="password"' in html

@@ -1,0 +1,208 @@
+"""What the dashboard asks the gateway for: status, stored traces, one task under two teams; and the page's own files."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboard_scene import HOSTILE, fill, in_service, make_episode, reward_of
+from gateway_scene import Scene
+
+from serve_apps.gateway import trace_reader
+from serve_apps.gateway.api_keys import make_key, write_keys
+from serve_apps.tokenizer import load_tokenizer
+from stores.traces import TraceStore
+from stores.types import Purpose, Trace
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def stored(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trace]]:
+    """A folder with a run's store, and what is in it."""
+    folder = tmp_path_factory.mktemp("stored")
+    return folder, fill(folder, tiny_model)
+
+
+@pytest.fixture
+def scene(tiny_model: Path, stored: tuple[Path, list[Trace]]) -> Scene:
+    scene = Scene(tiny_model)
+    scene.serve(in_service(tiny_model, stored[0]))
+    return scene
+
+
+async def ask(scene: Scene, path: str, expected: int = 200, /, **params: Any) -> Any:
+    async with scene.http() as client:
+        answer = await client.get(f"/v1/admin/{path}", params=params)
+    assert answer.status_code == expected, answer.text
+    return answer.json()
+
+
+async def test_status_tells_arms_shares_versions_and_figures_per_answer(scene: Scene) -> None:
+    async with scene.http() as client:
+        body = {"model": "demo/solver", "messages": [{"role": "user", "content": "secret"}]}
+        for _ in range(8):
+            await client.post("/v1/chat/completions", json=body)
+    said = await ask(scene, "status")
+    (team,) = said["teams"]
+    assert (team["name"], team["share"], team["shadow"], team["run_id"]) == ("demo", 0.25, 0.5, "math")
+    arms = {arm["arm"]: arm for arm in team["arms"]}
+    assert {name: arm["team_version"] for name, arm in arms.items()} == {"champion": 3, "candidate": 4, "previous": 2}
+    assert arms["candidate"]["policy_versions"] == {"worker": 9, "judge": 5}
+    figures = arms["champion"]["figures"]
+    assert figures["failure_share"] == {"num": 6, "mean": 0.0, "standard_error": 0.0}
+    assert figures["completion_tokens"]["mean"] > 1 and "format_share" not in figures
+    assert said["in_flight"] == said["waiting"] == 0 and "secret" not in str(said)
+
+
+async def test_status_is_that_of_all_replicas_that_answer(tiny_model: Path, stored: tuple[Path, list[Trace]]) -> None:
+    scenes = [Scene(tiny_model), Scene(tiny_model)]
+    for scene, num in zip(scenes, (1, 4), strict=True):
+        scene.serve(in_service(tiny_model, stored[0]).model_copy(update={"candidate": None, "shadow": 0.0}))
+        async with scene.http() as client:
+            for _ in range(num):
+                body = {"model": "demo/solver", "messages": [{"role": "user", "content": "x"}]}
+                await client.post("/v1/chat/completions", json=body)
+            await client.post("/v1/episodes", json={"team": "demo"})
+    scenes[0].service.siblings = Replicas(*scenes)
+    said, alone = await ask(scenes[0], "status"), await ask(scenes[1], "status")
+    for found, num in ((said, 2), (alone, 1)):
+        assert (len(found["replicas"]), found["episodes"], found["max_in_flight"]) == (num, num, 64 * num)
+    counts = [of["teams"][0]["arms"][0]["figures"]["failure_share"]["num"] for of in (said, alone)]
+    assert counts == [5, 4]
+
+
+class Replicas:
+    """Siblings, in this process."""
+
+    def __init__(self, *scenes: Scene) -> None:
+        self.scenes = scenes
+
+    async def statuses(self) -> list[dict[str, Any]]:
+        return [scene.service.status() for scene in self.scenes]
+
+
+async def test_traces_are_listed_newest_first_page_by_page_without_their_turns(
+    scene: Scene, stored: tuple[Path, list[Trace]]
+) -> None:
+    ids: list[str] = []
+    before = ""
+    while before is not None:
+        page = await ask(scene, "teams/demo/traces", limit=10, before=before)
+        ids += [row["episode_id"] for row in page["data"]]
+        before = page["next"]
+    expected = sorted(stored[1], key=lambda t: (-t.started_at, t.episode_id))
+    assert ids == [trace.episode_id for trace in expected]
+    row = page["data"][-1]
+    assert "turns" not in row and row["agents"] == ["solver", "verifier", "refiner", "finalizer"]
+    assert row["outcomes"].keys() == {"outcome-1"} and row["arm"] in ("champion", "candidate")
+
+
+async def test_filters_join_and_an_unwritten_store_is_empty(scene: Scene) -> None:
+    gate = await ask(scene, "teams/demo/traces", purpose="gate", iteration=6, task="sum-1", status="ok")
+    assert len(gate["data"]) == 4 and gate["next"] is None
+    assert (await ask(scene, "teams/demo/traces", iteration=7))["data"] == []
+    assert (await ask(scene, "teams/demo/traces", task="it's ; DROP --"))["data"] == []
+    assert (await ask(scene, "teams/demo/traces", store="served"))["data"] == []
+
+
+async def test_a_trace_has_every_token_as_text_with_its_logprob(scene: Scene, stored: tuple[Path, list[Trace]]) -> None:
+    trace = stored[1][0]
+    found = await ask(scene, f"teams/demo/traces/{trace.episode_id}")
+    assert found["task"]["prompt"] == trace.task.prompt and found["arm"] == "champion"
+    for turn, told in zip(trace.turns, found["turns"], strict=True):
+        assert "".join(text for text, _ in told["tokens"]) == turn.completion_text + "<|im_end|>"
+        assert [logprob for _, logprob in told["tokens"]] == pytest.approx(turn.rollout_logprobs, abs=1e-6)
+        assert told["parents"] == list(turn.parents)
+    assert found["tool_calls"][0]["response"]["note"] == HOSTILE
+    advantages = [turn["advantages"] for turn in found["turns"]]
+    assert len(advantages[0]) == len(trace.turns[0].completion_token_ids) and advantages[1:] == [None, 0.25, None]
+    (credit,) = found["rewards"]
+    assert credit["turns"][0]["breakdown"].keys() == {"correct", "format"}
+    assert (await ask(scene, f"teams/demo/traces/{trace.episode_id[:12]}"))["episode_id"] == trace.episode_id
+
+
+async def test_one_task_is_told_team_by_team(scene: Scene) -> None:
+    found = await ask(scene, "teams/demo/tasks/sum-2", purpose="gate")
+    assert [(team["arm"], len(team["episodes"])) for team in found["teams"]] == [("candidate", 2), ("champion", 2)]
+    assert {e["task_id"] for team in found["teams"] for e in team["episodes"]} == {"sum-2"}
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "status", "code"),
+    [
+        ("teams/nobody/traces", {}, 404, "team_not_found"),
+        ("teams/demo/traces/none", {}, 404, "trace_not_found"),
+        ("teams/demo/traces/none", {"store": "served"}, 404, "trace_not_found"),
+        ("teams/demo/tasks/a/b", {}, 404, "task_not_found"),
+        ("teams/demo/traces", {"before": "none"}, 400, "invalid_value"),
+        ("teams/demo/traces", {"limit": 1000}, 400, "invalid_value"),
+        ("teams/demo/traces", {"purpose": "fun"}, 400, "invalid_value"),
+        ("teams/demo/traces", {"store": "attic"}, 400, "invalid_value"),
+        ("teams/demo/traces", {"iteration": 2**40}, 400, "invalid_value"),
+    ],
+)
+async def test_what_is_not_there_or_not_right_is_told_in_openais_form(
+    scene: Scene, path: str, params: Any, status: int, code: str
+) -> None:
+    error = (await ask(scene, path, status, **params))["error"]
+    assert error["code"] == code and error["message"]
+
+
+async def test_what_json_cannot_hold_is_told_all_the_same(scene: Scene, stored: tuple[Path, list[Trace]]) -> None:
+    tokenizer = load_tokenizer(str(scene.model))
+    odd = make_episode(tokenizer, 50, team=3, purpose=Purpose.TEST)
+    turn = replace(odd.turns[0], rollout_logprobs=(-math.inf, *odd.turns[0].rollout_logprobs[1:]))
+    odd = replace(odd, turns=(turn,), outcome_metadata={"nan": math.nan, "half": "\ud83d"})
+    store = TraceStore(str(stored[0] / "traces"))
+    store.write_episodes([odd])
+    store.write_rewards([replace(reward_of(odd), outcome=math.nan)])
+    found = await ask(scene, f"teams/demo/traces/{odd.episode_id}")
+    assert found["turns"][0]["tokens"][0][1] is None and found["outcome_metadata"]["nan"] is None
+    (row,) = (await ask(scene, "teams/demo/traces", purpose="test"))["data"]
+    assert row["outcomes"] == {"outcome-1": None}
+
+
+async def test_only_admins_read_and_the_page_itself_needs_no_key(tiny_model: Path, tmp_path: Path) -> None:
+    caller, kept_caller = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
+    admin, kept_admin = make_key("ops", scopes=("admin",), expires_at=None, requests_per_minute=None)
+    write_keys(tmp_path / "keys.json", [kept_caller, kept_admin])
+    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    for path in ("status", "teams/demo/traces", "teams/demo/traces/x", "teams/demo/tasks/x"):
+        statuses = []
+        for key in ("", caller, admin):
+            async with scene.http(key) as client:
+                statuses.append((await client.get(f"/v1/admin/{path}")).status_code)
+        assert statuses[:2] == [401, 403] and statuses[2] in (200, 404)
+    async with scene.http() as client:
+        page = await client.get("/")
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert "'unsafe" not in page.headers["content-security-policy"] and "<script>" not in page.text
+        assert (await client.get("/", headers={"If-None-Match": page.headers["etag"]})).status_code == 304
+        assert (await client.get("/assets/main.js")).headers["content-type"].startswith("text/javascript")
+        for path in ("/assets/none.js", "/assets/..%2Fproduction.py", "/assets/__init__.py"):
+            assert (await client.get(path)).status_code == 404
+
+
+async def test_readers_never_fill_the_threads_of_others(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
+    reader = trace_reader.TraceReader()
+    monkeypatch.setattr(trace_reader, "READ_TIMEOUT_S", 0.05)
+    open_again = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang() -> dict[str, Any]:
+        asyncio.run_coroutine_threadsafe(open_again.wait(), loop).result()
+        return {}
+
+    hung = await asyncio.gather(*(reader.read(hang) for _ in range(trace_reader.MAX_READS)), return_exceptions=True)
+    assert {getattr(e, "status", None) for e in hung} == {504}
+    with pytest.raises(trace_reader.ApiError, match="too many traces are being read"):
+        await reader.read(dict)
+    open_again.set()
+    while reader._num_reads:
+        await asyncio.sleep(0.005)
+    assert await reader.read(dict) == b"{}"

@@ -1,0 +1,337 @@
+"""The gateway on Ray Serve over real engines: two sets of policy apps, switched while people ask."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from servers import free_port
+
+from pipelines.examples.calculator import program as calculator
+from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
+from serve_apps.gateway.app import shadows_name
+from serve_apps.gateway.figures import by_version
+from serve_apps.gateway.routes import RouteError, gateway_apps, gateway_statuses, gateway_teams, route
+from serve_apps.gateway.teams import Arm, TeamInService
+from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, remove_apps, replica_statuses
+from serve_apps.team_spec import Cast
+from stores.manifest import Probe
+from stores.types import ModelVersionRef, Sampling
+from stores.weights import WeightStore
+
+AGENTS = ("solver", "verifier", "refiner", "finalizer")
+HELLO: list[Any] = [{"role": "user", "content": "Compute 12 + 3 * 45"}]
+ASK: dict[str, Any] = {"model": "demo/solver", "messages": HELLO, "max_tokens": 4}
+
+
+@dataclass
+class Served:
+    """A gateway over set blue, which serves version 0, and set green, which serves version 1."""
+
+    config: GatewayConfig
+    refs: list[ModelVersionRef]
+    state_file: Path
+    apps: dict[str, str] = field(default_factory=lambda: {"blue": "demo-blue-g", "green": "demo-green-g"})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.config.port}"
+
+    def arm(self, version: int, **changes: Any) -> Arm:
+        set_name = ("blue", "green")[version]
+        cast = Cast(
+            workflow="serve_apps.workflows.math_chain:MathChain",
+            settings={},
+            group_of=dict.fromkeys(AGENTS, "g"),
+            tokenizers={"g": self.refs[version]},
+            max_model_len={"g": 512},
+            sampling=dict.fromkeys(AGENTS, Sampling(max_tokens=24)),
+            policy_versions={"g": version},
+            team_key=f"key{version}",
+            limits=EpisodeConfig(),
+        )
+        of = {"team_version": 10 + version, "set_name": set_name, "apps": {"g": self.apps[set_name]}}
+        return Arm(**of, cast=cast.to_dict() | changes)
+
+    def route(self, version: int) -> None:
+        wanted = TeamInService(champion=self.arm(version))
+        route(self.config, "demo", wanted, state_file=self.state_file, timeout_s=120)
+
+    def num_running(self) -> int:
+        return sum(status["num_running"] for app in self.apps.values() for status in replica_statuses(app))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator[Served]:
+    scratch = tmp_path_factory.mktemp("gateway")
+    store, refs = WeightStore(str(scratch / "weights")), []
+    for version in range(2):
+        folder = scratch / f"v{version}"
+        shutil.copytree(tiny_model, folder)
+        tensors = load_file(folder / "model.safetensors")
+        generator = torch.Generator().manual_seed(version)
+        tensors = {name: t + 0.05 * version * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        probe = Probe(sequences=((3, 4, 5),), logprobs=((0.0, 0.0),))
+        refs.append(
+            store.commit(
+                folder, model_group="g", version=version, parent=None, run_id="r", iteration=version, probe=probe
+            )
+        )
+    config = GatewayConfig(port=free_port(), request_timeout_s=60, num_replicas=2)
+    served = Served(config, refs, scratch / "apps.json")
+    serve = ServeConfig(kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
+    specs = [
+        PolicyAppSpec(name=served.apps[name], model_group="g", model=ref, serve=serve)
+        for name, ref in zip(("blue", "green"), refs, strict=True)
+    ]
+    ensure_apps(specs, state_file=served.state_file, timeout_s=240)
+    served.route(0)
+    yield served
+    remove_apps([*served.apps.values(), *gateway_apps(served.config)])
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    served.route(0)
+    with openai.OpenAI(api_key="none", base_url=f"{served.url}/v1", max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_on_a_real_engine_is_the_same_at_once_and_streamed(served: Served, client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": "demo/solver", "messages": HELLO, "seed": 7, "max_tokens": 40}
+    whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3)
+    (choice,) = whole.choices
+    assert whole.model_extra and whole.model_extra["troupe"]["sampled_by"] == [0]
+    assert choice.logprobs and choice.logprobs.content and choice.message.content
+    assert all(len(place.top_logprobs) == 3 and place.logprob <= 0 for place in choice.logprobs.content)
+    chunks = list(client.chat.completions.create(**ask, stream=True, logprobs=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == choice.message.content
+    logprobs = [place.logprob for c in chunks if c.choices[0].logprobs for place in c.choices[0].logprobs.content or ()]
+    assert logprobs == pytest.approx([place.logprob for place in choice.logprobs.content], abs=1e-4)
+    assert len(chunks) > 5, "piece by piece"
+    greedy = client.chat.completions.create(**ask | {"temperature": 0}, logprobs=True, top_logprobs=1)
+    assert greedy.choices[0].logprobs
+    places = greedy.choices[0].logprobs.content or []
+    assert all(place.logprob == place.top_logprobs[0].logprob for place in places), "the likeliest each time"
+
+
+def test_a_client_that_goes_away_frees_its_place_and_the_engine(served: Served) -> None:
+    ask = {"model": "demo/group/g", "messages": HELLO, "max_tokens": 450, "temperature": 1.5, "stream": True, "n": 8}
+    for streams in (True, False):
+        began = time.monotonic()
+        body = ask | {"stream": streams}
+        with (
+            pytest.raises(httpx.ReadTimeout),
+            httpx.Client(timeout=0.3) as http,
+            http.stream("POST", f"{served.url}/v1/chat/completions", json=body) as answer,
+        ):
+            for _ in answer.iter_raw():
+                if time.monotonic() > began + 0.3:
+                    raise httpx.ReadTimeout("enough")
+        deadline = time.monotonic() + 1.5
+        while served.num_running() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert served.num_running() == 0, "the engine goes on with what nobody reads"
+        assert all(status["in_flight"] == [] for status in gateway_statuses(served.config))
+
+
+def test_a_whole_workflow_answers_and_tells_its_turns_as_they_come(served: Served, client: openai.OpenAI) -> None:
+    answer = httpx.post(f"{served.url}/v1/workflows/demo/runs", json={"prompt": "1+1", "seed": 3}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    run = answer.json()
+    assert run["troupe"]["team_version"] == 10 and [t["agent"] for t in run["turns"]] == list(AGENTS)
+    assert {t["policy_version"] for t in run["turns"]} == {0} and run["usage"]["completion_tokens"] > 0
+    body = {"prompt": "1+1", "seed": 3, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/workflows/demo/runs", json=body, timeout=60) as stream:
+        events = [
+            httpx.Response(200, content=line[6:]).json() for line in stream.iter_lines() if line.startswith("data:")
+        ]
+    assert [e["event"] for e in events] == ["start", *["turn"] * 4, "result"]
+    assert [e["text"] for e in events[1:-1]] == [t["text"] for t in events[-1]["turns"]]
+
+
+def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Served, client: openai.OpenAI) -> None:
+    answers: list[dict[str, Any]] = []
+    faults: list[str] = []
+    is_over = threading.Event()
+
+    def keep_asking(number: int) -> None:
+        body = {"model": "demo/solver", "messages": HELLO, "max_tokens": 24, "stream": bool(number % 2), "n": 2}
+        with httpx.Client(timeout=60) as http:
+            while not is_over.is_set():
+                answer = http.post(f"{served.url}/v1/chat/completions", json=body)
+                if answer.status_code != 200:
+                    faults.append(answer.text)
+                lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+                found = [httpx.Response(200, content=line).json() for line in lines] or [answer.json()]
+                for one in (f["troupe"] for f in found if "troupe" in f):
+                    answers.append(one)
+
+    threads = [threading.Thread(target=keep_asking, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for i in range(20):
+        version = (i + 1) % 2
+        served.route(version)
+        for status in gateway_statuses(served.config):  # each replica by itself
+            answer = httpx.post(f"{status['address']}/v1/chat/completions", json=ASK, timeout=60)
+            assert answer.headers["x-troupe-team"] == f"demo@{10 + version}", "after `route` every replica follows"
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert not faults, faults[:3]
+    assert {a["team_version"] for a in answers} == {10, 11} and len(answers) > 20
+    mixed = [a for a in answers if a["sampled_by"] != [a["team_version"] - 10]]
+    assert not mixed, mixed[:3]
+
+
+def test_a_team_that_cannot_be_loaded_is_refused_and_the_one_in_service_stays(served: Served, client: Any) -> None:
+    bad = TeamInService(champion=served.arm(1, workflow="nowhere:Nothing"))
+    with pytest.raises(RouteError, match=r"refuses: workflow\.path: cannot import 'nowhere'"):
+        route(served.config, "demo", bad, state_file=served.state_file, timeout_s=60)
+    assert gateway_teams(served.config)["demo"].champion.team_version == 10
+    assert client.chat.completions.create(model="demo/solver", messages=HELLO).system_fingerprint == "demo@10"
+
+
+def test_two_teams_share_a_gateway_and_one_can_be_taken_off(served: Served, client: openai.OpenAI) -> None:
+    route(served.config, "other", TeamInService(champion=served.arm(1)), state_file=served.state_file, timeout_s=60)
+    versions = {
+        client.chat.completions.create(model=f"{team}/solver", messages=HELLO).system_fingerprint
+        for team in ("demo", "other")
+    }
+    assert versions == {"demo@10", "other@11"}
+    route(served.config, "other", None, state_file=served.state_file, timeout_s=60)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other/solver", messages=HELLO)
+
+
+def test_figures_are_those_of_all_replicas_whichever_is_asked(served: Served, client: openai.OpenAI) -> None:
+    addresses = [status["address"] for status in gateway_statuses(served.config)]
+
+    def num_answers(address: str) -> int:
+        status = httpx.get(f"{address}/v1/admin/status", timeout=10).json()
+        assert len(status["replicas"]) == 2
+        (team,) = status["teams"]
+        return int(team["arms"][0]["figures"].get("failure_share", {"num": 0})["num"])
+
+    before = num_answers(addresses[0])
+    for address, num in zip(addresses, (1, 2), strict=True):
+        for _ in range(num):
+            assert httpx.post(f"{address}/v1/chat/completions", json=ASK, timeout=60).status_code == 200
+    assert [num_answers(address) for address in (*addresses, served.url)] == [before + 3] * 3
+
+
+def test_an_unchanged_program_plays_its_episode_through_any_replica(served: Served) -> None:
+    served.route(0)
+    addresses = [status["address"] for status in gateway_statuses(served.config)]
+    episode = httpx.post(f"{addresses[0]}/v1/episodes", json={"team": "demo", "prompt": "7+6*8"}, timeout=10).json()
+
+    async def play(address: str) -> str:
+        async with openai.AsyncOpenAI(
+            api_key="none", base_url=f"{address}{episode['agents']['solver']}", max_retries=0
+        ) as c:
+            return await calculator.answer("7+6*8", c)
+
+    said = [asyncio.run(play(address)) for address in (addresses[1], addresses[0], served.url)]
+    with openai.OpenAI(api_key="none", base_url=f"{addresses[1]}{episode['base_url']}", max_retries=0) as other:
+        chunks = list(other.chat.completions.create(model="verifier", messages=HELLO, stream=True))
+        assert {chunk.system_fingerprint for chunk in chunks} == {"demo@10"} and chunks[-1].choices[0].finish_reason
+        with pytest.raises(openai.NotFoundError, match="agents are solver"):
+            other.chat.completions.create(model="nobody", messages=HELLO)
+    assert len(said) == 3
+    unknown = episode["base_url"].replace(episode["id"].split("-")[1], "0badcafe")
+    assert httpx.get(f"{addresses[1]}{unknown}/models", timeout=10).status_code == 404
+    ended = httpx.post(f"{addresses[1]}{episode['base_url']}/outcome", json={"score": 1}, timeout=10).json()
+    assert ended["num_turns"] >= 4 and ended["troupe"]["team_version"] == 10, ended
+    late = httpx.post(f"{addresses[1]}{episode['base_url']}/outcome", json={"score": 1}, timeout=10)
+    assert late.status_code == 410 and late.headers["content-type"] == "application/json"
+
+
+def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_see_no_fault(served: Served) -> None:
+    served.route(0)
+    before = gateway_statuses(served.config)
+    is_over, answered = threading.Event(), list[str]()
+    episode = httpx.post(f"{before[0]['address']}/v1/episodes", json={"team": "demo"}, timeout=10).json()
+    place = f"{before[1]['address']}{episode['base_url']}/models"
+    assert httpx.get(place, timeout=10).status_code == 200
+
+    def keep_asking() -> None:
+        while not is_over.is_set():  # each time over a connection of its own, which the kernel deals anew
+            with openai.OpenAI(api_key="none", base_url=f"{served.url}/v1", max_retries=3) as client:
+                answer = client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=24)
+                answered.append(str(answer.system_fingerprint))
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(keep_asking) for _ in range(4)]
+        os.kill(before[0]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 90
+        pids = {status["pid"] for status in before}
+        while len(now := gateway_statuses(served.config)) < 2 or before[0]["pid"] in {s["pid"] for s in now}:
+            assert time.monotonic() < deadline, "no other replica came up"
+            time.sleep(0.2)
+        is_over.set()
+        for one in asking:
+            one.result()
+    assert set(answered) == {"demo@10"} and len({s["pid"] for s in now} - pids) == 1
+    told = [httpx.get(place, timeout=10).json()["error"]["code"] for _ in range(2)]
+    assert told == ["replica_gone", "episode_not_found"], "its episodes went with it"
+    (new,) = [s for s in now if s["pid"] not in pids]
+    answer = httpx.post(f"{new['address']}/v1/chat/completions", json=ASK, timeout=60)
+    assert answer.headers["x-troupe-team"] == "demo@10"
+
+
+def test_a_shadow_answers_in_a_process_of_its_own_that_stands_back(served: Served) -> None:
+    wanted = TeamInService(champion=served.arm(0), candidate=served.arm(1), shadow=1.0)
+    route(served.config, "demo", wanted, state_file=served.state_file, timeout_s=120)
+    try:
+        for path, body in (("chat/completions", ASK), ("workflows/demo/runs", {"prompt": "6*7"})):
+            before = num_answered(served, 11)
+            deadline = time.monotonic() + 120
+            while num_answered(served, 11) == before:  # what comes before the player is up is dropped
+                assert time.monotonic() < deadline, "no shadow was played"
+                answer = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
+                assert answer.headers["x-troupe-team"] == "demo@10"
+                time.sleep(0.5)
+        title = f"ray::ServeReplica:{shadows_name(served.config)}:"
+        processes = psutil.process_iter(["pid", "cmdline"])
+        players = [p.info["pid"] for p in processes if " ".join(p.info["cmdline"] or []).startswith(title)]
+        assert players and {os.sched_getscheduler(pid) for pid in players} == {os.SCHED_IDLE}
+    finally:
+        served.route(0)
+
+
+def num_answered(served: Served, team_version: int) -> float:
+    """By a team, on all replicas."""
+    sums = by_version("demo", gateway_statuses(served.config))
+    return sums[team_version]["failure_share"][0] if team_version in sums else 0
+
+
+def test_a_port_that_is_taken_is_told(served: Served) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = GatewayConfig(port=taken.getsockname()[1])
+        try:
+            with pytest.raises(RouteError, match=r"did not start: .*cannot be listened on: .*take another port"):
+                route(
+                    config, "demo", TeamInService(champion=served.arm(0)), state_file=served.state_file, timeout_s=120
+                )
+        finally:
+            remove_apps(gateway_apps(config))

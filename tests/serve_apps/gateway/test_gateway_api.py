@@ -1,0 +1,465 @@
+"""The gateway's HTTP surface with the official client, over policy apps that say what a test wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from gateway_scene import Scene, arm
+
+from serve_apps.gateway.api_keys import LOOK_S, KeyRing, make_key, write_keys
+from serve_apps.gateway.teams import Production, TeamInService, place_of
+from serve_apps.openai_api.protocol import ApiError
+from stores.types import Sampling
+
+pytestmark = pytest.mark.anyio
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture
+def scene(tiny_model: Path) -> Scene:
+    return Scene(tiny_model)
+
+
+HELLO: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
+
+
+async def test_a_chat_with_an_agent_has_its_sampling_and_says_which_team_answered(scene: Scene) -> None:
+    async with scene.openai() as client:
+        answer = await client.chat.completions.with_raw_response.create(model="demo/solver", messages=HELLO, seed=5)
+    assert answer.headers["x-troupe-team"] == "demo@3"
+    chat = answer.parse()
+    (choice,) = chat.choices
+    assert (choice.message.content, choice.finish_reason) == ("It is 42.", "stop")
+    assert chat.system_fingerprint == "demo@3" and chat.model == "demo/solver"
+    assert chat.usage and chat.usage.completion_tokens == len(scene.streams.tokenizer.encode("It is 42.")) + 1
+    assert chat.model_extra and chat.model_extra["troupe"]["policy_versions"] == {"shared": 3}
+    (request,) = scene.streams.requests
+    assert request.sampling == Sampling(max_tokens=32, temperature=0.7) and request.seed == 5
+    expected = scene.streams.tokenizer.encode_chat(HELLO)
+    assert list(request.prompt_token_ids) == expected
+    assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
+
+
+async def test_the_models_are_the_agents_and_model_groups_of_every_team(scene: Scene) -> None:
+    async with scene.openai() as client:
+        names = [model.id async for model in client.models.list()]
+        assert "demo/solver" in names and "demo/group/shared" in names and len(names) == 5
+        assert (await client.models.retrieve("demo/solver")).id == "demo/solver"
+        with pytest.raises(openai.NotFoundError, match="there is no model 'demo/nobody'; models are demo/finalizer"):
+            await client.models.retrieve("demo/nobody")
+
+
+async def test_a_stream_says_the_same_piece_by_piece_and_counts_its_tokens(scene: Scene) -> None:
+    async with scene.openai() as client:
+        stream = await client.chat.completions.create(
+            model="demo/solver", messages=HELLO, stream=True, stream_options={"include_usage": True}, n=2
+        )
+        chunks = [chunk async for chunk in stream]
+    texts: dict[int, str] = {}
+    reasons = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            reasons |= {choice.index: choice.finish_reason} if choice.finish_reason else {}
+    assert texts == {0: "It is 42.", 1: "It is 42."} and reasons == {0: "stop", 1: "stop"}
+    usage = chunks[-1].usage
+    assert usage and usage.completion_tokens == 2 * (len(scene.streams.tokenizer.encode("It is 42.")) + 1)
+    assert len(chunks) > 8 and {chunk.system_fingerprint for chunk in chunks} == {"demo@3"}
+    assert scene.service.admission.num_in_flight == 0
+    seeds = [request.seed for request in scene.streams.requests]
+    assert seeds[1] == (seeds[0] + 1) % 2**31
+
+
+async def test_a_stop_string_ends_text_and_sampling_even_across_tokens(scene: Scene) -> None:
+    scene.streams.text = "one two three four five six seven eight"
+    for stream in (False, True):
+        scene.streams.num_said = 0
+        async with scene.http() as client:
+            body = {"model": "demo/solver", "messages": HELLO, "stop": ["o th", "nothing"], "stream": stream}
+            answer = await client.post("/v1/chat/completions", json=body)
+        if stream:
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            text = "".join(e["choices"][0]["delta"].get("content", "") for e in events)
+        else:
+            text = answer.json()["choices"][0]["message"]["content"]
+        assert text == "one tw"
+        assert scene.streams.num_said < len(scene.streams.tokenizer.encode(scene.streams.text)), "sampling ended too"
+        assert scene.streams.num_open == 0
+
+
+async def test_logprobs_are_those_of_each_token_and_the_most_likely_others(scene: Scene) -> None:
+    async with scene.openai() as client:
+        answer = await client.chat.completions.create(
+            model="demo/group/shared", messages=HELLO, logprobs=True, top_logprobs=2, max_tokens=3
+        )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "length" and choice.logprobs and choice.logprobs.content
+    assert len(choice.logprobs.content) == 3
+    assert "".join(place.token for place in choice.logprobs.content) == choice.message.content
+    assert [top.logprob for top in choice.logprobs.content[0].top_logprobs] == [-0.5, -1.0]
+
+
+CALL = 'I add. <tool_call>{"name": "add", "arguments": {"a": 6, "b": 7}}</tool_call>'
+
+
+async def test_a_tool_call_comes_whole_and_its_answer_goes_back_into_the_chat(scene: Scene) -> None:
+    scene.streams.text = CALL
+    async with scene.openai() as client:
+        ask = {"model": "demo/solver", "messages": HELLO, "tools": [ADD], "max_tokens": 100}
+        answer = await client.chat.completions.create(**ask)
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls" and choice.message.content == "I add."
+        assert choice.message.tool_calls
+        (call,) = choice.message.tool_calls
+        assert call.type == "function" and call.function.name == "add"
+        assert json.loads(call.function.arguments) == {"a": 6, "b": 7}
+        stream = await client.chat.completions.create(**ask, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        assert "".join(c.delta.content or "" for c in chunks) == "I add. ", "nothing of a call is shown as text"
+        (called,) = [c.delta.tool_calls for c in chunks if c.delta.tool_calls]
+        assert called[0].function and json.loads(called[0].function.arguments or "") == {"a": 6, "b": 7}
+        assert chunks[-1].finish_reason == "tool_calls"
+        back = [*HELLO, choice.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "13"}]
+        scene.streams.text = "13"
+        await client.chat.completions.create(model="demo/solver", messages=back, tools=[ADD])  # type: ignore[arg-type, list-item]
+    prompt = scene.streams.tokenizer.decode(scene.streams.requests[-1].prompt_token_ids)
+    assert '"arguments": {"a": 6, "b": 7}' in prompt and "tool\n13" in prompt and 'Tools:\n{"name": "add"' in prompt
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "rob", "arguments": {}}</tool_call>',
+        "<tool_call>no JSON</tool_call>",
+        '<tool_call>{"name": "add", "arguments": "6"}</tool_call>',
+    ],
+)
+async def test_what_is_no_call_of_a_tool_that_was_offered_stays_text(scene: Scene, text: str) -> None:
+    scene.streams.text = text
+    async with scene.openai() as client:
+        for stream in (False, True):
+            ask = {"model": "demo/solver", "messages": HELLO, "tools": [ADD], "max_tokens": 100, "stream": stream}
+            answer = await client.chat.completions.create(**ask)
+            if stream:
+                found = [c.choices[0] async for c in answer]
+                said, reason = "".join(c.delta.content or "" for c in found), found[-1].finish_reason
+            else:
+                said, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+            assert (said, reason) == (text, "stop")
+
+
+async def test_without_tools_in_the_template_tools_are_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "plain")
+    plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(plain)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": plain}))
+    scene = Scene(folder)
+    async with scene.openai() as client:
+        with pytest.raises(openai.BadRequestError, match="chat template of model 'demo/solver' knows no tools"):
+            await client.chat.completions.create(model="demo/solver", messages=HELLO, tools=[ADD])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ({"model": "demo/nobody"}, 404, "there is no model 'demo/nobody'"),
+        ({"messages": []}, 400, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user"}]}, 400, "has neither content nor tool calls"),
+        ({"temperature": "hot"}, 400, "temperature: Input should be a valid number"),
+        ({"temperature": 3}, 400, "less than or equal to 2"),
+        ({"n": 99}, 400, "n: Input should be less than or equal to 16"),
+        ({"stop": [""]}, 400, "stop has an empty string"),
+        ({"logit_bias": {"1": 1}}, 400, "unknown or unsupported field 'logit_bias'"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format.type: Input should be 'text'"),
+        ({"top_logprobs": 2}, 400, "top_logprobs needs logprobs: true"),
+        ({"max_tokens": 1000}, 400, r"max_tokens is 1000, together more than the 256 of model 'demo/solver'"),
+        ({"messages": [{"role": "user", "content": "x " * 3000}]}, 400, "the context of model 'demo/solver' holds 256"),
+        ({"messages": [{"role": "user", "content": "x" * 3_000_000}]}, 413, "at most 2000000 are taken"),
+    ],
+)
+async def test_bad_bodies_are_told_the_field_and_the_fix(scene: Scene, change: Any, status: int, said: str) -> None:
+    async with scene.http() as client:
+        answer = await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO} | change)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert said in error["message"] and error["type"] and error["code"]
+    assert scene.service.admission.num_in_flight == 0 and scene.service.in_flight() == []
+
+
+async def test_what_is_no_json_or_no_route_has_the_same_form_of_error(scene: Scene) -> None:
+    async with scene.http() as client:
+        broken = await client.post("/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"})
+        assert broken.status_code == 400 and "not JSON" in broken.json()["error"]["message"]
+        nowhere = await client.get("/v1/nowhere")
+        assert nowhere.status_code == 404 and nowhere.json()["error"]["code"] == "not_found"
+        wrong = await client.get("/v1/chat/completions")
+        assert wrong.status_code == 405 and wrong.json()["error"]["message"]
+
+
+async def test_keys_open_what_their_scopes_say_until_they_expire_or_are_revoked(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    caller, of_caller = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=2)
+    old, of_old = make_key("old", scopes=("call",), expires_at=1.0, requests_per_minute=None)
+    judge, of_judge = make_key("judge", scopes=("feedback",), expires_at=None, requests_per_minute=None)
+    write_keys(file, [of_caller, of_old, of_judge])
+    assert caller not in file.read_text() and file.stat().st_mode & 0o077 == 0
+    scene = Scene(tiny_model, keys_file=str(file))
+    body = {"model": "demo/solver", "messages": HELLO}
+
+    async def ask(key: str) -> tuple[int, str]:
+        async with scene.http(key) as client:
+            answer = await client.post("/v1/chat/completions", json=body)
+        return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
+
+    assert await ask("") == (401, "missing_api_key")
+    assert await ask("troupe-guess") == (401, "invalid_api_key")
+    assert await ask(old) == (401, "expired_api_key")
+    assert await ask(judge) == (403, "missing_scope")
+    assert [await ask(caller) for _ in range(3)] == [(200, ""), (200, ""), (429, "rate_limit_exceeded")]
+    write_keys(file, [of_judge])
+    await asyncio.sleep(1.1)
+    assert await ask(caller) == (401, "invalid_api_key")
+    file.write_text("no keys")
+    await asyncio.sleep(1.1)
+    assert await ask(judge) == (403, "missing_scope"), "a broken file leaves the last good keys in force"
+    assert "keys.json" in scene.service.keys.fault
+
+
+async def test_beyond_its_places_and_queue_it_sheds_and_what_it_took_is_answered(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, max_in_flight=2, max_queued=3, queue_timeout_s=30)
+    scene.streams.pause_s = 0.05
+    async with scene.http() as client:
+        body = {"model": "demo/solver", "messages": HELLO}
+        answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for _ in range(12)))
+        assert sorted(a.status_code for a in answers) == [200] * 5 + [429] * 7
+        shed = next(a for a in answers if a.status_code == 429)
+        assert shed.headers["Retry-After"] == "1" and shed.json()["error"]["code"] == "overloaded"
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200, "it recovers by itself"
+    assert scene.service.admission.num_in_flight == scene.service.admission.num_waiting == 0
+
+
+async def test_who_waits_too_long_for_a_place_or_an_answer_is_told(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, max_in_flight=1, queue_timeout_s=0.1, request_timeout_s=0.4)
+    scene.streams.pause_s = 5.0
+    async with scene.http() as client:
+        body = {"model": "demo/solver", "messages": HELLO}
+        answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for _ in range(2)))
+        assert sorted((a.status_code, a.json()["error"]["code"]) for a in answers) == [
+            (503, "overloaded"),
+            (504, "timeout"),
+        ]
+        stream = await client.post("/v1/chat/completions", json=body | {"stream": True})
+        assert '"code": "timeout"' in stream.text and "[DONE]" not in stream.text
+    assert scene.streams.num_open == 0 and scene.service.in_flight() == []
+
+
+async def test_an_engine_that_is_being_replaced_is_a_503_to_come_again(scene: Scene) -> None:
+    scene.streams.error = ApiError(503, "the engine is being replaced", code="engine_unavailable", retry_after_s=2)
+    async with scene.openai() as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(model="demo/solver", messages=HELLO)
+    assert caught.value.status_code == 503 and caught.value.response.headers["Retry-After"] == "2"
+
+
+async def test_a_request_ends_on_the_team_that_it_began_on_and_the_next_meets_the_new_one(scene: Scene) -> None:
+    scene.streams.pause_s = 0.05
+    async with scene.http() as client:
+        body = {"model": "demo/solver", "messages": HELLO, "stream": True}
+        asked = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
+        await asyncio.sleep(0.1)
+        assert scene.service.in_flight() == [{"team": "demo", "set_name": "blue", "team_version": 3, "num": 1}]
+        scene.serve(TeamInService(champion=arm(scene.model, 4, "green")))
+        old = await asked
+        new = await client.post("/v1/chat/completions", json=body)
+    found = [
+        {json.loads(line[6:])["system_fingerprint"] for line in a.text.splitlines() if line.startswith("data: {")}
+        for a in (old, new)
+    ]
+    assert found == [{"demo@3"}, {"demo@4"}]
+
+
+def test_users_keep_their_team_and_a_growing_share_only_moves_users_one_way(tiny_model: Path) -> None:
+    both = {"champion": arm(tiny_model, 3, "blue"), "candidate": arm(tiny_model, 4, "green")}
+    shares = (0.0, 0.1, 0.5, 1.0)
+    split = {share: Production.build("demo", TeamInService(**both, share=share)) for share in shares}
+    users = [f"user-{i}" for i in range(2000)]
+    met = {share: {u for u in users if of.choose(u).version == 4} for share, of in split.items()}
+    assert not met[0.0] and met[0.0] <= met[0.1] <= met[0.5] <= met[1.0] == set(users)
+    assert 150 < len(met[0.1]) < 250 and 920 < len(met[0.5]) < 1080
+    assert place_of("user-1", "a") != place_of("user-1", "b"), "another salt deals anew"
+    nameless = [split[0.1].choose(None).version for _ in range(100)]
+    assert nameless.count(4) == 10
+
+
+async def test_metrics_and_readiness_tell_no_text(scene: Scene) -> None:
+    async with scene.http() as client:
+        await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})
+        text = (await client.get("/metrics")).text
+        assert 'troupe_gateway_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
+        assert 'troupe_gateway_answers_total{key="anyone",team="demo",version="3"} 1.0' in text
+        assert "6*7" not in text
+        assert (await client.get("/ready")).json() == {"status": "ready", "teams": {"demo": 3}}
+        scene.service.teams = {}
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        nobody = await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})
+        assert nobody.status_code == 404 and "no team is in service" in nobody.json()["error"]["message"]
+
+
+async def until(condition: Any) -> None:
+    """Waits for what shadows do behind the answers."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def figures(scene: Scene, version: int) -> dict[str, Any]:
+    return next((f["sums"] for f in scene.service.figures() if f["team_version"] == version), {})
+
+
+async def test_answers_are_counted_by_team_version_with_what_they_were_like(scene: Scene) -> None:
+    async with scene.openai() as client:
+        await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        await client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=2, n=2)
+        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
+            pass
+        scene.streams.error = ApiError(503, "gone", code="engine_unavailable")
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        with pytest.raises(openai.APIError):
+            async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
+                pass
+        scene.streams.error = None
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=10_000)
+    sums = figures(scene, 3)
+    length = len(scene.streams.tokenizer.encode("It is 42.")) + 1
+    assert sums["completion_tokens"][:2] == [3, 2 * length + 2], "per choice"
+    assert sums["cut_share"] == [3, 1.0, 1.0] and sums["empty_share"][:2] == [3, 0.0] and sums["format_share"][0] == 0
+    assert sums["failure_share"][:2] == [5, 2.0], "what the caller did wrong is no failure"
+    assert sums["seconds"][0] == 3
+
+
+async def test_a_shadow_answers_after_the_champion_and_is_told_to_nobody(scene: Scene) -> None:
+    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=0.5)
+    scene.serve(config)
+    async with scene.openai() as client:
+        told = [await client.chat.completions.create(model="demo/solver", messages=HELLO) for _ in range(4)]
+        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
+            pass
+        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
+            pass
+    assert {t.system_fingerprint for t in told} == {"demo@3"}
+    await until(lambda: figures(scene, 4).get("failure_share", [0])[0] == 3)
+    assert figures(scene, 3)["failure_share"][0] == 6 and len(scene.streams.requests) == 9
+    assert scene.service.in_flight() == []
+
+
+async def test_a_shadow_that_is_late_is_no_fault_of_the_candidate(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, request_timeout_s=0.3)
+    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
+    scene.serve(config)
+    asked = scene.streams.stream
+
+    def stream(app: str, request: Any) -> Any:
+        scene.streams.pause_s = 0.5 if "green" in app else 0.0
+        return asked(app, request)
+
+    scene.streams.stream = stream  # type: ignore[method-assign]
+    async with scene.openai() as client:
+        await client.chat.completions.create(model="demo/solver", messages=HELLO)
+    late = 'troupe_gateway_shadows_total{outcome="late",team="demo",version="4"} 1.0'
+    await until(lambda: late in scene.service.metrics.text())
+    assert figures(scene, 4) == {} and scene.service.in_flight() == []
+
+
+async def test_a_shadow_that_fails_or_hangs_never_shows_and_too_many_are_left_out(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, max_shadows=1)
+    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
+    scene.serve(config)
+    asked = scene.streams.stream
+
+    def stream(app: str, request: Any) -> Any:
+        if "green" in app:
+            scene.streams.pause_s, scene.streams.error = 0.2, None
+        else:
+            scene.streams.pause_s = 0.0
+        return asked(app, request)
+
+    scene.streams.stream = stream  # type: ignore[method-assign]
+    async with scene.openai() as client:
+        for _ in range(3):
+            await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        assert [f["num"] for f in scene.service.in_flight()] == [1], "the set counts as busy while a shadow is on it"
+        text = scene.service.metrics.text()
+        assert 'troupe_gateway_shadows_total{outcome="dropped",team="demo",version="4"} 2.0' in text
+        await until(lambda: scene.service.in_flight() == [])
+
+        def failing(app: str, request: Any) -> Any:
+            scene.streams.error = ApiError(503, "gone", code="x") if "green" in app else None
+            return asked(app, request)
+
+        scene.streams.stream = failing  # type: ignore[method-assign]
+        answer = await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        assert answer.choices[0].message.content == "It is 42."
+        await until(lambda: figures(scene, 4)["failure_share"][1] == 1.0)
+
+
+async def test_a_fault_that_nobody_foresaw_is_a_500_in_the_metrics_and_a_failure_of_the_team(scene: Scene) -> None:
+    scene.streams.error = KeyError("a bug")
+    body = {"model": "demo/solver", "messages": HELLO}
+    async with scene.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        metrics = (await http.get("/metrics")).text
+        await http.post("/v1/chat/completions", json={**body, "stream": True})
+    assert 'troupe_gateway_requests_total{route="/v1/chat/completions",status="500"} 1.0' in metrics
+    assert figures(scene, 3)["failure_share"] == [2, 2.0, 2.0]
+    assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
+
+
+async def test_seconds_of_a_shadow_whose_engines_stand_back_are_none_of_its_team(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    async with scene.openai() as client:
+        await client.chat.completions.create(model="demo/solver", messages=HELLO)
+        await until(lambda: any(f["team_version"] == 4 for f in scene.service.figures()))
+    assert figures(scene, 4)["failure_share"][0] == 1 and figures(scene, 4)["seconds"][0] == 0
+
+
+async def test_a_key_that_is_revoked_is_gone_even_where_the_file_keeps_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    secret, kept = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
+    _, other = make_key("owl", scopes=("call",), expires_at=None, requests_per_minute=None)
+    write_keys(path, [kept])
+    ring, time_ns = KeyRing(path), path.stat().st_mtime_ns
+    assert ring.check(f"Bearer {secret}", "call") == kept
+    write_keys(path, [other])
+    os.utime(path, ns=(time_ns, time_ns))
+    await asyncio.sleep(LOOK_S + 0.05)
+    with pytest.raises(ApiError, match="not known"):
+        ring.check(f"Bearer {secret}", "call")
+
+
+async def test_metadata_that_nobody_could_keep_is_refused(scene: Scene) -> None:
+    fits: dict[str, Any] = {"a": 1}
+    for _ in range(18):
+        fits = {"a": [fits["a"]]}
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": [deep]}
+    async with scene.http() as client:
+        refused = await client.post("/v1/episodes", json={"team": "demo", "metadata": deep})
+        assert refused.status_code == 400 and "nested more than 20 deep" in refused.json()["error"]["message"]
+        assert (await client.post("/v1/episodes", json={"team": "demo", "metadata": fits})).status_code == 200

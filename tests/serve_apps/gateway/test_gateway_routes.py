@@ -1,0 +1,106 @@
+"""Who is in service changes in one list that several teams share: what one team's change leaves of the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_scene import arm
+
+from serve_apps.config import GatewayConfig
+from serve_apps.gateway import routes
+from serve_apps.gateway.routes import RouteError, route
+from serve_apps.gateway.teams import TeamInService
+from serve_apps.policy.app_list import Apps
+
+CONFIG = GatewayConfig()
+
+
+class Cluster:
+    """One list of applications, and a gateway replica that does as it says, or `refuses` a team."""
+
+    def __init__(self) -> None:
+        self.apps: Apps = {}
+        self.refuses = ""
+        self.meanwhile: list[Callable[[], None]] = []
+
+    def change(self, _: Any, edit: Callable[[Apps], Apps]) -> Apps:
+        self.apps = edit(dict(self.apps))
+        return self.apps
+
+    def statuses(self, _: GatewayConfig) -> list[dict[str, Any]]:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"] if self.apps else {}
+        good = {name: of for name, of in teams.items() if name != self.refuses}
+        return [{"teams": good, "error": self.refuses, "refused": teams if self.refuses else {}, "replica_id": "r"}]
+
+    def versions(self) -> dict[str, int]:
+        teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"]
+        return {name: of["champion"]["team_version"] for name, of in teams.items()}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setattr(routes, "open_list", lambda *_: None)
+    monkeypatch.setattr(routes, "change", made.change)
+    monkeypatch.setattr(routes, "gateway_statuses", made.statuses)
+    monkeypatch.setattr(routes.serve, "status", lambda: type("Status", (), {"applications": {}}))
+    return made
+
+
+def put(model: Path, name: str, version: int, *, shadow: float = 0.0) -> None:
+    candidate = arm(model, version + 1, "green") if shadow else None
+    wanted = TeamInService(champion=arm(model, version, "blue"), candidate=candidate, shadow=shadow)
+    route(CONFIG, name, wanted, state_file="", timeout_s=0.2)
+
+
+def test_two_teams_that_switch_at_once_both_do(cluster: Cluster, tiny_model: Path) -> None:
+    cluster.meanwhile = [lambda: put(tiny_model, "other", 7)]
+    put(tiny_model, "demo", 3)
+    assert cluster.versions() == {"demo": 3, "other": 7}
+
+
+def test_a_change_that_is_taken_back_leaves_what_another_team_changed_meanwhile(
+    cluster: Cluster, tiny_model: Path
+) -> None:
+    put(tiny_model, "demo", 3)
+    put(tiny_model, "other", 6)
+    cluster.meanwhile, cluster.refuses = [lambda: put(tiny_model, "other", 7)], "demo"
+    with pytest.raises(RouteError, match="gateway replica r refuses: demo"):
+        put(tiny_model, "demo", 4)
+    assert cluster.versions() == {"demo": 3, "other": 7}
+
+
+def test_a_gateway_that_never_came_is_taken_off_the_list(cluster: Cluster, tiny_model: Path) -> None:
+    cluster.refuses = "demo"
+    with pytest.raises(RouteError):
+        put(tiny_model, "demo", 3)
+    assert cluster.apps == {}
+
+
+def test_who_plays_shadows_comes_with_the_first_and_knows_the_teams_of_the_gateway(
+    cluster: Cluster, tiny_model: Path
+) -> None:
+    def teams_of(app: str) -> object:
+        return cluster.apps[app]["deployments"][0]["user_config"]
+
+    put(tiny_model, "demo", 3)
+    assert [*cluster.apps] == ["gateway-8000"], "a process that nobody needs"
+    put(tiny_model, "demo", 3, shadow=0.5)
+    put(tiny_model, "demo", 4)
+    assert teams_of("shadows-8000") == teams_of("gateway-8000"), "it stays, for the next"
+    cluster.refuses = "demo"
+    with pytest.raises(RouteError):
+        put(tiny_model, "demo", 6, shadow=0.5)
+    assert teams_of("shadows-8000") == teams_of("gateway-8000") and cluster.versions() == {"demo": 4}
+
+
+def test_who_plays_shadows_goes_with_a_gateway_that_never_came(cluster: Cluster, tiny_model: Path) -> None:
+    cluster.refuses = "demo"
+    with pytest.raises(RouteError):
+        put(tiny_model, "demo", 3, shadow=0.5)
+    assert cluster.apps == {}

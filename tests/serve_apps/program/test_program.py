@@ -1,0 +1,411 @@
+"""Programs that speak OpenAI's API as episodes: real processes, the real client over HTTP; the model's words are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from pipelines.credit.posted_score import PostedScore
+from pipelines.examples.calculator import program as calculator
+from pipelines.examples.calculator.demonstrator import demonstrate
+from pipelines.stages.score import per_agent
+from serve_apps.config import EpisodeConfig
+from serve_apps.policy.client import PolicyCallError
+from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.workflow import load_workflow
+from serve_apps.workflows.program import Program
+from stores.rows import episode_table, traces_of
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+
+CALCULATOR = str(Path(calculator.__file__))
+ONE = {"calculator": {"max_tokens": 200}}
+MULTIPLY = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*8"}}</tool_call>'
+ADD = '<tool_call>{"arguments": {"expression":   "7+48"},   "name": "calculate"}</tool_call>'
+"""With keys and spaces as the chat template would not write them."""
+
+
+def play(
+    program: Program,
+    folder: Path,
+    says: Callable[[AgentCall], str],
+    *,
+    prompt: str = "7+6*8",
+    max_model_len: int = 1024,
+    timeout_s: float = 30,
+    end: bool = True,
+) -> Trace:
+    tokenizer = ChatTokenizer(folder)
+
+    async def complete(call: AgentCall) -> Completion:
+        ids = tokenizer.encode_completion(says(call))[: None if end else -1]
+        ids = ids[: call.request.sampling.max_tokens]
+        is_cut = ids[-1] != tokenizer.eos_id
+        return Completion(
+            token_ids=ids,
+            logprobs=[-0.5] * len(ids),
+            finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+            policy_version=3,
+        )
+
+    team = ActingTeam(
+        workflow=program,
+        workflow_path="test:Program",
+        group_of=dict.fromkeys(program.agents, "g"),
+        tokenizers={"g": tokenizer},
+        max_model_len={"g": max_model_len},
+        sampling={name: agent.sampling for name, agent in program.agents.items()},
+        policy_versions={"g": 3},
+        team_key="t",
+    )
+    task = Task(task_id="t1", prompt=prompt, answers=("55",), source="s", metadata={"level": 2})
+    spec = EpisodeSpec(
+        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", task=task, episode_index=0, run_seed=5
+    )
+    limits = EpisodeConfig(turn_timeout_s=timeout_s, episode_timeout_s=timeout_s, max_attempts=2)
+    trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+    (stored,) = traces_of(episode_table([trace]).to_batches()[0])
+    assert stored.outcome_metadata == trace.outcome_metadata and len(stored.turns) == len(trace.turns)
+    return trace
+
+
+def by_turn(*texts: str) -> Callable[[AgentCall], str]:
+    """Says these, one after the other."""
+    left = list(texts)
+    return lambda call: left.pop(0)
+
+
+def code(body: str) -> list[str]:
+    """A program of a few lines, with a client and what it is asked."""
+    head = "import sys, json, os\nfrom openai import OpenAI\nclient = OpenAI()\n"
+    return [sys.executable, "-c", head + body, "{prompt}"]
+
+
+def say(*messages: dict[str, Any] | str, **more: Any) -> str:
+    whole = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
+    given = ", ".join(f"{k}={v!r}" for k, v in more.items())
+    return f"client.chat.completions.create(model='m', messages={whole!r}, {given}).choices[0].message"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"function": "pipelines.examples.calculator.program:answer"},
+        {"command": [sys.executable, CALCULATOR, "{prompt}"]},
+    ],
+)
+def test_an_unchanged_program_is_an_episode_whose_turns_continue_token_by_token(
+    tiny_model: Path, how: dict[str, Any]
+) -> None:
+    trace = play(Program(ONE, **how), tiny_model, by_turn(MULTIPLY, ADD, "55"))
+    assert (trace.status, trace.answer, trace.error) == (EpisodeStatus.OK, "55", "")
+    assert [t.completion_text for t in trace.turns] == [MULTIPLY, ADD, "55"]
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "grown": 2}}
+    for before, after in zip(trace.turns, trace.turns[1:], strict=False):
+        whole = [*before.prompt_token_ids, *before.completion_token_ids]
+        assert list(after.prompt_token_ids[: len(whole)]) == whole, "what training merges into one row"
+    assert [(c.tool, c.caller, c.request, c.response) for c in trace.tool_calls] == [
+        ("calculate", "calculator", {"expression": "6*8"}, "48"),
+        ("calculate", "calculator", {"expression": "7+48"}, "55"),
+    ]
+    assert [t.turn_index for t in trace.turns] == [0, 2, 4]
+    assert [t.parents for t in trace.turns] == [(), (0, 1), (2, 3)] and trace.tool_calls[1].parents == (2,)
+    assert all(t.policy_version == 3 and t.is_format_ok for t in trace.turns)
+
+
+def test_a_prompt_is_the_templates_own_text(tiny_model: Path) -> None:
+    """Continued or not, the model reads what the chat template would have written of its own words."""
+    trace = play(Program(ONE, command=[sys.executable, CALCULATOR, "{prompt}"]), tiny_model, by_turn(MULTIPLY, "48"))
+    tokenizer = ChatTokenizer(tiny_model)
+    last = trace.turns[-1]
+    rendered = tokenizer.render_chat(
+        [
+            {"role": "user", "content": "7+6*8"},
+            {"role": "assistant", "content": MULTIPLY},
+            {"role": "tool", "content": "48"},
+        ],
+        tools=calculator.TOOLS,
+    )
+    assert last.prompt_text == rendered
+    assert "".join(tokenizer.token_text(t) for t in last.prompt_token_ids) == rendered
+
+
+def test_a_conversation_told_in_other_words_is_counted(tiny_model: Path) -> None:
+    other = {"role": "assistant", "content": "in other words"}
+    body = f"{say('one')}\n{say('one', other, 'two')}\nprint(1)"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("first words", "second words"))
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "broken": 1}}
+    assert per_agent([trace], [])["calculator"]["broken_share"] == 1.0
+
+
+def test_a_fresh_question_is_a_new_conversation(tiny_model: Path) -> None:
+    body = f"{say('one')}\n{say('another')}\nprint(1)"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a", "b"))
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 2}}
+    assert "broken_share" not in per_agent([trace], [])["calculator"]
+
+
+def test_several_agents_by_model_name_or_by_base_url(tiny_model: Path) -> None:
+    body = (
+        "def ask(client, model):\n"
+        "    return client.chat.completions.create(model=model, messages=[{'role': 'user', 'content': 'x'}])"
+        ".choices[0].message.content\n"
+        "other = OpenAI(base_url=os.environ['TROUPE_CRITIC_URL'])\n"
+        "print(ask(client, 'writer'), ask(other, 'gpt-4o'), [m.id for m in client.models.list()])\n"
+        "try:\n    ask(client, 'gpt-4o')\nexcept Exception as e:\n    print(e.status_code, e.code, e.message)"
+    )
+    program = Program({"writer": {}, "critic": {}}, command=code(body))
+    trace = play(program, tiny_model, lambda call: call.agent)
+    assert [t.agent for t in trace.turns] == ["writer", "critic"]
+    first, second = trace.answer.splitlines()
+    assert first == "writer critic ['writer', 'critic']"
+    assert "404 agent_not_found" in second and "agents are writer, critic" in second
+
+
+def test_streams_stops_and_limits_are_the_callers_and_the_sampling_is_the_runs(tiny_model: Path) -> None:
+    body = (
+        "parts = client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'x'}], stream=True, "
+        "stop=['END'], temperature=0.1, max_tokens=9, stream_options={'include_usage': True})\n"
+        "parts = list(parts)\n"
+        "text = ''.join(p.choices[0].delta.content or '' for p in parts if p.choices)\n"
+        "print(json.dumps([text, parts[-2].choices[0].finish_reason, parts[-1].usage.completion_tokens]))"
+    )
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("12END and more"))
+    text, reason, num = json.loads(trace.answer)
+    (turn,) = trace.turns
+    assert (text, reason, num) == ("12", "stop", len(turn.completion_token_ids))
+    assert turn.completion_text.startswith("12") and turn.completion_text.rstrip().endswith("END"), "what was read"
+    assert len(turn.rollout_logprobs) == num
+    assert (turn.sampling.temperature, turn.sampling.max_tokens) == (1.0, 9)
+
+
+def test_what_an_episode_cannot_do_is_refused_by_name(tiny_model: Path) -> None:
+    body = (
+        "for more in ({'n': 2}, {'logprobs': True, 'top_logprobs': 3}, {'response_format': {'type': 'json_object'}}):\n"
+        "    try:\n"
+        f"        {say('x').replace(', )', ', **more)')}\n"
+        "    except Exception as e:\n        print(e.status_code, e.param)\n"
+    )
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn())
+    assert trace.answer.splitlines() == ["400 n", "400 top_logprobs", "400 response_format.type"]
+    assert trace.turns == ()
+
+
+def test_a_posted_outcome_is_the_answer_and_its_score_is_paid(tiny_model: Path) -> None:
+    body = (
+        f"{say('x')}\n"
+        "import httpx\n"
+        "url, key = os.environ['TROUPE_EPISODE_URL'] + '/outcome', {'Authorization': 'Bearer ' + client.api_key}\n"
+        "posted = {'answer': '55', 'score': 0.25, 'metadata': {'kind': 'late'}}\n"
+        "print(httpx.post(url, json=posted, headers=key).status_code, httpx.post(url, json=posted).status_code, "
+        "httpx.post(url, json={'score': 7}, headers=key).json()['error']['param'])"
+    )
+    program = Program(ONE, command=code(body))
+    trace = play(program, tiny_model, by_turn("hm"))
+    assert trace.answer == "55" and trace.outcome_metadata["kind"] == "late"
+    credit = PostedScore().assign_credit(trace)
+    assert credit.outcome == 0.25 and [r.reward for r in credit.rewards] == [0.25]
+    with pytest.raises(ValueError, match="ended without a score: have the program post it"):
+        PostedScore().assign_credit(play(Program(ONE, command=code("print(1)")), tiny_model, by_turn()))
+
+
+def test_the_task_reaches_the_program_without_its_answers(tiny_model: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; print(sys.argv[1], sys.argv[2], sys.stdin.read())",
+        "{task}",
+        "{x} {prompt}",
+    ]
+    trace = play(Program(ONE, command=command, stdin=True), tiny_model, by_turn(), prompt="why {task}?")
+    assert trace.answer == (
+        '{"task_id": "t1", "prompt": "why {task}?", "source": "s", "metadata": {"level": 2}} {x} why {task}? why {task}?'
+    )
+
+
+@pytest.mark.parametrize(("failure", "status"), [("error", "agent_error"), ("no_answer", "ok")])
+def test_a_program_that_fails_is_an_error_or_an_episode_without_answer(
+    tiny_model: Path, failure: Any, status: str
+) -> None:
+    body = f"{say('x')}\nprint('half')\nraise SystemExit('no such key')"
+    trace = play(Program(ONE, command=code(body), failure=failure), tiny_model, by_turn("hm"))
+    assert (trace.status, trace.answer, len(trace.turns)) == (status, "", 1)
+    assert trace.error == ("ProgramError: exit code 1; no such key" if failure == "error" else "")
+
+
+def test_a_program_that_cannot_start_says_which(tiny_model: Path) -> None:
+    program = Program(ONE, command=["no-such-program"])
+    trace = play(program, tiny_model, by_turn())
+    assert trace.status == EpisodeStatus.AGENT_ERROR and "'no-such-program' did not start: No such file" in trace.error
+    with pytest.raises(ValueError, match="'no-such-program' is not on this machine's PATH"):
+        program.preflight()
+
+
+def test_engines_that_fail_are_no_fault_of_the_program(tiny_model: Path) -> None:
+    """The program waits and would try again: it is ended, and the whole episode is repeated."""
+    calls = []
+
+    def says(call: AgentCall) -> str:
+        calls.append(call)
+        raise PolicyCallError("no replica")
+
+    began = time.monotonic()
+    trace = play(Program(ONE, command=code(f"{say('x')}\nprint(1)")), tiny_model, says)
+    assert (trace.status, trace.attempt) == (EpisodeStatus.INFRA_ERROR, 2)
+    assert "no replica" in trace.error and time.monotonic() - began < 20
+
+
+def test_a_fault_of_ours_is_no_answer_of_the_program(tiny_model: Path) -> None:
+    """Also where the program's own failures count as empty answers."""
+
+    def says(call: AgentCall) -> str:
+        raise AttributeError("a bug")
+
+    program = Program(ONE, function="pipelines.examples.calculator.program:answer", failure="no_answer")
+    trace = play(program, tiny_model, says)
+    assert (trace.status, trace.error) == (EpisodeStatus.AGENT_ERROR, "AttributeError: a bug")
+
+
+def test_a_program_that_never_ends_is_ended_with_what_it_started(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    child = (
+        f"import subprocess, time\np = subprocess.Popen(['sleep', '600'])\nopen({str(file)!r}, 'w').write(str(p.pid))\n"
+    )
+    trace = play(
+        Program(ONE, command=[sys.executable, "-c", child + "time.sleep(600)"]), tiny_model, by_turn(), timeout_s=3
+    )
+    assert trace.status == EpisodeStatus.TIMEOUT
+    deadline = time.monotonic() + 5
+    while _is_alive(int(file.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_alive(int(file.read_text()))
+
+
+def _is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_prompt_that_does_not_fit_is_told_and_the_episode_is_truncated(tiny_model: Path) -> None:
+    told = f"try:\n    {say('word ' * 200)}\nexcept Exception as e:\n    print(e.code)\n"
+    trace = play(Program(ONE, command=code(told)), tiny_model, by_turn(), max_model_len=64)
+    assert (trace.status, trace.answer) == (EpisodeStatus.TRUNCATED, "context_length_exceeded")
+    trace = play(Program(ONE, command=code(say("word " * 200))), tiny_model, by_turn(), max_model_len=64)
+    assert (trace.status, trace.stop_reason) == (EpisodeStatus.TRUNCATED, "context_exhausted")
+
+
+def test_a_tool_call_that_cannot_be_read_is_a_broken_format(tiny_model: Path) -> None:
+    trace = play(
+        Program(ONE, function="pipelines.examples.calculator.program:answer"),
+        tiny_model,
+        by_turn('<tool_call>{"name": '),
+    )
+    assert [t.format_fault for t in trace.turns] == ["a tool call that is none"]
+    assert trace.answer == '<tool_call>{"name": '
+
+
+def test_a_container_is_started_with_the_episodes_variables(tiny_model: Path, tmp_path: Path) -> None:
+    """The engine is a stand-in that prints what it was started with."""
+    engine = tmp_path / "docker"
+    engine.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    engine.chmod(0o755)
+    container = {"image": "me/agent:1", "arguments": ["--ask", "{prompt}"], "engine": str(engine)}
+    lines = play(Program(ONE, container=container), tiny_model, by_turn()).answer.splitlines()
+    assert lines[:2] == ["run", "--rm"] and lines[-3:] == ["me/agent:1", "--ask", "7+6*8"]
+    given = dict(lines[i + 1].split("=", 1) for i, line in enumerate(lines) if line == "--env")
+    assert given["OPENAI_BASE_URL"] + "/agents/calculator" == given["TROUPE_CALCULATOR_URL"] and given["OPENAI_API_KEY"]
+
+
+def test_another_program_is_another_team(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    prints = []
+    for text in ("print(1)", "print(2)"):
+        file.write_text(text)
+        prints.append(Program(ONE, command=[sys.executable, str(file)]).prompts_sha256)
+    assert prints[0] != prints[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "needs one of command, function and container, got none"),
+        ({"command": ["x"], "function": "a:b"}, "got command and function"),
+        ({"command": ["x"], "answer": "first"}, "answer is 'output' or 'last_line', got 'first'"),
+        ({"function": "pipelines.examples.calculator.program:none"}, "workflow.settings.function: .* has no 'none'"),
+    ],
+)
+def test_settings_that_make_no_program_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_workflow("serve_apps.workflows.program:Program", {"agents": ONE, **settings})
+
+
+def test_a_key_or_an_episode_that_is_none_is_refused(tiny_model: Path) -> None:
+    seen: list[tuple[int, str]] = []
+
+    async def ask(prompt: str, client: Any) -> str:
+        async with httpx.AsyncClient() as http:
+            body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+            url = str(client.base_url).rstrip("/")
+            for where, key in ((url, "wrong"), (url.rpartition("/")[0] + "/other", client.api_key)):
+                answer = await http.post(
+                    f"{where}/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}
+                )
+                seen.append((answer.status_code, answer.json()["error"]["code"]))
+        return ""
+
+    program = Program(ONE, function="pipelines.examples.calculator.program:answer")
+    program._function = ask
+    play(program, tiny_model, by_turn())
+    assert seen == [(401, "invalid_api_key"), (404, "episode_not_found")]
+
+
+def test_demonstrations_of_the_calculator_run_through_the_program_itself(tiny_model: Path) -> None:
+    import random
+
+    answers = []
+    for seed in range(6):
+        rng = random.Random(seed)
+        trace = play(
+            Program(ONE, function="pipelines.examples.calculator.program:answer", failure="no_answer"),
+            tiny_model,
+            lambda call, rng=rng: demonstrate(call.agent, call.task, call.inputs, rng),
+        )
+        assert trace.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and trace.turns
+        answers.append(trace.answer)
+    assert "55" in answers and len(set(answers)) > 1
+
+
+def test_many_programs_play_side_by_side(tiny_model: Path) -> None:
+    """Turns of one never reach another."""
+    tokenizer = ChatTokenizer(tiny_model)
+    program = Program(ONE, function="pipelines.examples.calculator.program:answer")
+
+    async def complete(call: AgentCall) -> Completion:
+        await asyncio.sleep(0.001)
+        ids = tokenizer.encode_completion(call.task.task_id)
+        return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
+
+    team = ActingTeam(
+        workflow=program, workflow_path="p", group_of={"calculator": "g"}, tokenizers={"g": tokenizer},
+        max_model_len={"g": 1024}, sampling={"calculator": Sampling(max_tokens=32)}, policy_versions={"g": 0}, team_key="t",
+    )  # fmt: skip
+
+    async def all_of_them() -> Sequence[Trace]:
+        specs = [
+            EpisodeSpec(run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", episode_index=0, run_seed=1,
+                        task=Task(task_id=f"task{i}", prompt=f"{i}", answers=()))
+            for i in range(60)
+        ]  # fmt: skip
+        limits = EpisodeConfig()
+        return await asyncio.gather(*(run_episode(s, team=team, complete=complete, limits=limits) for s in specs))
+
+    traces = asyncio.run(all_of_them())
+    assert [t.answer for t in traces] == [f"task{i}" for i in range(60)]

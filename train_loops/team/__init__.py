@@ -1,0 +1,1 @@
+"""Learners that need the whole team: central critics, value mixing, sequential updates."""

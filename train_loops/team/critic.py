@@ -1,0 +1,105 @@
+"""team_critic: episodes and a central critic -> an advantage per turn, and a better critic (MAPPO, arXiv 2103.01955).
+
+Generalised advantages run over the turns of the whole team in the order in which they were taken: a turn is worth what
+the team can expect after it, minus what it could expect before (seed-systems 2.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from train_loops.advantages.gae import gae, whiten
+from train_loops.config import TeamConfig
+from train_loops.losses import value_loss
+from train_loops.team.episodes import TeamEpisode, TeamTurn
+from train_loops.team.models import CentralCritic
+from train_loops.team.signal import TurnKey
+from train_loops.team.value_norm import ValueNorm
+
+
+def central_advantages(
+    critic: CentralCritic, norm: ValueNorm, episodes: Sequence[TeamEpisode], *, config: TeamConfig
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Advantages, returns and values of all turns, [T] each, in the order of `turns_of`; nothing is whitened yet."""
+    turns = turns_of(episodes)
+    with torch.no_grad():
+        raw = critic(turns).double().numpy()
+    values = norm.denormalized(raw) if config.value_norm else raw
+    chains, at = [], 0
+    for episode in episodes:
+        chains.append(list(range(at, at + len(episode.turns))))
+        at += len(episode.turns)
+    advantages, returns = gae(
+        [np.array([turn.reward]) for turn in turns],
+        [np.array([v]) for v in values],
+        trajectories=chains,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+    )
+    return np.concatenate(advantages), np.concatenate(returns), values
+
+
+def learn_values(
+    critic: CentralCritic,
+    optimizer: torch.optim.Optimizer,
+    norm: ValueNorm,
+    episodes: Sequence[TeamEpisode],
+    *,
+    returns: NDArray[np.float64],
+    config: TeamConfig,
+    seed: int,
+) -> float:
+    """Steps on the Huber loss of the (normalised) returns, clipped to what the critic says now; returns the last mean loss.
+
+    What it says now is in its own unit: normalised anew, by statistics that have moved since, it would look moved itself.
+    """
+    turns = turns_of(episodes)
+    scale = norm.normalized if config.value_norm else np.asarray
+    target = torch.from_numpy(scale(returns)).float()
+    with torch.no_grad():
+        old = critic(turns)
+    random = np.random.default_rng(seed)
+    losses: list[float] = []
+    for _ in range(config.num_epochs):
+        losses = []
+        for part in np.array_split(random.permutation(len(turns)), min(config.num_minibatches, len(turns))):
+            new = critic([turns[i] for i in part])
+            per_turn, _ = value_loss(
+                new, old[part], target[part], value_clip=config.value_clip, huber_delta=config.huber_delta
+            )
+            step(optimizer, critic, per_turn.mean(), max_norm=config.optimizer.max_grad_norm)
+            losses.append(float(per_turn.detach().mean()))
+    return float(np.mean(losses))
+
+
+def turn_advantages(
+    episodes: Sequence[TeamEpisode], advantages: NDArray[np.float64], *, whitened: str
+) -> dict[TurnKey, float]:
+    """By turn; whitened over all turns, over each agent's, or not (`agent`, `all`, `none`)."""
+    turns = turns_of(episodes)
+    rows = [np.array([a]) for a in advantages]
+    if whitened != "none":
+        rows = whiten(rows, labels=[turn.agent for turn in turns] if whitened == "agent" else None)
+    return {key: float(row[0]) for key, row in zip(keys_of(episodes), rows, strict=True)}
+
+
+def turns_of(episodes: Sequence[TeamEpisode]) -> list[TeamTurn]:
+    """All turns, episode by episode."""
+    return [turn for episode in episodes for turn in episode.turns]
+
+
+def keys_of(episodes: Sequence[TeamEpisode]) -> list[TurnKey]:
+    """Their keys, in the same order."""
+    return [(episode.episode_id, turn.turn_index) for episode in episodes for turn in episode.turns]
+
+
+def step(optimizer: torch.optim.Optimizer, module: torch.nn.Module, loss: torch.Tensor, *, max_norm: float) -> None:
+    """One optimizer step on a scalar loss, its gradient clipped."""
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+    optimizer.step()

@@ -1,0 +1,80 @@
+"""team_q: episodes and a mixer -> what each turn contributed to the team's Q (VDN, QMIX at turn level; seed-systems 2.7).
+
+    y = r + gamma Q_tot^-(next step, the actions that were taken there)      loss (Q_tot - y)^2
+
+Nothing is sampled again: the next actions are those of the trace. `^-` is a copy of critics and mixer that follows slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from train_loops.config import TeamConfig
+from train_loops.team.critic import keys_of, step, turns_of
+from train_loops.team.episodes import TeamEpisode
+from train_loops.team.models import TeamBatch, TeamQ, batch_of
+from train_loops.team.signal import TurnKey
+
+EPISODES_PER_STEP = 64
+
+
+def learn_qs(
+    model: TeamQ,
+    target: TeamQ,
+    optimizer: torch.optim.Optimizer,
+    episodes: Sequence[TeamEpisode],
+    *,
+    config: TeamConfig,
+    seed: int,
+) -> float:
+    """`num_epochs` passes over the replayed episodes; returns the last pass's mean squared error."""
+    random = np.random.default_rng(seed)
+    losses: list[float] = []
+    for _ in range(config.num_epochs):
+        losses = []
+        order = random.permutation(len(episodes))
+        for part in np.array_split(order, max(1, len(order) // EPISODES_PER_STEP)):
+            batch = batch_of([episodes[i] for i in part])
+            error = temporal_error(model, target, batch, gamma=config.gamma)
+            loss = error.square().mean()
+            step(optimizer, model, loss, max_norm=config.optimizer.max_grad_norm)
+            follow(target, model, tau=config.target_tau)
+            losses.append(float(loss.detach()))
+    return float(np.mean(losses))
+
+
+def temporal_error(model: TeamQ, target: TeamQ, batch: TeamBatch, *, gamma: float) -> torch.Tensor:
+    """[S]: Q_tot - y; gradients flow through Q_tot only."""
+    _, total = model(batch)
+    with torch.no_grad():
+        _, later = target(batch)
+        has_next = batch.next_step >= 0
+        y = batch.rewards + gamma * torch.where(has_next, later[batch.next_step], 0.0)
+    return total - y
+
+
+def follow(target: torch.nn.Module, model: torch.nn.Module, *, tau: float) -> None:
+    """target <- (1 - tau) target + tau model, all parameters."""
+    with torch.no_grad():
+        for slow, fast in zip(target.parameters(), model.parameters(), strict=True):
+            slow.lerp_(fast, tau)
+
+
+def q_credit(model: TeamQ, episodes: Sequence[TeamEpisode]) -> dict[TurnKey, float]:
+    """Per turn: Q_tot minus Q_tot with this turn's Q replaced by the mean of what its agent could have done in its place.
+
+    Could have done: what it did in that round of the task's other episodes, judged in this turn's own state. So what was
+    won or lost before the turn is not credited to it, and a turn whose action makes no difference (a free rider's), or
+    that has none to be compared with, gets about 0. For VDN it is Q_i minus that mean; for QMIX it is in the same unit,
+    the team's return.
+    """
+    batch = batch_of(episodes)
+    alternatives = [(e.group_id, turn.agent, turn.round_index) for e in episodes for turn in e.turns]
+    with torch.no_grad():
+        _, total = model(batch)
+        credit = total[batch.step_of_turn] - model.without(batch, model.expected(batch, alternatives))
+    assert len(turns_of(episodes)) == len(credit)
+    return dict(zip(keys_of(episodes), credit.tolist(), strict=True))
