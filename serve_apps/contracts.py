@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from serve_apps.tools.math_answer import last_boxed
+from serve_apps.boxed import last_boxed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stores.experiment import numbers
 
 if TYPE_CHECKING:
-    from stores.registry import Team
+    from stores.team import Team
 
 KEY_TAG = "troupe.team_sha256"
 MAX_DESCRIPTION_LENGTH = 5000

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from pipelines.run.run import Run
 from stores.manifest import Probe
-from stores.registry import Team
+from stores.team import Team
 from stores.weights import WeightStore
 
 DEGRADED = 90

@@ -13,7 +13,7 @@ from pipelines.cli.options import Address, Debug, Root, RunName, errors, existin
 
 if TYPE_CHECKING:
     from pipelines.run.run import Run
-    from stores.registry import Team
+    from stores.team import Team
 
 Reason = Annotated[str, typer.Option(help="Why, for those who look at the history of champions.")]
 
@@ -290,7 +290,7 @@ def watch(
             hand_back(accept_alarms(run, accept))
             return
         connect(address)
-        from pipelines.release.by_hand import watch as watch_team
+        from pipelines.runners.watch_champion import watch as watch_team
 
         found = watch_team(run, team, section or ["test", "sentinel"])
         hand_back(found)

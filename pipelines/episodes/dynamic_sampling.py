@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pipelines.episodes.groups import busy_seconds
 from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
 from pipelines.run.run import Run
+from pipelines.run.scoring import assign, scored_statuses
 from pipelines.run.serving import app_names
-from pipelines.stages.score import assign, scored_statuses
 from serve_apps.team_spec import Cast
 from stores.types import EpisodeRewards, Purpose, Task, Trace, TracesRef
 

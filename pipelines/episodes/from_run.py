@@ -18,9 +18,9 @@ from typing import Any
 from pipelines.config.run_config import near
 from pipelines.episodes.chosen_traces import HELD_OUT, HeldOut
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary_of
+from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run, plain
 from pipelines.run.stored_runs import stored_run
-from pipelines.runners.claim import next_iteration
 from stores.files import is_uri, local_path
 from stores.types import ModelVersionRef, Trace, TracesRef
 from train_loops import mismatch

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.monitoring.episode_metrics import Vital, Window, window_of
-from pipelines.release.traffic import gateway_answers
+from pipelines.release.gateway_answers import gateway_answers
 from pipelines.run.run import Run
 from serve_apps.gateway.figures import Sums, added, total
 from stores.files import is_uri, local_path

@@ -18,8 +18,8 @@ from typing import Any
 from pipelines.cluster.observe import look_points
 from pipelines.monitoring.alarms import Judged, judge, num_figures
 from pipelines.monitoring.episode_metrics import Window, window_of
+from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
-from pipelines.stages.promote import champion_version, history
 from stores.metrics import send
 from stores.types import SERVED, RewardsRef, TracesRef
 

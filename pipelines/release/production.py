@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
+from pipelines.run.champions import crown
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import app_names, serve, start
-from pipelines.stages.promote import crown
 from serve_apps.gateway.routes import gateway_statuses, gateway_teams, route
 from serve_apps.gateway.teams import Arm, TeamInService, TeamStores
 from serve_apps.policy.deployment import stand_back
 from stores.journal import Lease
-from stores.registry import Team
+from stores.team import Team
 from stores.waiting import waiting
 
 SETS = ("blue", "green")

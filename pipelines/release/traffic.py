@@ -19,12 +19,11 @@ from typing import Any, Literal
 
 from pipelines.config.sections import TrafficConfig
 from pipelines.release import production
+from pipelines.release.gateway_answers import gateway_answers
+from pipelines.run.champions import crown
 from pipelines.run.run import Run
-from pipelines.stages.promote import crown
 from serve_apps.gateway.figures import Since, Sums, by_version, total
-from serve_apps.gateway.peer_replicas import Status
-from serve_apps.gateway.routes import gateway_statuses
-from stores.registry import Team
+from stores.team import Team
 from stores.waiting import waiting
 
 logger = logging.getLogger(__name__)
@@ -208,14 +207,6 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[
             time.sleep(config.poll_s)
     unsure = "; ".join(str(s) for s in seen if s.state != "holds") or f"{num:g} answers"
     return {"state": "undecided", "reason": f"after {config.step_timeout_s:g} s: {unsure}", "num_answers": num}
-
-
-def gateway_answers(run: Run) -> list[Status]:
-    """Statuses of all gateway replicas, which say what answers were like; none where one is too busy to answer: a look that is missed, not the end of the watch."""
-    try:
-        return gateway_statuses(run.config.gateway)
-    except TimeoutError:
-        return []
 
 
 def _of(figures: Mapping[int, Sums], version: int) -> Sums:

@@ -135,8 +135,8 @@ def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") 
     """A registered team (alias or version number) on a file of tasks; what it has played of the same tasks is kept."""
     from pipelines.cluster.connect import connect
     from pipelines.episodes.collector import end_collectors
+    from pipelines.evaluation.played import play
     from pipelines.run.watchdog import Watchdog
-    from pipelines.stages.evaluate import play
 
     tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))
     version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)

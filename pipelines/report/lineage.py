@@ -14,8 +14,8 @@ from pipelines.cluster.owner_links import links
 from pipelines.episodes.from_run import source_of
 from pipelines.episodes.from_service import has_store, taken_ids
 from pipelines.run.run import Run
-from stores.registry import Team, TeamVersion
 from stores.served import ServedStore
+from stores.team import Team, TeamVersion
 from stores.types import SERVED, ModelVersionRef, Purpose, TracesRef
 
 

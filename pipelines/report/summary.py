@@ -9,9 +9,9 @@ from typing import Any
 
 from pipelines.evaluation.statistics import paired_interval
 from pipelines.monitoring.training_warnings import all_symptoms, find_symptoms
+from pipelines.run.champions import champion_version
 from pipelines.run.provenance import git_commit
 from pipelines.run.run import Run
-from pipelines.stages.promote import champion_version
 from train_loops.config import TEAM
 
 FUNNEL = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")

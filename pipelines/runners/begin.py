@@ -8,11 +8,13 @@ from pipelines.cluster.owner_links import stage_owner
 from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.sampling import Progress
 from pipelines.report.progress import Screen
+from pipelines.run.champions import champion_version, crown
+from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
-from pipelines.runners.claim import claimed, next_iteration, pin, reason_to_skip
+from pipelines.runners.claim import claimed, pin, reason_to_skip
 from pipelines.runners.validate import check_tasks
-from pipelines.stages.promote import champion_version, crown, register
+from pipelines.stages.promote import register
 from pipelines.stages.warmstart import StepProgress, warmstart
 from stores.types import ModelVersionRef
 
@@ -76,7 +78,7 @@ def measure_team(
     run: Run, models: dict[str, ModelVersionRef], *, iteration: int, progress: Progress | None = None
 ) -> dict[str, Any] | None:
     """Accuracy on the test tasks, once per iteration asked for; None where the config has no test tasks."""
-    from pipelines.stages.evaluate import measure
+    from pipelines.evaluation.played import measure
 
     if run.config.tasks.test is None:
         return None

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.monitoring.watching import alarm_to_hold
+from pipelines.run.champions import champion_version
+from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
-from pipelines.stages.promote import champion_version
 
 
 def claimed(run: Run, claim: str) -> int | None:
@@ -31,14 +32,6 @@ def pin(run: Run, claim: str, iteration: int) -> int:
     kept = run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})
     run.journal.put_value(run.run_id, "seen", seen)
     return int(kept["iteration"])
-
-
-def next_iteration(run: Run) -> int | None:
-    """The first iteration whose promote is not done; None after the last."""
-    for iteration in range(1, run.config.iterations + 1):
-        if run.journal.ref(run.key(iteration, "promote")) is None:
-            return iteration
-    return None
 
 
 def reason_to_skip(run: Run) -> str:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
+from pipelines.run.champions import history
 from pipelines.run.run import Run
-from pipelines.stages.promote import history
 from stores.files import list_files, remove_folder
 from stores.journal import DONE, RUNNING, StageKey, StageRow
 from stores.logs import bound

@@ -10,28 +10,24 @@ seeds on the same engines, swapped in place and swapped back, each with proof.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pipelines.credit.rule import SCORED_STATUSES
-from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
+from pipelines.episodes.sampling import Progress
 from pipelines.evaluation.confidence_sequence import paired_sequence
 from pipelines.evaluation.gate import Evidence, decide
 from pipelines.evaluation.guards import guard
+from pipelines.evaluation.played import Played, _versions, play
 from pipelines.evaluation.statistics import (
     Interval,
     Outcomes,
     exact_interval,
-    mean_interval,
     paired_interval,
-    pass_at_k,
 )
-from pipelines.evaluation.teams import Models, choose, first_arms, helpful_arm, num_possible
+from pipelines.evaluation.teams import choose, first_arms, helpful_arm, num_possible
 from pipelines.run.run import Run, plain
-from pipelines.run.serving import app_names, serve
-from pipelines.stages.score import assign, per_agent
-from stores.types import EpisodeStatus, Purpose, Task
+from pipelines.run.serving import serve
+from stores.types import Purpose, Task
 
 
 def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -161,12 +157,6 @@ def _decision(verdict: str, condition: str) -> dict[str, Any]:
     return {"verdict": verdict, "condition": condition, "promotes": []}
 
 
-def measure(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> dict[str, Any]:
-    """A team on the test tasks, which neither training nor the gate sees: the reported before and after."""
-    played = play(run, models, run.tasks("test"), iteration=0, purpose=Purpose.TEST, progress=progress)
-    return {**played.report(run), "iteration": iteration, "outcomes": {t: list(o) for t, o in played.outcomes.items()}}
-
-
 def decision_tasks(tasks: list[Task], *, iteration: int, count: int | None, seed: int) -> list[Task]:
     """The gate's tasks for one decision: fresh ones each time while they last, then a new order."""
     if count is None or count >= len(tasks):
@@ -176,87 +166,3 @@ def decision_tasks(tasks: list[Task], *, iteration: int, count: int | None, seed
     order = list(tasks)
     random.Random(f"gate/{seed}/{number}").shuffle(order)
     return order[place * count : (place + 1) * count]
-
-
-class Played:
-    """Evaluation episodes of one team and what they scored; those in which another version had a part count as failed."""
-
-    def __init__(self, run: Run, sampled: Sampled, models: Models) -> None:
-        self.sampled, self.models = sampled, models
-        traces = list(run.traces.read_traces(sampled.traces))
-        self.traces = [t for t in traces if t.status in SCORED_STATUSES and not t.is_version_mixed]
-        self.failed = [t for t in traces if t.status not in SCORED_STATUSES or t.is_version_mixed]
-        self.num_failed = len(self.failed)
-        self.rewards = assign(run, self.traces)
-        self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
-        self.outcomes: dict[str, list[float]] = {}
-        for trace, credit in zip(self.traces, self.rewards, strict=True):
-            self.outcomes.setdefault(trace.task.task_id, []).append(credit.outcome)
-
-    def report(self, run: Run) -> dict[str, Any]:
-        """Accuracy with interval, avg@k, pass@k, per agent, per source."""
-        settings = run.config.evaluate
-        accuracy = self._interval(run, self.outcomes)
-        sources = sorted({trace.task.source for trace in self.traces})
-        by_source = {
-            source: {t.task.task_id: self.outcomes[t.task.task_id] for t in self.traces if t.task.source == source}
-            for source in sources
-        }
-        return {
-            "policy_versions": _versions(self.models),
-            "accuracy": accuracy.mean,
-            "ci95": accuracy.ci95,
-            "num_tasks": len(self.outcomes),
-            "num_failed": self.num_failed,
-            "k": settings.episodes_per_task,
-            "pass_at_k": pass_at_k(self.outcomes, settings.episodes_per_task) if not self.num_failed else None,
-            "ok_share": self.ok_share,
-            "agents": per_agent(self.traces, self.rewards),
-            "sources": {source: self._interval(run, outcomes).mean for source, outcomes in by_source.items()},
-            "traces": plain(self.sampled.traces),
-            "sampling_seconds": self.sampled.sampling_seconds,
-            "num_tokens": self.sampled.num_tokens,
-        }
-
-    def _interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:
-        settings = run.config.evaluate
-        return mean_interval(outcomes, seed=run.config.seed, num_samples=settings.bootstrap_samples)
-
-
-def play(
-    run: Run,
-    models: Models,
-    tasks: list[Task],
-    *,
-    iteration: int,
-    purpose: Purpose,
-    occasion: str = "",
-    progress: Progress | None = None,
-) -> Played:
-    """Serves `models` and lets them play `tasks`; the scores are written beside those of training.
-
-    What is stored of the same versions, iteration, purpose and occasion is not played again.
-    """
-    assert bool(occasion) == (purpose is Purpose.AD_HOC), f"{purpose} episodes on the occasion {occasion!r}"
-    serve(run, models)
-    settings = run.config.evaluate
-    sampled = sample_episodes(
-        tasks,
-        run_id=run.run_id,
-        iteration=iteration,
-        purpose=purpose,
-        cast=run.cast(models, temperature=settings.temperature, occasion=occasion),
-        apps=app_names(run),
-        store=run.traces,
-        config=run.config.collect,
-        episodes_per_task=settings.episodes_per_task,
-        seed=run.config.seed,
-        progress=progress,
-    )
-    played = Played(run, sampled, models)
-    run.traces.write_rewards(played.rewards)
-    return played
-
-
-def _versions(models: Models) -> dict[str, int]:
-    return {group: ref.version for group, ref in sorted(models.items())}

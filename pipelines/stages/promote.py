@@ -6,16 +6,16 @@ answers behind the gateway, where `promote.into_service` says so.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.cluster.owner_links import stage_owner
+from pipelines.run.champions import champion_version, crown
 from pipelines.run.provenance import git_commit, origin_of
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from stores.journal import Lease
-from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, Team
+from stores.registry import CANDIDATE
+from stores.team import Team
 from stores.types import ModelVersionRef
 
 
@@ -72,51 +72,3 @@ def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, re
     version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
     run.registry.set_alias(run.team_name, CANDIDATE, version)
     return version
-
-
-def crown(
-    run: Run, models: Mapping[str, ModelVersionRef], version: int, *, reason: str, is_rollback: bool = False
-) -> None:
-    """Makes a team version the champion, and writes down when and why; `previous` names the one it followed."""
-    with run.journal.hold(run.run_id, "champion", owner=stage_owner()):  # aliases, journal and history move together
-        past = history(run)
-        if not past or past[-1]["team_version"] != version:
-            entry = {"team_version": version, "at": time.time(), "reason": reason, "is_rollback": is_rollback}
-            past = [*past, entry]
-        run.registry.set_alias(run.team_name, CHAMPION, version)
-        before = followed(past)
-        if before is None:
-            run.registry.remove_alias(run.team_name, PREVIOUS)
-        else:
-            run.registry.set_alias(run.team_name, PREVIOUS, before)
-        run.journal.put_value(
-            run.run_id, "champion", {"team_version": version, "models": {g: plain(ref) for g, ref in models.items()}}
-        )
-        run.journal.put_value(run.run_id, "champions", {"history": past})
-
-
-def followed(past: Sequence[Mapping[str, Any]]) -> int | None:
-    """The champion that the last of these followed; None where there was none before it.
-
-    A promotion follows the champion of its time. A rollback stands again where its team first stood, so that two in a row go
-    two back, and never forward again.
-    """
-    line: list[int] = []
-    for entry in past:
-        version = int(entry["team_version"])
-        if version in line and entry.get("is_rollback", True):  # entries of older runs do not say: they went back
-            line = line[: len(line) - 1 - line[::-1].index(version)]
-        line.append(version)
-    return line[-2] if len(line) > 1 else None
-
-
-def history(run: Run) -> list[dict[str, Any]]:
-    """Every champion in order: {"team_version", "at", "reason"}."""
-    value = run.journal.value(run.run_id, "champions")
-    return [] if value is None else list(value["history"])
-
-
-def champion_version(run: Run) -> int | None:
-    """Team version of the champion, None before the first."""
-    value = run.journal.value(run.run_id, "champion")
-    return None if value is None else int(value["team_version"])

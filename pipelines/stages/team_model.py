@@ -26,7 +26,7 @@ class TeamModel(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Reads the manifest; nothing heavy is loaded before the first prediction."""
-        from stores.registry import Team
+        from stores.team import Team
 
         self._team = Team.from_json(Path(context.artifacts["team"]).read_text())
         self._local: Any = None

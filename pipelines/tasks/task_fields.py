@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+from serve_apps.boxed import last_boxed
 from serve_apps.tools.code_tests import CHECKER, CHECKER_CODE, FN_NAME
-from serve_apps.tools.math_answer import last_boxed
 from stores.types import Task
 
 PROMPT_FIELDS = (

@@ -25,6 +25,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
+from serve_apps.boxed import last_boxed
+
 MAX_ANSWER_CHARS = 1000
 """A longer answer is not correct (unless it is the reference, letter by letter)."""
 DEADLINE_S = 5
@@ -33,7 +35,6 @@ _START_DEADLINE_S = 120
 _MEMORY_BYTES = 4 << 30
 
 _TAG = re.compile(r"<(/?)(?:FINAL_)?ANSWER>", re.IGNORECASE)
-_BRACE = re.compile(r"\\(?:boxed|fbox)\{|[{}]")
 _ANNOUNCED = re.compile(r"answer\s*(?:is\b\s*:?|:)(.*)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[+-]?\.\d+")
 _FRACTION = re.compile(r"([+-]?)(?:\\[dt]?frac\{([+-]?\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))")
@@ -54,20 +55,6 @@ def extract_answer(text: str) -> str:
         return boxed.strip()
     announced = _ANNOUNCED.findall(text)
     return (announced[-1] if announced and announced[-1].strip() else text).strip()
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last complete `\boxed{...}` holds, braces balanced; None if there is none."""
-    last, answer = -1, None
-    opened: list[re.Match[str]] = []
-    for brace in _BRACE.finditer(text):
-        if brace[0] != "}":
-            opened.append(brace)
-        elif opened:
-            box = opened.pop()
-            if len(box[0]) > 1 and box.start() > last:
-                last, answer = box.start(), text[box.end() : brace.start()]
-    return answer
 
 
 def is_correct(answer: str, references: Sequence[str], *, rules: Literal["verify", "strings"] = "verify") -> bool:

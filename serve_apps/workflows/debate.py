@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any, Literal
 
 from serve_apps.agent import Agent, Reply, Said
+from serve_apps.boxed import last_boxed
 from serve_apps.contracts import Tags
-from serve_apps.tools.math_answer import last_boxed
 from serve_apps.workflow import Outcome, Workflow, together
 from stores.types import Task
 

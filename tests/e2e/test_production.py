@@ -20,12 +20,13 @@ import pytest
 from servers import free_port
 
 from pipelines.config.sections import FromServiceConfig, TrafficConfig, TrafficGuardsConfig
-from pipelines.release.by_hand import promote_version, watch
+from pipelines.release.by_hand import promote_version
 from pipelines.release.production import canary, end_canary, in_service, put_into_service
 from pipelines.release.traffic import guard, roll_out
+from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names
-from pipelines.stages.promote import champion_version
+from pipelines.runners.watch_champion import watch
 from pipelines.stages.run_stage import run_stage
 from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.gateway.routes import gateway_apps, gateway_statuses

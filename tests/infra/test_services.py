@@ -20,7 +20,8 @@ import yaml
 from servers import S3, Postgres, free_port
 
 from stores.files import list_files, write_file
-from stores.registry import CHAMPION, Team, TeamRegistry
+from stores.registry import CHAMPION, TeamRegistry
+from stores.team import Team
 from stores.tracking import RunTracker
 from stores.types import ModelVersionRef
 

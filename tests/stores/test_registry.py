@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, Team, TeamRegistry
+from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, TeamRegistry
+from stores.team import Team
 from stores.types import ModelVersionRef
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
+from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
 from pipelines.runners.begin import begin_iteration
-from pipelines.runners.claim import champion_accuracy, claimed, handed_on, next_iteration, pin, reason_to_skip
+from pipelines.runners.claim import champion_accuracy, claimed, handed_on, pin, reason_to_skip
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 

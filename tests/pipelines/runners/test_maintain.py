@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
+from pipelines.run.champions import crown
 from pipelines.run.run import Run, plain
 from pipelines.runners.maintain import maintain, plan
-from pipelines.stages.promote import crown, register
+from pipelines.stages.promote import register
 from stores.files import list_files, open_filesystem, write_file
 from stores.manifest import Probe
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef

@@ -31,8 +31,9 @@ from pipelines.runners.claim import reason_to_skip
 from pipelines.stages import evaluate
 from serve_apps.gateway.figures import NAMES, Tally
 from stores.metrics import METRICS
-from stores.registry import Team, TeamRegistry
+from stores.registry import TeamRegistry
 from stores.served import Feedback, ServedStore
+from stores.team import Team
 from stores.tracking import RunTracker
 from stores.types import SERVED, Purpose, Task
 

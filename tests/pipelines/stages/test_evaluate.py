@@ -9,9 +9,9 @@ import pytest
 
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
+from pipelines.evaluation.played import Played
 from pipelines.evaluation.statistics import mean_interval
 from pipelines.run.run import Run
-from pipelines.stages.evaluate import Played
 from stores.types import Purpose, Trace
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"

@@ -16,12 +16,13 @@ from safetensors.numpy import save_file
 from pipelines.config.run_config import load_config
 from pipelines.release import by_hand, production, traffic
 from pipelines.release.production import move_champion
+from pipelines.run.champions import champion_version, crown, followed, history
 from pipelines.run.run import Run, plain
 from pipelines.stages import promote as promotion
-from pipelines.stages.promote import champion_version, crown, followed, history
 from pipelines.stages.run_stage import run_stage
 from stores.manifest import Probe
-from stores.registry import CHAMPION, PREVIOUS, Team
+from stores.registry import CHAMPION, PREVIOUS
+from stores.team import Team
 from stores.types import ModelVersionRef
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.run.run import Run
-from pipelines.stages.score import assign
+from pipelines.run.scoring import assign
 from serve_apps.runner import AgentCall, EpisodeSpec, run_episode
 from stores.types import Completion, FinishReason, ModelVersionRef, Purpose, Trace
 from train_loops.rows import samples_of

@@ -17,7 +17,7 @@ import pytest
 from pipelines.credit.posted_score import PostedScore
 from pipelines.examples.calculator import program as calculator
 from pipelines.examples.calculator.demonstrator import demonstrate
-from pipelines.stages.score import per_agent
+from pipelines.run.scoring import per_agent
 from serve_apps.config import EpisodeConfig
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
