@@ -1,4 +1,4 @@
-"""service: which team is in service, moved by hand: promote a registered version, roll back, watch the champion.
+"""by_hand: the champion, moved by hand: promote a registered team version, or roll back.
 
 Moving the champion proves first that the engines serve the version's weights, so that an alias never names what cannot
 be served. It waits while a stage uses the engines, and the next stage puts back what it needs.
@@ -60,6 +60,7 @@ def rollback(run: Run, *, to: int | None, reason: str) -> dict[str, Any]:
 
 
 def check_groups(run: Run, team: Team, version: int) -> None:
+    """Raises ValueError where a team version has other model groups than the run config."""
     if set(team.models) != set(run.config.model_groups):
         raise ValueError(
             f"team version {version} has the model groups {sorted(team.models)}, the run config has "

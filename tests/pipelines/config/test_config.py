@@ -97,7 +97,7 @@ def test_a_missing_section_is_named(section: str) -> None:
         ({"workflow.path": "serve_apps.workflows.math_chain:Chain"}, r"has no 'Chain'; it has .*MathChain"),
         (
             {"workflow.path": "pipelines.config.run_config:RunConfig"},
-            r"'pipelines\.config:RunConfig' is not a subclass of",
+            r"'pipelines\.config\.run_config:RunConfig' is not a subclass of",
         ),
         ({"workflow.settings": {"rounds": 2}}, r"workflow\.settings: .*does not take them"),
         ({"credit.path": "pipelines.credit.nothing:Rule"}, r"credit\.path: cannot import 'pipelines\.credit\.nothing'"),
