@@ -16,27 +16,27 @@ from serve_apps.contracts import Contract, Raw
 from stores.types import Sampling
 
 
-class Said(str):
+class TracedText(str):
     """Text that remembers which events (turns or tool calls) it came from, so that the next prompt's parents are known."""
 
     origins: frozenset[int] = frozenset()
 
     @classmethod
-    def by(cls, text: str, *origins: int) -> Said:
+    def by(cls, text: str, *origins: int) -> TracedText:
         """`text`, said in these events."""
         said = cls(text)
         said.origins = frozenset(origins)
         return said
 
     @classmethod
-    def joined(cls, *parts: str) -> Said:
+    def joined(cls, *parts: str) -> TracedText:
         """All parts as one text, which remembers where each of them came from."""
         return cls.by("".join(parts), *origins_of(parts))
 
 
 def origins_of(value: Any) -> frozenset[int]:
     """The events that a text, or what a list or mapping holds, came from."""
-    if isinstance(value, Said):
+    if isinstance(value, TracedText):
         return value.origins
     if isinstance(value, Mapping):
         value = value.values()
@@ -45,13 +45,13 @@ def origins_of(value: Any) -> frozenset[int]:
     return frozenset().union(*map(origins_of, value))
 
 
-def said_by(value: Any, origin: int) -> Any:
+def traced(value: Any, origin: int) -> Any:
     """The same text or data, whose texts remember the event that said them."""
     if isinstance(value, str):
-        return Said.by(value, origin)
+        return TracedText.by(value, origin)
     if isinstance(value, Mapping):
-        return {key: said_by(item, origin) for key, item in value.items()}
-    return [said_by(item, origin) for item in value] if isinstance(value, list) else value
+        return {key: traced(item, origin) for key, item in value.items()}
+    return [traced(item, origin) for item in value] if isinstance(value, list) else value
 
 
 _attempts: ContextVar[list[int]] = ContextVar("attempts")
@@ -79,14 +79,14 @@ class Reply:
     """What an agent answered: `reply["answer"]` is a field of its contract, empty where the agent left it out."""
 
     turn_index: int
-    text: Said
-    fields: Mapping[str, Said]
+    text: TracedText
+    fields: Mapping[str, TracedText]
     is_format_ok: bool
     is_truncated: bool
     data: Mapping[str, Any] = field(default_factory=dict)
     """Of a contract that reads data (JSON): what was found, as it is."""
 
-    def __getitem__(self, name: str) -> Said:
+    def __getitem__(self, name: str) -> TracedText:
         try:
             return self.fields[name]
         except KeyError:

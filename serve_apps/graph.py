@@ -24,7 +24,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serve_apps.agent import Said
+from serve_apps.agent import TracedText
 from serve_apps.contracts import Contract, JsonKeys, OneOf, Raw, Tags
 from serve_apps.expressions import Expression, look_up, parse_expression
 
@@ -242,7 +242,7 @@ def as_text(value: Any) -> str:
         return value
     if isinstance(value, (list, tuple)):
         lines = [part for item in value for part in (as_text(item), "\n")]
-        return Said.joined(*lines[:-1])
+        return TracedText.joined(*lines[:-1])
     return json.dumps(value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from serve_apps.agent import Agent, Said, origins_of
+from serve_apps.agent import Agent, TracedText, origins_of
 
 MARK = " [...] "
 HEAD_SHARE = 0.25
@@ -55,7 +55,7 @@ def shorten(text: str, kept: int) -> str:
     if kept <= 0:
         return ""
     head = int(kept * HEAD_SHARE)
-    return Said.by(text[:head] + MARK + text[len(text) - (kept - head) :], *origins_of(text))
+    return TracedText.by(text[:head] + MARK + text[len(text) - (kept - head) :], *origins_of(text))
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from serve_apps.agent import Agent, Reply, Said, Tool, ToolError, counted_attempts, origins_of, said_by
+from serve_apps.agent import Agent, Reply, Tool, ToolError, TracedText, counted_attempts, origins_of, traced
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Parsed
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient
@@ -227,8 +227,8 @@ class Recorder:
         self.said[index] = (turn.completion_text, *parsed.fields.values())
         return Reply(
             turn_index=index,
-            text=Said.by(turn.completion_text, index),
-            fields={name: Said.by(value, index) for name, value in parsed.fields.items()},
+            text=TracedText.by(turn.completion_text, index),
+            fields={name: TracedText.by(value, index) for name, value in parsed.fields.items()},
             is_format_ok=turn.is_format_ok,
             is_truncated=turn.finish_reason is FinishReason.LENGTH,
             data=dict(parsed.data),
@@ -390,7 +390,7 @@ class Recorder:
         if error:
             raise ToolError(f"tool {name!r}: {error}")
         self.said[index] = (response,) if isinstance(response, str) else ()
-        return said_by(response, index)
+        return traced(response, index)
 
     def _next_event(self) -> int:
         self.num_events += 1

@@ -1,4 +1,4 @@
-"""cast: who acts in episodes, in plain data that crosses process borders -> an `ActingTeam`."""
+"""team_spec: who acts in episodes, in plain data that crosses process borders -> an `ActingTeam`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stores.weight_cache import fetch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cast:
+class TeamSpec:
     """An `ActingTeam` in plain data, so that it crosses a process border."""
 
     workflow: str
@@ -35,7 +35,7 @@ class Cast:
         return asdict(self) | {"limits": self.limits.model_dump(mode="json")}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Cast:
+    def from_dict(cls, data: Mapping[str, Any]) -> TeamSpec:
         """The inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
         tokenizers = {
             g: ModelVersionRef(**at) if isinstance(at, Mapping) else at for g, at in data["tokenizers"].items()

@@ -303,7 +303,7 @@ class TrainConfig(Settings):
     """What Ray reserves while the warm worker waits."""
     gpus_per_worker: float = Field(0.0, ge=0)
     keep_warm: bool = True
-    order_timeout_s: float = Field(1800, gt=0)
+    job_timeout_s: float = Field(1800, gt=0)
     start_timeout_s: float = Field(300, gt=0)
     stage_timeout_s: float = Field(3600, gt=0)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stores.files import is_uri
 from train_loops.config import LossConfig
-from train_loops.train_job import Order
+from train_loops.train_job import TrainJob
 
 if TYPE_CHECKING:
     from train_loops.models import Models
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedState:
-    """What a model group's training keeps from order to order beside weights and moments."""
+    """What a model group's training keeps from job to job beside weights and moments."""
 
     kl_coef: float
     """In the reward; adapted where `loss.adaptive_kl` is set."""
@@ -39,24 +39,24 @@ class CarriedState:
         return CarriedState(kl_coef=kl_coef, num_critic_orders=stored["num_critic_orders"])
 
 
-def store_state(models: Models, state: CarriedState, *, order: Order, run_folder: str) -> str:
+def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folder: str) -> str:
     """Saves the engines through Ray Train; every worker calls it. Returns where, once it is stored."""
     import ray.train
     import torch.distributed as dist
 
-    name = agree(f"{order.model_group}-v{order.version}-{uuid.uuid4().hex[:8]}")
+    name = agree(f"{job.model_group}-v{job.version}-{uuid.uuid4().hex[:8]}")
     stays, is_writer = not is_uri(run_folder), dist.get_rank() == 0
     mode = ray.train.CheckpointUploadMode
     place: Any = tempfile.TemporaryDirectory(prefix="troupe-checkpoint-")
     with nullcontext(str(Path(run_folder, name))) if stays else place as folder:
         if is_writer:
             Path(folder).mkdir(parents=True, exist_ok=True)
-        stored = {"version": order.version, **asdict(state)}
+        stored = {"version": job.version, **asdict(state)}
         models.policy.save(folder, tag="policy", state=stored)
         if models.critic is not None:
             models.critic.save(folder, tag="critic", state=stored)
         ray.train.report(
-            {"version": order.version},
+            {"version": job.version},
             checkpoint=ray.train.Checkpoint.from_directory(folder) if is_writer else None,
             checkpoint_dir_name=name,
             checkpoint_upload_mode=mode.NO_UPLOAD if stays else mode.SYNC,
@@ -96,7 +96,7 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
     return state, lost
 
 
-def sweep(run_folder: str, order: Order) -> None:
+def sweep(run_folder: str, job: TrainJob) -> None:
     """Empties what killed tries left of a version that was never committed, where the run lies on a disk.
 
     The folders stay: Ray Train may know them, and fails when it wants to delete one that is gone.
@@ -104,7 +104,7 @@ def sweep(run_folder: str, order: Order) -> None:
     import torch.distributed as dist
 
     if dist.get_rank() == 0 and not is_uri(run_folder):
-        for leftover in Path(run_folder).glob(f"{order.model_group}-v{order.version}-*/*"):
+        for leftover in Path(run_folder).glob(f"{job.model_group}-v{job.version}-*/*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 

@@ -1,4 +1,4 @@
-"""order: what one train order says; it crosses processes as plain data."""
+"""train_job: what one train job says; it crosses processes as plain data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from train_loops.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to train on, from what, to what; see `parse_order`."""
+class TrainJob:
+    """What to train on, from what, to what; see `parse_job`."""
 
-    order_id: str
+    job_id: str
     run_id: str
     iteration: int
     model_group: str
@@ -42,12 +42,12 @@ class Order:
         return None if self.parent is None else self.parent.version
 
 
-def parse_order(data: Mapping[str, Any]) -> Order:
-    """An order as it crosses processes (dicts inside) -> checked. Raises ValueError for what is missing or wrong."""
+def parse_job(data: Mapping[str, Any]) -> TrainJob:
+    """A job as it crosses processes (dicts inside) -> checked. Raises ValueError for what is missing or wrong."""
     try:
         traces, rewards = dict(data["traces"]), dict(data["rewards"])
-        order = Order(
-            order_id=data["order_id"],
+        job = TrainJob(
+            job_id=data["job_id"],
             run_id=data["run_id"],
             iteration=data["iteration"],
             model_group=data["model_group"],
@@ -65,9 +65,9 @@ def parse_order(data: Mapping[str, Any]) -> Order:
             updated=tuple(ModelVersionRef(**ref) for ref in data.get("updated", ())),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"order {data.get('order_id')!r} is not whole: {type(error).__name__} {error}") from None
-    if order.parent is None and not order.is_team:
-        raise ValueError(f"order {order.order_id}: only the team's learner begins without a parent")
-    if order.parent is not None and order.version <= order.parent.version:
-        raise ValueError(f"order {order.order_id}: version {order.version} must follow parent {order.parent.version}")
-    return order
+        raise ValueError(f"job {data.get('job_id')!r} is not whole: {type(error).__name__} {error}") from None
+    if job.parent is None and not job.is_team:
+        raise ValueError(f"job {job.job_id}: only the team's learner begins without a parent")
+    if job.parent is not None and job.version <= job.parent.version:
+        raise ValueError(f"job {job.job_id}: version {job.version} must follow parent {job.parent.version}")
+    return job

@@ -1,6 +1,6 @@
-"""trainer: one order -> one committed model version. Runs on every worker of a warm Ray Train run.
+"""trainer: one job -> one committed model version. Runs on every worker of a warm Ray Train run.
 
-    wait for an order <──────────────────────────────────────────────────┐
+    wait for a job <──────────────────────────────────────────────────┐
       version committed already? -> its stored result ───────────────────┤
       memory holds the parent?   -> go on                                │
       else                       -> the parent's checkpoint, or weights  │
@@ -34,7 +34,7 @@ from stores.weights import WeightStore
 from train_loops.config import TrainConfig
 from train_loops.run_checkpoints import CarriedState, agree, resume, store_state, sweep
 from train_loops.team.signal import LOG_RATIOS_FILE, read_team_signal
-from train_loops.train_job import Order, parse_order
+from train_loops.train_job import TrainJob, parse_job
 
 if TYPE_CHECKING:
     from train_loops.engine import Engine
@@ -45,16 +45,16 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "troupe"
 RESULT_FILE = "train_result.json"
-"""Beside the weights: what the order that made them answered."""
+"""Beside the weights: what the job that made them answered."""
 POLL_S = 20.0
 ANSWER_TIMEOUT_S = 120.0
 """A holder that answers later hangs: the worker that asked fails, and Ray Train starts the group again."""
 
 
 def run_worker(settings: dict[str, Any]) -> None:
-    """What Ray Train runs on every worker: waits for orders of the holder until the group is torn down.
+    """What Ray Train runs on every worker: waits for jobs of the holder until the group is torn down.
 
-    Waiting is a long poll of every worker for itself: a collective would time out. A ValueError is the order's fault and
+    Waiting is a long poll of every worker for itself: a collective would time out. A ValueError is the job's fault and
     is answered; everything else restarts the group.
     """
     import ray
@@ -68,13 +68,13 @@ def run_worker(settings: dict[str, Any]) -> None:
     ray.get(holder.hello.remote(epoch, rank, os.getpid()), timeout=ANSWER_TIMEOUT_S)
     last = ""
     while True:
-        order = ray.get(holder.next_order.remote(epoch, last, POLL_S), timeout=POLL_S + ANSWER_TIMEOUT_S)
-        if order is None:
+        job = ray.get(holder.next_order.remote(epoch, last, POLL_S), timeout=POLL_S + ANSWER_TIMEOUT_S)
+        if job is None:
             continue
-        last = order["attempt"]
+        last = job["attempt"]
         try:
-            with carried(order.get("log", {})), bound(worker=rank):
-                result = worker.execute_team(order) if order.get("is_team") else worker.execute(order)
+            with carried(job.get("log", {})), bound(worker=rank):
+                result = worker.execute_team(job) if job.get("is_team") else worker.execute(job)
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
             ray.get(holder.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
@@ -87,26 +87,26 @@ def run_worker(settings: dict[str, Any]) -> None:
 
 
 def _release_memory() -> None:
-    """Gives what an order has freed back to the system: others work while this worker waits."""
+    """Gives what a job has freed back to the system: others work while this worker waits."""
     with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class Worker:
-    """The engines of one model group, kept between orders."""
+    """The engines of one model group, kept between jobs."""
 
     def __init__(self, *, threads: int, run_folder: str) -> None:
         """Args: threads: of torch; run_folder: where Ray Train stores this run's checkpoints, a folder or URI."""
         import torch
 
-        from train_loops import learner  # noqa: F401  # imports everything heavy now, not in the first order
+        from train_loops import learner  # noqa: F401  # imports everything heavy now, not in the first job
         from train_loops.engine import join_workers
 
         torch.set_num_threads(threads)
         join_workers()
         self._run_folder = run_folder
         self._train = TrainConfig()
-        """Of the last order; the next may carry others, for which the engines are built anew."""
+        """Of the last job; the next may carry others, for which the engines are built anew."""
         self._models: Models | None = None
         self._held: ModelVersionRef | None = None
         """The committed version that the engines in memory are at; None while they are at none."""
@@ -115,7 +115,7 @@ class Worker:
         """What of the parent's state could not be resumed, until a version says so."""
 
     def execute_team(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Does an order of the whole team's learner, on worker 0; see `team_trainer`."""
+        """Does a job of the whole team's learner, on worker 0; see `team_trainer`."""
         import torch.distributed as dist
 
         from train_loops.team.trainer import train_team_learner
@@ -123,34 +123,34 @@ class Worker:
         return agree(train_team_learner(data) if dist.get_rank() == 0 else None)
 
     def execute(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Trains one order to a committed version; returns the result (see `TrainerHandle.order`)."""
-        order = parse_order(data)
-        store = WeightStore(order.weights_uri)
-        stored = agree(_stored_result(store, order))
+        """Trains one job to a committed version; returns the result (see `TrainerHandle.run_job`)."""
+        job = parse_job(data)
+        store = WeightStore(job.weights_uri)
+        stored = agree(_stored_result(store, job))
         if stored is not None:
-            logger.info("version %d is committed already", order.version)
+            logger.info("version %d is committed already", job.version)
             return stored
         started = time.perf_counter()
-        parent = order.parent
-        assert parent is not None, "parse_order: a model group's order has a parent"
+        parent = job.parent
+        assert parent is not None, "parse_job: a model group's job has a parent"
         parent_folder = store.fetch(parent)
-        self._hold(order, parent, store)
+        self._hold(job, parent, store)
         loaded = time.perf_counter()
-        trains_policy = not self._has_values or self._state.num_critic_orders >= order.train.critic.warmup_iterations
-        learned = self._learn(order, store, trains_policy=trains_policy)
+        trains_policy = not self._has_values or self._state.num_critic_orders >= job.train.critic.warmup_iterations
+        learned = self._learn(job, store, trains_policy=trains_policy)
         learned.metrics["train/load_s"] = loaded - started
         learned.metrics["train/is_state_lost"] = float(bool(self._lost))
         if learned.reason:
             logger.info("keeps version %d: %s", parent.version, learned.reason)
             return _result(None, learned)
-        note = f"{order.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
+        note = f"{job.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
         note = note if trains_policy else "critic warm-up: the policy is its parent's"
         note += f"; {' and '.join(self._lost)} started afresh" if self._lost else ""
-        self._held = self._store(order, store, parent_folder, learned=learned, note=note)
+        self._held = self._store(job, store, parent_folder, learned=learned, note=note)
         self._lost = []
         logger.info(
             "committed version %d after %d rows in %.1f s",
-            order.version,
+            job.version,
             int(learned.metrics["train/rows"]),
             time.perf_counter() - started,
         )
@@ -160,31 +160,31 @@ class Worker:
     def _has_values(self) -> bool:
         return self._models is not None and self._models.has_values
 
-    def _learn(self, order: Order, store: WeightStore, *, trains_policy: bool) -> Learned:
-        """Trains the engines on the order's rows: they are at no committed version then, unless there was nothing."""
+    def _learn(self, job: TrainJob, store: WeightStore, *, trains_policy: bool) -> Learned:
+        """Trains the engines on the job's rows: they are at no committed version then, unless there was nothing."""
         from train_loops.learner import learn, read_rows
 
         assert self._models is not None
         started = time.perf_counter()
         samples, funnel = read_rows(
-            TraceStore(order.traces_uri),
-            order.traces,
-            order.rewards,
-            model_group=order.model_group,
-            config=order.train,
-            credit_kind=order.credit_kind,
+            TraceStore(job.traces_uri),
+            job.traces,
+            job.rewards,
+            model_group=job.model_group,
+            config=job.train,
+            credit_kind=job.credit_kind,
         )
         read = time.perf_counter()
         held, self._held = self._held, None
         learned = learn(
             samples,
             self._models,
-            config=order.train,
-            credit_kind=order.credit_kind,
-            seed=order.seed,
+            config=job.train,
+            credit_kind=job.credit_kind,
+            seed=job.seed,
             funnel=funnel,
             trains_policy=trains_policy,
-            team=read_team_signal(store, order),
+            team=read_team_signal(store, job),
             kl_coef=self._state.kl_coef,
         )
         learned.metrics["train/read_s"] = read - started
@@ -193,33 +193,33 @@ class Worker:
         return learned
 
     def _store(
-        self, order: Order, store: WeightStore, parent_folder: Path, *, learned: Learned, note: str
+        self, job: TrainJob, store: WeightStore, parent_folder: Path, *, learned: Learned, note: str
     ) -> ModelVersionRef:
         """Stores what the engines are at: first what is resumed from, then the version, which says that all is there."""
         assert self._models is not None
         begun = time.perf_counter()
         num_critic_orders = self._state.num_critic_orders + self._has_values
         self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_orders=num_critic_orders)
-        checkpoint = store_state(self._models, self._state, order=order, run_folder=self._run_folder)
+        checkpoint = store_state(self._models, self._state, job=job, run_folder=self._run_folder)
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
-        ref = self._commit(order, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
+        ref = self._commit(job, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
         return ref
 
-    def _hold(self, order: Order, parent: ModelVersionRef, store: WeightStore) -> None:
-        """Makes the engines in memory be at the order's parent, under the order's settings."""
+    def _hold(self, job: TrainJob, parent: ModelVersionRef, store: WeightStore) -> None:
+        """Makes the engines in memory be at the job's parent, under the job's settings."""
         from train_loops.models import build_models
 
-        if self._held == parent and self._train == order.train and self._models is not None:
+        if self._held == parent and self._train == job.train and self._models is not None:
             return
         if self._models is not None:
             self._models.close()
         self._models = self._held = None
-        sweep(self._run_folder, order)
-        self._train, self._state = order.train, CarriedState(kl_coef=order.train.loss.kl_in_reward_coef)
-        self._models = build_models(store, parent, order.train)
+        sweep(self._run_folder, job)
+        self._train, self._state = job.train, CarriedState(kl_coef=job.train.loss.kl_in_reward_coef)
+        self._models = build_models(store, parent, job.train)
         checkpoint = store.manifest(parent).checkpoint
-        self._state, self._lost = resume(checkpoint, self._models, state=self._state, loss=order.train.loss)
+        self._state, self._lost = resume(checkpoint, self._models, state=self._state, loss=job.train.loss)
         if self._lost:
             logger.warning(
                 "version %d is trained on, but its %s started afresh: checkpoint %s is gone (the last two are kept) or of "
@@ -231,17 +231,17 @@ class Worker:
         self._held = parent
 
     def _commit(
-        self, order: Order, store: WeightStore, parent_folder: Path, *, checkpoint: str, learned: Learned, note: str
+        self, job: TrainJob, store: WeightStore, parent_folder: Path, *, checkpoint: str, learned: Learned, note: str
     ) -> ModelVersionRef:
-        """Exports the policy and commits it as the order's version; worker 0 writes."""
+        """Exports the policy and commits it as the job's version; worker 0 writes."""
         import torch.distributed as dist
 
         from train_loops.adapters import export_adapter
         from train_loops.engine import export_weights
 
         assert self._models is not None
-        assert order.parent is not None
-        before = store.manifest(order.parent)
+        assert job.parent is not None
+        before = store.manifest(job.parent)
         sequences = before.probe.sequences
         probe = Probe(sequences=sequences, logprobs=_probe_logprobs(self._models.policy, sequences))
         ref = None
@@ -257,11 +257,11 @@ class Worker:
                     (out / LOG_RATIOS_FILE).write_text(json.dumps(learned.log_ratios))
                 ref = store.commit(
                     out,
-                    model_group=order.model_group,
-                    version=order.version,
-                    parent=order.parent.version,
-                    run_id=order.run_id,
-                    iteration=order.iteration,
+                    model_group=job.model_group,
+                    version=job.version,
+                    parent=job.parent.version,
+                    run_id=job.run_id,
+                    iteration=job.iteration,
                     probe=probe,
                     checkpoint=checkpoint,
                     note=note,
@@ -270,20 +270,20 @@ class Worker:
         return agree(ref)
 
 
-def _stored_result(store: WeightStore, order: Order) -> dict[str, Any] | None:
-    """What was answered when the order's version was committed; None if it was not. ValueError on another parent."""
-    ref = store.ref(order.model_group, order.version)
+def _stored_result(store: WeightStore, job: TrainJob) -> dict[str, Any] | None:
+    """What was answered when the job's version was committed; None if it was not. ValueError on another parent."""
+    ref = store.ref(job.model_group, job.version)
     if ref is None:
         return None
     manifest = store.manifest(ref)
-    if (manifest.parent, manifest.run_id) != (order.parent_version, order.run_id):
+    if (manifest.parent, manifest.run_id) != (job.parent_version, job.run_id):
         raise ValueError(
-            f"{ref.uri} exists already, trained from version {manifest.parent} in run {manifest.run_id!r}; order "
-            f"{order.order_id} wants it trained from {order.parent_version} in {order.run_id!r}: order another version"
+            f"{ref.uri} exists already, trained from version {manifest.parent} in run {manifest.run_id!r}; job "
+            f"{job.job_id} wants it trained from {job.parent_version} in {job.run_id!r}: job another version"
         )
     path = store.fetch(ref) / RESULT_FILE
     if not path.is_file():
-        raise ValueError(f"{ref.uri} exists already and was not made by a trainer: order another version")
+        raise ValueError(f"{ref.uri} exists already and was not made by a trainer: job another version")
     return json.loads(path.read_text()) | {"model": asdict(ref)}
 
 

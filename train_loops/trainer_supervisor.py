@@ -1,10 +1,10 @@
-"""holder: keeps one warm Ray Train run per model group alive and passes it orders.
+"""holder: keeps one warm Ray Train run per model group alive and passes it jobs.
 
-    pipeline ──order──> TrainerHandle ──submit──> Holder (detached actor) <──long poll── workers (trainer.run_worker)
+    pipeline ──job──> TrainerHandle ──submit──> TrainerSupervisor (detached actor) <──long poll── workers (trainer.run_worker)
              <──result──                <──result──   └─ thread: Ray Train fit(), again and again
 
 The holder outlives drivers, jobs and iterations; Ray restarts it when it dies, and the workers start again under the
-same run name. Its memory is lost then: handles send their order again. An order is done when its version is committed,
+same run name. Its memory is lost then: handles send their job again. A job is done when its version is committed,
 so that sending one twice is harmless.
 """
 
@@ -28,9 +28,9 @@ from train_loops.config import TrainConfig
 from train_loops.trainer import ANSWER_TIMEOUT_S, NAMESPACE, run_worker
 
 MAX_TRIES = 2
-"""Of an order whose training raises something that is not its own fault."""
+"""Of a job whose training raises something that is not its own fault."""
 MAX_DEATHS = 6
-"""Of workers (killed, machine lost) before an order is given up."""
+"""Of workers (killed, machine lost) before a job is given up."""
 MAX_FAILED_STARTS = 3
 POLL_S = 2.0
 """A handle asks so often: a thread that waits for Ray can be interrupted only between two questions."""
@@ -40,7 +40,7 @@ OF_PROCESSES = {"num_workers", "threads", "cpus_per_worker", "gpus_per_worker"}
 """The train settings that shape a trainer's processes."""
 
 ENVIRONMENT = {
-    # Ray Train forwards these from the holder's process: without the first each order takes up to 2 s longer.
+    # Ray Train forwards these from the holder's process: without the first each job takes up to 2 s longer.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -52,28 +52,28 @@ WORKER_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     # glibc gives freed activations back to the system and gets them again page by page: 5 to 13% of a pass. They are
-    # given back when the order is done (trainer.py).
+    # given back when the job is done (trainer.py).
     "MALLOC_MMAP_THRESHOLD_": str(2**35),
     "MALLOC_TRIM_THRESHOLD_": str(2**35),
 }
 
 
-class OrderError(RuntimeError):
-    """An order failed for good; `kind` names the exception that the trainer raised."""
+class TrainJobError(RuntimeError):
+    """A job failed for good; `kind` names the exception that the trainer raised."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
 
 
-class Holder:
+class TrainerSupervisor:
     """The actor. Methods with `epoch` are called by the workers of one start of the run; old ones are refused."""
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
         self._name, self._settings = name, settings
         self._epoch = ""
-        self._orders: dict[str, dict[str, Any]] = {}
+        self._jobs: dict[str, dict[str, Any]] = {}
         """Open attempts, oldest first."""
         self._results: dict[str, dict[str, Any]] = {}
         self._tries: dict[str, int] = {}
@@ -87,10 +87,10 @@ class Holder:
 
     # Called by handles.
 
-    async def submit(self, order: dict[str, Any]) -> None:
+    async def submit(self, job: dict[str, Any]) -> None:
         """Queues an attempt; one that is known already is left as it is."""
-        if order["attempt"] not in self._results:
-            self._orders.setdefault(order["attempt"], order)
+        if job["attempt"] not in self._results:
+            self._jobs.setdefault(job["attempt"], job)
         self._give_up_if_unable()
         await self._wake()
 
@@ -100,7 +100,7 @@ class Holder:
         return self._results.get(attempt)
 
     async def ready(self, wait_s: float) -> dict[str, Any]:
-        """The status, once all workers wait for orders or the start has failed for good, or after `wait_s`."""
+        """The status, once all workers wait for jobs or the start has failed for good, or after `wait_s`."""
         await self._wait(lambda: self._is_ready() or self._num_failed_starts >= MAX_FAILED_STARTS, wait_s)
         return await self.status()
 
@@ -109,7 +109,7 @@ class Holder:
         return {
             "is_ready": self._is_ready(),
             "pids": dict(self._pids),
-            "open": list(self._orders),
+            "open": list(self._jobs),
             "handed_out": self._handed_out,
             "error": self._error,
             "num_failed_starts": self._num_failed_starts,
@@ -118,7 +118,7 @@ class Holder:
     # Called by workers.
 
     async def hello(self, epoch: str, rank: int, pid: int) -> None:
-        """A worker is up and will ask for orders."""
+        """A worker is up and will ask for jobs."""
         self._check(epoch)
         self._pids[rank] = pid
         if self._is_ready():
@@ -133,7 +133,7 @@ class Holder:
         if oldest in ("", last):
             return None
         self._handed_out = oldest
-        return self._orders[oldest]
+        return self._jobs[oldest]
 
     async def finished(self, epoch: str, attempt: str, result: dict[str, Any]) -> None:
         """An attempt's version is committed, or there was nothing to train."""
@@ -148,14 +148,14 @@ class Holder:
     # Called by the controller.
 
     async def group_failed(self, epoch: str, failure: dict[str, str], is_death: bool) -> None:
-        """Workers ended. Whoever died by itself (killed, lost) is not held against the order for long."""
+        """Workers ended. Whoever died by itself (killed, lost) is not held against the job for long."""
         self._check(epoch)
         if not self._is_ready():
             self._num_failed_starts += not is_death
             self._error = f"{failure['kind']}: {failure['message']}"
         self._pids.clear()
         attempt, self._handed_out = self._handed_out, ""
-        if attempt in self._orders:
+        if attempt in self._jobs:
             counts, limit = (self._deaths, MAX_DEATHS) if is_death else (self._tries, MAX_TRIES)
             counts[attempt] = counts.get(attempt, 0) + 1
             if counts[attempt] >= limit:
@@ -171,10 +171,10 @@ class Holder:
         return len(self._pids) == self._settings["train"]["num_workers"]
 
     def _oldest(self) -> str:
-        return next(iter(self._orders), "")
+        return next(iter(self._jobs), "")
 
     async def _close(self, attempt: str, result: dict[str, Any]) -> None:
-        self._orders.pop(attempt, None)
+        self._jobs.pop(attempt, None)
         self._results.setdefault(attempt, result)
         self._handed_out = ""
         while len(self._results) > 64:
@@ -184,8 +184,8 @@ class Holder:
     def _give_up_if_unable(self) -> None:
         if self._num_failed_starts < MAX_FAILED_STARTS:
             return
-        for attempt in list(self._orders):
-            self._orders.pop(attempt)
+        for attempt in list(self._jobs):
+            self._jobs.pop(attempt)
             self._results[attempt] = {"error": {"kind": "TrainerStartError", "message": self._error}}
 
     async def _wake(self) -> None:
@@ -207,7 +207,7 @@ class Holder:
             try:
                 _free_reservations_of_the_dead()
                 _fit(self._name, self._epoch, self._settings)
-            except Exception as error:  # noqa: BLE001  # whatever ended the run: it is started again, orders are kept
+            except Exception as error:  # noqa: BLE001  # whatever ended the run: it is started again, jobs are kept
                 self._error = f"{type(error).__name__}: {error}"
             time.sleep(wait_s)
             wait_s = min(wait_s * 2, 30.0)
@@ -304,7 +304,7 @@ class TrainerHandle:
         self._actor = self._create()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Returns when all workers wait for orders. RuntimeError if they cannot start, TimeoutError if too slow."""
+        """Returns when all workers wait for jobs. RuntimeError if they cannot start, TimeoutError if too slow."""
         import ray
 
         deadline = time.monotonic() + timeout_s
@@ -326,11 +326,11 @@ class TrainerHandle:
             "train.start_timeout_s, or look whether Ray has the CPUs and GPUs that train asks for"
         )
 
-    def order(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Has one order trained and returns its result; sends it again after failures of processes or machines.
+    def run_job(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Has one job trained and returns its result; sends it again after failures of processes or machines.
 
         Args:
-            order: see `trainer.parse_order`. Sending an order whose version is committed returns the stored result.
+            job: see `trainer.parse_job`. Sending a job whose version is committed returns the stored result.
             timeout_s: for all tries together.
 
         Returns:
@@ -338,22 +338,22 @@ class TrainerHandle:
             float}}}`; the model is None, with a reason, where there was nothing to train.
 
         Raises:
-            OrderError: the order failed for good (kind `MismatchError`, `ValueError`, ...).
+            TrainJobError: the job failed for good (kind `MismatchError`, `ValueError`, ...).
             TimeoutError: no result in time; says what the trainer was doing.
         """
         import ray
 
-        attempt = f"{order['order_id']}/{uuid.uuid4().hex[:8]}"
+        attempt = f"{job['job_id']}/{uuid.uuid4().hex[:8]}"
         deadline = time.monotonic() + timeout_s
         result = None
         is_submitted = False
         while result is None and (left := deadline - time.monotonic()) > 0:
             try:
                 if not is_submitted:
-                    with waiting(f"trainer {self._name} to take its order"):
-                        ray.get(self._actor.submit.remote(order | {"attempt": attempt}), timeout=left)
+                    with waiting(f"trainer {self._name} to take its job"):
+                        ray.get(self._actor.submit.remote(job | {"attempt": attempt}), timeout=left)
                     is_submitted = True
-                with waiting(f"trainer {self._name} to do order {order['order_id']}"):
+                with waiting(f"trainer {self._name} to do job {job['job_id']}"):
                     result = ray.get(self._actor.result.remote(attempt, min(left, POLL_S)), timeout=left + 1)
             except ray.exceptions.GetTimeoutError:
                 break
@@ -362,17 +362,17 @@ class TrainerHandle:
                 is_submitted = False
         if result is None:
             raise TimeoutError(
-                f"order {order['order_id']} had no result after {timeout_s:.0f} s, trainer {self._name}: "
-                f"{self._describe()}; raise train.order_timeout_s"
+                f"job {job['job_id']} had no result after {timeout_s:.0f} s, trainer {self._name}: "
+                f"{self._describe()}; raise train.job_timeout_s"
             )
         if not self._keep_warm:
             self.stop()
         if "error" in result:
-            raise OrderError(**result["error"])
+            raise TrainJobError(**result["error"])
         return result
 
     def status(self) -> dict[str, Any]:
-        """See `Holder.status`."""
+        """See `TrainerSupervisor.status`."""
         import ray
 
         return ray.get(self._actor.status.remote(), timeout=30)
@@ -387,7 +387,7 @@ class TrainerHandle:
         import ray
 
         return (
-            ray.remote(Holder)
+            ray.remote(TrainerSupervisor)
             .options(
                 name=self._name,
                 namespace=NAMESPACE,
@@ -422,7 +422,7 @@ def attach(*, name: str, run_name: str, storage_path: str | Path, train: TrainCo
     """The warm trainer `name`, started if there is none; returns at once, use `TrainerHandle.wait_ready`.
 
     One whose processes would be others (`OF_PROCESSES`, or another place) is ended first. Every other setting travels with
-    each order, and the trainer stays. Ray must be initialised.
+    each job, and the trainer stays. Ray must be initialised.
 
     Args:
         name: of the trainer, unique per run and model group.

@@ -84,7 +84,7 @@ LOST = {
     "WorkerGroupStartupTimeoutError",
     "WorkerGroupStartupFailedError",
 }
-"""Classes, with all that inherit from them, after which the same command may succeed. An `OrderError` is judged by the
+"""Classes, with all that inherit from them, after which the same command may succeed. An `TrainJobError` is judged by the
 class that it names."""
 
 REFUSED = {"AuthenticationError"}
@@ -126,13 +126,13 @@ PARTS = (
         "collect.episodes_in_flight, collect.write_batch or collect.num_workers",
     ),
     (
-        re.compile(r"RayTrainWorker|OrderError|train_loops"),
+        re.compile(r"RayTrainWorker|TrainJobError|train_loops"),
         "a trainer",
         "train.microbatch_tokens, or set train.deepspeed.gradient_checkpointing: true or a higher "
         "train.deepspeed.zero_stage",
     ),
     (
-        re.compile(r"trainer:|Holder|TrainController"),
+        re.compile(r"trainer:|TrainerSupervisor|TrainController"),
         "a trainer's holder",
         "the number of warm trainers: train.keep_warm: false for some model groups",
     ),

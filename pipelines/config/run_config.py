@@ -312,7 +312,7 @@ class RunConfig(Settings):
         trains = [self.train_config(group) for group in self.model_groups]
         for train in trains:
             stage = ("train.stage_timeout_s", train.stage_timeout_s)
-            pairs.append((("train.order_timeout_s", train.order_timeout_s), stage))
+            pairs.append((("train.job_timeout_s", train.job_timeout_s), stage))
         if self.schedule is not None:
             stages = [chain[3], sync, evaluate, *(("train.stage_timeout_s", t.stage_timeout_s) for t in trains)]
             stages += [
@@ -451,7 +451,7 @@ class RunConfig(Settings):
                 "cpus_per_worker": True,
                 "gpus_per_worker": True,
                 "keep_warm": True,
-                "order_timeout_s": True,
+                "job_timeout_s": True,
                 "start_timeout_s": True,
                 "stage_timeout_s": True,
                 "mismatch": {"min_ess"},

@@ -26,7 +26,7 @@ from pipelines.cluster.observe import episode_points, log_failed
 from serve_apps.config import CallConfig
 from serve_apps.policy.client import PolicyClient
 from serve_apps.runner import ActingTeam, EpisodeSpec, run_episode, via
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.logs import carried
 from stores.metrics import send
 from stores.traces import TraceStore
@@ -39,7 +39,7 @@ WRITE_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class EarlyStop:
     """What lets groups begin in a pass that may end early."""
 
     pass_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -49,12 +49,12 @@ class Gate:
     """Seconds after which no other group is begun."""
 
 
-class _Door:
-    """A gate at work in one collector."""
+class _EarlyStopState:
+    """A early_stop at work in one collector."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._begun = set(gate.begun)
-        self._closes_at = time.monotonic() + gate.open_s
+    def __init__(self, early_stop: EarlyStop) -> None:
+        self._begun = set(early_stop.begun)
+        self._closes_at = time.monotonic() + early_stop.open_s
         self.tasks: set[asyncio.Task[Trace | None]] = set()
 
     def lets_in(self, group_id: str) -> bool:
@@ -125,13 +125,13 @@ class Collector:
         from ray import serve  # noqa: F401
         from transformers import PreTrainedTokenizerFast  # noqa: F401
 
-        self._doors: dict[str, _Door] = {}
+        self._stop_states: dict[str, _EarlyStopState] = {}
 
     async def run(
         self,
         specs: Sequence[EpisodeSpec],
         *,
-        cast: Cast,
+        team_spec: TeamSpec,
         apps: Mapping[str, str],
         store: TraceStore,
         call: CallConfig,
@@ -140,32 +140,32 @@ class Collector:
         place: str,
         log: Mapping[str, Any],
         replaced: Sequence[EpisodeStatus] = (),
-        gate: Gate | None = None,
+        early_stop: EarlyStop | None = None,
     ) -> AsyncIterator[dict[str, np.ndarray]]:
         """Yields the summary of every batch of episodes once it is stored.
 
         A restarted collector is handed the same specs again and skips what is stored.
         """
-        team: ActingTeam = cast.build()
+        team: ActingTeam = team_spec.build()
         for line in team.workflow.preflight():
             logger.info("%s", line)
         complete = via(self.client(apps, call))
         room = asyncio.Semaphore(in_flight)
 
-        door = _Door(gate) if gate else None
-        if gate and door:
-            self._doors = {gate.pass_id: door}
+        stop_state = _EarlyStopState(early_stop) if early_stop else None
+        if early_stop and stop_state:
+            self._stop_states = {early_stop.pass_id: stop_state}
 
         async def one(spec: EpisodeSpec) -> Trace | None:
             async with room:
-                if door and not door.lets_in(spec.group_id):
+                if stop_state and not stop_state.lets_in(spec.group_id):
                     return None
-                return await run_episode(spec, team=team, complete=complete, limits=cast.limits)
+                return await run_episode(spec, team=team, complete=complete, limits=team_spec.limits)
 
         missing = await asyncio.to_thread(_missing, specs, store, replaced)
         left = {asyncio.create_task(one(spec)) for spec in missing}
-        if door:
-            door.tasks = set(left)
+        if stop_state:
+            stop_state.tasks = set(left)
         finished: list[Trace] = []
         while left:
             done, left = await asyncio.wait(left, timeout=WRITE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
@@ -177,13 +177,13 @@ class Collector:
                 send(episode_points(finished, num_in_flight=min(len(left), in_flight), collector=place))
                 yield _summary(finished)
                 finished = []
-            elif door and not done:
+            elif stop_state and not done:
                 yield PULSE
 
     async def stop(self, pass_id: str, *, is_cut: bool) -> None:
         """Begins no group of a pass any more; `is_cut`: also drops those under way, but for what has finished."""
-        if pass_id in self._doors:
-            self._doors[pass_id].close(is_cut=is_cut)
+        if pass_id in self._stop_states:
+            self._stop_states[pass_id].close(is_cut=is_cut)
 
     def client(self, apps: Mapping[str, str], call: CallConfig) -> PolicyClient:
         """What answers the model calls."""

@@ -19,7 +19,7 @@ from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign, scored_statuses
 from pipelines.run.serving import app_names
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.types import EpisodeRewards, Purpose, Task, Trace, TracesRef
 
 SHARE_OF_TIME = 0.5
@@ -36,7 +36,13 @@ class Refilled:
 
 
 def refill(
-    run: Run, iteration: int, tasks: Sequence[Task], first: Sampled, *, cast: Cast, progress: Progress | None = None
+    run: Run,
+    iteration: int,
+    tasks: Sequence[Task],
+    first: Sampled,
+    *,
+    team_spec: TeamSpec,
+    progress: Progress | None = None,
 ) -> Refilled:
     """Plays as many other tasks as groups taught nothing, again and again, up to `max_refills`, time and token budget."""
     settings = run.config.collect
@@ -59,7 +65,7 @@ def refill(
                 run_id=run.run_id,
                 iteration=iteration,
                 purpose=Purpose.TRAIN,
-                cast=cast,
+                team_spec=team_spec,
                 apps=app_names(run),
                 store=run.traces,
                 config=settings,

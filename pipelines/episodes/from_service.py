@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.config.sections import FromServiceConfig
 from pipelines.episodes.chosen_traces import HeldOut
 from pipelines.run.run import Run
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.files import is_uri, local_path
 from stores.served import Feedback, ServedStore
 from stores.types import SERVED, EpisodeStatus, ModelVersionRef, Purpose, Trace, episode_id
@@ -26,7 +26,9 @@ JOURNAL_KEY = "from_service"
 TAKEN = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
-def take_served(run: Run, iteration: int, *, cast: Cast, models: Mapping[str, ModelVersionRef]) -> dict[str, int]:
+def take_served(
+    run: Run, iteration: int, *, team_spec: TeamSpec, models: Mapping[str, ModelVersionRef]
+) -> dict[str, int]:
     """Stores the iteration's share of judged episodes; the same ones however often it is repeated.
 
     Returns {"taken", "held_out", "left": judged ones that cannot be trained on}.
@@ -36,11 +38,13 @@ def take_served(run: Run, iteration: int, *, cast: Cast, models: Mapping[str, Mo
     name = f"{JOURNAL_KEY}/{iteration}"
     kept = run.journal.value(run.run_id, name)
     if kept is None:
-        kept = run.journal.pin_value(run.run_id, name, _chosen(run, iteration, config, cast=cast, models=models))
+        kept = run.journal.pin_value(
+            run.run_id, name, _chosen(run, iteration, config, team_spec=team_spec, models=models)
+        )
     wanted = set(kept["trace_ids"])
     store = ServedStore(run.served_uri)
     found = [(t, f) for t, f in store.judged(since=0) if t.episode_id in wanted] if wanted else []
-    run.traces.write_episodes([_copy(run, iteration, trace, said, cast=cast) for trace, said in found])
+    run.traces.write_episodes([_copy(run, iteration, trace, said, team_spec=team_spec) for trace, said in found])
     return {"taken": len(found), "held_out": kept["held_out"], "left": kept["left"]}
 
 
@@ -70,7 +74,7 @@ def has_store(run: Run) -> bool:
 
 
 def _chosen(
-    run: Run, iteration: int, config: FromServiceConfig, *, cast: Cast, models: Mapping[str, ModelVersionRef]
+    run: Run, iteration: int, config: FromServiceConfig, *, team_spec: TeamSpec, models: Mapping[str, ModelVersionRef]
 ) -> dict[str, Any]:
     """Ids of the episodes that the iteration takes, and how many it cannot."""
     if not has_store(run):
@@ -80,7 +84,7 @@ def _chosen(
     fresh = [(trace, said) for trace, said in judged if trace.episode_id not in used]
     held_out = HeldOut(run)
     own = [(trace, said) for trace, said in fresh if not held_out.has(trace)]
-    good = [t for t, said in own if _can_train(t, said, config, cast=cast, models=models)]
+    good = [t for t, said in own if _can_train(t, said, config, team_spec=team_spec, models=models)]
     return {
         "trace_ids": [trace.episode_id for trace in good[-config.max_episodes :]],
         "held_out": held_out.num_seen,
@@ -93,7 +97,7 @@ def _can_train(
     said: Feedback,
     config: FromServiceConfig,
     *,
-    cast: Cast,
+    team_spec: TeamSpec,
     models: Mapping[str, ModelVersionRef],
 ) -> bool:
     """Whether its tokens are what the agents' own policies said, lately, and the caller's word is a number."""
@@ -103,7 +107,7 @@ def _can_train(
         and trace.status in TAKEN
         and not trace.is_version_mixed
         and all(
-            cast.group_of.get(turn.agent) == turn.model_group
+            team_spec.group_of.get(turn.agent) == turn.model_group
             and turn.sampling.is_unfiltered
             and 0 <= models[turn.model_group].version - turn.policy_version <= config.max_policy_lag
             for turn in trace.turns
@@ -111,13 +115,13 @@ def _can_train(
     )
 
 
-def _copy(run: Run, iteration: int, trace: Trace, said: Feedback, *, cast: Cast) -> Trace:
+def _copy(run: Run, iteration: int, trace: Trace, said: Feedback, *, team_spec: TeamSpec) -> Trace:
     """The episode as one of the iteration, under an id of its own."""
     about = {**trace.outcome_metadata[SERVED], "trace_id": trace.episode_id, "score": said.score}
     return replace(
         trace,
-        **_key(run, iteration, cast.team_key),
-        episode_id=copy_id(run, iteration, trace.episode_id, team_key=cast.team_key),
+        **_key(run, iteration, team_spec.team_key),
+        episode_id=copy_id(run, iteration, trace.episode_id, team_key=team_spec.team_key),
         group_id=served_group(run, iteration),
         outcome_metadata={**trace.outcome_metadata, SERVED: about},
     )

@@ -1,4 +1,4 @@
-"""sampling: tasks, a cast, a purpose -> episodes in the trace store. What collect and evaluate share.
+"""sampling: tasks, a team spec, a purpose -> episodes in the trace store. What collect and evaluate share.
 
     specs ── Ray Data ──> Collector (warm actor, one event loop, many episodes at once) ──> policy apps
                               │ finished episodes, in batches
@@ -25,10 +25,10 @@ import pyarrow.compute as pc
 
 from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
-from pipelines.episodes.collector import Gate, collectors, hand_over
+from pipelines.episodes.collector import EarlyStop, collectors, hand_over
 from pipelines.episodes.groups import Groups, StoppedBy
 from serve_apps.runner import CONTEXT_EXHAUSTED, EpisodeSpec
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.logs import carry
 from stores.traces import TraceStore
 from stores.types import EpisodeStatus, Purpose, Task, TracesRef
@@ -82,7 +82,7 @@ def sample_episodes(
     run_id: str,
     iteration: int,
     purpose: Purpose,
-    cast: Cast,
+    team_spec: TeamSpec,
     apps: Mapping[str, str],
     store: TraceStore,
     config: CollectConfig,
@@ -107,14 +107,26 @@ def sample_episodes(
         PromptsTooLong: more than `config.max_failed_share` of them had no turn for want of context.
         InfrastructureLost: collectors ended and groups are incomplete all the same.
     """
-    where: dict[str, Any] = {"run_id": run_id, "iteration": iteration, "purpose": purpose, "team_key": cast.team_key}
+    where: dict[str, Any] = {
+        "run_id": run_id,
+        "iteration": iteration,
+        "purpose": purpose,
+        "team_key": team_spec.team_key,
+    }
     specs = [
         EpisodeSpec(**where, task=task, episode_index=index, run_seed=seed)
         for task in tasks
         for index in range(episodes_per_task)
     ]
     return play(
-        specs, where=where, cast=cast, apps=apps, store=store, config=config, num_enough=num_enough, progress=progress
+        specs,
+        where=where,
+        team_spec=team_spec,
+        apps=apps,
+        store=store,
+        config=config,
+        num_enough=num_enough,
+        progress=progress,
     )
 
 
@@ -122,7 +134,7 @@ def play(
     specs: Sequence[EpisodeSpec],
     *,
     where: Mapping[str, Any],
-    cast: Cast,
+    team_spec: TeamSpec,
     apps: Mapping[str, str],
     store: TraceStore,
     config: CollectConfig,
@@ -154,7 +166,7 @@ def play(
         if progress:
             progress(len(specs) - len(todo), len(specs), "")  # not what the pass before has said
         replaced = FAILED if again else ()
-        for row in _run(todo, groups, replaced=replaced, cast=cast, apps=apps, store=store, config=config):
+        for row in _run(todo, groups, replaced=replaced, team_spec=team_spec, apps=apps, store=store, config=config):
             num_new += int(row["num"])
             num_tokens += int(row["num_tokens"])
             first, last = min(first, row["started_at"]), max(last, row["ended_at"])
@@ -243,7 +255,7 @@ def _run(
     groups: Groups,
     *,
     replaced: Sequence[EpisodeStatus],
-    cast: Cast,
+    team_spec: TeamSpec,
     apps: Mapping[str, str],
     store: TraceStore,
     config: CollectConfig,
@@ -260,8 +272,15 @@ def _run(
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # hand on every batch at once: it is news for the person who waits
-    gate = Gate(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
-    work = {"cast": cast, "apps": dict(apps), "store": store, "call": config.call, "replaced": replaced, "gate": gate}
+    early_stop = EarlyStop(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
+    work = {
+        "team_spec": team_spec,
+        "apps": dict(apps),
+        "store": store,
+        "call": config.call,
+        "replaced": replaced,
+        "early_stop": early_stop,
+    }
     work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch, "log": carry()}
     workers = collectors(config.num_workers)
     shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(workers)))]
@@ -279,9 +298,11 @@ def _run(
             groups.add(json.loads(row["groups"]), int(row["num_tokens"]))
             now = time.monotonic()
             reason = groups.stopped_by(now - began)
-            if gate and reason and (reason != told or now > told_at + 1):  # repeated: a collector may be a new one
+            if (
+                early_stop and reason and (reason != told or now > told_at + 1)
+            ):  # repeated: a collector may be a new one
                 for worker in workers:
-                    worker.stop.remote(gate.pass_id, is_cut=reason == "enough")
+                    worker.stop.remote(early_stop.pass_id, is_cut=reason == "enough")
                 told, told_at = reason, now
             if row["num"]:
                 yield row

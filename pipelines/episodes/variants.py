@@ -14,21 +14,21 @@ from pipelines.run.run import Run
 from pipelines.run.serving import app_names
 from serve_apps.replay import Script
 from serve_apps.runner import EpisodeSpec
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.types import Purpose, Trace
 
 COUNTED = ("ok", "truncated")
 
 
 def play_variants(
-    run: Run, iteration: int, passes: Sequence[Sampled], *, cast: Cast, progress: Progress | None = None
+    run: Run, iteration: int, passes: Sequence[Sampled], *, team_spec: TeamSpec, progress: Progress | None = None
 ) -> Sampled:
     """Plays the variants of what was sampled and pins both; the last pass's ref says what was sampled."""
     where: dict[str, Any] = {
         "run_id": run.run_id,
         "iteration": iteration,
         "purpose": Purpose.TRAIN,
-        "team_key": cast.team_key,
+        "team_key": team_spec.team_key,
     }
     settings = run.config.collect.variants
     assert settings is not None, "collect: only where variants are asked for"
@@ -48,7 +48,7 @@ def play_variants(
     return play(
         specs,
         where=where,
-        cast=cast,
+        team_spec=team_spec,
         apps=app_names(run),
         store=run.traces,
         config=run.config.collect,

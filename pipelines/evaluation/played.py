@@ -92,7 +92,7 @@ def play(
         run_id=run.run_id,
         iteration=iteration,
         purpose=purpose,
-        cast=run.cast(models, temperature=settings.temperature, occasion=occasion),
+        team_spec=run.team_spec(models, temperature=settings.temperature, occasion=occasion),
         apps=app_names(run),
         store=run.traces,
         config=run.config.collect,

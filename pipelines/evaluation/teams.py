@@ -1,4 +1,4 @@
-"""arms: candidate and champion -> the teams that meet the champion, and which of them is promoted.
+"""contenders: candidate and champion -> the teams that meet the champion, and which of them is promoted.
 
 The candidate is one. With cross-play every newly trained model group also plays with the champion's others, and, where there
 are three or more, all that help by themselves play together: a group that got worse does not hold the others back, nor does
@@ -17,7 +17,7 @@ Models = Mapping[str, ModelVersionRef]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class Contender:
     """A team that meets the champion."""
 
     groups: tuple[str, ...]
@@ -25,19 +25,21 @@ class Arm:
     models: Models
 
 
-def first_arms(candidate: Models, champion: Models, *, cross_play: bool) -> list[Arm]:
+def first_contenders(candidate: Models, champion: Models, *, cross_play: bool) -> list[Contender]:
     """The candidate, then with cross-play each of its new model groups by itself; at least one group is new."""
     new = new_groups(candidate, champion)
-    whole = Arm(groups=new, models=dict(candidate))
-    alone = [_arm((group,), candidate, champion) for group in new] if cross_play and len(new) > 1 else []
+    whole = Contender(groups=new, models=dict(candidate))
+    alone = [_contender((group,), candidate, champion) for group in new] if cross_play and len(new) > 1 else []
     return [whole, *alone]
 
 
-def helpful_arm(evidence: Mapping[tuple[str, ...], Evidence], candidate: Models, champion: Models) -> Arm | None:
+def helpful_contender(
+    evidence: Mapping[tuple[str, ...], Evidence], candidate: Models, champion: Models
+) -> Contender | None:
     """All groups that gained by themselves, together; None where that is a team which plays already, or nobody's."""
     gains = {groups[0]: of.gain for groups, of in evidence.items() if len(groups) == 1}
     helping = tuple(group for group, gain in gains.items() if gain is not None and gain.mean > 0)
-    return None if not helping or helping in evidence else _arm(helping, candidate, champion)
+    return None if not helping or helping in evidence else _contender(helping, candidate, champion)
 
 
 def num_possible(candidate: Models, champion: Models, *, cross_play: bool) -> int:
@@ -70,8 +72,8 @@ def new_groups(candidate: Models, champion: Models) -> tuple[str, ...]:
     return tuple(sorted(group for group, ref in candidate.items() if ref.version != champion[group].version))
 
 
-def _arm(groups: tuple[str, ...], candidate: Models, champion: Models) -> Arm:
-    return Arm(groups=groups, models={**champion, **{group: candidate[group] for group in groups}})
+def _contender(groups: tuple[str, ...], candidate: Models, champion: Models) -> Contender:
+    return Contender(groups=groups, models={**champion, **{group: candidate[group] for group in groups}})
 
 
 def _named(groups: tuple[str, ...], verdicts: Mapping[tuple[str, ...], Verdict]) -> Verdict:

@@ -31,11 +31,11 @@ def promote_version(run: Run, version: int, *, reason: str, is_rollback: bool = 
     before = champion_version(run)
     watchdog = Watchdog(run, run.key(0, "promote-version"), timeout_s=run.config.sync.stage_timeout_s)
 
-    def serve_and_crown() -> tuple[list[Proof], dict[str, Any] | None]:
+    def serve_and_set_champion() -> tuple[list[Proof], dict[str, Any] | None]:
         proofs, _ = serve(run, dict(team.models), always_prove=True)
         return proofs, move_champion(run, version, team, reason=reason, is_rollback=is_rollback)
 
-    proofs, switched = watchdog.watch(serve_and_crown, alone=run.hold_engines())
+    proofs, switched = watchdog.watch(serve_and_set_champion, alone=run.hold_engines())
     return {
         "team_version": version,
         "before": before,

@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.run.champions import crown
+from pipelines.run.champions import set_champion
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import app_names, serve, start
 from serve_apps.gateway.routes import gateway_statuses, gateway_teams, route
-from serve_apps.gateway.teams import Arm, TeamInService, TeamStores
-from serve_apps.policy.deployment import stand_back
+from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
+from serve_apps.policy.deployment import set_low_priority
 from stores.journal import Lease
 from stores.team import Team
 from stores.waiting import waiting
@@ -50,7 +50,7 @@ def put_into_service(run: Run, version: int, team: Team) -> dict[str, Any]:
         else:
             arm, proofs, seconds = _load(run, version, team, before)
         began = time.perf_counter()
-        switch(run, TeamInService(champion=arm, previous=_still_loaded(before, arm)))
+        switch(run, TeamRoute(champion=arm, previous=_still_loaded(before, arm)))
         return {
             "team_version": version,
             "set_name": arm.set_name,
@@ -72,7 +72,7 @@ def move_champion(
     """
     with hold_promotion(run):
         switched = None if in_service(run) is None else put_into_service(run, version, team)
-        crown(run, team.models, version, reason=reason, is_rollback=is_rollback)
+        set_champion(run, team.models, version, reason=reason, is_rollback=is_rollback)
         return switched
 
 
@@ -91,13 +91,13 @@ def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 
     Returns {"team_version", "share", "shadow", "beside", "proofs"}; raises as `put_into_service`, and ValueError where nothing
     is in service.
     """
-    stands_back = shadow > 0 and share == 0
+    low_priority = shadow > 0 and share == 0
     with hold(run):
         before = _needed(run)
         if before.champion.team_version == version:
             raise ValueError(f"team version {version} of {run.team_name!r} is in service itself: give another one")
-        arm, proofs, _ = _load(run, version, team, before, stands_back=stands_back)
-        switch(run, TeamInService(champion=before.champion, candidate=arm, share=share, shadow=shadow, salt=salt))
+        arm, proofs, _ = _load(run, version, team, before, low_priority=low_priority)
+        switch(run, TeamRoute(champion=before.champion, candidate=arm, share=share, shadow=shadow, salt=salt))
         beside = before.champion.team_version
         return {"team_version": version, "share": share, "shadow": shadow, "beside": beside, "proofs": proofs}
 
@@ -106,7 +106,7 @@ def end_canary(run: Run) -> dict[str, Any]:
     """The team in service answers everything again; returns {"team_version", "ended"}."""
     with hold(run):
         before = _needed(run)
-        switch(run, TeamInService(champion=before.champion, previous=before.previous))
+        switch(run, TeamRoute(champion=before.champion, previous=before.previous))
         ended = None if before.candidate is None else before.candidate.team_version
         return {"team_version": before.champion.team_version, "ended": ended}
 
@@ -125,9 +125,9 @@ def go_back(run: Run, version: int) -> dict[str, Any]:
                 f"team {run.team_name!r}: version {at_fault.team_version} came into service after {version}"
             )
         if found.candidate is not None:
-            wanted = TeamInService(champion=found.champion)
+            wanted = TeamRoute(champion=found.champion)
         elif found.previous is not None:
-            wanted = TeamInService(champion=found.previous)
+            wanted = TeamRoute(champion=found.previous)
         else:
             raise ValueError(
                 f"team {run.team_name!r}: no team is loaded beside version {found.champion.team_version}: use `troupe rollback`"
@@ -136,7 +136,7 @@ def go_back(run: Run, version: int) -> dict[str, Any]:
         return {"team_version": wanted.champion.team_version, "ended": at_fault.team_version}
 
 
-def _still_loaded(before: TeamInService | None, arm: Arm) -> Arm | None:
+def _still_loaded(before: TeamRoute | None, arm: DeployedTeam) -> DeployedTeam | None:
     """Whose set is untouched by the arm that comes into service."""
     if before is None:
         return None
@@ -150,12 +150,12 @@ def hold(run: Run) -> AbstractContextManager[Lease]:
     return run.journal.hold(run.run_id, "production", owner=stage_owner())
 
 
-def in_service(run: Run) -> TeamInService | None:
+def in_service(run: Run) -> TeamRoute | None:
     """How the team's requests are answered now; None where there is no gateway, or it does not know the team."""
     return gateway_teams(run.config.gateway).get(run.team_name)
 
 
-def switch(run: Run, wanted: TeamInService) -> None:
+def switch(run: Run, wanted: TeamRoute) -> None:
     """Routes the team's requests so, on every gateway replica; starts the gateway where there is none."""
     gateway = run.config.gateway
     timeout_s = SWITCH_S if gateway_statuses(gateway) else START_S
@@ -164,7 +164,7 @@ def switch(run: Run, wanted: TeamInService) -> None:
     route(gateway, run.team_name, wanted, state_file=f"{run.folder}/serve_apps.json", timeout_s=timeout_s)
 
 
-def _needed(run: Run) -> TeamInService:
+def _needed(run: Run) -> TeamRoute:
     found = in_service(run)
     if found is None:
         raise ValueError(
@@ -174,34 +174,34 @@ def _needed(run: Run) -> TeamInService:
 
 
 def _load(
-    run: Run, version: int, team: Team, before: TeamInService | None, *, stands_back: bool = False
-) -> tuple[Arm, list[dict[str, Any]], float]:
+    run: Run, version: int, team: Team, before: TeamRoute | None, *, low_priority: bool = False
+) -> tuple[DeployedTeam, list[dict[str, Any]], float]:
     """Has the idle set serve the team, proven; returns the arm, the proofs and the seconds."""
     began = time.perf_counter()
     set_name = SETS[0] if before is None else next(s for s in SETS if s != before.champion.set_name)
     models = dict(team.models)
-    wanted = Arm(
+    wanted = DeployedTeam(
         team_version=version,
         set_name=set_name,
         apps=app_names(run, set_name),
-        cast=run.cast(models).to_dict(),
+        team_spec=run.team_spec(models).to_dict(),
     )
     loaded = None if before is None else before.candidate or before.previous
     if before is not None and loaded not in (None, wanted):
-        switch(run, TeamInService(champion=before.champion))  # the set is needed for another team
+        switch(run, TeamRoute(champion=before.champion))  # the set is needed for another team
     if loaded != wanted:
         _wait_until_idle(run, set_name)
     timeout_s = max(run.config.serve_config(group).start_timeout_s for group in models)
     start(run, models, kind=set_name)
-    if not stands_back:
-        stand_back(wanted.apps.values(), False, timeout_s=timeout_s)
+    if not low_priority:
+        set_low_priority(wanted.apps.values(), False, timeout_s=timeout_s)
     proofs, _ = serve(run, models, kind=set_name, always_prove=True)
-    if stands_back:
-        stand_back(wanted.apps.values(), True, timeout_s=timeout_s)
+    if low_priority:
+        set_low_priority(wanted.apps.values(), True, timeout_s=timeout_s)
     return wanted, [plain(proof) for proof in proofs], time.perf_counter() - began
 
 
-def _proven(run: Run, team: Team, arm: Arm) -> tuple[Arm, list[dict[str, Any]], float]:
+def _proven(run: Run, team: Team, arm: DeployedTeam) -> tuple[DeployedTeam, list[dict[str, Any]], float]:
     """`_load` of the team that is in service: its set proves itself once more."""
     began = time.perf_counter()
     proofs, _ = serve(run, dict(team.models), kind=arm.set_name, always_prove=True)

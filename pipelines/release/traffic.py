@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pipelines.config.sections import TrafficConfig
 from pipelines.release import production
 from pipelines.release.gateway_answers import gateway_answers
-from pipelines.run.champions import crown
+from pipelines.run.champions import set_champion
 from pipelines.run.run import Run
 from serve_apps.gateway.figures import Since, Sums, by_version, total
 from stores.team import Team
@@ -175,7 +175,7 @@ def guard(run: Run, *, seconds: float) -> dict[str, Any]:
         if broken := [str(s) for s in looked or () if s.state == "broken"]:
             with production.hold_promotion(run):
                 ended = production.go_back(run, new)
-                _recrown(run, ended["ended"], ended["team_version"], reason="; ".join(broken))
+                _return_to_champion(run, ended["ended"], ended["team_version"], reason="; ".join(broken))
             return _told(run, "sent_back", "; ".join(broken), version=ended["team_version"], ended=ended["ended"])
         with waiting(f"answers of {run.team_name}@{new}"):
             time.sleep(run.config.traffic.poll_s)
@@ -213,11 +213,11 @@ def _of(figures: Mapping[int, Sums], version: int) -> Sums:
     return figures.get(version, total([]))
 
 
-def _recrown(run: Run, ended: int, version: int, *, reason: str) -> None:
+def _return_to_champion(run: Run, ended: int, version: int, *, reason: str) -> None:
     """The champion's alias follows where it named the team that was sent back."""
     if run.registry.alias(run.team_name, "champion") == ended:
         _, team = run.registry.load(run.team_name, version)
-        crown(run, team.models, version, reason=f"sent back: {reason}", is_rollback=True)
+        set_champion(run, team.models, version, reason=f"sent back: {reason}", is_rollback=True)
 
 
 def _told(run: Run, verdict: str, reason: str, *, version: int, **more: Any) -> dict[str, Any]:

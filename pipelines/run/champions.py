@@ -12,7 +12,7 @@ from stores.registry import CHAMPION, PREVIOUS
 from stores.types import ModelVersionRef
 
 
-def crown(
+def set_champion(
     run: Run, models: Mapping[str, ModelVersionRef], version: int, *, reason: str, is_rollback: bool = False
 ) -> None:
     """Makes a team version the champion, and writes down when and why; `previous` names the one it followed."""

@@ -14,7 +14,7 @@ from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditRule, credit_version, load_credit
 from pipelines.tasks.sources import load_tasks
 from serve_apps.agent import Agent
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import Workflow, load_workflow
 from stores.files import is_uri, local_path
 from stores.types import ModelVersionRef, Sampling, Task, team_key
@@ -127,14 +127,14 @@ class Run:
             raise ValueError(f"tasks.{section} is missing: this needs a set of tasks of its own")
         return list(load_tasks(source, section=section, seed=self.config.seed))
 
-    def cast(
+    def team_spec(
         self,
         models: Mapping[str, ModelVersionRef],
         *,
         iteration: int = 0,
         temperature: float | None = None,
         occasion: str = "",
-    ) -> Cast:
+    ) -> TeamSpec:
         """What acts in episodes when these versions are served.
 
         Args:
@@ -148,7 +148,7 @@ class Run:
             prompts_sha256=self.workflow.prompts_sha256,
             occasion=occasion,
         )
-        return Cast(
+        return TeamSpec(
             workflow=self.config.workflow.path,
             settings=dict(self.config.workflow.settings),
             group_of=self.config.groups_at(iteration),

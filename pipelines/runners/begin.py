@@ -8,7 +8,7 @@ from pipelines.cluster.owner_links import stage_owner
 from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.sampling import Progress
 from pipelines.report.progress import Screen
-from pipelines.run.champions import champion_version, crown
+from pipelines.run.champions import champion_version, set_champion
 from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
@@ -104,7 +104,7 @@ def register_first_team(run: Run) -> int:
     def work(lease: Any) -> dict[str, Any]:
         models = run.trained(0)
         version = register(run, models, iteration=0, report={})
-        crown(run, models, version, reason="the first team")
+        set_champion(run, models, version, reason="the first team")
         return {"verdict": "promote", "condition": "the first team", "team_version": version}
 
     return int(run.journal.once(run.key(0, "promote"), work, owner=stage_owner())["team_version"])

@@ -32,14 +32,14 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
     settings = run.config.collect
     models = run.parents(iteration)
     serve(run, models)
-    cast = run.cast(models, iteration=iteration)
+    team_spec = run.team_spec(models, iteration=iteration)
     tasks = iteration_tasks(run, iteration)
     sampled = sample_episodes(
         tasks,
         run_id=run.run_id,
         iteration=iteration,
         purpose=Purpose.TRAIN,
-        cast=cast,
+        team_spec=team_spec,
         apps=app_names(run),
         store=run.traces,
         config=settings,
@@ -51,18 +51,18 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
     passes = [sampled]
     groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": len(sampled.groups)}
     if settings.dynamic_sampling is not None:
-        refilled = refill(run, iteration, tasks, sampled, cast=cast, progress=progress)
+        refilled = refill(run, iteration, tasks, sampled, team_spec=team_spec, progress=progress)
         passes += refilled.passes
         groups |= refilled.counts
     served = {}
     if settings.from_service is not None:
-        served = {"served": take_served(run, iteration, cast=cast, models=models)}
+        served = {"served": take_served(run, iteration, team_spec=team_spec, models=models)}
         passes.append(_with_served(run, iteration, passes[-1]))
     if settings.variants is not None:
-        passes.append(play_variants(run, iteration, passes, cast=cast, progress=progress))
+        passes.append(play_variants(run, iteration, passes, team_spec=team_spec, progress=progress))
     return {
         "traces": plain(passes[-1].traces),
-        "policy_versions": cast.policy_versions,
+        "policy_versions": team_spec.policy_versions,
         "statuses": dict(sum((Counter(p.statuses) for p in passes), Counter())),
         "num_new": sum(p.num_new for p in passes),
         "num_tokens": sum(p.num_tokens for p in passes),

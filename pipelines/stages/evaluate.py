@@ -24,7 +24,7 @@ from pipelines.evaluation.statistics import (
     exact_interval,
     paired_interval,
 )
-from pipelines.evaluation.teams import choose, first_arms, helpful_arm, num_possible
+from pipelines.evaluation.teams import choose, first_contenders, helpful_contender, num_possible
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
 from stores.types import Purpose, Task
@@ -62,7 +62,7 @@ def _compare(run: Run, iteration: int, *, progress: Progress | None) -> dict[str
         same = _decision("skipped", "candidate and champion are the same")
         return {**on_tasks(candidate, tasks).report(run), "champion": None, "gain": None, **same}
     looks = _looks(len(tasks), settings.tasks_per_look)
-    arms = first_arms(candidate, champion, cross_play=run.config.promote.cross_play)
+    contenders = first_contenders(candidate, champion, cross_play=run.config.promote.cross_play)
     seconds, num_tokens = 0.0, 0
     for num_tasks in looks:
         played: dict[tuple[str, ...], Played] = {}
@@ -74,13 +74,13 @@ def _compare(run: Run, iteration: int, *, progress: Progress | None) -> dict[str
             old,
             planned=len(tasks) if len(looks) > 1 else None,
             num_looks=len(looks),
-            num_arms=num_possible(candidate, champion, cross_play=run.config.promote.cross_play),
+            num_contenders=num_possible(candidate, champion, cross_play=run.config.promote.cross_play),
         )
-        for arm in arms:
-            played[arm.groups] = on_tasks(arm.models, tasks[:num_tasks])
-            evidence[arm.groups] = examine(played[arm.groups])
-        if num_tasks == looks[0] and (more := helpful_arm(evidence, candidate, champion)) is not None:
-            arms = [*arms, more]
+        for contender in contenders:
+            played[contender.groups] = on_tasks(contender.models, tasks[:num_tasks])
+            evidence[contender.groups] = examine(played[contender.groups])
+        if num_tasks == looks[0] and (more := helpful_contender(evidence, candidate, champion)) is not None:
+            contenders = [*contenders, more]
             played[more.groups] = on_tasks(more.models, tasks[:num_tasks])
             evidence[more.groups] = examine(played[more.groups])
         seconds += sum(one.sampled.sampling_seconds for one in (old, *played.values()))
@@ -91,13 +91,13 @@ def _compare(run: Run, iteration: int, *, progress: Progress | None) -> dict[str
             break
     serve(run, candidate)
     return {
-        **played[arms[0].groups].report(run),
+        **played[contenders[0].groups].report(run),
         **plain(verdict),
         "promotes": list(groups) if verdict.verdict == "promote" else [],
         "champion": old.report(run),
         "gain": plain(evidence[groups].gain),
         "guards": {g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in evidence[groups].guards},
-        "arms": [
+        "contenders": [
             {"groups": list(of), **plain(verdicts[of]), "gain": plain(found.gain)} for of, found in evidence.items()
         ],
         "num_looks": looks.index(num_tasks) + 1,
@@ -114,10 +114,12 @@ def _looks(num_tasks: int, per_look: int | None) -> list[int]:
     return [*range(per_look, num_tasks, per_look), num_tasks]
 
 
-def _examine(run: Run, old: Played, new: Played, *, planned: int | None, num_looks: int, num_arms: int) -> Evidence:
+def _examine(
+    run: Run, old: Played, new: Played, *, planned: int | None, num_looks: int, num_contenders: int
+) -> Evidence:
     """What the gate hears of a team that played the champion's tasks. Chances of an error are shared by all that is asked."""
     settings = run.config.evaluate
-    doubt = (1 - settings.confidence) / num_arms
+    doubt = (1 - settings.confidence) / num_contenders
     both = new.outcomes.keys() & old.outcomes.keys()
     pair = {t: o for t, o in new.outcomes.items() if t in both}, {t: old.outcomes[t] for t in new.outcomes if t in both}
     if planned is not None:

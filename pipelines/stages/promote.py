@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.run.champions import champion_version, crown
+from pipelines.run.champions import champion_version, set_champion
 from pipelines.run.provenance import git_commit, origin_of
 from pipelines.run.run import Run
 from stores.journal import Lease
@@ -41,7 +41,7 @@ def _promoted(run: Run, models: Mapping[str, ModelVersionRef], version: int, *, 
     """Moves the champion, with the gateway as `promote.into_service` says; what is the decision then."""
     how, promoted = run.config.promote.into_service, {"verdict": "promote", "condition": reason}
     if how == "never":
-        crown(run, models, version, reason=reason)
+        set_champion(run, models, version, reason=reason)
         return promoted
     from pipelines.release import production, traffic  # they need Ray Serve
 

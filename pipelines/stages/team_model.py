@@ -75,8 +75,8 @@ class TeamModel(PythonModel):
             from pipelines.config.run_config import RunConfig
             from pipelines.run.run import Run
 
-            cast = Run(RunConfig.model_validate(self._team.config)).cast(dict(self._team.models))
-            self._local = cast.build(), cast.limits, dict(self._team.models)
+            team_spec = Run(RunConfig.model_validate(self._team.config)).team_spec(dict(self._team.models))
+            self._local = team_spec.build(), team_spec.limits, dict(self._team.models)
         acting, limits, models = self._local
         complete = via(LocalPolicy(models))
         answers = []

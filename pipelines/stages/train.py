@@ -20,7 +20,7 @@ from stores.logs import carry
 from stores.types import ModelVersionRef
 from train_loops.config import TEAM, TrainConfig
 from train_loops.team.happo import update_order
-from train_loops.trainer_supervisor import OrderError, TrainerHandle, attach
+from train_loops.trainer_supervisor import TrainerHandle, TrainJobError, attach
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> 
 
     Returns {"model": ModelVersionRef, "reason", "metrics", "agents"}; without a trainable row the model is the parent's
     and the reason says why. So it is, with {"is_failed": True}, where training failed for good and
-    `promote.on_failed_group` lets the others go on; else OrderError ends the stage.
+    `promote.on_failed_group` lets the others go on; else TrainJobError ends the stage.
     """
     inputs = _inputs(run, iteration)
     parent = run.parents(iteration)[model_group]
     try:
         return _ordered(run, iteration, model_group, attempt=attempt, parent=parent, **inputs)
-    except OrderError as error:
+    except TrainJobError as error:
         if run.config.promote.on_failed_group == "hold" or diagnose(error).kind is FaultKind.LOST:
             raise
         said = str(error).partition("\n")[0]
@@ -114,9 +114,9 @@ def _ordered(
     settings = train_config(run, iteration, via or model_group)
     trainer = trainer_of(run, via or model_group)
     given = make_order(run, iteration, model_group, parent=parent, train=settings, **inputs)
-    given |= {"order_id": f"{given['order_id']}/{attempt}", "is_team": bool(via)}
+    given |= {"job_id": f"{given['job_id']}/{attempt}", "is_team": bool(via)}
     try:
-        result = trainer.order({**given, "log": carry()}, timeout_s=settings.order_timeout_s)
+        result = trainer.run_job({**given, "log": carry()}, timeout_s=settings.job_timeout_s)
     finally:
         if not settings.keep_warm:
             trainer.stop()
@@ -140,10 +140,10 @@ def make_order(
 
     Args:
         train: the settings; None: the model group's.
-        team, updated: see `train_loops.train_job.Order`.
+        team, updated: see `train_loops.train_job.TrainJob`.
     """
     return {
-        "order_id": f"{run.run_id}/{iteration}/{model_group}",
+        "job_id": f"{run.run_id}/{iteration}/{model_group}",
         "run_id": run.run_id,
         "iteration": iteration,
         "model_group": model_group,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pipelines.episodes.chosen_traces import choose
 from pipelines.run.run import Run, plain
 from serve_apps.runner import ActingTeam
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import load_object
 from stores.files import is_uri, local_path, open_filesystem
 from stores.types import Trace, team_key
@@ -197,7 +197,7 @@ def _demonstrations(
 
 def _team(run: Run, folders: Mapping[str, Path], spy: _TextSpy | None) -> ActingTeam:
     versions = dict.fromkeys(run.config.model_groups, 0)
-    team = Cast(
+    team = TeamSpec(
         workflow=run.config.workflow.path,
         settings=dict(run.config.workflow.settings),
         group_of=run.config.group_of,

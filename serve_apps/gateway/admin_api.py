@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from serve_apps.gateway.figures import Sums, by_version
 from serve_apps.gateway.peer_replicas import Status
 from serve_apps.gateway.service import Service
-from serve_apps.gateway.teams import Arm, Production
+from serve_apps.gateway.teams import DeployedTeam, Production
 from serve_apps.gateway.trace_reader import MAX_ROWS, TraceReader, as_json, compare_task, list_traces, read_trace
 from stores.types import EpisodeStatus, Purpose
 
@@ -115,7 +115,9 @@ def _team(production: Production, statuses: Sequence[Status]) -> dict[str, Any]:
     }
 
 
-def _arm(team: str, name: str, arm: Arm, figures: Mapping[int, Sums], statuses: Sequence[Status]) -> dict[str, Any]:
+def _arm(
+    team: str, name: str, arm: DeployedTeam, figures: Mapping[int, Sums], statuses: Sequence[Status]
+) -> dict[str, Any]:
     on_their_way = [
         f["num"]
         for status in statuses
@@ -126,10 +128,10 @@ def _arm(team: str, name: str, arm: Arm, figures: Mapping[int, Sums], statuses: 
         "arm": name,
         "team_version": arm.team_version,
         "set_name": arm.set_name,
-        "workflow": arm.cast["workflow"],
-        "team_key": arm.cast["team_key"],
-        "policy_versions": arm.cast["policy_versions"],
-        "group_of": arm.cast["group_of"],
+        "workflow": arm.team_spec["workflow"],
+        "team_key": arm.team_spec["team_key"],
+        "policy_versions": arm.team_spec["policy_versions"],
+        "group_of": arm.team_spec["group_of"],
         "in_flight": sum(on_their_way),
         "figures": summary(figures.get(arm.team_version, {})),
     }

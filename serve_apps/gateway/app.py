@@ -26,7 +26,7 @@ from serve_apps.gateway.http_api import build_api
 from serve_apps.gateway.peer_replicas import ServeSiblings
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadowing import ServePlayer
-from serve_apps.gateway.teams import TeamInService, built, teams_of
+from serve_apps.gateway.teams import TeamRoute, built, teams_of
 from serve_apps.policy.app_list import new_entry
 from stores.logs import bound, configure
 
@@ -59,13 +59,13 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     ).bind(args)
 
 
-def gateway_entry(name: str, config: GatewayConfig, teams: Mapping[str, TeamInService]) -> dict[str, Any]:
+def gateway_entry(name: str, config: GatewayConfig, teams: Mapping[str, TeamRoute]) -> dict[str, Any]:
     """The application in Serve's config, JSON values only."""
     args = config.model_dump(mode="json")
     return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config(teams))
 
 
-def user_config(teams: Mapping[str, TeamInService]) -> dict[str, Any]:
+def user_config(teams: Mapping[str, TeamRoute]) -> dict[str, Any]:
     """What `Gateway.reconfigure` takes."""
     return {"teams": {name: team.model_dump(mode="json") for name, team in teams.items()}}
 

@@ -85,7 +85,7 @@ def begun(service: Service, team: ServedTeam, request: EpisodeRequest, key: ApiK
     name = f"ep-{service.replica}-{secrets.token_hex(12)}"
     spec = episode_spec(team, request, name=name)
     workflow = Elsewhere(dict(team.acting.workflow.agents))
-    limits = team.cast.limits.model_copy(update={"episode_timeout_s": config.max_s})
+    limits = team.team_spec.limits.model_copy(update={"episode_timeout_s": config.max_s})
     recorder = Recorder(spec, replace(team.acting, workflow=workflow), via(service.client(team)), limits)
     workflow.episode = OpenEpisode(
         recorder=recorder,

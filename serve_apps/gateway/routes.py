@@ -12,7 +12,7 @@ from ray import serve
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.app import app_name, gateway_entry, shadows_name, user_config
 from serve_apps.gateway.shadows_app import shadows_entry
-from serve_apps.gateway.teams import TeamInService, teams_of
+from serve_apps.gateway.teams import TeamRoute, teams_of
 from serve_apps.policy.app_list import Apps, change, deployed_apps, open_list, with_user_config
 from serve_apps.policy.replicas import statuses_of
 from stores.waiting import waiting
@@ -30,7 +30,7 @@ def gateway_apps(config: GatewayConfig) -> list[str]:
     return [app_name(config), shadows_name(config)]
 
 
-def gateway_teams(config: GatewayConfig) -> dict[str, TeamInService]:
+def gateway_teams(config: GatewayConfig) -> dict[str, TeamRoute]:
     """What the gateway on this port was told to serve; empty where there is none."""
     entry = _entry(config)
     return {} if entry is None else _teams_of(entry)
@@ -42,7 +42,7 @@ def gateway_statuses(config: GatewayConfig) -> list[dict[str, Any]]:
 
 
 def route(
-    config: GatewayConfig, name: str, wanted: TeamInService | None, *, state_file: str | Path, timeout_s: float
+    config: GatewayConfig, name: str, wanted: TeamRoute | None, *, state_file: str | Path, timeout_s: float
 ) -> None:
     """Has the gateway answer for team `name` as wanted (None: not any more), and waits until every replica does.
 
@@ -88,7 +88,7 @@ def _taken_back(apps: Apps, config: GatewayConfig, name: str, old: dict[str, Any
     return made
 
 
-def _wait_until_routed(config: GatewayConfig, name: str, wanted: TeamInService | None, timeout_s: float) -> None:
+def _wait_until_routed(config: GatewayConfig, name: str, wanted: TeamRoute | None, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     expected = None if wanted is None else wanted.model_dump(mode="json")
     while True:
@@ -128,5 +128,5 @@ def _entry(config: GatewayConfig) -> dict[str, Any] | None:
     return apps.get(app_name(config))
 
 
-def _teams_of(entry: Mapping[str, Any]) -> dict[str, TeamInService]:
+def _teams_of(entry: Mapping[str, Any]) -> dict[str, TeamRoute]:
     return teams_of(entry["deployments"][0]["user_config"])

@@ -1,4 +1,4 @@
-"""understudy: jobs of shadows -> answers of a candidate, which nobody is told."""
+"""shadow_player: shadow requests -> the replies of a candidate, which no caller ever sees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNSEEN = {"stream": False, "stream_options": None, "logprobs": False, "top_logpr
 """What a request asks for that shows in its answer only."""
 
 
-class Understudy:
+class ShadowPlayer:
     """A Player in this process."""
 
     def __init__(self, service: Service) -> None:

@@ -11,11 +11,11 @@ from ray import serve
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.policy_stream import CoalescedStreams
 from serve_apps.gateway.service import Service
-from serve_apps.gateway.shadow_player import Understudy
+from serve_apps.gateway.shadow_player import ShadowPlayer
 from serve_apps.gateway.shadowing import Played, ShadowJob
 from serve_apps.gateway.teams import built, teams_of
 from serve_apps.policy.app_list import new_entry
-from serve_apps.policy.priority import take_priority, warn_if_others_are_nice
+from serve_apps.policy.priority import set_process_priority, warn_if_others_are_nice
 from stores.logs import configure
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Shadows:
     def __init__(self, args: dict[str, Any]) -> None:
         """Serve then calls `reconfigure` with the teams."""
         configure()
-        take_priority(stands_back=True)
+        set_process_priority(low_priority=True)
         import transformers  # noqa: F401 - takes seconds of CPU: now, not when the first team is shadowed
 
         warn_if_others_are_nice()
@@ -57,7 +57,7 @@ class Shadows:
             config.model_copy(update={"keys_file": ""}),
             streams=CoalescedStreams(timeout_s=config.request_timeout_s),
         )
-        self._understudy = Understudy(self._service)
+        self._shadow_player = ShadowPlayer(self._service)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Loads these teams, or keeps those there are: jobs for others are dropped, and the gateway says what is wrong."""
@@ -68,4 +68,4 @@ class Shadows:
 
     async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
         """See `Player`."""
-        return await self._understudy.play(jobs)
+        return await self._shadow_player.play(jobs)

@@ -1,7 +1,7 @@
 """production: what the gateway was told to serve -> for each request one team, which it keeps to its end.
 
     user_config of the gateway ──> Production per team: champion on one set of policy apps, perhaps a candidate on the other
-    request ── user key, salt, share ──> arm ──> ServedTeam: cast, apps, versions
+    request ── user key, salt, share ──> arm ──> ServedTeam: team spec, apps, versions
 
 A `ServedTeam` is made whole before it takes the place of another; a request holds on to the one it began on, so that no
 answer comes from two teams.
@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.runner import ActingTeam
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 
 
-class Arm(BaseModel):
+class DeployedTeam(BaseModel):
     """One team version on one set of policy apps; plain values, as they stand in the gateway's `user_config`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,8 +33,8 @@ class Arm(BaseModel):
     """`blue` or `green`."""
     apps: dict[str, str]
     """Serve application of every model group."""
-    cast: dict[str, Any]
-    """`Cast.to_dict()`: workflow, agents, sampling, versions."""
+    team_spec: dict[str, Any]
+    """`TeamSpec.to_dict()`: workflow, agents, sampling, versions."""
 
 
 class TeamStores(BaseModel):
@@ -51,20 +51,20 @@ class TeamStores(BaseModel):
     """URI of its model versions; empty: nothing that lies beside them can be looked at."""
 
 
-class TeamInService(BaseModel):
+class TeamRoute(BaseModel):
     """How requests for one team are answered."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    champion: Arm
-    candidate: Arm | None = None
+    champion: DeployedTeam
+    candidate: DeployedTeam | None = None
     share: float = Field(0.0, ge=0, le=1)
     """Of requests that the candidate answers."""
     shadow: float = Field(0.0, ge=0, le=1)
     """Of the champion's requests that the candidate gets too, once they are answered; nobody is told what it says."""
     salt: str = ""
     """Of the assignment of users: another one deals them anew."""
-    previous: Arm | None = None
+    previous: DeployedTeam | None = None
     """Who answered before, while its set still holds it: the way back is a change of the route."""
     stores: TeamStores | None = None
     """None: nothing can be looked up or kept."""
@@ -81,7 +81,7 @@ class ServedTeam:
     set_name: str
     apps: Mapping[str, str]
     acting: ActingTeam
-    cast: Cast
+    team_spec: TeamSpec
 
     @property
     def models(self) -> dict[str, tuple[str, str | None]]:
@@ -110,14 +110,14 @@ class Production:
     """One team name: who answers for it."""
 
     name: str
-    config: TeamInService
+    config: TeamRoute
     champion: ServedTeam
     candidate: ServedTeam | None = None
     _count: Any = field(default_factory=itertools.count)
     _num_shadows: Any = field(default_factory=itertools.count)
 
     @classmethod
-    def build(cls, name: str, config: TeamInService) -> Production:
+    def build(cls, name: str, config: TeamRoute) -> Production:
         """Loads workflows and tokenizers: seconds, to be done before anything is switched."""
         candidate = None if config.candidate is None else _served(name, "candidate", config.candidate)
         return cls(name=name, config=config, champion=_served(name, "champion", config.champion), candidate=candidate)
@@ -137,7 +137,7 @@ class Production:
         """Whether a set of policy apps is known to hold this team still: as an arm, or for the way back."""
         arms = (self.config.champion, self.config.candidate, self.config.previous)
         wanted = (team.version, team.set_name, team.acting.team_key)
-        return any((a.team_version, a.set_name, a.cast["team_key"]) == wanted for a in arms if a is not None)
+        return any((a.team_version, a.set_name, a.team_spec["team_key"]) == wanted for a in arms if a is not None)
 
     def shadow(self, answered: ServedTeam) -> ServedTeam | None:
         """Who gets a request once more that the champion has answered; by turns, as `shadow` says."""
@@ -147,12 +147,12 @@ class Production:
         return self.candidate if int((n + 1) * self.config.shadow) > int(n * self.config.shadow) else None
 
 
-def teams_of(user_config: Mapping[str, Any]) -> dict[str, TeamInService]:
+def teams_of(user_config: Mapping[str, Any]) -> dict[str, TeamRoute]:
     """What a gateway's `user_config` says of each team; ValueError where it is none."""
-    return {name: TeamInService.model_validate(of) for name, of in user_config["teams"].items()}
+    return {name: TeamRoute.model_validate(of) for name, of in user_config["teams"].items()}
 
 
-async def built(running: Mapping[str, Production], wanted: Mapping[str, TeamInService]) -> dict[str, Production]:
+async def built(running: Mapping[str, Production], wanted: Mapping[str, TeamRoute]) -> dict[str, Production]:
     """Every team, loaded; those that stay as they are, as they are. ValueError, OSError or ImportError where one cannot be."""
     return {
         name: running[name]
@@ -191,14 +191,14 @@ def _unknown(model: str, known: list[str]) -> ApiError:
     )
 
 
-def _served(name: str, arm: str, config: Arm) -> ServedTeam:
-    cast = Cast.from_dict(config.cast)
+def _served(name: str, arm: str, config: DeployedTeam) -> ServedTeam:
+    team_spec = TeamSpec.from_dict(config.team_spec)
     return ServedTeam(
         name=name,
         arm=arm,
         version=config.team_version,
         set_name=config.set_name,
         apps=config.apps,
-        acting=cast.build(),
-        cast=cast,
+        acting=team_spec.build(),
+        team_spec=team_spec,
     )

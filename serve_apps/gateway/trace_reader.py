@@ -185,7 +185,7 @@ def _arm(production: Production, team_key: str) -> str | None:
     """Which of the arms in service a team is, if it is one."""
     config = production.config
     arms = {"champion": config.champion, "candidate": config.candidate, "previous": config.previous}
-    return next((name for name, arm in arms.items() if arm is not None and arm.cast["team_key"] == team_key), None)
+    return next((name for name, arm in arms.items() if arm is not None and arm.team_spec["team_key"] == team_key), None)
 
 
 def _row(row: Mapping[str, Any], outcomes: Mapping[str, float], production: Production) -> dict[str, Any]:

@@ -71,7 +71,7 @@ async def stream_workflow(
 
 
 async def _play(service: Service, team: ServedTeam, spec: EpisodeSpec, complete: Complete) -> Trace:
-    trace = await run_episode(spec, team=team.acting, complete=complete, limits=team.cast.limits)
+    trace = await run_episode(spec, team=team.acting, complete=complete, limits=team.team_spec.limits)
     if trace.status in (EpisodeStatus.INFRA_ERROR, EpisodeStatus.TIMEOUT):
         raise ApiError(503, f"the workflow did not end: {trace.error}", code=trace.status.value, retry_after_s=2)
     return trace

@@ -18,7 +18,7 @@ from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
 from serve_apps.policy.app_list import Apps, change, deployed_apps, new_entry, num_replicas, open_list, with_user_config
 from serve_apps.policy.policy_app import DEPLOYMENT, PolicyArgs
-from serve_apps.policy.priority import STANDS_BACK
+from serve_apps.policy.priority import LOW_PRIORITY
 from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError
 from serve_apps.policy.proving import Target, prove_apps, serves, versions_of
 from serve_apps.policy.replicas import REPLICA_TIMEOUT_S, Broadcast, handle_of
@@ -112,7 +112,7 @@ def sync_apps(
     return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started, timeout_s=timeout_s)
 
 
-def stand_back(apps: Iterable[str], wanted: bool, *, timeout_s: float) -> None:
+def set_low_priority(apps: Iterable[str], wanted: bool, *, timeout_s: float) -> None:
     """Has every replica of these apps take the CPU only when nobody else wants it, or again as others do (see priority.py).
 
     Raises KeyError for an app that is not deployed, TimeoutError where a replica has not followed in `timeout_s`.
@@ -122,7 +122,7 @@ def stand_back(apps: Iterable[str], wanted: bool, *, timeout_s: float) -> None:
     for name in names:
         while True:
             statuses = _statuses_if_up(name)
-            if len(statuses) >= num_replicas(deployed[name]) and all(s[STANDS_BACK] == wanted for s in statuses):
+            if len(statuses) >= num_replicas(deployed[name]) and all(s[LOW_PRIORITY] == wanted for s in statuses):
                 break
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {timeout_s:g} s replicas of {name} do not take another priority: {statuses}")
@@ -243,14 +243,14 @@ def _retargeted(apps: Apps, targets: Sequence[Target]) -> Apps:
         wanted, settings = user_config(target.model), apps[target.app]["deployments"][0]["user_config"]
         if "adapters" in settings:
             wanted = {"adapters": {**settings["adapters"], target.model.model_group: wanted}}
-        standing = {STANDS_BACK: True} if settings.get(STANDS_BACK) else {}
+        standing = {LOW_PRIORITY: True} if settings.get(LOW_PRIORITY) else {}
         apps[target.app] = with_user_config(apps[target.app], wanted | standing)
     return apps
 
 
 def _standing(entry: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
-    settings = {k: v for k, v in entry["deployments"][0]["user_config"].items() if k != STANDS_BACK}
-    return with_user_config(entry, settings | ({STANDS_BACK: True} if wanted else {}))
+    settings = {k: v for k, v in entry["deployments"][0]["user_config"].items() if k != LOW_PRIORITY}
+    return with_user_config(entry, settings | ({LOW_PRIORITY: True} if wanted else {}))
 
 
 def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:

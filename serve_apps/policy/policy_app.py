@@ -22,7 +22,7 @@ from ray import serve
 
 from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom, Place, ServedAdapters, adapter_arguments
-from serve_apps.policy.priority import STANDS_BACK, has_stood_back, take_priority
+from serve_apps.policy.priority import LOW_PRIORITY, has_low_priority, set_process_priority
 from stores.logs import bound, configure
 from stores.manifest import read_manifest, verify_folder
 from stores.types import FinishReason, ModelVersionRef
@@ -367,7 +367,7 @@ class Policy:
         Where the groups are adapters it is {adapters: {model group: {version, uri, manifest_sha256}}}; in both it may say
         that the replica stands back (see priority.py). Never raises for bad weights: Serve would kill the replica.
         """
-        self._take_priority(bool(user_config.get(STANDS_BACK)))
+        self._set_priority(bool(user_config.get(LOW_PRIORITY)))
         if self._adapters is not None:
             adapters = {group: _ref_of(group, about) for group, about in user_config["adapters"].items()}
             async with self._change:
@@ -393,25 +393,25 @@ class Policy:
             with self._named():
                 logger.info("serves version %d", wanted.version)
 
-    def _take_priority(self, stands_back: bool) -> None:
+    def _set_priority(self, low_priority: bool) -> None:
         """As the app's settings say; ends where this process may not come forward any more: the next one starts there."""
-        if stands_back == has_stood_back():
+        if low_priority == has_low_priority():
             return
         try:
-            take_priority(stands_back)
+            set_process_priority(low_priority)
         except PermissionError:
             self._end("this process may not raise its priority")
         with self._named():
-            logger.info("stands back" if stands_back else "has come forward")
+            logger.info("stands back" if low_priority else "has come forward")
 
     async def retry(self) -> None:
         """Takes the wanted version once more, where it was refused: its storage may answer by now."""
         if self._adapters is not None:
             places = self._adapters.places.items()
             bad = {group: asdict(place.wanted) for group, place in places if place.error and place.wanted}
-            await self.reconfigure({"adapters": bad, STANDS_BACK: has_stood_back()})
+            await self.reconfigure({"adapters": bad, LOW_PRIORITY: has_low_priority()})
         elif self._error:
-            await self.reconfigure(asdict(self._wanted) | {STANDS_BACK: has_stood_back()})
+            await self.reconfigure(asdict(self._wanted) | {LOW_PRIORITY: has_low_priority()})
 
     async def _stage(self, folder: Path) -> None:
         """Every worker loads and checks the weights; ValueError with the worker's message if one refuses them."""
@@ -474,7 +474,7 @@ class Policy:
             "pid": os.getpid(),
             "start_s": self._start_s,
             "num_running": self._engine.output_processor.get_num_unfinished_requests(),
-            STANDS_BACK: has_stood_back(),
+            LOW_PRIORITY: has_low_priority(),
         }
         return [replica | place.to_dict(group) for group, place in places.items()]
 

@@ -17,13 +17,13 @@ import psutil
 
 logger = logging.getLogger(__name__)
 
-STANDS_BACK = "stands_back"
+LOW_PRIORITY = "low_priority"
 """In an app's `user_config`, and in the status of a replica."""
 
 
-def take_priority(stands_back: bool) -> None:
+def set_process_priority(low_priority: bool) -> None:
     """Of this process, what it has started, and all of their threads. PermissionError where it may not come forward."""
-    policy = os.SCHED_IDLE if stands_back else os.SCHED_OTHER
+    policy = os.SCHED_IDLE if low_priority else os.SCHED_OTHER
     is_changed = True
     while is_changed:  # a thread that was started meanwhile may have the priority of before
         is_changed = False
@@ -46,7 +46,7 @@ def warn_if_others_are_nice() -> None:
         )
 
 
-def has_stood_back() -> bool:
+def has_low_priority() -> bool:
     """Whether this process has the CPU only when nobody else wants it."""
     return os.sched_getscheduler(0) == os.SCHED_IDLE
 

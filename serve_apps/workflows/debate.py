@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Literal
 
-from serve_apps.agent import Agent, Reply, Said
+from serve_apps.agent import Agent, Reply, TracedText
 from serve_apps.boxed import last_boxed
 from serve_apps.contracts import Tags
 from serve_apps.workflow import Outcome, Workflow, together
@@ -65,7 +65,7 @@ class Debate(Workflow):
         stop_reason = "consensus" if _agree(replies) else "last_round"
         if self.decide == "summarizer":
             parts = [(f"{i}: ", r["solution"], " = ", r["answer"], "\n") for i, r in enumerate(replies, 1)]
-            final = await agents.summarizer(question=task.prompt, solutions=Said.joined(*chain(*parts)))
+            final = await agents.summarizer(question=task.prompt, solutions=TracedText.joined(*chain(*parts)))
             answer = str(final["answer"])
         else:
             answer = votes.most_common(1)[0][0] if votes else ""
@@ -77,8 +77,8 @@ def _review(replies: Sequence[Reply], i: int) -> dict[str, str]:
     others = [part for j, reply in enumerate(replies) if j != i for part in (without_answer(reply), "\n")]
     return {
         "review": REVIEW,
-        "own": Said.joined("Yours: ", replies[i].text, "\n"),
-        "others": Said.joined("Others:\n", *others),
+        "own": TracedText.joined("Yours: ", replies[i].text, "\n"),
+        "others": TracedText.joined("Others:\n", *others),
     }
 
 
@@ -87,7 +87,7 @@ def _agree(replies: Sequence[Reply]) -> bool:
     return len(answers) == 1 and "" not in answers
 
 
-def without_answer(reply: Reply) -> Said:
+def without_answer(reply: Reply) -> TracedText:
     """The solution, with its last box and every mention of the answer hidden; a number inside another one is no mention."""
     solution, answer = reply["solution"], reply["answer"]
     boxed = last_boxed(solution)
@@ -97,4 +97,4 @@ def without_answer(reply: Reply) -> Said:
         text = before + HIDDEN + after
     if answer:
         text = re.sub(rf"(?<![\w.]){re.escape(answer)}(?![\w]|\.\d)", HIDDEN, text)
-    return Said.by(text, reply.turn_index)
+    return TracedText.by(text, reply.turn_index)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from serve_apps.agent import Agent, Tool, ToolError, said_by
+from serve_apps.agent import Agent, Tool, ToolError, traced
 from serve_apps.expressions import look_up
 from serve_apps.graph import FIELD, Graph, NodeSpec, as_prompt, as_text, fields_of, fill, input_name, load_graph
 from serve_apps.tools.retrieval import retriever_tool
@@ -151,7 +151,7 @@ class _Walk:
             return await together(*(tools[node.tool](**{**given, node.each: item}) for item in items))
         fields = [*fields_of(node.prompt), *fields_of(node.system)]
         reply = await agents[name](**{input_name(f): as_text(look_up(f, self.values)) for f in fields})
-        return {"text": reply.text, **reply.fields, **said_by(reply.data, reply.turn_index)}
+        return {"text": reply.text, **reply.fields, **traced(reply.data, reply.turn_index)}
 
     def _argument(self, template: str) -> Any:
         match = FIELD.fullmatch(template)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from serve_apps.agent import Agent, Said
+from serve_apps.agent import Agent, TracedText
 from serve_apps.contracts import Tags, Thinking
 from serve_apps.tools.retrieval import retriever_tool
 from serve_apps.workflow import Outcome, Workflow
@@ -66,6 +66,6 @@ class HierarchicalSearch(Workflow):
                 break
             wanted = await agents.searcher(question=task.prompt, found=found)
             documents = await tools.retrieve(queries=[wanted["search"]])
-            found = Said.joined(found, "\n" if found else "", wanted["search"], ": ", documents)
+            found = TracedText.joined(found, "\n" if found else "", wanted["search"], ": ", documents)
         final = await agents.answerer(question=task.prompt, found=found)
         return Outcome(answer=final["answer"], stop_reason=reason)

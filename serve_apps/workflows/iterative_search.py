@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from serve_apps.agent import Agent, Said
+from serve_apps.agent import Agent, TracedText
 from serve_apps.contracts import OneOf, Parsed, Tags
 from serve_apps.tools.retrieval import retriever_tool
 from serve_apps.workflow import Outcome, Workflow
@@ -96,7 +96,7 @@ class IterativeSearch(Workflow):
         """The last answer."""
         plan = await agents.planner(question=task.prompt)
         pairs = _PAIR.findall(plan["plan"])
-        thoughts = {int(n): Said.by(f"{q.strip()} -> {a.strip()}", plan.turn_index) for n, q, a in pairs}
+        thoughts = {int(n): TracedText.by(f"{q.strip()} -> {a.strip()}", plan.turn_index) for n, q, a in pairs}
         answer = await agents.answerer(question=task.prompt, thoughts=_shown(thoughts))
         found = ""
         for _ in range(self.max_rounds):
@@ -107,22 +107,22 @@ class IterativeSearch(Workflow):
             documents = await tools.retrieve(queries=[step["search"]])
             summary = await agents.summarizer(question=task.prompt, search=step["search"], documents=documents)
             evidence = summary["evidence"] or NO_EVIDENCE
-            found = Said.joined(found, "\n" if found else "", step["search"], ": ", evidence)
+            found = TracedText.joined(found, "\n" if found else "", step["search"], ": ", evidence)
             edit = await agents.updater(question=task.prompt, evidence=evidence, thoughts=_shown(thoughts))
             _apply(edit["update"] or edit["add"], thoughts, edit.turn_index)
             answer = await agents.answerer(question=task.prompt, thoughts=_shown(thoughts))
         return Outcome(answer=answer["final_answer"], stop_reason="last_round")
 
 
-def _shown(thoughts: dict[int, Said]) -> Said:
+def _shown(thoughts: dict[int, TracedText]) -> TracedText:
     parts = [part for number, text in sorted(thoughts.items()) for part in ("\n", f"t{number}: ", text)]
-    return Said.joined(*parts[1:])
+    return TracedText.joined(*parts[1:])
 
 
-def _apply(edit: str, thoughts: dict[int, Said], origin: int) -> None:
+def _apply(edit: str, thoughts: dict[int, TracedText], origin: int) -> None:
     """`tK: text` replaces thought K or adds it; text without a number is a new thought."""
     match = _EDIT.match(edit.strip())
     if match:
-        thoughts[int(match[1])] = Said.by(match[2].strip(), origin)
+        thoughts[int(match[1])] = TracedText.by(match[2].strip(), origin)
     elif edit.strip():
-        thoughts[max(thoughts, default=0) + 1] = Said.by(edit.strip(), origin)
+        thoughts[max(thoughts, default=0) + 1] = TracedText.by(edit.strip(), origin)

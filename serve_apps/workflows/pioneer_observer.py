@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.agent import Agent, Said
+from serve_apps.agent import Agent, TracedText
 from serve_apps.contracts import Tags
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
@@ -27,6 +27,6 @@ class PioneerObserver(Workflow):
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """The observer's answer."""
         draft = await agents.pioneer(question=task.prompt, reference="")
-        reference = Said.joined("Another solution: ", draft["solution"], " Answer: ", draft["answer"], "\n")
+        reference = TracedText.joined("Another solution: ", draft["solution"], " Answer: ", draft["answer"], "\n")
         final = await agents.observer(question=task.prompt, reference=reference)
         return Outcome(answer=final["answer"])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from serve_apps.agent import Agent, Said, Tool, ToolError
+from serve_apps.agent import Agent, Tool, ToolError, TracedText
 from serve_apps.config import SandboxConfig
 from serve_apps.contracts import Tags
 from serve_apps.prompt_budget import shorten
@@ -89,21 +89,21 @@ class ReflectiveCode(Workflow):
             else "Read standard input, print the answer.",
         }
         examples = shorten("\n".join(f"{case.given} -> {case.expected}" for case in shown), MAX_EXAMPLE_CHARS)
-        history, program, checked = Said(""), Said(""), {"pass_rate": 0.0}
+        history, program, checked = TracedText(""), TracedText(""), {"pass_rate": 0.0}
         for round_index in range(self.max_rounds):
             earlier = shorten(history, MAX_HISTORY_CHARS)
             plan = await agents.planner(**about, history=earlier, examples=examples)
             draft = await agents.coder(
                 **about, history=earlier, plan=plan["pseudocode"] or plan.text, examples=examples
             )
-            program = Said.by(extract_code(draft["code"] or draft.text), draft.turn_index)
+            program = TracedText.by(extract_code(draft["code"] or draft.text), draft.turn_index)
             checked = await tools.verify(code=program, tests=tests, num_shown=len(shown), statement=task.prompt)
             if checked["pass_rate"] == 1.0 or round_index == self.max_rounds - 1:
                 break
             advice = await agents.reflector(
                 question=task.prompt, how=about["how"], code=program, result=checked["result"]
             )
-            history = Said.joined(
+            history = TracedText.joined(
                 history,
                 *("Earlier program: ", program, "\nIts result: ", checked["result"]),
                 *("\nAdvice: ", advice["reflection"] or advice.text, "\n"),

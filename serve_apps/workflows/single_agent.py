@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.agent import Agent, Said
+from serve_apps.agent import Agent, TracedText
 from serve_apps.contracts import OneOf
 from serve_apps.tools.retrieval import retriever_tool
 from serve_apps.workflow import Outcome, Workflow
@@ -40,5 +40,5 @@ class SingleAgent(Workflow):
             if step["choice"] == "answer":
                 return Outcome(answer=step["answer"], stop_reason="answered")
             if step["choice"] == "search":
-                found = Said.joined(found, "\n" if found else "", await tools.retrieve(queries=[step["search"]]))
+                found = TracedText.joined(found, "\n" if found else "", await tools.retrieve(queries=[step["search"]]))
         return Outcome(answer="", stop_reason="last_turn", is_truncated=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.routes import route
-from serve_apps.gateway.teams import TeamInService
+from serve_apps.gateway.teams import TeamRoute
 from serve_apps.policy.deployment import ensure_apps
 from serve_apps.policy.policy_app import engine_environment
 from stores.weights import WeightStore
@@ -106,7 +106,7 @@ def _deploy(name: str, config: GatewayConfig, model: Path, folder: Path) -> None
     refs = {"g": commit(model, WeightStore(str(folder / f"weights-{name}")), model_group="g", version=0)}
     ensure_apps(app_specs(name, refs), state_file=folder / "apps.json", timeout_s=300)
     champion = arm(name, refs, team_version=1)
-    route(config, name, TeamInService(champion=champion), state_file=folder / "apps.json", timeout_s=120)
+    route(config, name, TeamRoute(champion=champion), state_file=folder / "apps.json", timeout_s=120)
 
 
 @contextmanager

@@ -16,9 +16,9 @@ import httpx
 
 from pipelines.cluster.connect import connect
 from serve_apps.config import EpisodeConfig, ServeConfig
-from serve_apps.gateway.teams import Arm
+from serve_apps.gateway.teams import DeployedTeam
 from serve_apps.policy.deployment import PolicyAppSpec
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from serve_apps.workflows.math_chain import MathChain
 from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
@@ -115,10 +115,10 @@ def app_specs(name: str, refs: Mapping[str, ModelVersionRef]) -> list[PolicyAppS
     return [PolicyAppSpec(name=f"{name}-{g}", model_group=g, model=ref, serve=SERVE) for g, ref in refs.items()]
 
 
-def arm(name: str, refs: Mapping[str, ModelVersionRef], *, team_version: int, set_name: str = "blue") -> Arm:
+def arm(name: str, refs: Mapping[str, ModelVersionRef], *, team_version: int, set_name: str = "blue") -> DeployedTeam:
     """The math chain's four agents, dealt to the model groups in turn, on the apps of `app_specs`."""
     agents, groups = list(MathChain.agents), list(refs)
-    cast = Cast(
+    team_spec = TeamSpec(
         workflow="serve_apps.workflows.math_chain:MathChain",
         settings={},
         group_of={agent: groups[i % len(groups)] for i, agent in enumerate(agents)},
@@ -130,7 +130,7 @@ def arm(name: str, refs: Mapping[str, ModelVersionRef], *, team_version: int, se
         limits=EpisodeConfig(),
     )
     apps = {group: f"{name}-{group}" for group in groups}
-    return Arm(team_version=team_version, set_name=set_name, apps=apps, cast=cast.to_dict())
+    return DeployedTeam(team_version=team_version, set_name=set_name, apps=apps, team_spec=team_spec.to_dict())
 
 
 def build_tiny(folder: Path, *, seed: int = 0) -> Path:

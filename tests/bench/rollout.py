@@ -71,7 +71,7 @@ def _measure(
                 run_id=run.run_id,
                 iteration=iteration,
                 purpose=Purpose.TRAIN,
-                cast=run.cast(models),
+                team_spec=run.team_spec(models),
                 apps=app_names(run),
                 store=run.traces,
                 config=run.config.collect,

@@ -24,7 +24,7 @@ from pipelines.run.run import Run
 from serve_apps.config import CallConfig
 from serve_apps.policy.client import PolicyClient
 from serve_apps.runner import EpisodeSpec
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from serve_apps.tokenizer import load_tokenizer
 from stores.logs import carry
 from stores.traces import TraceStore
@@ -86,7 +86,7 @@ def main() -> None:
     config = load_config(DEMO)
     run = Run(config)
     group_of = dict.fromkeys(run.workflow.agents, "team")
-    cast = Cast(
+    team_spec = TeamSpec(
         workflow=config.workflow.path,
         settings=dict(config.workflow.settings),
         group_of=group_of,
@@ -114,7 +114,7 @@ def main() -> None:
         num_stored = 0
         memory: list[float] = []
         collector = SimulatedCollector(engine)
-        work: dict[str, Any] = {"cast": cast, "apps": {}, "store": store, "call": config.collect.call}
+        work: dict[str, Any] = {"team_spec": team_spec, "apps": {}, "store": store, "call": config.collect.call}
         work |= {"in_flight": in_flight, "write_batch": config.collect.write_batch, "place": "0", "log": carry()}
         async for summary in collector.run(specs(iteration, count), **work):
             statuses = json.loads(summary["statuses"][0])

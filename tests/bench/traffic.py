@@ -19,8 +19,8 @@ import numpy as np
 
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.routes import route
-from serve_apps.gateway.teams import Arm, TeamInService
-from serve_apps.policy.deployment import ensure_apps, stand_back
+from serve_apps.gateway.teams import DeployedTeam, TeamRoute
+from serve_apps.policy.deployment import ensure_apps, set_low_priority
 from stores.weights import WeightStore
 from tests.bench.figures import Figure
 from tests.bench.gateway_load import (
@@ -79,7 +79,7 @@ class _Stage:
     def __init__(self, folder: Path) -> None:
         store, self._state_file = WeightStore(str(folder / "weights")), folder / "apps.json"
         self.config = GatewayConfig(port=free_port(), max_in_flight=2 * CLIENTS, max_queued=CLIENTS)
-        self.arms: dict[int, Arm] = {}
+        self.arms: dict[int, DeployedTeam] = {}
         specs = []
         for version, set_name in ((1, "blue"), (2, "green")):
             model = build_tiny(folder / f"tiny{version}", seed=version)
@@ -95,7 +95,7 @@ class _Stage:
     def route(self, champion: int, candidate: int | None = None, **shares: float) -> float:
         """Seconds until every replica routes so."""
         beside = None if candidate is None else self.arms[candidate]
-        wanted = TeamInService(champion=self.arms[champion], candidate=beside, **shares)
+        wanted = TeamRoute(champion=self.arms[champion], candidate=beside, **shares)
         began = time.perf_counter()
         route(self.config, "team", wanted, state_file=self._state_file, timeout_s=120)
         return time.perf_counter() - began
@@ -215,8 +215,8 @@ def _shadows(stage: _Stage) -> list[Figure]:
 
 
 def _block(stage: _Stage, name: str, url: str, model: str, per_second: float, *, seed: int) -> Load:
-    shadow, stands_back = SETTINGS[name]
-    stand_back(stage.arms[2].apps.values(), stands_back, timeout_s=300)
+    shadow, low_priority = SETTINGS[name]
+    set_low_priority(stage.arms[2].apps.values(), low_priority, timeout_s=300)
     stage.route(1, 2, shadow=shadow)
     closed_load(url, model, 2, STAY_S)  # the first after a switch are no part of it
     with _busy_loops() if name == "busy loops" else nullcontext():

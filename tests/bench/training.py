@@ -121,9 +121,9 @@ def _figures(shape: str, totals: dict[str, float], *, note: str) -> list[Figure]
 def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
     """Stages collect (played, not sampled) and score of one iteration."""
     models = run.parents(iteration)
-    cast, demonstrators = run.cast(models), run.cast(run.trained(0)).build()
+    team_spec, demonstrators = run.team_spec(models), run.team_spec(run.trained(0)).build()
     tasks = run.tasks("train")[: num_episodes // run.config.collect.episodes_per_task]
-    key = {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": cast.team_key}
+    key = {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": team_spec.team_key}
 
     def collect(lease: Any) -> dict[str, Any]:
         # A demonstration belongs to iteration 0 and is version 0's; these stand in for an iteration's episodes.

@@ -48,7 +48,7 @@ def replay(run: Run) -> dict[int, float]:
         if collected is None or scored is None or run.journal.ref(run.key(iteration, "train", "team")) is None:
             break
         order = make_order(run, iteration, "team", parent=parent, traces=collected["traces"], rewards=scored["rewards"])
-        result = trainer.order({**order, "weights_uri": str(folder / "weights")}, timeout_s=120)
+        result = trainer.run_job({**order, "weights_uri": str(folder / "weights")}, timeout_s=120)
         parent = ModelVersionRef(**result["model"]) if result["model"] else parent
         differences[iteration] = distance(run, run.trained(iteration)["team"], parent)
     trainer.stop()

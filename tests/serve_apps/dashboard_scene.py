@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from gateway_scene import Scene, arm
 
-from serve_apps.gateway.teams import Arm, TeamInService, TeamStores
+from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
 from stores.manifest import Probe
 from stores.shown_advantages import write_advantages
@@ -44,7 +44,7 @@ SAID = {
 }
 
 
-def team_arm(model: Path, version: int, set_name: str, policy_versions: dict[str, int]) -> Arm:
+def team_arm(model: Path, version: int, set_name: str, policy_versions: dict[str, int]) -> DeployedTeam:
     made = arm(model, version, set_name)
     groups = {"worker": "demo-worker", "judge": "demo-judge"}
     changes: dict[str, Any] = {
@@ -53,12 +53,12 @@ def team_arm(model: Path, version: int, set_name: str, policy_versions: dict[str
         "max_model_len": dict.fromkeys(groups, 256),
         "policy_versions": policy_versions,
     }
-    return made.model_copy(update={"apps": groups, "cast": made.cast | changes})
+    return made.model_copy(update={"apps": groups, "team_spec": made.team_spec | changes})
 
 
-def in_service(model: Path, folder: Path) -> TeamInService:
+def in_service(model: Path, folder: Path) -> TeamRoute:
     """Champion 3, candidate 4 with a quarter of the requests and shadows of half the rest, and 2 to go back to."""
-    return TeamInService(
+    return TeamRoute(
         champion=team_arm(model, 3, "blue", {"worker": 7, "judge": 5}),
         candidate=team_arm(model, 4, "green", {"worker": 9, "judge": 5}),
         previous=team_arm(model, 2, "blue", {"worker": 6, "judge": 5}),

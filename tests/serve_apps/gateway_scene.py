@@ -16,9 +16,9 @@ from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.http_api import build_api
 from serve_apps.gateway.policy_stream import Delta, SampleRequest
 from serve_apps.gateway.service import Service
-from serve_apps.gateway.shadow_player import Understudy
-from serve_apps.gateway.teams import Arm, Production, TeamInService
-from serve_apps.team_spec import Cast
+from serve_apps.gateway.shadow_player import ShadowPlayer
+from serve_apps.gateway.teams import DeployedTeam, Production, TeamRoute
+from serve_apps.team_spec import TeamSpec
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
 from stores.types import Sampling
 
@@ -56,8 +56,8 @@ class Scripted:
             self.num_open -= 1
 
 
-def arm(model: Path, version: int, set_name: str) -> Arm:
-    cast = Cast(
+def arm(model: Path, version: int, set_name: str) -> DeployedTeam:
+    team_spec = TeamSpec(
         workflow="serve_apps.workflows.math_chain:MathChain",
         settings={},
         group_of=dict.fromkeys(("solver", "verifier", "refiner", "finalizer"), "shared"),
@@ -70,7 +70,12 @@ def arm(model: Path, version: int, set_name: str) -> Arm:
         team_key=f"key{version}",
         limits=EpisodeConfig(),
     )
-    return Arm(team_version=version, set_name=set_name, apps={"shared": f"demo-{set_name}-shared"}, cast=cast.to_dict())
+    return DeployedTeam(
+        team_version=version,
+        set_name=set_name,
+        apps={"shared": f"demo-{set_name}-shared"},
+        team_spec=team_spec.to_dict(),
+    )
 
 
 class Scene:
@@ -79,15 +84,15 @@ class Scene:
     def __init__(self, model: Path, **settings: Any) -> None:
         self.streams = Scripted(load_tokenizer(str(model)))
         config = GatewayConfig(**settings)
-        self.understudy = Understudy(Service(config, streams=self.streams))
-        self.service = Service(config, streams=self.streams, player=self.understudy)
+        self.shadow_player = ShadowPlayer(Service(config, streams=self.streams))
+        self.service = Service(config, streams=self.streams, player=self.shadow_player)
         self.episodes = GatewayEpisodes(self.service)
         self.api = build_api(self.service, self.episodes)
         self.model = model
-        self.serve(TeamInService(champion=arm(model, 3, "blue")))
+        self.serve(TeamRoute(champion=arm(model, 3, "blue")))
 
-    def serve(self, config: TeamInService) -> None:
-        self.service.teams = self.understudy.service.teams = {"demo": Production.build("demo", config)}
+    def serve(self, config: TeamRoute) -> None:
+        self.service.teams = self.shadow_player.service.teams = {"demo": Production.build("demo", config)}
 
     @asynccontextmanager
     async def http(self, key: str = "") -> AsyncIterator[httpx.AsyncClient]:

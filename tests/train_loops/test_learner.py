@@ -1,4 +1,4 @@
-"""The learner: rows of an order raise what was rewarded, are checked against the engine that sampled them, and counted."""
+"""The learner: rows of a job raise what was rewarded, are checked against the engine that sampled them, and counted."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_without_a_correction_nothing_is_called_corrected(tiny_model: Path, samp
 def test_an_entropy_bonus_of_one_agent_raises_its_entropy(tiny_model: Path, sampled) -> None:
     samples = [dataclasses.replace(s, reward=0.0) for s in rows(sampled)]
     agents = {"solver": AgentTrainConfig(entropy_coef=0.5)}
-    mismatch = MismatchConfig(limit_mean=9.0)  # the second order looks at the weights that the first one made
+    mismatch = MismatchConfig(limit_mean=9.0)  # the second job looks at the weights that the first one made
     config = TrainConfig(optimizer=LR, num_epochs=3, agents=agents, mismatch=mismatch)
     engines = models(tiny_model, config)
     before, after = (run(samples, engines, config) for _ in range(2))
@@ -317,7 +317,7 @@ def test_while_only_the_critic_learns_the_policy_stays(tiny_model: Path, sampled
 
 @pytest.mark.parametrize(
     ("num_epochs", "said"),
-    [(3, "3 steps in a row of the policy"), (1, r"every step of the policy in this order \(1\)")],
+    [(3, "3 steps in a row of the policy"), (1, r"every step of the policy in this job \(1\)")],
 )
 def test_an_order_whose_steps_are_not_finite_ends(tiny_model: Path, sampled, num_epochs: int, said: str) -> None:
     config = TrainConfig(algorithm="ppo", optimizer=LR, num_epochs=num_epochs)
@@ -343,7 +343,9 @@ def test_a_gradient_that_overflows_in_an_order_of_one_step_names_its_turns(tiny_
     config = TrainConfig(optimizer=LR, advantage=AdvantageConfig(normalize_std=False, singleton="raw"))
     samples = rows(sampled)
     samples[0] = dataclasses.replace(samples[0], group_id="alone", reward=1e38)
-    said = r"this order \(1\).*the losses of its rows are finite, their gradient is not; they are turn \d of .* and 123 more"
+    said = (
+        r"this job \(1\).*the losses of its rows are finite, their gradient is not; they are turn \d of .* and 123 more"
+    )
     with pytest.raises(TrainingDivergedError, match=said):
         run(samples, models(tiny_model, config), config)
 

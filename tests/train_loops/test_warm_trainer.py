@@ -1,4 +1,4 @@
-"""The warm trainer on real Ray Train: orders, a killed worker, a killed holder, stored results, bad orders."""
+"""The warm trainer on real Ray Train: jobs, a killed worker, a killed holder, stored results, bad jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from train_loops.config import (
 from train_loops.engine import Engine, join_workers, load_critic, load_policy
 from train_loops.models import Models
 from train_loops.run_checkpoints import CarriedState, resume
-from train_loops.trainer_supervisor import OrderError, TrainerHandle, attach
+from train_loops.trainer_supervisor import TrainerHandle, TrainJobError, attach
 from train_loops.warmstart import adopt
 
 CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-3), microbatch_tokens=256, num_epochs=2, cpus_per_worker=0.1)
@@ -43,7 +43,7 @@ CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-3), microbatch_tokens=256, 
 
 @dataclass
 class Bench:
-    """One store of each kind, a trainer, and the orders it is given."""
+    """One store of each kind, a trainer, and the jobs it is given."""
 
     root: Path
     traces: TraceStore
@@ -58,7 +58,7 @@ class Bench:
     def attach(self, config: TrainConfig = CONFIG, run_name: str = "warm") -> TrainerHandle:
         return attach(name="shared", run_name=run_name, storage_path=self.storage, train=config)
 
-    def order(
+    def job(
         self,
         parent: ModelVersionRef,
         *,
@@ -66,7 +66,7 @@ class Bench:
         config: TrainConfig = CONFIG,
         change: Any = None,
     ) -> dict[str, Any]:
-        """Samples from the parent and orders its next version."""
+        """Samples from the parent and jobs its next version."""
         iteration = parent.version + 1
         traces, _ = sample_traces(
             self.weights.fetch(parent), run_id=run_id, iteration=iteration, version=parent.version, num_tasks=4
@@ -78,7 +78,7 @@ class Bench:
         pinned = self.traces.pin_episodes(**key, team_key=f"v{parent.version}")
         rewards = self.traces.pin_rewards(**key, credit_version="c1", traces=pinned)
         return {
-            "order_id": f"{run_id}-{iteration}",
+            "job_id": f"{run_id}-{iteration}",
             "run_id": run_id,
             "iteration": iteration,
             "model_group": GROUP,
@@ -124,26 +124,26 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
     parent = asdict(adopt(tiny_model, store=alone, model_group=GROUP, run_id="z3"))
     sharded = replace(bench, weights=bench.store("weights-of-two"))
 
-    # Two workers at ZeRO-3; an order that is refused does not leave one of them waiting for the other.
+    # Two workers at ZeRO-3; a job that is refused does not leave one of them waiting for the other.
     began = time.monotonic()
     handle = sharded.attach(two, run_name="z3")
-    first_order = sharded.order(ref, run_id="z3", config=two)
-    first = handle.order(first_order, 300)
+    first_job = sharded.job(ref, run_id="z3", config=two)
+    first = handle.run_job(first_job, 300)
     v1 = ModelVersionRef(**first["model"])
-    print(f"two workers: first order after {time.monotonic() - began:.1f} s")
+    print(f"two workers: first job after {time.monotonic() - began:.1f} s")
     began = time.monotonic()
-    with pytest.raises(OrderError, match="trainer and engine differ"):
-        handle.order(sharded.order(v1, run_id="bad", config=two, change=shift_tokens), 300)
+    with pytest.raises(TrainJobError, match="trainer and engine differ"):
+        handle.run_job(sharded.job(v1, run_id="bad", config=two, change=shift_tokens), 300)
     print(f"two workers: refused after {time.monotonic() - began:.1f} s")
 
     # One worker at stage 0 goes on from their checkpoint; and does all of it by itself, in another store.
-    second_order = sharded.order(v1, run_id="z3", config=one)
+    second_job = sharded.job(v1, run_id="z3", config=one)
     handle = sharded.attach(one, run_name="z3")
-    resumed = handle.order(second_order, 300)
+    resumed = handle.run_job(second_job, 300)
     pids = handle.status()["pids"]
     place = {"weights_uri": alone.uri, "train": one.model_dump(mode="json")}
-    expected = [handle.order(first_order | place | {"parent": parent}, 300)]
-    expected.append(handle.order(second_order | place | {"parent": expected[0]["model"]}, 300))
+    expected = [handle.run_job(first_job | place | {"parent": parent}, 300)]
+    expected.append(handle.run_job(second_job | place | {"parent": expected[0]["model"]}, 300))
     for by_two, by_one in zip((first, resumed), expected, strict=True):
         for name in ("train/loss", "train/critic_loss", "train/grad_norm"):
             print(f"{name}: two workers, ZeRO-3: {by_two['metrics'][name]:.8f}  one: {by_one['metrics'][name]:.8f}")
@@ -155,9 +155,9 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
 
     # Other settings of learning: the same process, and the optimizer's state goes on.
     other = TrainConfig(optimizer=OptimizerConfig(lr=5e-4), deepspeed=DeepSpeedConfig(zero_stage=2), num_minibatches=4)
-    third_order = sharded.order(ModelVersionRef(**resumed["model"]), run_id="z3", config=other)
+    third_job = sharded.job(ModelVersionRef(**resumed["model"]), run_id="z3", config=other)
     newest = {"weights_uri": alone.uri, "parent": expected[1]["model"]}  # two checkpoints are kept: of `expected`
-    third = sharded.attach(other, run_name="z3").order(third_order | newest, 120)
+    third = sharded.attach(other, run_name="z3").run_job(third_job | newest, 120)
     assert (third["metrics"]["train/steps"], third["metrics"]["train/is_state_lost"]) == (4, 0)
     assert handle.status()["pids"] == pids
     handle.stop()
@@ -170,7 +170,7 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench
     handle.wait_ready(300)
     print(f"cold start {time.monotonic() - began:.1f} s")
 
-    first = handle.order(bench.order(ref), 120)
+    first = handle.run_job(bench.job(ref), 120)
     assert first["metrics"]["train/logprob_gap_max"] < 1e-5
     assert first["metrics"]["train/steps"] == 2 and set(first["agents"]) == {"solver", "verifier"}
     v1 = ModelVersionRef(**first["model"])
@@ -182,45 +182,45 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench
     assert manifest.probe.logprobs != bench.weights.manifest(ref).probe.logprobs
     pids = handle.status()["pids"]
 
-    # Warm: the same process, and the next order starts from memory.
-    order = bench.order(v1)
+    # Warm: the same process, and the next job starts from memory.
+    job = bench.job(v1)
     began = time.monotonic()
-    second = handle.order(order, 120)
-    print(f"warm order {time.monotonic() - began:.2f} s {second['metrics']}")
+    second = handle.run_job(job, 120)
+    print(f"warm job {time.monotonic() - began:.2f} s {second['metrics']}")
     v2 = ModelVersionRef(**second["model"])
     assert handle.status()["pids"] == pids
     assert second["metrics"]["train/logprob_gap_max"] < 1e-5
 
-    # The same order again, from another handle: the stored result, no training.
-    again = bench.attach().order(order, 120)
+    # The same job again, from another handle: the stored result, no training.
+    again = bench.attach().run_job(job, 120)
     assert again["model"] == second["model"]
     assert again["metrics"]["train/loss"] == second["metrics"]["train/loss"]
 
     # Rows that the parent did not sample: refused with the reason, by the same process.
-    with pytest.raises(OrderError, match="trainer and engine differ") as error:
-        handle.order(bench.order(v2, run_id="bad", change=shift_tokens), 120)
+    with pytest.raises(TrainJobError, match="trainer and engine differ") as error:
+        handle.run_job(bench.job(v2, run_id="bad", change=shift_tokens), 120)
     assert error.value.kind == "MismatchError"
-    with pytest.raises(OrderError, match="not whole"):
-        handle.order({"order_id": "x", "traces": {}, "rewards": {}}, 120)
+    with pytest.raises(TrainJobError, match="not whole"):
+        handle.run_job({"job_id": "x", "traces": {}, "rewards": {}}, 120)
     assert handle.status()["pids"] == pids
 
-    # Killed in the middle: the order ends with the version that an unkilled trainer makes, digit for digit.
-    order = bench.order(v2)
+    # Killed in the middle: the job ends with the version that an unkilled trainer makes, digit for digit.
+    job = bench.job(v2)
     done: list[dict[str, Any]] = []
     began = time.monotonic()
-    waiting = threading.Thread(target=lambda: done.append(handle.order(order, 240)))
+    waiting = threading.Thread(target=lambda: done.append(handle.run_job(job, 240)))
     waiting.start()
     while not handle.status()["handed_out"]:
         time.sleep(0.01)
     os.kill(pids[0], signal.SIGKILL)
     waiting.join(240)
-    print(f"order with a killed worker {time.monotonic() - began:.1f} s")
-    assert time.monotonic() - began > 2, "the order ended before the kill"
+    print(f"job with a killed worker {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began > 2, "the job ended before the kill"
     [third] = done
     assert handle.status()["pids"] != pids
     assert third["metrics"]["train/steps"] == 2
 
-    # The same orders in another run, by a new trainer that has to load checkpoints: same weights, same optimizer.
+    # The same jobs in another run, by a new trainer that has to load checkpoints: same weights, same optimizer.
     other = WeightStore(str(bench.root / "weights-of-a-copy"))
     for old in (ref, v1, v2):
         m = bench.weights.manifest(old)
@@ -231,7 +231,7 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench
     bench.attach().stop()
     time.sleep(1)
     handle = bench.attach()
-    unkilled = handle.order(order | {"weights_uri": other.uri, "parent": asdict(copied)}, 240)
+    unkilled = handle.run_job(job | {"weights_uri": other.uri, "parent": asdict(copied)}, 240)
     assert unkilled["metrics"]["train/loss"] == third["metrics"]["train/loss"]
     assert unkilled["metrics"]["train/grad_norm"] == third["metrics"]["train/grad_norm"]
     assert torch.equal(weights(bench, unkilled["model"]), weights(bench, third["model"]))
@@ -279,7 +279,7 @@ def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     ref = adopt(tiny_model, store=ppo_bench.weights, model_group=GROUP, run_id="ppo")
     other = bench.attach()
     handle = ppo_bench.attach(ppo, run_name="ppo")
-    first = handle.order(ppo_bench.order(ref, run_id="ppo", config=ppo), 240)
+    first = handle.run_job(ppo_bench.job(ref, run_id="ppo", config=ppo), 240)
     with pytest.raises(ray.exceptions.RayActorError):
         other.status()
     v1 = ModelVersionRef(**first["model"])
@@ -287,7 +287,7 @@ def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     assert "warm-up" in ppo_bench.weights.manifest(v1).note
     handle.stop()
     time.sleep(1)
-    second = ppo_bench.attach(ppo, run_name="ppo").order(ppo_bench.order(v1, run_id="ppo", config=ppo), 240)
+    second = ppo_bench.attach(ppo, run_name="ppo").run_job(ppo_bench.job(v1, run_id="ppo", config=ppo), 240)
     v2 = ModelVersionRef(**second["model"])
     assert not torch.equal(weights(ppo_bench, second["model"]), weights(ppo_bench, first["model"]))
     critic = json.loads(read_file(f"{ppo_bench.weights.manifest(v2).checkpoint}/critic.json") or b"")

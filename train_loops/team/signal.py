@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stores.weights import WeightStore
 from train_loops.team.happo import log_factor
-from train_loops.train_job import Order
+from train_loops.train_job import TrainJob
 
 SIGNAL_FILE = "team_signal.json"
 """In a version of the team's learner: [[episode id, turn index, value], ...] by kind of signal."""
@@ -39,21 +39,21 @@ def write_signal(folder: Path, signal: TeamSignal) -> None:
     (folder / SIGNAL_FILE).write_text(json.dumps(data))
 
 
-def read_team_signal(store: WeightStore, order: Order) -> TeamSignal | None:
-    """What `order.team` says, with log M from the versions that were trained before; None without a team's learner."""
-    if order.team is None:
+def read_team_signal(store: WeightStore, job: TrainJob) -> TeamSignal | None:
+    """What `job.team` says, with log M from the versions that were trained before; None without a team's learner."""
+    if job.team is None:
         return None
-    data = json.loads((store.fetch(order.team) / SIGNAL_FILE).read_text())
+    data = json.loads((store.fetch(job.team) / SIGNAL_FILE).read_text())
     of = {
         kind: None if rows is None else {(episode, turn): value for episode, turn, value in rows}
         for kind, rows in data.items()
     }
     log_ratios = []
-    for ref in order.updated:
+    for ref in job.updated:
         path = store.fetch(ref) / LOG_RATIOS_FILE
         log_ratios.append(json.loads(path.read_text()) if path.is_file() else {})
     return TeamSignal(
         advantages=of["advantages"],
         credit=of["credit"],
-        log_factor=log_factor(log_ratios, limit=order.train.team.max_log_factor),
+        log_factor=log_factor(log_ratios, limit=job.train.team.max_log_factor),
     )

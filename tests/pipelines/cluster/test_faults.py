@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from pipelines.cluster.faults import FaultKind, InfrastructureLost, OutOfMemory, diagnose
 from stores.journal import LeaseLost
-from train_loops.trainer_supervisor import OrderError
+from train_loops.trainer_supervisor import TrainJobError
 
 MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.7, ID: 3de3) \
 was 22.60GB used / 23.54GB limit (0.960068)
@@ -55,12 +55,12 @@ def caused_by(cause: Exception) -> RuntimeError:
         (KeyboardInterrupt(), FaultKind.INTERRUPTED, 130),
         (ValueError("run.yaml: unknown key"), FaultKind.BAD_INPUT, 2),
         (raised_in_a_task(ValueError("bad row")), FaultKind.BAD_INPUT, 2),
-        (OrderError("ValueError", "version 3 exists already"), FaultKind.BAD_INPUT, 2),
+        (TrainJobError("ValueError", "version 3 exists already"), FaultKind.BAD_INPUT, 2),
         (AuthenticationError("token"), FaultKind.BAD_INPUT, 2),
         (RuntimeError("app 'x' did not start"), FaultKind.FAILED, 1),
         (TimeoutError("no end"), FaultKind.FAILED, 1),
         (GetTimeoutError("no end"), FaultKind.FAILED, 1),
-        (OrderError("MismatchError", "0.3 nats"), FaultKind.FAILED, 1),
+        (TrainJobError("MismatchError", "0.3 nats"), FaultKind.FAILED, 1),
         (ActorDiedError(RayTaskError("__init__", "KeyError: 'x'", KeyError("x"))), FaultKind.FAILED, 1),
         (ActorDiedError(), FaultKind.LOST, 75),
         (ActorUnavailableError("socket closed", b"\0" * 16), FaultKind.LOST, 75),
@@ -70,7 +70,7 @@ def caused_by(cause: Exception) -> RuntimeError:
         (caused_by(ActorDiedError()), FaultKind.LOST, 75),
         (ConnectionRefusedError("[Errno 111] Connection refused"), FaultKind.LOST, 75),
         (ConnectionError("Failed to connect to Ray at address: http://127.0.0.1:1"), FaultKind.LOST, 75),
-        (OrderError("WorkerHealthCheckFailedError", "worker 0 died"), FaultKind.LOST, 75),
+        (TrainJobError("WorkerHealthCheckFailedError", "worker 0 died"), FaultKind.LOST, 75),
         (LeaseLost("lease 1 was taken over"), FaultKind.LOST, 75),
         (InfrastructureLost("the engines died"), FaultKind.LOST, 75),
         (OperationalError("SELECT", {}, Exception("connection refused")), FaultKind.LOST, 75),
@@ -84,7 +84,7 @@ def caused_by(cause: Exception) -> RuntimeError:
         (OutOfMemoryError(MEMORY.format(kind="Task", name="hog")), FaultKind.OUT_OF_MEMORY, 3),
         (OutOfMemory("Cannot allocate memory"), FaultKind.OUT_OF_MEMORY, 3),
         (MemoryError(), FaultKind.OUT_OF_MEMORY, 3),
-        (OrderError("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB"), FaultKind.OUT_OF_MEMORY, 3),
+        (TrainJobError("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB"), FaultKind.OUT_OF_MEMORY, 3),
     ],
 )
 def test_each_failure_has_its_kind_and_exit_code(error: BaseException, kind: FaultKind, code: int) -> None:
@@ -98,7 +98,7 @@ def test_each_failure_has_its_kind_and_exit_code(error: BaseException, kind: Fau
         ("Collector.run", "a collector (Collector.run, pid 22540, 9.04GB) was ended by Ray on node 192.0.2.7"),
         ("Collector.run", "lower collect.episodes_in_flight"),
         ("RayTrainWorker.__init__", "lower train.microbatch_tokens"),
-        ("trainer:trainer-demo-team:0a1b:Holder.__init__", "train.keep_warm: false"),
+        ("trainer:trainer-demo-team:0a1b:TrainerSupervisor.__init__", "train.keep_warm: false"),
         ("SERVE_REPLICA::demo-rollout-team#Policy#x:ServeReplica:demo-rollout-team:Policy.f", "serve.kv_cache_gib"),
         ("Collector.run", "the largest there: ray::RayTrainWorker 12.12 GB, Collector.run 9.04 GB"),
     ],
@@ -116,7 +116,7 @@ def test_out_of_memory_names_the_process_and_what_to_lower(name: str, says: str)
             RuntimeError("app 'a' did not start: ValueError: No available memory for the cache blocks."),
             "serve.kv_cache_gib",
         ),
-        (OrderError("RuntimeError", "DefaultCPUAllocator: can't allocate memory"), "train.microbatch_tokens"),
+        (TrainJobError("RuntimeError", "DefaultCPUAllocator: can't allocate memory"), "train.microbatch_tokens"),
         (MemoryError(), "this command itself"),
         (raised_in_a_task(ActorDiedError()), "infrastructure lost, repeat: what is finished is kept"),
         (raised_in_a_task(KeyError("x")), "KeyError: 'x'"),

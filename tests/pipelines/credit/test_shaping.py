@@ -26,7 +26,7 @@ from stores.rounds import rounds_in_time
 from stores.types import Trace
 
 
-class Said:
+class TracedText:
     """Every turn earns the number that it says; `format` is its own part."""
 
     kind = "returns"
@@ -40,13 +40,13 @@ class Said:
         return Credit(outcome=0.25, rewards=tuple(rewards))
 
 
-class Growing(Said):
+class Growing(TracedText):
     """The same, said to be increments."""
 
     kind = "increments"
 
 
-SAID = {"path": "test_shaping:Said"}
+SAID = {"path": "test_shaping:TracedText"}
 GROWING = {"path": "test_shaping:Growing"}
 
 

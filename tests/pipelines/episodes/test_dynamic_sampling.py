@@ -25,7 +25,7 @@ from stores.types import Purpose, Task
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 KEY: dict[str, Any] = {"iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
-CAST: Any = SimpleNamespace(team_key="team")
+TEAM_SPEC: Any = SimpleNamespace(team_key="team")
 SECONDS = 1.5
 """Of each episode, all at once: what `make_trace` says."""
 
@@ -98,7 +98,7 @@ def collected(run: Run) -> Refilled:
     """What `collect` does with it."""
     tasks, settings = iteration_tasks(run, 1), run.config.collect
     first = run.__dict__["sample"](tasks, episodes_per_task=settings.episodes_per_task, seed=run.config.seed)
-    return refill(run, 1, tasks, first, cast=CAST)
+    return refill(run, 1, tasks, first, team_spec=TEAM_SPEC)
 
 
 def pinned_tasks(run: Run, refilled: Refilled) -> dict[str, int]:

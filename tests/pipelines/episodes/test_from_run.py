@@ -23,7 +23,7 @@ from stores.types import Purpose, RewardsRef, Task, Trace, TracesRef
 from tests.train_loops.synthetic_traces import GROUP, WANTED, sample_traces
 from train_loops.config import TEAM, MismatchConfig, TrainConfig
 from train_loops.learner import read_rows
-from train_loops.trainer_supervisor import OrderError
+from train_loops.trainer_supervisor import TrainJobError
 
 CONFIG = Path(__file__).parents[3] / "infra" / "workflows" / "solver_verifier.yaml"
 NUM_TASKS, GROUP_SIZE = 4, 4
@@ -276,7 +276,7 @@ def test_traces_of_versions_too_far_away_fail_the_stage_until_that_is_accepted(
     train = {"optimizer": {"lr": 1e-3}, "keep_warm": False}
     config = open_run("again", other.root, tiny_model, train=train).config
     with pytest.raises(
-        OrderError, match=r"effective sample size 0\.\d+, .* below train\.mismatch\.min_ess=0\.5"
+        TrainJobError, match=r"effective sample size 0\.\d+, .* below train\.mismatch\.min_ess=0\.5"
     ) as failed:
         train_on_traces(config, "other@1", screen=screen)
     assert failed.value.kind == "MismatchError"

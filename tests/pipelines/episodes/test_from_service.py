@@ -52,7 +52,7 @@ def serve(run: Run, traces: list[Trace], scores: list[float | None]) -> list[Tra
 
 def take(run: Run, iteration: int = 1) -> tuple[dict[str, int], list[Trace]]:
     models = run.parents(1)
-    counts = take_served(run, iteration, cast=run.cast(models), models=models)
+    counts = take_served(run, iteration, team_spec=run.team_spec(models), models=models)
     found = run.traces.find_traces(run_id=run.run_id, iteration=iteration)
     return counts, sorted(found, key=lambda trace: trace.outcome_metadata[SERVED]["trace_id"])
 

@@ -22,7 +22,7 @@ from pipelines.run.run import plain
 from pipelines.run.watchdog import StageHung, Watchdog
 from serve_apps.config import CallConfig, EpisodeConfig
 from serve_apps.runner import CONTEXT_EXHAUSTED, EpisodeSpec
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.traces import TraceStore
 from stores.types import EpisodeStatus, Purpose, Sampling, Task, Trace
 
@@ -64,7 +64,7 @@ def tasks(count: int, *, num_slow: int = 0) -> list[Task]:
 
 
 def sample(store: TraceStore, app: str, model: Path, chosen: list[Task], config: CollectConfig, **more: Any) -> Sampled:
-    cast = Cast(
+    team_spec = TeamSpec(
         workflow="one_call:OneCall",
         settings={},
         group_of={"solver": "team"},
@@ -80,7 +80,7 @@ def sample(store: TraceStore, app: str, model: Path, chosen: list[Task], config:
         run_id="run",
         iteration=1,
         purpose=Purpose.TRAIN,
-        cast=cast,
+        team_spec=team_spec,
         apps={"team": app},
         store=store,
         config=config,

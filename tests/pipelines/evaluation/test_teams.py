@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.evaluation.gate import Evidence, Verdict
 from pipelines.evaluation.statistics import Interval
-from pipelines.evaluation.teams import choose, first_arms, helpful_arm, num_possible
+from pipelines.evaluation.teams import choose, first_contenders, helpful_contender, num_possible
 from stores.types import ModelVersionRef
 
 
@@ -30,27 +30,29 @@ def versions(arm_models: object) -> dict[str, int]:
 
 
 def test_without_cross_play_the_candidate_meets_the_champion_and_nobody_else() -> None:
-    (arm,) = first_arms(models(a=2, b=2, c=1), CHAMPION, cross_play=False)
-    assert arm.groups == ("a", "b") and versions(arm.models) == {"a": 2, "b": 2, "c": 1}
+    (contender,) = first_contenders(models(a=2, b=2, c=1), CHAMPION, cross_play=False)
+    assert contender.groups == ("a", "b") and versions(contender.models) == {"a": 2, "b": 2, "c": 1}
     assert num_possible(models(a=2, b=2, c=1), CHAMPION, cross_play=False) == 1
 
 
 def test_with_cross_play_every_new_group_also_plays_with_the_champions_others() -> None:
     candidate = models(a=2, b=2, c=2)
-    arms = first_arms(candidate, CHAMPION, cross_play=True)
-    assert [arm.groups for arm in arms] == [("a", "b", "c"), ("a",), ("b",), ("c",)]
-    assert versions(arms[2].models) == {"a": 1, "b": 2, "c": 1}
+    contenders = first_contenders(candidate, CHAMPION, cross_play=True)
+    assert [contender.groups for contender in contenders] == [("a", "b", "c"), ("a",), ("b",), ("c",)]
+    assert versions(contenders[2].models) == {"a": 1, "b": 2, "c": 1}
     assert num_possible(candidate, CHAMPION, cross_play=True) == 7
-    assert len(first_arms(models(a=2, b=1, c=1), CHAMPION, cross_play=True)) == 1, "one new group is the candidate"
+    assert len(first_contenders(models(a=2, b=1, c=1), CHAMPION, cross_play=True)) == 1, (
+        "one new group is the candidate"
+    )
 
 
 def test_all_groups_that_helped_by_themselves_play_together_too() -> None:
     candidate = models(a=2, b=2, c=2)
     evidence = {("a", "b", "c"): gained(-0.1), ("a",): gained(0.1), ("b",): gained(-0.3), ("c",): gained(0.1)}
-    more = helpful_arm(evidence, candidate, CHAMPION)
+    more = helpful_contender(evidence, candidate, CHAMPION)
     assert more is not None and more.groups == ("a", "c") and versions(more.models) == {"a": 2, "b": 1, "c": 2}
-    assert helpful_arm(evidence | {("a", "c"): gained(0.2)}, candidate, CHAMPION) is None, "it plays already"
-    assert helpful_arm({("a", "b"): gained(0.2)}, candidate, CHAMPION) is None, "nobody plays alone"
+    assert helpful_contender(evidence | {("a", "c"): gained(0.2)}, candidate, CHAMPION) is None, "it plays already"
+    assert helpful_contender({("a", "b"): gained(0.2)}, candidate, CHAMPION) is None, "nobody plays alone"
 
 
 def test_of_the_teams_that_may_be_promoted_the_one_that_gained_most_is() -> None:

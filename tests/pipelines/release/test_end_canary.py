@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from pipelines.release import production
-from serve_apps.gateway.teams import Arm, TeamInService
+from serve_apps.gateway.teams import DeployedTeam, TeamRoute
 
 
-def arm(version: int, set_name: str) -> Arm:
-    return Arm(team_version=version, set_name=set_name, apps={}, cast={})
+def arm(version: int, set_name: str) -> DeployedTeam:
+    return DeployedTeam(team_version=version, set_name=set_name, apps={}, team_spec={})
 
 
 def test_ending_a_canary_where_there_is_none_leaves_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = TeamInService(champion=arm(5, "green"), previous=arm(4, "blue"))
-    routed: list[TeamInService] = []
+    before = TeamRoute(champion=arm(5, "green"), previous=arm(4, "blue"))
+    routed: list[TeamRoute] = []
     run: Any = object()
     monkeypatch.setattr(production, "hold", lambda run: nullcontext())
     monkeypatch.setattr(production, "in_service", lambda run: before)

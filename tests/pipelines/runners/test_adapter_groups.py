@@ -109,6 +109,6 @@ def test_one_app_serves_all_adapters_of_a_base(started: Run) -> None:
 
 
 def test_tokenizers_of_adapters_are_their_base_s(started: Run) -> None:
-    team = started.cast(started.trained(0)).build()
+    team = started.team_spec(started.trained(0)).build()
     ids = team.tokenizers["solver"].encode_completion("12+3")
     assert ids == team.tokenizers["closer"].encode_completion("12+3") and ids

@@ -21,7 +21,7 @@ from pipelines.report.inspect import evaluate_team
 from pipelines.run.run import Run, plain
 from pipelines.stages import evaluate
 from serve_apps.runner import EpisodeSpec
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Task, TracesRef
 
@@ -93,8 +93,8 @@ def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTra
 def fake_sampler(make_trace: MakeTrace, played: Played) -> Callable[..., Sampled]:
     """`sample_episodes` without engines: what is stored under its key is kept."""
 
-    def sample(tasks: Sequence[Task], *, cast: Cast, store: TraceStore, seed: int, **more: Any) -> Sampled:
-        where = {name: more[name] for name in ("run_id", "iteration", "purpose")} | {"team_key": cast.team_key}
+    def sample(tasks: Sequence[Task], *, team_spec: TeamSpec, store: TraceStore, seed: int, **more: Any) -> Sampled:
+        where = {name: more[name] for name in ("run_id", "iteration", "purpose")} | {"team_key": team_spec.team_key}
         for task in tasks:
             spec = EpisodeSpec(**where, task=task, episode_index=0, run_seed=seed)
             trace = replace(make_trace(**where), episode_id=spec.episode_id, task=task, answer="5")
@@ -176,14 +176,14 @@ def test_an_iteration_trains_the_versions_that_it_collected_with_though_the_cham
     models = [ModelVersionRef(model_group="team", version=v, uri="", manifest_sha256="") for v in range(4)]
     run.__dict__["weights"] = SimpleNamespace(ref=lambda group, version: models[version])
 
-    def crown(version: int) -> None:
+    def set_champion(version: int) -> None:
         run.journal.put_value(
             "small", "champion", {"team_version": version, "models": {"team": plain(models[version])}}
         )
 
     run.journal.once(run.key(1, "promote"), lambda lease: {"verdict": "reject"})
-    crown(3)
+    set_champion(3)
     assert run.parents(2) == {"team": models[3]}
     run.journal.once(run.key(2, "collect"), lambda lease: {"policy_versions": {"team": 3}})
-    crown(1)
+    set_champion(1)
     assert run.parents(2) == {"team": models[3]}

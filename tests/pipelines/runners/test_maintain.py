@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
-from pipelines.run.champions import crown
+from pipelines.run.champions import set_champion
 from pipelines.run.run import Run, plain
 from pipelines.runners.maintain import maintain, plan
 from pipelines.stages.promote import register
@@ -91,7 +91,7 @@ def play(make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRe
         def promote(lease: Any) -> dict[str, Any]:
             version = register(run, run.trained(k), iteration=k, report={"accuracy": k / 10})
             if verdict == "promote":
-                crown(run, run.trained(k), version, reason="")
+                set_champion(run, run.trained(k), version, reason="")
             return {"verdict": verdict, "condition": "", "team_version": version}
 
         run.journal.once(run.key(k, "promote"), promote)

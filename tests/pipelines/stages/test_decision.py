@@ -17,7 +17,7 @@ from pipelines.run.run import Run, plain
 from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
 from serve_apps.runner import EpisodeSpec
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Task, Trace
 
@@ -69,19 +69,21 @@ class Scene:
         self.registered.append({group: ref.version for group, ref in team.models.items()})
         return 6
 
-    def sample(self, tasks: Sequence[Task], *, cast: Cast, store: TraceStore, seed: int, **more: Any) -> Sampled:
-        where = {name: more[name] for name in ("run_id", "iteration", "purpose")} | {"team_key": cast.team_key}
+    def sample(
+        self, tasks: Sequence[Task], *, team_spec: TeamSpec, store: TraceStore, seed: int, **more: Any
+    ) -> Sampled:
+        where = {name: more[name] for name in ("run_id", "iteration", "purpose")} | {"team_key": team_spec.team_key}
         traces: list[Trace] = []
         for task in tasks:
             spec = EpisodeSpec(**where, task=task, episode_index=0, run_seed=seed)
-            is_solved = self.solves(self.number[task.task_id], cast.policy_versions)
+            is_solved = self.solves(self.number[task.task_id], team_spec.policy_versions)
             answer = task.answers[0] if is_solved else "no idea"
             made = replace(self.made(**where), episode_id=spec.episode_id, task=task, answer=answer)
-            times = self.longer.get(cast.policy_versions["a"], 1)
+            times = self.longer.get(team_spec.policy_versions["a"], 1)
             turns = tuple(replace(t, completion_token_ids=[7] * 10 * times, rollout_logprobs=[-1.0] * 10 * times)
                           for t in made.turns)  # fmt: skip
             traces.append(replace(made, turns=turns))
-        key = tuple(version for _, version in sorted(cast.policy_versions.items()))
+        key = tuple(version for _, version in sorted(team_spec.policy_versions.items()))
         self.played[key] = self.played.get(key, 0) + store.write_episodes(traces)
         ids = {trace.episode_id for trace in traces}
         counts = dict.fromkeys(("num_new", "num_kept", "num_tokens"), 0)
@@ -126,7 +128,7 @@ def test_with_cross_play_only_the_group_that_helps_is_promoted(scene: Callable[.
     del apart.run.__dict__["registry"]  # the real one: MLflow takes the report, too
     report, decision = apart.decide()
     assert report["promotes"] == ["a"] and report["condition"].startswith("new a: gain +0.3")
-    assert [("".join(arm["groups"]), arm["verdict"]) for arm in report["arms"]] == [
+    assert [("".join(arm["groups"]), arm["verdict"]) for arm in report["contenders"]] == [
         ("ab", "reject"),
         ("a", "promote"),
         ("b", "reject"),

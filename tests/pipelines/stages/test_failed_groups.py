@@ -15,11 +15,11 @@ from pipelines.stages import evaluate, train
 from pipelines.stages.promote import promote
 from pipelines.stages.run_stage import run_stage
 from stores.types import ModelVersionRef
-from train_loops.trainer_supervisor import OrderError
+from train_loops.trainer_supervisor import TrainJobError
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {"a": {"agents": ["solver"]}, "b": {"agents": ["verifier", "refiner", "finalizer"]}}
-DIVERGED = OrderError("TrainingDivergedError", "three steps in a row had a loss that is not finite\nmore of it")
+DIVERGED = TrainJobError("TrainingDivergedError", "three steps in a row had a loss that is not finite\nmore of it")
 
 
 class Trainer:
@@ -53,7 +53,7 @@ def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[str, Exc
 def test_a_failed_group_holds_the_iteration_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(OrderError, match="TrainingDivergedError"):
+    with pytest.raises(TrainJobError, match="TrainingDivergedError"):
         trained(tmp_path, monkeypatch, {"a": None, "b": DIVERGED})
     held = Run(load_config(SMALL, {"storage.root": str(tmp_path), "model_groups": GROUPS}))
     (row,) = [row for row in held.journal.stages(held.run_id, 1) if (row.stage, row.model_group) == ("train", "b")]
@@ -84,11 +84,11 @@ def test_where_every_group_failed_there_is_nothing_to_decide(tmp_path: Path, mon
     assert promote(run, 1, lease)["team_version"] is None
 
 
-@pytest.mark.parametrize("fault", [OrderError("RayActorError", "worker died"), TimeoutError("not done after 60 s")])
+@pytest.mark.parametrize("fault", [TrainJobError("RayActorError", "worker died"), TimeoutError("not done after 60 s")])
 def test_what_may_succeed_when_repeated_is_no_failed_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    with pytest.raises((OrderError, TimeoutError)):
+    with pytest.raises((TrainJobError, TimeoutError)):
         trained(tmp_path, monkeypatch, {"a": fault, "b": None}, **{"promote.on_failed_group": "rest"})
 
 

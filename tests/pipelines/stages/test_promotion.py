@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from pipelines.config.run_config import load_config
 from pipelines.release import by_hand, production, traffic
 from pipelines.release.production import move_champion
-from pipelines.run.champions import champion_version, crown, followed, history
+from pipelines.run.champions import champion_version, followed, history, set_champion
 from pipelines.run.run import Run, plain
 from pipelines.stages import promote as promotion
 from pipelines.stages.run_stage import run_stage
@@ -102,12 +102,12 @@ def test_previous_names_the_champion_before_and_after_a_rollback_where_the_next_
     def named() -> tuple[int | None, int | None]:
         return registry.aliases.get(CHAMPION), registry.aliases.get(PREVIOUS)
 
-    crown(run, registry.teams[1].models, 1, reason="the first team")
+    set_champion(run, registry.teams[1].models, 1, reason="the first team")
     assert named() == (1, None)
     for version in (2, 3):
-        crown(run, registry.teams[version].models, version, reason="better")
+        set_champion(run, registry.teams[version].models, version, reason="better")
     assert named() == (3, 2)
-    crown(run, registry.teams[3].models, 3, reason="better")
+    set_champion(run, registry.teams[3].models, 3, reason="better")
     assert named() == (3, 2) and len(history(run)) == 3, "a repeated promotion changes nothing"
     by_hand.rollback(run, to=None, reason="worse")
     assert named() == (2, 1)
@@ -134,7 +134,7 @@ def test_a_team_whose_weights_are_damaged_or_gone_is_refused_before_an_engine_is
     scene: tuple[Run, Registry, list[str]],
 ) -> None:
     run, registry, done = scene
-    crown(run, registry.teams[1].models, 1, reason="the first team")
+    set_champion(run, registry.teams[1].models, 1, reason="the first team")
     folder = Path(registry.teams[2].models[GROUP].uri)
     damaged = bytearray((folder / "model.safetensors").read_bytes())
     damaged[-1] ^= 1
@@ -159,7 +159,7 @@ def test_of_two_promotions_at_once_one_waits_and_neither_is_half_of_each(
     scene: tuple[Run, Registry, list[str]], tmp_path: Path
 ) -> None:
     run, registry, done = scene
-    crown(run, registry.teams[1].models, 1, reason="the first team")
+    set_champion(run, registry.teams[1].models, 1, reason="the first team")
     together = threading.Barrier(2)
 
     def promote(version: int) -> None:
@@ -199,7 +199,7 @@ def test_a_promotion_by_the_gate_goes_into_service_as_the_config_says(
 ) -> None:
     run, registry, done = scene
     run.config = load_config(SMALL, {"storage.root": run.config.storage.root, "promote.into_service": how})
-    crown(run, registry.teams[1].models, 1, reason="the first team")
+    set_champion(run, registry.teams[1].models, 1, reason="the first team")
     now = SimpleNamespace(champion=SimpleNamespace(team_version=1))
     monkeypatch.setattr(production, "in_service", lambda run: now)
 
@@ -225,7 +225,7 @@ def test_a_promotion_whose_weights_the_idle_set_refuses_fails_its_stage_and_the_
     scene: tuple[Run, Registry, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, registry, _ = scene
-    crown(run, registry.teams[1].models, 1, reason="the first team")
+    set_champion(run, registry.teams[1].models, 1, reason="the first team")
 
     def refuse(run: Run, version: int, team: Team) -> Told:
         raise ValueError("model.safetensors is missing, the manifest lists it")

@@ -35,10 +35,10 @@ def test_the_roles_change_places_every_five_iterations() -> None:
 
 
 def play(run: Run, iteration: int, model: Path) -> Trace:
-    """An episode that the cast of an iteration plays with scripted completions: both agents answer rightly."""
+    """An episode that the team spec of an iteration plays with scripted completions: both agents answer rightly."""
     versions = {g: ModelVersionRef(model_group=g, version=0, uri="", manifest_sha256="") for g in ("first", "second")}
-    cast = replace(run.cast(versions, iteration=iteration), tokenizers=dict.fromkeys(versions, str(model)))
-    team = cast.build()
+    team_spec = replace(run.team_spec(versions, iteration=iteration), tokenizers=dict.fromkeys(versions, str(model)))
+    team = team_spec.build()
     task = run.tasks("train")[0]
 
     async def complete(call: AgentCall) -> Completion:
@@ -50,12 +50,12 @@ def play(run: Run, iteration: int, model: Path) -> Trace:
         run_id=run.run_id,
         iteration=iteration,
         purpose=Purpose.TRAIN,
-        team_key=cast.team_key,
+        team_key=team_spec.team_key,
         task=task,
         episode_index=0,
         run_seed=0,
     )
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=cast.limits))
+    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=team_spec.limits))
 
 
 @pytest.mark.parametrize(

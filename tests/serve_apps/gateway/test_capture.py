@@ -16,7 +16,7 @@ from records import MakeTrace
 
 from serve_apps.gateway.api_keys import make_key, write_keys
 from serve_apps.gateway.redaction import Redaction
-from serve_apps.gateway.teams import TeamInService, TeamStores
+from serve_apps.gateway.teams import TeamRoute, TeamStores
 from stores.served import ServedStore
 from stores.types import SERVED, Trace
 
@@ -32,7 +32,7 @@ def scene_of(model: Path, folder: Path, *, shadow: float = 0.0, **capture: Any) 
     scene = Scene(model, capture={"share": 1.0, "flush_s": 0.05, **capture})
     stores = TeamStores(run_id="demo", traces=str(folder / "traces"), served=str(folder / "served"))
     candidate = arm(model, 4, "green") if shadow else None
-    scene.serve(TeamInService(champion=arm(model, 3, "blue"), candidate=candidate, shadow=shadow, stores=stores))
+    scene.serve(TeamRoute(champion=arm(model, 3, "blue"), candidate=candidate, shadow=shadow, stores=stores))
     return scene, ServedStore(stores.served)
 
 
@@ -153,7 +153,7 @@ async def test_feedback_on_an_unknown_or_foreign_answer_is_refused_alike(tiny_mo
     write_keys(tmp_path / "keys.json", [key for _, key in keys.values()])
     scene = Scene(tiny_model, capture={"share": 1.0, "flush_s": 0.02}, keys_file=str(tmp_path / "keys.json"))
     stores = TeamStores(run_id="demo", traces=str(tmp_path / "traces"), served=str(tmp_path / "served"))
-    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), stores=stores))
+    scene.serve(TeamRoute(champion=arm(tiny_model, 3, "blue"), stores=stores))
     async with scene.http(keys["web"][0]) as http:
         answer = await ask(http, store=True)
         own = await http.post(f"/v1/traces/{answer['id']}/feedback", json={"label": "good"})

@@ -28,9 +28,9 @@ from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
 from serve_apps.gateway.app import shadows_name
 from serve_apps.gateway.figures import by_version
 from serve_apps.gateway.routes import RouteError, gateway_apps, gateway_statuses, gateway_teams, route
-from serve_apps.gateway.teams import Arm, TeamInService
+from serve_apps.gateway.teams import DeployedTeam, TeamRoute
 from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, remove_apps, replica_statuses
-from serve_apps.team_spec import Cast
+from serve_apps.team_spec import TeamSpec
 from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
 from stores.weights import WeightStore
@@ -53,9 +53,9 @@ class Served:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.config.port}"
 
-    def arm(self, version: int, **changes: Any) -> Arm:
+    def arm(self, version: int, **changes: Any) -> DeployedTeam:
         set_name = ("blue", "green")[version]
-        cast = Cast(
+        team_spec = TeamSpec(
             workflow="serve_apps.workflows.math_chain:MathChain",
             settings={},
             group_of=dict.fromkeys(AGENTS, "g"),
@@ -67,10 +67,10 @@ class Served:
             limits=EpisodeConfig(),
         )
         of = {"team_version": 10 + version, "set_name": set_name, "apps": {"g": self.apps[set_name]}}
-        return Arm(**of, cast=cast.to_dict() | changes)
+        return DeployedTeam(**of, team_spec=team_spec.to_dict() | changes)
 
     def route(self, version: int) -> None:
-        wanted = TeamInService(champion=self.arm(version))
+        wanted = TeamRoute(champion=self.arm(version))
         route(self.config, "demo", wanted, state_file=self.state_file, timeout_s=120)
 
     def num_running(self) -> int:
@@ -203,7 +203,7 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
 
 
 def test_a_team_that_cannot_be_loaded_is_refused_and_the_one_in_service_stays(served: Served, client: Any) -> None:
-    bad = TeamInService(champion=served.arm(1, workflow="nowhere:Nothing"))
+    bad = TeamRoute(champion=served.arm(1, workflow="nowhere:Nothing"))
     with pytest.raises(RouteError, match=r"refuses: workflow\.path: cannot import 'nowhere'"):
         route(served.config, "demo", bad, state_file=served.state_file, timeout_s=60)
     assert gateway_teams(served.config)["demo"].champion.team_version == 10
@@ -211,7 +211,7 @@ def test_a_team_that_cannot_be_loaded_is_refused_and_the_one_in_service_stays(se
 
 
 def test_two_teams_share_a_gateway_and_one_can_be_taken_off(served: Served, client: openai.OpenAI) -> None:
-    route(served.config, "other", TeamInService(champion=served.arm(1)), state_file=served.state_file, timeout_s=60)
+    route(served.config, "other", TeamRoute(champion=served.arm(1)), state_file=served.state_file, timeout_s=60)
     versions = {
         client.chat.completions.create(model=f"{team}/solver", messages=HELLO).system_fingerprint
         for team in ("demo", "other")
@@ -298,7 +298,7 @@ def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_se
 
 
 def test_a_shadow_answers_in_a_process_of_its_own_that_stands_back(served: Served) -> None:
-    wanted = TeamInService(champion=served.arm(0), candidate=served.arm(1), shadow=1.0)
+    wanted = TeamRoute(champion=served.arm(0), candidate=served.arm(1), shadow=1.0)
     route(served.config, "demo", wanted, state_file=served.state_file, timeout_s=120)
     try:
         for path, body in (("chat/completions", ASK), ("workflows/demo/runs", {"prompt": "6*7"})):
@@ -330,8 +330,6 @@ def test_a_port_that_is_taken_is_told(served: Served) -> None:
         config = GatewayConfig(port=taken.getsockname()[1])
         try:
             with pytest.raises(RouteError, match=r"did not start: .*cannot be listened on: .*take another port"):
-                route(
-                    config, "demo", TeamInService(champion=served.arm(0)), state_file=served.state_file, timeout_s=120
-                )
+                route(config, "demo", TeamRoute(champion=served.arm(0)), state_file=served.state_file, timeout_s=120)
         finally:
             remove_apps(gateway_apps(config))

@@ -14,7 +14,7 @@ import pytest
 from gateway_scene import Scene, arm
 
 from serve_apps.gateway.api_keys import LOOK_S, KeyRing, make_key, write_keys
-from serve_apps.gateway.teams import Production, TeamInService, place_of
+from serve_apps.gateway.teams import Production, TeamRoute, place_of
 from serve_apps.openai_api.protocol import ApiError
 from stores.types import Sampling
 
@@ -279,7 +279,7 @@ async def test_a_request_ends_on_the_team_that_it_began_on_and_the_next_meets_th
         asked = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
         await asyncio.sleep(0.1)
         assert scene.service.in_flight() == [{"team": "demo", "set_name": "blue", "team_version": 3, "num": 1}]
-        scene.serve(TeamInService(champion=arm(scene.model, 4, "green")))
+        scene.serve(TeamRoute(champion=arm(scene.model, 4, "green")))
         old = await asked
         new = await client.post("/v1/chat/completions", json=body)
     found = [
@@ -292,7 +292,7 @@ async def test_a_request_ends_on_the_team_that_it_began_on_and_the_next_meets_th
 def test_users_keep_their_team_and_a_growing_share_only_moves_users_one_way(tiny_model: Path) -> None:
     both = {"champion": arm(tiny_model, 3, "blue"), "candidate": arm(tiny_model, 4, "green")}
     shares = (0.0, 0.1, 0.5, 1.0)
-    split = {share: Production.build("demo", TeamInService(**both, share=share)) for share in shares}
+    split = {share: Production.build("demo", TeamRoute(**both, share=share)) for share in shares}
     users = [f"user-{i}" for i in range(2000)]
     met = {share: {u for u in users if of.choose(u).version == 4} for share, of in split.items()}
     assert not met[0.0] and met[0.0] <= met[0.1] <= met[0.5] <= met[1.0] == set(users)
@@ -352,7 +352,7 @@ async def test_answers_are_counted_by_team_version_with_what_they_were_like(scen
 
 
 async def test_a_shadow_answers_after_the_champion_and_is_told_to_nobody(scene: Scene) -> None:
-    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=0.5)
+    config = TeamRoute(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=0.5)
     scene.serve(config)
     async with scene.openai() as client:
         told = [await client.chat.completions.create(model="demo/solver", messages=HELLO) for _ in range(4)]
@@ -368,7 +368,7 @@ async def test_a_shadow_answers_after_the_champion_and_is_told_to_nobody(scene: 
 
 async def test_a_shadow_that_is_late_is_no_fault_of_the_candidate(tiny_model: Path) -> None:
     scene = Scene(tiny_model, request_timeout_s=0.3)
-    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
+    config = TeamRoute(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
     scene.serve(config)
     asked = scene.streams.stream
 
@@ -386,7 +386,7 @@ async def test_a_shadow_that_is_late_is_no_fault_of_the_candidate(tiny_model: Pa
 
 async def test_a_shadow_that_fails_or_hangs_never_shows_and_too_many_are_left_out(tiny_model: Path) -> None:
     scene = Scene(tiny_model, max_shadows=1)
-    config = TeamInService(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
+    config = TeamRoute(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
     scene.serve(config)
     asked = scene.streams.stream
 
@@ -431,7 +431,7 @@ async def test_a_fault_that_nobody_foresaw_is_a_500_in_the_metrics_and_a_failure
 
 async def test_seconds_of_a_shadow_whose_engines_stand_back_are_none_of_its_team(tiny_model: Path) -> None:
     scene = Scene(tiny_model)
-    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    scene.serve(TeamRoute(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
     async with scene.openai() as client:
         await client.chat.completions.create(model="demo/solver", messages=HELLO)
         await until(lambda: any(f["team_version"] == 4 for f in scene.service.figures()))

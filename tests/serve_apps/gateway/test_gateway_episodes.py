@@ -17,7 +17,7 @@ from gateway_scene import Scene, arm
 from pipelines.credit.rule import caller_credit
 from pipelines.examples.calculator import program as calculator
 from serve_apps.gateway.api_keys import make_key, write_keys
-from serve_apps.gateway.teams import Arm, TeamInService, TeamStores
+from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.client import PolicyCallError
 from stores.served import ServedStore
 from stores.types import SERVED, Completion, EpisodeStatus, FinishReason, GenerateRequest, Sampling, Trace
@@ -54,7 +54,7 @@ class Engine:
         )
 
 
-def program_arm(model: Path, version: int, set_name: str) -> Arm:
+def program_arm(model: Path, version: int, set_name: str) -> DeployedTeam:
     made = arm(model, version, set_name)
     changes: dict[str, Any] = {
         "workflow": "serve_apps.workflows.program:Program",
@@ -63,7 +63,7 @@ def program_arm(model: Path, version: int, set_name: str) -> Arm:
         "max_model_len": {"shared": 1024},
         "sampling": {"calculator": {"max_tokens": 120, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}},
     }
-    return made.model_copy(update={"cast": made.cast | changes})
+    return made.model_copy(update={"team_spec": made.team_spec | changes})
 
 
 class Stage:
@@ -79,7 +79,7 @@ class Stage:
         self.put(3, "blue")
 
     def put(self, version: int, set_name: str, **more: Any) -> None:
-        self.scene.serve(TeamInService(champion=program_arm(self.model, version, set_name), stores=self.stores, **more))
+        self.scene.serve(TeamRoute(champion=program_arm(self.model, version, set_name), stores=self.stores, **more))
 
     @asynccontextmanager
     async def opened(self, key: str = "", **body: Any) -> AsyncIterator[tuple[httpx.AsyncClient, dict[str, Any]]]:
@@ -315,7 +315,7 @@ async def test_answers_are_counted_for_team_and_key_and_no_text_is_told(stage: S
 
 async def test_several_agents_of_any_workflow_are_called_by_their_names(tiny_model: Path, tmp_path: Path) -> None:
     stage = Stage(tiny_model, tmp_path, "a", "b")
-    stage.scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), stores=stage.stores))
+    stage.scene.serve(TeamRoute(champion=arm(tiny_model, 3, "blue"), stores=stage.stores))
     async with stage.opened() as (http, episode):
         assert set(episode["agents"]) == {"solver", "verifier", "refiner", "finalizer"}
         assert (await chat(http, episode, model="solver")).status_code == 200

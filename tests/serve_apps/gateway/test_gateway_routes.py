@@ -12,7 +12,7 @@ from gateway_scene import arm
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway import routes
 from serve_apps.gateway.routes import RouteError, route
-from serve_apps.gateway.teams import TeamInService
+from serve_apps.gateway.teams import TeamRoute
 from serve_apps.policy.app_list import Apps
 
 CONFIG = GatewayConfig()
@@ -54,7 +54,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 def put(model: Path, name: str, version: int, *, shadow: float = 0.0) -> None:
     candidate = arm(model, version + 1, "green") if shadow else None
-    wanted = TeamInService(champion=arm(model, version, "blue"), candidate=candidate, shadow=shadow)
+    wanted = TeamRoute(champion=arm(model, version, "blue"), candidate=candidate, shadow=shadow)
     route(CONFIG, name, wanted, state_file="", timeout_s=0.2)
 
 

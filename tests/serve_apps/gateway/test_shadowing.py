@@ -12,7 +12,7 @@ import pytest
 from gateway_scene import Scene, arm
 
 from serve_apps.gateway.shadowing import Played, Shadowing, ShadowJob
-from serve_apps.gateway.teams import TeamInService
+from serve_apps.gateway.teams import TeamRoute
 from serve_apps.openai_api.protocol import ChatRequest
 
 pytestmark = pytest.mark.anyio
@@ -70,20 +70,20 @@ async def test_a_player_that_breaks_has_dropped_them_and_their_room_is_free() ->
 
 async def test_what_is_wrong_with_one_job_is_not_the_fault_of_those_that_came_with_it(tiny_model: Path) -> None:
     scene = Scene(tiny_model)
-    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    scene.serve(TeamRoute(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
     jobs = [job(0), job(1, version=5), job(2, model="demo/nobody"), job(3)]
-    played = await scene.understudy.play(jobs)
+    played = await scene.shadow_player.play(jobs)
     assert [one.outcome for one in played] == ["answered", "dropped", "failed", "answered"]
     scene.streams.error = KeyError("a bug")
-    assert [one.outcome for one in await scene.understudy.play(jobs[:2])] == ["failed", "dropped"]
+    assert [one.outcome for one in await scene.shadow_player.play(jobs[:2])] == ["failed", "dropped"]
 
 
 async def test_nobody_watches_a_shadow_and_so_it_is_sampled_as_a_whole(tiny_model: Path) -> None:
     scene = Scene(tiny_model)
-    scene.serve(TeamInService(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    scene.serve(TeamRoute(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
     one = job()
     seen = {"stream": True, "logprobs": True, "top_logprobs": 2}
     one = replace(one, request=one.request.model_copy(update=seen))
-    (played,) = await scene.understudy.play([one])
+    (played,) = await scene.shadow_player.play([one])
     (asked,) = scene.streams.requests
     assert played.outcome == "answered" and asked.is_whole and asked.top_logprobs == 0

@@ -31,7 +31,7 @@ from serve_apps.policy.deployment import (
     remove_apps,
     replica_statuses,
     served_models,
-    stand_back,
+    set_low_priority,
     sync_apps,
 )
 from serve_apps.policy.proof import SyncError
@@ -278,21 +278,21 @@ def test_versions_that_no_probe_tells_apart_rest_on_their_hashes(served: Served)
 def test_an_app_stands_back_through_syncs_and_restarts_until_it_comes_forward(served: Served) -> None:
     served.sync(0)
     before = {s["pid"] for s in replica_statuses(APP)}
-    assert not any(s["stands_back"] for s in replica_statuses(APP))
-    stand_back([APP], True, timeout_s=60)
-    assert all(s["stands_back"] for s in replica_statuses(APP)) and {s["pid"] for s in replica_statuses(APP)} == before
+    assert not any(s["low_priority"] for s in replica_statuses(APP))
+    set_low_priority([APP], True, timeout_s=60)
+    assert all(s["low_priority"] for s in replica_statuses(APP)) and {s["pid"] for s in replica_statuses(APP)} == before
     served.sync(1, old=0)
-    assert all(s["stands_back"] for s in replica_statuses(APP)), "another version is no reason to come forward"
+    assert all(s["low_priority"] for s in replica_statuses(APP)), "another version is no reason to come forward"
     os.kill(replica_statuses(APP)[0]["pid"], signal.SIGKILL)
-    stand_back([APP], True, timeout_s=240)  # waits for the one that Serve starts in its place
+    set_low_priority([APP], True, timeout_s=240)  # waits for the one that Serve starts in its place
     assert len({s["pid"] for s in replica_statuses(APP)} & before) == 1
     if os.getuid() == 0:
         there = {s["pid"] for s in replica_statuses(APP)}
-        stand_back([APP], False, timeout_s=60)
+        set_low_priority([APP], False, timeout_s=60)
         assert {s["pid"] for s in replica_statuses(APP)} == there, "nothing restarted"
     else:
-        stand_back([APP], False, timeout_s=240)
-    assert not any(s["stands_back"] for s in replica_statuses(APP)) and set(served.versions()) == {1}
+        set_low_priority([APP], False, timeout_s=240)
+    assert not any(s["low_priority"] for s in replica_statuses(APP)) and set(served.versions()) == {1}
 
 
 def test_idle_engines_leave_the_cores_to_the_trainer(served: Served) -> None:

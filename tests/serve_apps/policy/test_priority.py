@@ -10,22 +10,22 @@ import pytest
 
 BOTH_WAYS = """
 import os, subprocess, sys, threading
-from serve_apps.policy.priority import _threads, has_stood_back, take_priority
+from serve_apps.policy.priority import _threads, has_low_priority, set_process_priority
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 wait = threading.Event()
 threading.Thread(target=wait.wait).start()
-assert len(list(_threads())) >= 3 and child.pid in _threads() and not has_stood_back()
-take_priority(True)
-assert has_stood_back() and {os.sched_getscheduler(t) for t in _threads()} == {os.SCHED_IDLE}
+assert len(list(_threads())) >= 3 and child.pid in _threads() and not has_low_priority()
+set_process_priority(True)
+assert has_low_priority() and {os.sched_getscheduler(t) for t in _threads()} == {os.SCHED_IDLE}
 heir = threading.Thread(target=lambda: print("heir", os.sched_getscheduler(0) == os.SCHED_IDLE))
 heir.start(); heir.join()
 if sys.argv[1] == "ordinary":
     os.setuid(65534)
 try:
-    take_priority(False)
+    set_process_priority(False)
     print("forward", {os.sched_getscheduler(t) for t in _threads()} == {os.SCHED_OTHER})
 except PermissionError:
-    print("refused", has_stood_back())
+    print("refused", has_low_priority())
 wait.set(); child.stdin.close()
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines.examples.made_up_facts import tasks as made_up_facts
-from serve_apps.agent import Reply, Said, Tool, ToolError
+from serve_apps.agent import Reply, Tool, ToolError, TracedText
 from serve_apps.config import EpisodeConfig
 from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
 from serve_apps.tokenizer import ChatTokenizer
@@ -134,8 +134,8 @@ def test_debaters_do_not_read_each_others_answers_and_vote(tokenizer: ChatTokeni
     ],
 )
 def test_what_peers_read_of_a_solution(steps: str, answer: str, shown: str) -> None:
-    fields = {"solution": Said.by(steps, 3), "answer": Said.by(answer, 3)}
-    reply = Reply(turn_index=3, text=Said.by("", 3), fields=fields, is_format_ok=True, is_truncated=False)
+    fields = {"solution": TracedText.by(steps, 3), "answer": TracedText.by(answer, 3)}
+    reply = Reply(turn_index=3, text=TracedText.by("", 3), fields=fields, is_format_ok=True, is_truncated=False)
     assert without_answer(reply) == shown
     assert without_answer(reply).origins == {3}
 
