@@ -15,10 +15,12 @@ from records import MakeTrace
 from pipelines.cluster import connect
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
+from pipelines.evaluation import played as played_module
 from pipelines.monitoring import served_windows
 from pipelines.release import by_hand as moves
 from pipelines.report.inspect import evaluate_team
 from pipelines.run.run import Run, plain
+from pipelines.runners import watch_champion
 from pipelines.stages import evaluate
 from serve_apps.runner import EpisodeSpec
 from serve_apps.team_spec import TeamSpec
@@ -83,10 +85,10 @@ def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTra
     )
     run.__dict__["tracker"] = SimpleNamespace(log_metrics=lambda *shown, at: None, log_json=lambda *shown: None)
     monkeypatch.setattr(connect, "connect", lambda address: None)
-    monkeypatch.setattr(evaluate, "serve", lambda run, models: None)
+    monkeypatch.setattr(played_module, "serve", lambda run, models: None)
     monkeypatch.setattr(served_windows, "gateway_answers", lambda run: [])
     played: Played = {}
-    monkeypatch.setattr(evaluate, "sample_episodes", fake_sampler(make_trace, played))
+    monkeypatch.setattr(played_module, "sample_episodes", fake_sampler(make_trace, played))
     return run, played
 
 
@@ -142,7 +144,7 @@ def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes
     by_hand: tuple[Run, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, played = by_hand
-    found = moves.watch(run, "champion", ["test", "sentinel"])
+    found = watch_champion.watch(run, "champion", ["test", "sentinel"])
     assert {name: section["accuracy"] for name, section in found["sections"].items()} == {"test": 1.0, "sentinel": 0.5}
     assert played == {"t0": 2, "t1": 2}
 
@@ -151,12 +153,12 @@ def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes
             raise KeyboardInterrupt
         return sampled(tasks, **more)
 
-    sampled = evaluate.sample_episodes
+    sampled = played_module.sample_episodes
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(evaluate, "sample_episodes", killed)
-        moves.watch(run, "champion", ["test", "sentinel"])
+        patch.setattr(played_module, "sample_episodes", killed)
+        watch_champion.watch(run, "champion", ["test", "sentinel"])
     assert played == {"t0": 3, "t1": 3}
-    again = moves.watch(run, "champion", ["test", "sentinel"])
+    again = watch_champion.watch(run, "champion", ["test", "sentinel"])
     assert again["sections"] == found["sections"] and (found["state"], again["state"]) == ("learning", "sound")
     assert played == {"t0": 4, "t1": 4}, "the test tasks were kept, the sentinel ones played anew"
 

@@ -20,15 +20,15 @@ from pipelines.cli.main import app
 from pipelines.cluster import connect
 from pipelines.cluster.observe import look_points
 from pipelines.config.run_config import load_config
+from pipelines.evaluation import played as played_module
 from pipelines.monitoring import served_windows
 from pipelines.monitoring.episode_metrics import Vital, Window
 from pipelines.monitoring.served_windows import vitals_of_sums
 from pipelines.monitoring.watching import CHAMPION, ITERATION, accept, kept_windows, look, look_metrics, look_tags
-from pipelines.release import by_hand as moves
 from pipelines.report.watch_table import watch_tables
 from pipelines.run.run import Run
+from pipelines.runners import watch_champion
 from pipelines.runners.claim import reason_to_skip
-from pipelines.stages import evaluate
 from serve_apps.gateway.figures import NAMES, Tally
 from stores.metrics import METRICS
 from stores.registry import TeamRegistry
@@ -163,12 +163,12 @@ def watched(by_hand: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def answer_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = evaluate.sample_episodes
+    sampled = played_module.sample_episodes
 
     def wrong(tasks: list[Task], **more: Any) -> Any:
         return sampled([replace(task, answers=("6",)) for task in tasks], **more)
 
-    monkeypatch.setattr(evaluate, "sample_episodes", wrong)
+    monkeypatch.setattr(played_module, "sample_episodes", wrong)
 
 
 def many_tasks(run: Run) -> None:
@@ -224,14 +224,14 @@ def test_what_was_served_since_the_last_watching_is_a_window_of_the_champions(
     now = time.time()
     serve_answers(watched, make_trace, 20, text="how many", begun=now - 9)
     serve_answers(watched, make_trace, 40, text="how many", version=3, begun=now - 8)
-    first = moves.watch(watched, CHAMPION, ["test"])
+    first = watch_champion.watch(watched, CHAMPION, ["test"])
     assert first["waiting"] == {"service": "20 of watch.min_episodes = 30 answers"}
     serve_answers(watched, make_trace, 15, text="how much", begun=now - 7)
-    second = moves.watch(watched, CHAMPION, ["test"])
+    second = watch_champion.watch(watched, CHAMPION, ["test"])
     assert second["waiting"] == {} and "service/input_drift" in second["learning"]
     (window,) = kept_windows(watched, "service")
     assert (window.figures["turns"].num, window.figures["feedback"].mean) == (35, 1.0)
-    assert moves.watch(watched, CHAMPION, ["test"])["waiting"] == {}, "nothing new, nothing waits"
+    assert watch_champion.watch(watched, CHAMPION, ["test"])["waiting"] == {}, "nothing new, nothing waits"
     assert len(kept_windows(watched, "service")) == 1
 
 
@@ -257,7 +257,7 @@ def test_the_gateways_answers_are_those_since_the_last_window(watched: Run, monk
     show_answers(monkeypatch, watched, tallies)
     for tokens in (10.0, 20.0):
         answer(tallies, tokens)
-        moves.watch(watched, CHAMPION, ["test"])
+        watch_champion.watch(watched, CHAMPION, ["test"])
         tallies.pop("a", None)  # a replica that ends takes only its own figures along
     means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
     assert means == [10.0, 20.0]
@@ -270,7 +270,7 @@ def test_a_replica_that_one_look_missed_is_not_counted_from_its_start(
     for tokens, shown in ((10.0, ("a", "b")), (20.0, ("a",)), (30.0, ("a", "b"))):
         answer(tallies, tokens)
         show_answers(monkeypatch, watched, {name: tallies[name] for name in shown})
-        moves.watch(watched, CHAMPION, ["test"])
+        watch_champion.watch(watched, CHAMPION, ["test"])
     means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
     assert means == [10.0, 20.0, pytest.approx((2 * 30.0 + 20.0) / 3)], "b's 20s were not counted before"
 

@@ -13,6 +13,7 @@ from records import MakeTrace
 
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
+from pipelines.evaluation import played as played_module
 from pipelines.run.run import Run, plain
 from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
@@ -54,7 +55,8 @@ class Scene:
         self.run.journal.put_value(self.run.run_id, "champion", champion)
         monkeypatch.setattr(self.run, "trained", lambda iteration: {g: refs[g][2] for g in GROUPS}, raising=False)
         monkeypatch.setattr(evaluate, "serve", lambda run, models: None)
-        monkeypatch.setattr(evaluate, "sample_episodes", self.sample)
+        monkeypatch.setattr(played_module, "serve", lambda run, models: None)
+        monkeypatch.setattr(played_module, "sample_episodes", self.sample)
         self.registered: list[dict[str, int]] = []
         self.run.__dict__["registry"] = SimpleNamespace(
             register=self.register, set_alias=lambda *_: None, remove_alias=lambda *_: None
