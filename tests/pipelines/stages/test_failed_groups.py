@@ -28,7 +28,7 @@ class Trainer:
     def __init__(self, group: str, fault: Exception | None) -> None:
         self.group, self.fault = group, fault
 
-    def order(self, order: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    def run_job(self, order: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         if self.fault is not None:
             raise self.fault
         return {"model": plain(ref(self.group, 1)), "reason": "", "metrics": {}, "agents": {}}
