@@ -1,21 +1,21 @@
-"""report: what a run measured -> one self-contained report.html that works offline, and a table for the terminal.
+"""sections: what a run measured -> one self-contained report.html that works offline, and a table for the terminal.
 
-    ReportData --> sections (this file) + figures (report_figures) --> page with Plotly inlined once (report_page)
+    ReportData --> the values of the page's sections (this file), charts (figures) --> templates/report.html.jinja (page)
 
-Everything that comes from models, tasks or configs is escaped.
+The templates escape everything that comes from models, tasks or configs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pipelines.report import figures as figures
-from pipelines.report.page import page
-from pipelines.report.warnings_table import symptom_lines, symptoms_table
+from pipelines.monitoring.training_warnings import all_symptoms
+from pipelines.report import figures
+from pipelines.report.page import render_template
+from pipelines.report.warnings_table import newest_first, warning_lines
 from pipelines.report.watch_table import watch_tables
 from stores.types import EpisodeRewards, Trace, Turn, TurnReward
 
@@ -29,6 +29,11 @@ class ExampleEpisode:
 
     trace: Trace
     rewards: EpisodeRewards | None = None
+
+    def reward_of(self, turn: Turn) -> TurnReward | None:
+        """The reward of one of its turns; None where it has none."""
+        rewards = self.rewards.rewards if self.rewards else ()
+        return next((reward for reward in rewards if reward.turn_index == turn.turn_index), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +55,13 @@ class ReportData:
     """One mapping per iteration:
     `iteration`: int
     `metrics`: {name: float} of the whole iteration (`reward`, `tokens_per_s`, `overhead_share`, ...)
-    `agents`: {agent: {`reward`, `format`, ...: float}}, with the train metrics of report_figures.AGENT_PANELS
-    `groups`: {model_group: {train metric: float}}, with or without the prefix `train/`, see report_figures.TRAIN_PANELS
+    `agents`: {agent: {`reward`, `format`, ...: float}}, with the train metrics of figures.AGENT_PANELS
+    `groups`: {model_group: {train metric: float}}, with or without the prefix `train/`, see figures.TRAIN_PANELS
     `funnel`: {agent: {step: count}}, steps in the order of the funnel
     `seconds`: {stage: seconds}, and `total` where wall time is more than the sum
     `evaluation`: None or {`candidate`, `champion`, `gain`: {mean, low, high} or None, `num_tasks`, `verdict`,
         `condition`}
-    `symptoms`: the warnings of `symptoms.find_symptoms`, for the terminal; the page finds them again
+    `symptoms`: the warnings of `training_warnings.find_symptoms`, for the terminal; the page finds them again
     """
     examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
@@ -70,239 +75,23 @@ class ReportData:
 def render(data: ReportData) -> str:
     """The page as text."""
     rows = list(data.iterations)
-    sections = [
-        _headline(data),
-        _section("Learning", "Per agent, mean over the episodes of an iteration.", _charts(figures.learning(rows))),
-        _section(
-            "Evaluation", "Held-out tasks of the gate, with 95% intervals; the gain's is the gate's.", _evaluation(rows)
-        ),
-        _section(
-            "Symptoms", "Figures that left their usual range, judged by the run's own history.", symptoms_table(rows)
-        ),
-        _section(
-            "Watch",
-            "What episodes are like, against the champion's own history; what is usual follows from earlier windows.",
-            watch_tables(data.looks),
-        ),
-        _section("Training", "Per model group.", _charts(figures.training(rows)) + _more_metrics(rows)),
-        _section("Training, per agent", "Over each agent's own turns.", _charts(figures.training_of_agents(rows))),
-        _section("Funnel", "Turns of each agent, from call to gradient.", _funnel(rows)),
-        _section("Time", "Seconds per stage, and the share that neither samples nor trains.", _time(rows)),
-        _section("Episodes", "The same tasks before and after. Credit is what each turn earned.", _examples(data)),
-        _section("Run", "", _facts(data.facts)),
-    ]
-    return page(title=f"{data.run_id} · Troupe", body="\n".join(sections))
-
-
-def _section(title: str, hint: str, body: str) -> str:
-    if not body:
-        return ""
-    hint_html = f"<p class='hint'>{escape(hint)}</p>" if hint else ""
-    return f"<section><h2>{escape(title)}</h2>{hint_html}{body}</section>"
-
-
-def _charts(specs: Iterable[figures.Figure]) -> str:
-    cards = [
-        f"<figure class='card'><figcaption>{escape(f.title)}</figcaption>"
-        f"<div class='chart'><script type='application/json'>{f.json()}</script></div></figure>"
-        for f in specs
-    ]
-    return f"<div class='grid'>{''.join(cards)}</div>" if cards else ""
-
-
-# ---- headline
-
-
-def _headline(data: ReportData) -> str:
-    headline = data.headline
-    before, after = headline.get("before") or {}, headline.get("after") or {}
-    cards = [_accuracy_card("Before", before), _accuracy_card("After", after, is_after=True)]
-    delta = headline.get("delta")
-    if delta is not None:
-        interval = _interval_text(headline.get("delta_ci95"), signed=True)
-        cards.append(_card("Gain", f"{100 * delta:+.1f}", "points", interval, tone="good" if delta > 0 else "bad"))
-    num = len(data.iterations)
-    seconds = sum(figures.total_seconds(row) for row in data.iterations)
-    cards.append(_card("Iterations", str(num), "", f"{_duration(seconds)} in stages" if seconds else ""))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in data.notes)
-    return (
-        f"<header><h1>{escape(data.run_id)}</h1></header>"
-        f"<div class='cards'>{''.join(c for c in cards if c)}</div>"
-        f"{f'<div class=notes>{notes}</div>' if notes else ''}"
+    return render_template(
+        "report.html.jinja",
+        data=data,
+        total_seconds=sum(figures.total_seconds(row) for row in rows),
+        learning=figures.learning(rows),
+        evaluated=(evaluated := [(row["iteration"], row["evaluation"]) for row in rows if row.get("evaluation")]),
+        evaluation=[figures.evaluation(evaluated)] if evaluated else [],
+        warnings=newest_first(all_symptoms(rows)),
+        watched=watch_tables(data.looks),
+        training=figures.training(rows),
+        training_of_agents=figures.training_of_agents(rows),
+        other_metrics=figures.other_metrics(rows),
+        funnel_row=next((row for row in reversed(rows) if row.get("funnel")), None),
+        funnel=figures.funnel(rows),
+        timings=figures.timings(rows),
+        examples=[example for example in data.examples if example.before or example.after],
     )
-
-
-def _accuracy_card(name: str, result: Mapping[str, Any], *, is_after: bool = False) -> str:
-    accuracy = result.get("accuracy")
-    if accuracy is None:
-        return ""
-    low, high = result.get("ci95") or (accuracy, accuracy)
-    scale = (
-        f"<div class='scale'><i style='left:{100 * low:.2f}%;width:{100 * max(high - low, 0):.2f}%'></i>"
-        f"<b style='left:{100 * accuracy:.2f}%'></b></div>"
-    )
-    tasks = f" · {result['num_tasks']} tasks" if "num_tasks" in result else ""
-    foot = _interval_text(result.get("ci95")) + tasks
-    return _card(name, f"{100 * accuracy:.1f}", "% right", foot, extra=scale, tone="accent" if is_after else "")
-
-
-def _card(name: str, value: str, unit: str, foot: str, *, extra: str = "", tone: str = "") -> str:
-    return (
-        f"<div class='card stat {tone}'><span class='name'>{escape(name)}</span>"
-        f"<span class='value'>{escape(value)}<small>{escape(unit)}</small></span>{extra}"
-        f"<span class='foot'>{escape(foot)}</span></div>"
-    )
-
-
-def _interval_text(interval: Sequence[float] | None, *, signed: bool = False) -> str:
-    if not interval:
-        return ""
-    low, high = (f"{100 * x:+.1f}" if signed else f"{100 * x:.1f}" for x in interval)
-    return f"95% interval {low} to {high}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-# ---- evaluation
-
-
-def _evaluation(rows: Sequence[Mapping[str, Any]]) -> str:
-    judged = [(row["iteration"], row["evaluation"]) for row in rows if row.get("evaluation")]
-    if not judged:
-        return ""
-    body = []
-    for iteration, found in judged:
-        verdict = str(found.get("verdict") or "")
-        cells = [
-            f"<td>{iteration}</td>",
-            *(f"<td class='num'>{_estimate(found.get(key), signed=key == 'gain')}</td>" for key in _COLUMNS),
-            f"<td class='num'>{found.get('num_tasks') or ''}</td>",
-            f"<td><span class='badge {_TONES.get(verdict, '')}'>{escape(verdict)}</span></td>",
-            f"<td class='wide'>{escape(str(found.get('condition') or ''))}</td>",
-        ]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    names = ["Iteration", *(c.capitalize() for c in _COLUMNS), "Tasks", "Verdict", "What decided"]
-    head = "".join(f"<th>{name}</th>" for name in names)
-    table = f"<div class='card scroll'><table><tr>{head}</tr>{''.join(body)}</table></div>"
-    return _charts([figures.evaluation(judged)]) + table
-
-
-_COLUMNS = ("candidate", "champion", "gain")
-_TONES = {"promote": "good", "reject": "bad", "inconclusive": "warn"}
-
-
-def _estimate(interval: Mapping[str, float] | None, *, signed: bool) -> str:
-    if not interval:
-        return "–"
-    form = "{:+.3f}" if signed else "{:.3f}"
-    mean, low, high = (form.format(interval[key]) for key in ("mean", "low", "high"))
-    return f"{mean} <span class='dim'>[{low}, {high}]</span>"
-
-
-# ---- training, funnel, time
-
-
-def _more_metrics(rows: Sequence[Mapping[str, Any]]) -> str:
-    more = _charts(figures.other_metrics(rows))
-    return f"<details class='more'><summary>All other metrics</summary>{more}</details>" if more else ""
-
-
-def _funnel(rows: Sequence[Mapping[str, Any]]) -> str:
-    last = next((row for row in reversed(rows) if row.get("funnel")), None)
-    if last is None:
-        return ""
-    steps = list(dict.fromkeys(step for counts in last["funnel"].values() for step in counts))
-    head = "".join(f"<th>{escape(step.replace('_', ' '))}</th>" for step in steps)
-    body = []
-    for agent, counts in last["funnel"].items():
-        first = next(iter(counts.values()), 0)
-        cells = "".join(_funnel_cell(counts.get(step), first) for step in steps)
-        body.append(f"<tr><th>{escape(agent)}</th>{cells}</tr>")
-    table = (
-        f"<figure class='card scroll'><figcaption>Iteration {last['iteration']}</figcaption>"
-        f"<table class='funnel'><tr><th></th>{head}</tr>{''.join(body)}</table></figure>"
-    )
-    return table + _charts(figures.funnel(rows))
-
-
-def _funnel_cell(count: int | None, first: int) -> str:
-    if count is None:
-        return "<td>–</td>"
-    share = count / first if first else 0.0
-    return (
-        f"<td><div class='bar'><i style='width:{100 * min(share, 1):.1f}%'></i>"
-        f"<span>{count:,}</span><span class='dim'>{100 * share:.0f}%</span></div></td>"
-    )
-
-
-def _time(rows: Sequence[Mapping[str, Any]]) -> str:
-    return _charts(figures.timings(rows))
-
-
-# ---- episodes
-
-
-def _examples(data: ReportData) -> str:
-    return "".join(_example(example) for example in data.examples)
-
-
-def _example(example: Example) -> str:
-    sides = [(name, e) for name, e in (("Before", example.before), ("After", example.after)) if e is not None]
-    if not sides:
-        return ""
-    task = sides[0][1].trace.task
-    columns = "".join(_episode(name, episode) for name, episode in sides)
-    return (
-        f"<div class='card example'><div class='task'><b>{escape(task.prompt)}</b>"
-        f"<span class='dim'>right answer: {escape(' or '.join(task.answers))}</span></div>"
-        f"<div class='sides'>{columns}</div></div>"
-    )
-
-
-def _episode(name: str, episode: ExampleEpisode) -> str:
-    trace, rewards = episode.trace, episode.rewards
-    credit = {r.turn_index: r for r in rewards.rewards} if rewards else {}
-    badge = ""
-    if rewards is not None:
-        tone = "good" if rewards.outcome >= 1 else "bad" if rewards.outcome <= 0 else "warn"
-        badge = f"<span class='badge {tone}'>outcome {rewards.outcome:g}</span>"
-    answer = f"answer <b>{escape(trace.answer)}</b>" if trace.answer else "no answer"
-    error = f"<p class='fault'>{escape(trace.error)}</p>" if trace.error else ""
-    turns = "".join(_turn(turn, credit.get(turn.turn_index)) for turn in trace.turns)
-    return (
-        f"<div class='side'><div class='head'><h3>{name}</h3>{badge}<span>{answer}</span>"
-        f"<span class='dim'>{trace.status} · {escape(trace.episode_id[:12])}</span></div>{error}{turns}</div>"
-    )
-
-
-def _turn(turn: Turn, reward: TurnReward | None) -> str:
-    if turn.is_format_ok:
-        verdict = "<span class='badge good'>format ok</span>"
-    else:
-        verdict = f"<span class='badge bad'>{escape(turn.format_fault or 'format broken')}</span>"
-    paid = ""
-    if reward is not None:
-        parts = ", ".join(f"{escape(part)} {value:+g}" for part, value in reward.breakdown.items())
-        tone = "good" if reward.reward > 0 else "bad" if reward.reward < 0 else ""
-        paid = f"<span class='badge {tone}'>credit {reward.reward:+.2f}</span><span class='dim'>{parts}</span>"
-    fields = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(value) or '<i>empty</i>'}</dd>" for name, value in turn.fields.items()
-    )
-    size = f"{len(turn.completion_token_ids)} tokens · {turn.finish_reason} · v{turn.policy_version}"
-    return (
-        f"<div class='turn'><div class='head'><b>{escape(turn.agent)}</b>{verdict}{paid}"
-        f"<span class='dim'>{size}</span></div>"
-        f"<pre>{escape(turn.completion_text) or '<i>empty</i>'}</pre>"
-        f"<details><summary>Parsed fields</summary><dl>{fields}</dl></details>"
-        f"<details><summary>Prompt</summary><pre>{escape(turn.prompt_text)}</pre></details></div>"
-    )
-
-
-def _facts(facts: Mapping[str, Any]) -> str:
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
-    return f"<div class='card scroll'><table class='facts'>{rows}</table></div>" if rows else ""
 
 
 # ---- the terminal
@@ -365,7 +154,7 @@ def _caption(row: Mapping[str, Any]) -> str:
     found = row.get("evaluation")
     if found and found.get("verdict"):
         lines.append(f"gate: {found['verdict']}, {found.get('condition', '')}")
-    return "\n".join([*lines, *symptom_lines(row)])
+    return "\n".join([*lines, *warning_lines(row)])
 
 
 def _short(step: str) -> str:

@@ -1,41 +1,76 @@
-"""report_watch: the latest looks at a team -> a table of figures, what is usual of each, and whether it alarms."""
+"""watch_table: the latest checks of a team for drift -> a table of metrics, what is usual of each, and whether it alarms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from typing import Any
 
-_TONES = {"alarm": "bad", "sound": "good", "learning": "warn"}
-_NAMES = {"iteration": "Training episodes of the latest iteration", "champion": "The champion, last watched"}
-_HEAD = ("From", "Figure", "Now", "Usual", "Range", "Windows", "State")
+STATES = ("alarm", "sound", "learning")
+"""States of a metric, in the order of the table's rows."""
+TITLES = {"iteration": "Training episodes of the latest iteration", "champion": "The champion, last watched"}
 
 
-def watch_tables(looks: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """A table per kind of look, alarms first; empty where nobody has looked."""
-    return "".join(_table(_NAMES[kind], told) for kind, told in looks.items() if told is not None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchRow:
+    """One metric of one source, its numbers as text; a dash stands for a number that is not known yet."""
+
+    source: str
+    figure: str
+    now: str
+    usual: str
+    range: str
+    num_windows: int
+    state: str
 
 
-def _table(name: str, told: Mapping[str, Any]) -> str:
-    rows = [(source, figure, found) for source, of in told["sources"].items() for figure, found in of.items()]
-    rows.sort(key=lambda row: list(_TONES).index(row[2]["state"]))
-    head = "".join(f"<th>{column}</th>" for column in _HEAD)
-    body = "".join(_row(*row) for row in rows)
-    badge = f"<span class='badge {_TONES[told['state']]}'>{told['state']}</span>"
-    at = datetime.fromtimestamp(told["at"], UTC).strftime("%Y-%m-%d %H:%M UTC")
-    said = "".join(f"<p>{escape(a['what'])}; try: {escape(a['try'])}</p>" for a in told["alarms"])
-    said += "".join(f"<p class='dim'>{escape(source)}: {escape(num)}</p>" for source, num in told["waiting"].items())
-    return (
-        f"<figure class='card scroll'><figcaption>{name} {badge} <span class='dim'>{at}</span></figcaption>{said}"
-        f"<table><tr>{head}</tr>{body}</table></figure>"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchTable:
+    """What one kind of check found."""
+
+    title: str
+    state: str
+    time: str
+    alarms: tuple[Mapping[str, Any], ...]
+    """What alarms, as `what` and `try`."""
+    waiting: Mapping[str, str]
+    """How far each source is that has too few episodes for a window."""
+    rows: tuple[WatchRow, ...]
+
+
+def watch_tables(looks: Mapping[str, Mapping[str, Any] | None]) -> list[WatchTable]:
+    """A table per kind of check that was made, alarms first. `looks` is as in `ReportData.looks`."""
+    return [_table(TITLES[kind], look) for kind, look in looks.items() if look is not None]
+
+
+def _table(title: str, look: Mapping[str, Any]) -> WatchTable:
+    rows = [
+        _row(source, name, judged) for source, figures in look["sources"].items() for name, judged in figures.items()
+    ]
+    return WatchTable(
+        title=title,
+        state=look["state"],
+        time=datetime.fromtimestamp(look["at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        alarms=tuple(look["alarms"]),
+        waiting=look["waiting"],
+        rows=tuple(sorted(rows, key=lambda row: STATES.index(row.state))),
     )
 
 
-def _row(source: str, figure: str, found: Mapping[str, Any]) -> str:
-    low, high = (None if found[end] is None else f"{found[end]:.3g}" for end in ("low", "high"))
-    usual = "–" if found["usual"] is None else f"{found['usual']:.3g}"
-    span = f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}" if high else "–"
-    cells = [f"<td>{escape(source)}</td><td>{escape(figure.replace('_', ' '))}</td>"]
-    cells += [f"<td class='num'>{value}</td>" for value in (f"{found['now']:.3g}", usual, span, found["num_windows"])]
-    return f"<tr>{''.join(cells)}<td><span class='badge {_TONES[found['state']]}'>{found['state']}</span></td></tr>"
+def _row(source: str, figure: str, judged: Mapping[str, Any]) -> WatchRow:
+    return WatchRow(
+        source=source,
+        figure=figure.replace("_", " "),
+        now=f"{judged['now']:.3g}",
+        usual="–" if judged["usual"] is None else f"{judged['usual']:.3g}",
+        range=_range(judged["low"], judged["high"]),
+        num_windows=judged["num_windows"],
+        state=judged["state"],
+    )
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"{low:.3g} to {high:.3g}"
+    return f"at least {low:.3g}" if low is not None else f"at most {high:.3g}" if high is not None else "–"

@@ -209,6 +209,21 @@ def test_the_report_loads_nothing_and_runs_only_its_own_scripts() -> None:
     assert EVIL in page.text, "what a model wrote is shown as it wrote it"
 
 
+def test_names_and_prompts_are_escaped_wherever_they_stand() -> None:
+    data = sample_report()
+    row = iteration_row(1)
+    row["agents"][EVIL] = row["agents"]["solver"]
+    row["funnel"][EVIL] = row["funnel"]["solver"]
+    example = data.examples[0].before
+    assert example is not None
+    task = replace(example.trace.task, prompt=EVIL, answers=(EVIL,))
+    turns = tuple(replace(turn, agent=EVIL, fields={EVIL: EVIL}) for turn in example.trace.turns)
+    changed = replace(example, trace=replace(example.trace, task=task, turns=turns, answer=EVIL, error=EVIL))
+    html = render(replace(data, run_id=EVIL, iterations=[row], examples=[Example(before=changed)], notes=[EVIL]))
+    assert "<script>alert" not in html and "<img" not in html
+    assert read(html).text.count(EVIL) > 20, "what was written is shown as it was written"
+
+
 def test_the_report_shows_every_part() -> None:
     page = read(render(sample_report()))
     for part in ("37.1", "86.3", "+49.2", "inconclusive", "refiner_finalizer", "credit +1.00", "multiply first"):
