@@ -12,7 +12,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dags", "pipelines", "serve_apps", "train_loops", "stores")
-HEAVY = ("torch", "ray", "vllm", "transformers", "lancedb", "mlflow", "deepspeed", "pandas", "pyarrow")
+HEAVY = (
+    "torch",
+    "ray",
+    "vllm",
+    "transformers",
+    "lancedb",
+    "mlflow",
+    "deepspeed",
+    "pandas",
+    "pyarrow",
+    "jinja2",
+    "plotly",
+)
 LIGHT = (
     "stores.types",
     "stores.config",

@@ -41,14 +41,11 @@ def graph(
     config: Annotated[
         str, typer.Argument(metavar="RUN", help="Run config (RUN.yaml), or the name of a run below --root.")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for graph.mmd and graph.svg; else Mermaid is printed.")
-    ] = None,
     iteration: Annotated[int | None, typer.Option(min=1, help="Episodes of this iteration; default all.")] = None,
     root: Root = "runs",
     debug: Debug = False,
 ) -> None:
-    """Draw a workflow as Mermaid and SVG: a declared one as it is written, a Python one as its stored episodes went."""
+    """Print a workflow as a Mermaid flowchart: a declared one as it is written, a Python one as its stored episodes went."""
     with errors(debug):
         from pipelines.report.draw import draw_graph, draw_traces
         from serve_apps.workflows.declared import Declared
@@ -63,13 +60,7 @@ def graph(
             if not traces:
                 raise ValueError(f"run {run.run_id!r} has no stored episodes yet: a Python workflow is drawn from them")
             drawing = draw_traces(traces, title=run.run_id)
-        if out is None:
-            print(drawing.mermaid(), end="")
-            return
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "graph.mmd").write_text(drawing.mermaid(), encoding="utf-8")
-        (out / "graph.svg").write_text(drawing.svg(), encoding="utf-8")
-        print(f"{out / 'graph.mmd'}, {out / 'graph.svg'}")
+        print(drawing.mermaid(), end="")
 
 
 def check_code(
