@@ -56,7 +56,9 @@ def draw_graph(graph: Graph, *, title: str) -> Drawing:
     for edge in graph.edges:
         condition = edge.when.text if edge.when else ""
         earlier = drawing.edges.get((edge.source, edge.target))
-        if earlier is not None:  # Edges between the same nodes are one arrow, which one without a condition always opens.
+        if (
+            earlier is not None
+        ):  # Edges between the same nodes are one arrow, which one without a condition always opens.
             condition = f"{earlier} or {condition}" if earlier and condition else ""
         drawing.edges[edge.source, edge.target] = condition
     for name in graph.nodes:

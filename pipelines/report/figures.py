@@ -1,4 +1,4 @@
-"""report_figures: iterations -> Plotly figures as plain JSON (colours of text and grid come from the page's theme)."""
+"""figures: iterations -> Plotly figures as plain JSON (colours of text and grid come from the page's theme)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 Row = Mapping[str, Any]
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 PALETTE = ("#3b82f6", "#f59e0b", "#10b981", "#ec4899", "#8b5cf6", "#06b6d4", "#ef4444", "#84cc16")
-"""Legible on light and on dark."""
+"""Colours that are legible on a light and on a dark page."""
 STAGE_COLORS = {
     "collect": "#3b82f6",
     "evaluate": "#06b6d4",
@@ -28,83 +28,82 @@ WORK_STAGES = ("collect", "evaluate", "train")
 TRAIN_PANELS = (
     ("KL of the update", ("kl_k3", "kl_k1", "kl")),
     ("Entropy", ("entropy",)),
-    ("Logprob gap, trainer against engine (mean)", ("logprob_gap_mean", "gap_mean", "logprob_gap", "mean_abs")),
+    ("Logprob gap between trainer and engine (mean)", ("logprob_gap_mean", "gap_mean", "logprob_gap", "mean_abs")),
     ("Gradient norm", ("grad_norm",)),
 )
-"""Title and the metric names it may go by (the first that a run has), of the charts that are always open."""
+"""Title and metric names (the first that a run has is drawn) of the charts that are always open."""
 
 AGENT_PANELS = (
     ("Ratio to the old policy (mean)", "ratio"),
-    ("Clipped tokens", "clip_share"),
-    ("KL to the parent", "kl_k3"),
+    ("Share of clipped tokens", "clip_share"),
+    ("KL to the parent version", "kl_k3"),
     ("KL to the reference", "kl_ref_k3"),
     ("Entropy", "entropy"),
-    ("Spread of advantages", "advantage_std"),
-    ("Groups without signal", "groups_without_signal"),
-    ("Credit against outcome (correlation)", "credit_correlation"),
+    ("Standard deviation of advantages", "advantage_std"),
+    ("Share of groups without signal", "groups_without_signal"),
+    ("Correlation of credit with outcome", "credit_correlation"),
 )
 """Title and name of the train metrics that have a chart per agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One chart."""
+    """One Plotly chart."""
 
     title: str
     data: list[dict[str, Any]]
     layout: dict[str, Any]
 
     def json(self) -> str:
-        """For a script element: no NaN, and nothing that could close the element."""
+        """The chart as JSON for a script element: it holds no NaN, and nothing that could close the element."""
         text = json.dumps({"data": self.data, "layout": self.layout}, allow_nan=False)
         return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def learning(rows: Sequence[Row]) -> list[Figure]:
-    """Reward and format share per agent."""
+    """Returns the charts of reward and of valid format per agent."""
     reward = _lines("Reward", rows, "agents", lambda values: values.get("reward"))
     layout = {"yaxis": {"tickformat": ".0%"}}
-    shape = _lines("Share of well-formed turns", rows, "agents", lambda values: values.get("format"), layout)
-    return [f for f in (reward, shape) if f]
+    valid = _lines("Share of turns with valid format", rows, "agents", lambda values: values.get("format"), layout)
+    return [chart for chart in (reward, valid) if chart]
 
 
 def training(rows: Sequence[Row]) -> list[Figure]:
-    """The panels of `TRAIN_PANELS` that the run has, per model group."""
-    found = [
+    """Returns the charts of `TRAIN_PANELS` that the run has, with a line per model group."""
+    charts = [
         _lines(title, rows, "groups", partial(first_metric, names=names), _small_numbers(title))
         for title, names in TRAIN_PANELS
     ]
-    return [f for f in found if f]
+    return [chart for chart in charts if chart]
 
 
 def training_of_agents(rows: Sequence[Row]) -> list[Figure]:
-    """The panels of `AGENT_PANELS` that the run has."""
-    found = [_lines(title, rows, "agents", partial(first_metric, names=(name,))) for title, name in AGENT_PANELS]
-    return [f for f in found if f]
+    """Returns the charts of `AGENT_PANELS` that the run has, with a line per agent."""
+    charts = [_lines(title, rows, "agents", partial(first_metric, names=(name,))) for title, name in AGENT_PANELS]
+    return [chart for chart in charts if chart]
 
 
 def other_metrics(rows: Sequence[Row]) -> list[Figure]:
-    """Every metric of model groups and agents that has no chart elsewhere, and those of the whole iteration."""
+    """Returns a chart of every metric that has none elsewhere: of model groups, of agents and of the whole iteration."""
     shown = {name for _, names in TRAIN_PANELS for name in names}
     names = dict.fromkeys(_bare(n) for row in rows for group in _part(row, "groups").values() for n in group)
-    found = [_lines(name, rows, "groups", partial(first_metric, names=(name,))) for name in names if name not in shown]
+    charts = [_lines(name, rows, "groups", partial(first_metric, names=(name,))) for name in names if name not in shown]
     per_agent = dict.fromkeys(n for row in rows for values in _part(row, "agents").values() for n in values)
     for name in per_agent:
         if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)):
             continue
-        found.append(_lines(f"{_bare(name)}, per agent", rows, "agents", partial(first_metric, names=(_bare(name),))))
-    wholes = dict.fromkeys(n for row in rows for n in _part(row, "metrics"))
-    for name in wholes:
-        whole = [{"iteration": row["iteration"], "m": {"iteration": _part(row, "metrics")}} for row in rows]
-        found.append(_lines(name, whole, "m", partial(first_metric, names=(name,))))
-    return [f for f in found if f]
+        charts.append(_lines(f"{_bare(name)}, per agent", rows, "agents", partial(first_metric, names=(_bare(name),))))
+    whole = [{"iteration": row["iteration"], "m": {"iteration": _part(row, "metrics")}} for row in rows]
+    for name in dict.fromkeys(n for row in rows for n in _part(row, "metrics")):
+        charts.append(_lines(name, whole, "m", partial(first_metric, names=(name,))))
+    return [chart for chart in charts if chart]
 
 
 def evaluation(judged: Sequence[tuple[int, Row]]) -> Figure:
-    """Candidate and champion with their intervals, per evaluated iteration."""
+    """Draws candidate and champion with their intervals. `judged` holds (iteration, result) of evaluated iterations."""
     data = []
     for index, side in enumerate(("candidate", "champion")):
-        points = [(iteration, found[side]) for iteration, found in judged if found.get(side)]
+        points = [(iteration, result[side]) for iteration, result in judged if result.get(side)]
         if not points:
             continue
         data.append(
@@ -112,7 +111,7 @@ def evaluation(judged: Sequence[tuple[int, Row]]) -> Figure:
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": side,
-                # Half a step aside, so that the two intervals of one iteration do not cover each other.
+                # A little to the right, so that the two intervals of one iteration do not cover each other.
                 "x": [iteration + 0.06 * index for iteration, _ in points],
                 "y": [_finite(p["mean"]) for _, p in points],
                 "error_y": {
@@ -129,11 +128,11 @@ def evaluation(judged: Sequence[tuple[int, Row]]) -> Figure:
             }
         )
     layout = {"yaxis": {"tickformat": ".0%"}, "xaxis": _iteration_axis([i for i, _ in judged])}
-    return Figure(title="Accuracy on the gate's tasks", data=data, layout=layout)
+    return Figure(title="Accuracy on the tasks of the gate", data=data, layout=layout)
 
 
 def funnel(rows: Sequence[Row]) -> list[Figure]:
-    """Share of each agent's calls that reached the last step, over time."""
+    """Returns the chart of the share of each agent's calls that reached the last step of the funnel."""
 
     def share(counts: Mapping[str, float]) -> float | None:
         values = list(counts.values())
@@ -145,7 +144,7 @@ def funnel(rows: Sequence[Row]) -> list[Figure]:
 
 
 def timings(rows: Sequence[Row]) -> list[Figure]:
-    """Seconds per stage, stacked; and the share of an iteration that neither samples nor trains."""
+    """Returns the charts of the seconds per stage (stacked) and of the overhead."""
     timed = [row for row in rows if _part(row, "seconds")]
     if not timed:
         return []
@@ -189,27 +188,27 @@ def timings(rows: Sequence[Row]) -> list[Figure]:
     }
     return [
         Figure(title="Seconds per stage", data=bars, layout=layout),
-        Figure(title="Neither sampling nor training", data=[line], layout=share_layout),
+        Figure(title="Overhead: neither sampling nor training", data=[line], layout=share_layout),
     ]
 
 
 def total_seconds(row: Row) -> float:
-    """Wall seconds of an iteration: `total` where given, else the sum of its stages."""
+    """Returns the wall seconds of an iteration: its `total` if it has one, else the sum of its stages."""
     seconds = _part(row, "seconds")
     return float(seconds.get("total") or sum(v for k, v in seconds.items() if k != "total"))
 
 
 def overhead_share(row: Row) -> float | None:
-    """Share of an iteration that is neither sampling (evaluation included) nor training; None without timings."""
-    given = _finite(_part(row, "metrics").get("overhead_share"))
+    """Returns the share of an iteration that is neither sampling (evaluation included) nor training; None without timings."""
+    measured = _finite(_part(row, "metrics").get("overhead_share"))
     total = total_seconds(row)
-    if given is not None or total <= 0:
-        return given
+    if measured is not None or total <= 0:
+        return measured
     return max(0.0, 1.0 - sum(_part(row, "seconds").get(stage, 0.0) for stage in WORK_STAGES) / total)
 
 
 def first_metric(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    """The first of `names` that `values` has, with or without the prefix of its stage."""
+    """Returns the value of the first of `names` that `values` has, with or without the prefix `train/`."""
     bare = {_bare(name): value for name, value in values.items()}
     return next((_finite(bare[name]) for name in names if name in bare), None)
 
@@ -227,7 +226,7 @@ def _lines(
     value: Callable[[Mapping[str, Any]], Any],
     layout: Mapping[str, Any] = EMPTY,
 ) -> Figure | None:
-    """One line per key of `part` (agents, groups); None where there is no number at all."""
+    """Draws a line per key of `part` (agents or groups); returns None if there is no number at all."""
     keys = list(dict.fromkeys(key for row in rows for key in _part(row, part)))
     x = [row["iteration"] for row in rows]
     data = []

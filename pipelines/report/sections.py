@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleEpisode:
-    """A trace and, where it was scored, its credit."""
+    """An episode to show: its trace and, if it was scored, its rewards."""
 
     trace: Trace
     rewards: EpisodeRewards | None = None
@@ -38,7 +38,7 @@ class ExampleEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One task, as the team solved it before and after."""
+    """One task, as the team solved it before and after training."""
 
     before: ExampleEpisode | None = None
     after: ExampleEpisode | None = None
@@ -46,7 +46,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
-    """What a report shows. Numbers that are missing, None or NaN are left out, never drawn as zero."""
+    """The content of a report. Numbers that are missing, None or NaN are left out, never drawn as zero."""
 
     run_id: str
     headline: Mapping[str, Any]
@@ -61,19 +61,19 @@ class ReportData:
     `seconds`: {stage: seconds}, and `total` where wall time is more than the sum
     `evaluation`: None or {`candidate`, `champion`, `gain`: {mean, low, high} or None, `num_tasks`, `verdict`,
         `condition`}
-    `symptoms`: the warnings of `training_warnings.find_symptoms`, for the terminal; the page finds them again
+    `symptoms`: the warnings of `training_warnings.find_symptoms`, for the terminal; the page computes them again
     """
     examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
     looks: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
-    """Latest looks by kind, see `watching.look`."""
+    """The latest drift check of each kind, see `watching.look`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Name -> value, shown at the end: workflow, seed, versions, commit."""
 
 
 def render(data: ReportData) -> str:
-    """The page as text."""
+    """Returns the page as HTML text."""
     rows = list(data.iterations)
     return render_template(
         "report.html.jinja",
@@ -101,7 +101,7 @@ _GAP_MAX = ("logprob_gap_max", "gap_max", "max_abs")
 
 
 def iteration_table(row: Mapping[str, Any]) -> Group:
-    """One row per agent (reward, format, funnel); below it one line per model group and one for the seconds.
+    """Returns a table with a row per agent (reward, format, funnel), then a line per model group and one for the seconds.
 
     `row` is an iteration as in `ReportData.iterations`; a dash stands for what was not measured.
     """
@@ -151,9 +151,9 @@ def _caption(row: Mapping[str, Any]) -> str:
     overhead = figures.overhead_share(row)
     if stages:
         lines.append("seconds: " + ", ".join(stages) + (f" · overhead {overhead:.0%}" if overhead is not None else ""))
-    found = row.get("evaluation")
-    if found and found.get("verdict"):
-        lines.append(f"gate: {found['verdict']}, {found.get('condition', '')}")
+    result = row.get("evaluation")
+    if result and result.get("verdict"):
+        lines.append(f"gate: {result['verdict']}, {result.get('condition', '')}")
     return "\n".join([*lines, *warning_lines(row)])
 
 

@@ -1,4 +1,4 @@
-"""watch_table: the latest checks of a team for drift -> a table of metrics, what is usual of each, and whether it alarms."""
+"""watch_table: the latest drift checks of a team -> tables of metrics, each with its usual range and its state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 STATES = ("alarm", "sound", "learning")
 """States of a metric, in the order of the table's rows."""
-TITLES = {"iteration": "Training episodes of the latest iteration", "champion": "The champion, last watched"}
+TITLES = {"iteration": "Training episodes of the latest iteration", "champion": "The champion's latest window"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class WatchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchTable:
-    """What one kind of check found."""
+    """The result of one kind of drift check."""
 
     title: str
     state: str

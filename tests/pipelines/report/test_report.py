@@ -279,7 +279,7 @@ def collapsing_rows() -> list[dict[str, Any]]:
     ]
 
 
-def test_a_symptom_is_in_the_page_and_in_the_terminal_with_what_to_try() -> None:
+def test_a_warning_is_in_the_page_and_in_the_terminal_with_what_to_try() -> None:
     rows = collapsing_rows()
     page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
     for part in ("hacking", "agent solver", "correlation -0.50", "a credit rule that pays what helps the team"):
@@ -289,19 +289,19 @@ def test_a_symptom_is_in_the_page_and_in_the_terminal_with_what_to_try() -> None
     assert "! hacking, agent solver, iteration 8" in console.export_text()
 
 
-def test_a_run_that_learns_has_no_symptoms() -> None:
+def test_a_run_that_learns_has_no_warnings() -> None:
     page = read(render(sample_report()))
-    assert "No figure has left its usual range." in page.text
+    assert "All metrics are in their usual range." in page.text
 
 
-def test_training_figures_of_agents_have_charts_of_their_own_and_are_told_once() -> None:
+def test_training_metrics_of_agents_have_charts_of_their_own_and_are_drawn_once() -> None:
     rows = collapsing_rows()
-    titles = ["Ratio to the old policy (mean)", "Credit against outcome (correlation)"]
+    titles = ["Ratio to the old policy (mean)", "Correlation of credit with outcome"]
     assert [f.title for f in training_of_agents(rows)] == titles
     assert [f.title for f in other_metrics(rows)] == ["rows, per agent", "outcome", "reward"]
 
 
-def test_mlflow_gets_every_figure_by_group_and_agent_and_every_symptom() -> None:
+def test_mlflow_gets_every_metric_by_group_and_agent_and_every_warning() -> None:
     summary = {
         "metrics": {"outcome": 0.5},
         "seconds": {"train": 2.0},
