@@ -14,27 +14,27 @@ export function storedKey() {
   return sessionStorage.getItem(KEY) || "";
 }
 
-export function keepKey(key) {
+export function storeKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
   else sessionStorage.removeItem(KEY);
 }
 
-/** GET v1/admin/PARTS?PARAMS as JSON; ApiError with the gateway's own words, status 0 where it is not reached. */
+/** GET v1/admin/PARTS?PARAMS as JSON; throws ApiError with the gateway's message; status 0 means that it was not reached. */
 export async function get(parts, params = {}, signal = undefined) {
   const query = new URLSearchParams(Object.entries(params).filter(([, v]) => v !== "" && v !== null && v !== undefined));
   const url = `v1/admin/${parts.map(encodeURIComponent).join("/")}${query.size ? `?${query}` : ""}`;
   const key = storedKey();
-  let answer;
+  let response;
   try {
-    answer = await fetch(url, { headers: key ? { Authorization: `Bearer ${key}` } : {}, signal, cache: "no-store" });
+    response = await fetch(url, { headers: key ? { Authorization: `Bearer ${key}` } : {}, signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The gateway does not answer. It is asked again as soon as it is back.", "unreachable");
+    throw new ApiError(0, "The gateway does not respond. The page retries until it does.", "unreachable");
   }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) {
-    const said = body.error || {};
-    throw new ApiError(answer.status, said.message || `HTTP ${answer.status}`, said.code || "");
+  const body = await response.json().catch(() => ({}));
+  if (!response.ok) {
+    const error = body.error || {};
+    throw new ApiError(response.status, error.message || `HTTP ${response.status}`, error.code || "");
   }
   return body;
 }

@@ -1,4 +1,4 @@
-// dom: small makers of elements. Text goes in as text, never as HTML: much of it was written by models and strangers.
+// dom: functions that build elements. Text is inserted as text, never as HTML: models and strangers wrote much of it.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -36,7 +36,7 @@ export function table(heads, rows, props = {}) {
   return h("div", { class: "scroll" }, h("table", props, head, body));
 }
 
-/** Heads of columns; those that begin with > stand over numbers. */
+/** The head of a column; a text that begins with > is over numbers and aligned right. */
 function headOf(text) {
   if (text instanceof Node) return text;
   return text.startsWith(">") ? h("th", { scope: "col", class: "num" }, text.slice(1)) : h("th", { scope: "col" }, text);
@@ -47,7 +47,7 @@ export function chip(text, kind = "") {
 }
 
 export function select(label, value, options, change) {
-  const items = options.map(([of, text]) => h("option", { value: of, selected: of === value }, text));
+  const items = options.map(([option, text]) => h("option", { value: option, selected: option === value }, text));
   return h("label", { class: "field" }, label, h("select", { on: { change: (e) => change(e.target.value) } }, items));
 }
 
@@ -92,6 +92,6 @@ export function when(unix) {
   return `${day} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
 }
 
-export function versions(of) {
-  return Object.entries(of).sort().map(([group, version]) => `${group} v${version}`).join(" · ");
+export function versions(policyVersions) {
+  return Object.entries(policyVersions).sort().map(([group, version]) => `${group} v${version}`).join(" · ");
 }

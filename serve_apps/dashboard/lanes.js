@@ -1,4 +1,4 @@
-// lanes: a trace's events -> a drawing with a lane per agent and per tool, blocks over time, and lines from what each read.
+// lanes: the events of a trace -> a chart with a lane per agent and per tool, a block per event, and arrows to an event from its inputs.
 
 import { s, seconds } from "./dom.js";
 
@@ -8,10 +8,10 @@ const LABEL = 128;
 const AXIS = 20;
 const MIN_WIDTH = 7;
 
-/** Turns and tool calls in one row of events, by their common count. */
+/** Turns and tool calls in one list of events, by their common index. */
 export function eventsOf(trace) {
-  const turns = trace.turns.map((t) => ({ index: t.turn_index, kind: "turn", lane: t.agent, of: t }));
-  const calls = trace.tool_calls.map((c) => ({ index: c.call_index, kind: "tool", lane: c.tool, of: c }));
+  const turns = trace.turns.map((t) => ({ index: t.turn_index, kind: "turn", lane: t.agent, record: t }));
+  const calls = trace.tool_calls.map((c) => ({ index: c.call_index, kind: "tool", lane: c.tool, record: c }));
   return [...turns, ...calls].sort((a, b) => a.index - b.index);
 }
 
@@ -25,15 +25,15 @@ export function groupColours(trace) {
 export function lanes(trace, { scale, chosen, choose, rewards, width }) {
   const events = eventsOf(trace);
   const names = [...new Set([...events.filter((e) => e.kind === "turn"), ...events.filter((e) => e.kind === "tool")].map(keyOf))];
-  const place = scale === "time" ? byTime(trace, events, width) : byOrder(events, width);
+  const position = scale === "time" ? byTime(trace, events, width) : byOrder(events, width);
   const y = (event) => AXIS + names.indexOf(keyOf(event)) * LANE + (LANE - BLOCK) / 2;
   const height = AXIS + names.length * LANE + 4;
-  const boxes = new Map(events.map((e) => [e.index, { ...place(e), y: y(e) }]));
+  const boxes = new Map(events.map((e) => [e.index, { ...position(e), y: y(e) }]));
   const near = relatives(events, chosen);
   return s("svg", { class: "lanes", width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Turns and tool calls by agent" },
     names.map((name, i) => laneOf(name, i, width)),
     scale === "time" ? ticks(trace, events, width, height) : null,
-    events.flatMap((e) => e.of.parents.map((p) => arrow(boxes.get(p), boxes.get(e.index), near, p, e.index))),
+    events.flatMap((e) => e.record.parents.map((p) => arrow(boxes.get(p), boxes.get(e.index), near, p, e.index))),
     events.map((e) => block(e, boxes.get(e.index), { colours: groupColours(trace), chosen, near, choose, rewards })));
 }
 
@@ -50,13 +50,13 @@ function laneOf(key, i, width) {
 }
 
 function endOf(trace, events) {
-  return Math.max(trace.duration_s, ...events.map((e) => e.of.start_s + e.of.duration_s), 1e-6);
+  return Math.max(trace.duration_s, ...events.map((e) => e.record.start_s + e.record.duration_s), 1e-6);
 }
 
 function byTime(trace, events, width) {
   const room = width - LABEL - MIN_WIDTH - 2;
   const end = endOf(trace, events);
-  return (e) => ({ x: LABEL + (e.of.start_s / end) * room, width: Math.max(MIN_WIDTH, (e.of.duration_s / end) * room) });
+  return (e) => ({ x: LABEL + (e.record.start_s / end) * room, width: Math.max(MIN_WIDTH, (e.record.duration_s / end) * room) });
 }
 
 function byOrder(events, width) {
@@ -79,13 +79,13 @@ function ticks(trace, events, width, height) {
   });
 }
 
-/** Everything that the chosen event was built from, and what was built from it directly. */
+/** All events that the chosen one depends on, and those that depend on it directly. */
 function relatives(events, chosen) {
   const by = new Map(events.map((e) => [e.index, e]));
   const above = new Set();
-  const walk = (index) => by.get(index)?.of.parents.forEach((p) => { if (!above.has(p)) { above.add(p); walk(p); } });
+  const walk = (index) => by.get(index)?.record.parents.forEach((p) => { if (!above.has(p)) { above.add(p); walk(p); } });
   if (chosen !== null) walk(chosen);
-  return { chosen, above, below: new Set(events.filter((e) => e.of.parents.includes(chosen)).map((e) => e.index)) };
+  return { chosen, above, below: new Set(events.filter((e) => e.record.parents.includes(chosen)).map((e) => e.index)) };
 }
 
 function arrow(from, to, near, parent, child) {
@@ -99,11 +99,11 @@ function arrow(from, to, near, parent, child) {
 
 function block(event, box, { colours, chosen, near, choose, rewards }) {
   const isTurn = event.kind === "turn";
-  const of = event.of;
-  const faulty = isTurn ? !of.is_format_ok : Boolean(of.error);
+  const { record } = event;
+  const faulty = isTurn ? !record.is_format_ok : Boolean(record.error);
   const state = [event.index === chosen && "chosen", near.above.has(event.index) && "above", near.below.has(event.index) && "below", faulty && "faulty"];
-  const kind = isTurn ? `turn g${colours.get(of.model_group)}` : "tool";
-  const label = isTurn ? `#${event.index}` : of.error ? "error" : `#${event.index}`;
+  const kind = isTurn ? `turn g${colours.get(record.model_group)}` : "tool";
+  const label = isTurn ? `#${event.index}` : record.error ? "error" : `#${event.index}`;
   const earned = rewards.get(event.index);
   return s("g", {
     class: `block ${kind} ${state.filter(Boolean).join(" ")}`, tabindex: 0, role: "button", "data-event": event.index,
@@ -112,17 +112,17 @@ function block(event, box, { colours, chosen, near, choose, rewards }) {
   },
   s("title", {}, titleOf(event, earned)),
   s("rect", { x: box.x, y: box.y, width: box.width, height: BLOCK, rx: isTurn ? 4 : 10 }),
-  isTurn && of.finish_reason === "length" ? s("rect", { class: "cut", x: box.x + box.width - 3, y: box.y, width: 3, height: BLOCK }) : null,
+  isTurn && record.finish_reason === "length" ? s("rect", { class: "cut", x: box.x + box.width - 3, y: box.y, width: 3, height: BLOCK }) : null,
   faulty ? s("circle", { class: "mark", cx: box.x + box.width - 1, cy: box.y + 1, r: 4 }) : null,
   box.width >= 26 ? s("text", { x: box.x + 6, y: box.y + 14 }, label) : null,
   earned !== undefined && box.width >= 66 ? s("text", { class: "earned", x: box.x + box.width - 7, y: box.y + 14 }, earned.toFixed(2).replace("-", "−")) : null);
 }
 
 function titleOf(event, earned) {
-  const of = event.of;
-  const said = event.kind === "turn"
-    ? `${of.agent}, round ${of.round_index}, ${of.model_group} v${of.policy_version}, ${of.num_completion_tokens} tokens, ${of.finish_reason}`
-    : `${of.tool}, called by ${of.caller || "the workflow"}`;
-  const fault = event.kind === "turn" ? of.format_fault : of.error;
-  return `#${event.index} ${said}, ${seconds(of.duration_s)}${fault ? `\n${fault}` : ""}${earned !== undefined ? `\nreward ${earned}` : ""}`;
+  const { record } = event;
+  const description = event.kind === "turn"
+    ? `${record.agent}, round ${record.round_index}, ${record.model_group} v${record.policy_version}, ${record.num_completion_tokens} tokens, ${record.finish_reason}`
+    : `${record.tool}, called by ${record.caller || "the workflow"}`;
+  const fault = event.kind === "turn" ? record.format_fault : record.error;
+  return `#${event.index} ${description}, ${seconds(record.duration_s)}${fault ? `\n${fault}` : ""}${earned !== undefined ? `\nreward ${earned}` : ""}`;
 }

@@ -1,6 +1,6 @@
-// main: the fragment of the address -> a view. #/ · #/traces/TEAM[/ID] · #/compare/TEAM[/TASK]
+// main: the fragment of the URL -> a view. #/ · #/traces/TEAM[/ID] · #/compare/TEAM[/TASK]
 
-import { ApiError, get, keepKey, storedKey } from "./api.js";
+import { ApiError, get, storeKey, storedKey } from "./api.js";
 import { compare } from "./compare.js";
 import { h, link, notice, seconds } from "./dom.js";
 import { noTeam, overview } from "./overview.js";
@@ -13,7 +13,7 @@ const THEMES = ["auto", "light", "dark"];
 const view = document.getElementById("view");
 const pulse = document.getElementById("pulse");
 let status = null;
-let isUnreached = false;
+let isUnreachable = false;
 let current = { leave: null, abort: new AbortController() };
 
 function route() {
@@ -37,7 +37,7 @@ async function show() {
   current = { leave: null, abort: new AbortController() };
   const { signal } = current.abort;
   drawNav(at);
-  isUnreached = false;
+  isUnreachable = false;
   try {
     status ||= await get(["status"], {}, signal);
     drawNav(at);
@@ -59,7 +59,7 @@ async function pageOf(at, signal) {
   if (at.name === "traces" && at.parts[1]) return trace(team, at.parts[1], at.params, signal);
   if (at.name === "traces") return traces(team, at.params, status, signal);
   if (at.name === "compare") return compare(team, at.parts[1], at.params, status, signal);
-  return { node: notice("", "There is no such view", h("a", { href: "#/" }, "To the overview")) };
+  return { node: notice("", "Unknown page", h("a", { href: "#/" }, "Go to the overview")) };
 }
 
 function drawNav(at) {
@@ -78,24 +78,24 @@ function drawNav(at) {
 }
 
 function explained(error) {
-  if (!(error instanceof ApiError)) return notice("bad", "The page failed", h("p", {}, String(error)));
-  isUnreached = error.status === 0;
+  if (!(error instanceof ApiError)) return notice("bad", "The page has a bug", h("p", {}, String(error)));
+  isUnreachable = error.status === 0;
   if (error.status === 401) return keyForm(storedKey() ? error.message : "");
-  if (error.status === 403) return keyForm(`${error.message}. Make one that may: troupe key NAME --file KEYS --scope admin`);
+  if (error.status === 403) return keyForm(`${error.message}. Create a key with this scope: troupe key NAME --file KEYS --scope admin`);
   const again = h("button", { type: "button", on: { click: show } }, "Try again");
-  return notice("bad", error.status === 404 ? "Not found" : "The gateway could not answer", h("p", {}, error.message), again);
+  return notice("bad", error.status === 404 ? "Not found" : "The gateway returned an error", h("p", {}, error.message), again);
 }
 
 function keyForm(fault) {
   const input = h("input", { type: "password", name: "key", autocomplete: "off", placeholder: "troupe-…", "aria-label": "API key" });
   const submit = (event) => {
     event.preventDefault();
-    keepKey(input.value.trim());
+    storeKey(input.value.trim());
     status = null;
     show();
   };
-  return notice("", "This gateway asks for an API key",
-    h("p", {}, "It needs the scope admin, and stays in this tab only."),
+  return notice("", "This gateway requires an API key",
+    h("p", {}, "The key needs the scope admin. It is stored in this tab only."),
     h("form", { class: "row", on: { submit } }, input, h("button", { type: "submit" }, "Open")),
     fault ? h("p", { class: "fault" }, fault) : null);
 }
@@ -106,12 +106,12 @@ async function poll() {
       status = await get(["status"]);
       pulse.className = "pulse live";
       pulse.textContent = `up ${seconds(Math.round(status.now - status.started_at))}`;
-      pulse.title = `Replicas ${status.replicas.map((of) => of.pid).join(", ")}`;
-      if (isUnreached) show();
+      pulse.title = `Replicas ${status.replicas.map((replica) => replica.pid).join(", ")}`;
+      if (isUnreachable) show();
       current.update?.(status);
     } catch (error) {
       pulse.className = "pulse lost";
-      pulse.textContent = error.status === 0 ? "no answer" : error.status === 401 ? "no key" : "no figures";
+      pulse.textContent = error.status === 0 ? "offline" : error.status === 401 ? "no key" : "no status";
       pulse.title = error.message;
     }
   }

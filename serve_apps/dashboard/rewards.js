@@ -1,4 +1,4 @@
-// rewards: an episode's credit under one credit version -> who earned what, and of which parts.
+// rewards: the credit of an episode under one credit version -> the reward of each turn and its parts.
 
 import { h, number, signed, table } from "./dom.js";
 
@@ -7,7 +7,7 @@ export function earnedBy(credit) {
   return new Map((credit?.turns || []).map((t) => [t.turn_index, t.reward]));
 }
 
-/** Args: credit: {credit_version, outcome, turns}; choose(index): called with the turn that is picked. */
+/** Args: credit: {credit_version, outcome, turns}; choose(index): called with the chosen turn. */
 export function rewards(credit, { chosen, choose }) {
   const parts = [...new Set(credit.turns.flatMap((t) => Object.keys(t.breakdown)))];
   const most = Math.max(...credit.turns.flatMap((t) => [1, -1].map((sign) => sumOf(t.breakdown, sign))), 1e-9);
@@ -19,16 +19,16 @@ export function rewards(credit, { chosen, choose }) {
   return h("div", {}, split(credit), table(["Turn", ">Reward", "Parts", ...heads], rows, { class: "rewards" }));
 }
 
-/** One bar of the whole episode: each agent's share of all that was earned or lost. */
+/** One bar for the whole episode: the share of each agent in the sum of absolute rewards. */
 function split(credit) {
   const byAgent = new Map();
   for (const t of credit.turns) byAgent.set(t.agent, (byAgent.get(t.agent) || 0) + t.reward);
   const all = [...byAgent.values()].reduce((sum, v) => sum + Math.abs(v), 0);
-  if (!all) return h("p", { class: "quiet" }, `Outcome ${number(credit.outcome)}; nobody earned anything.`);
+  if (!all) return h("p", { class: "quiet" }, `Outcome ${number(credit.outcome)}, all rewards are zero.`);
   const pieces = [...byAgent].filter(([, v]) => v).map(([agent, value]) => {
     const share = Math.abs(value) / all;
     const text = `${agent} ${signed(value)}`;
-    const piece = h("div", { class: `piece ${value < 0 ? "lost" : "won"}`, title: text }, share > 0.1 ? text : "");
+    const piece = h("div", { class: `piece ${value < 0 ? "loss" : "gain"}`, title: text }, share > 0.1 ? text : "");
     piece.style.flexGrow = share;
     return piece;
   });

@@ -8,15 +8,15 @@ const DEEPEST = 6;
 const STRENGTHS = 4;
 let colouredBy = "probability";
 
-/** What tokens are coloured by from here on, in every trace: "probability" or "advantage". */
+/** Sets what tokens of every trace are coloured by: "probability" or "advantage". */
 export function colourBy(what) {
   colouredBy = what;
 }
 
 function bucket(logprob) {
   if (logprob === null) return "none";
-  const place = BUCKETS.findIndex((p) => Math.exp(logprob) >= p);
-  return place < 0 ? BUCKETS.length : place;
+  const index = BUCKETS.findIndex((p) => Math.exp(logprob) >= p);
+  return index < 0 ? BUCKETS.length : index;
 }
 
 /** One advantage per token; null where none is known. */
@@ -46,19 +46,19 @@ function drawn(turn, recolour) {
   const readout = h("div", { class: "readout quiet" }, summary(turn));
   const spans = shown.map(([text, logprob], i) =>
     h("span", { class: `tok ${colour(logprob, i)}`, "data-i": i }, text === "" ? "·" : text.replaceAll("\n", "↵\n")));
-  const tell = (event) => {
-    const of = event.target.closest(".tok");
-    if (!of) return;
-    const [text, logprob] = shown[Number(of.dataset.i)];
+  const describe = (event) => {
+    const token = event.target.closest(".tok");
+    if (!token) return;
+    const [text, logprob] = shown[Number(token.dataset.i)];
     const known = logprob === null ? "" : `  logprob ${number(logprob).replace("-", "−")}  probability ${percent(Math.exp(logprob), 2)}`;
-    const advantage = advantages === null ? "" : `  advantage ${signed(advantages[of.dataset.i])}`;
-    readout.textContent = `token ${of.dataset.i}  ${JSON.stringify(text)}${known}${advantage}`;
+    const advantage = advantages === null ? "" : `  advantage ${signed(advantages[token.dataset.i])}`;
+    readout.textContent = `token ${token.dataset.i}  ${JSON.stringify(text)}${known}${advantage}`;
   };
   const rest = turn.num_completion_tokens - shown.length;
   const pick = advantages && select("Colour", colouredBy, [["probability", "probability"], ["advantage", "advantage"]], recolour);
   return [
-    h("pre", { class: "said", on: { pointerover: tell, pointerleave: () => { readout.textContent = summary(turn); } } },
-      spans.length ? spans : h("span", { class: "quiet" }, "(nothing)"),
+    h("pre", { class: "quoted", on: { pointerover: describe, pointerleave: () => { readout.textContent = summary(turn); } } },
+      spans.length ? spans : h("span", { class: "quiet" }, "(empty)"),
       rest > 0 ? h("span", { class: "quiet" }, ` … ${rest} more tokens are not shown one by one`) : null),
     ...(shown.length > 1 ? [strip(shown)] : []),
     h("div", { class: "row" }, readout, h("span", { class: "grow" }), isByAdvantage ? signs(most) : legend(), pick),

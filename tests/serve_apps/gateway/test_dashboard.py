@@ -50,7 +50,7 @@ def words(html: str) -> str:
 def test_every_view_shows_what_is_stored_and_hostile_text_stays_text(site: tuple[str, str], tmp_path: Path) -> None:
     url, hostile = site
     views = {
-        "": ["champion 75%", "candidate 25%", "shadows 50%", "v2 still loaded on blue", "solver", "v9"],
+        "": ["champion 75%", "candidate 25%", "shadow traffic 50%", "v2 still loaded on blue", "solver", "v9"],
         "/traces/demo": ["sum-20", "candidate", "truncated", "&lt;script&gt;document.title='owned'"],
         f"/traces/demo/{hostile}": [
             "4 turns, 1 tool calls",
@@ -58,12 +58,12 @@ def test_every_view_shows_what_is_stored_and_hostile_text_stays_text(site: tuple
             "90 tokens",
             "advantage",
             "outcome-1",
-            "Right would be",
+            "Reference answer",
         ],
         f"/traces/demo/{hostile}?event=1": ["#1 calculator", "7 + 6 * 8", "&lt;img src=x onerror="],
         "/compare/demo/sum-0?purpose=gate": ["left − right", "worker v9", "worker v7", "Compute 7 + 6 * 8"],
         "/traces/demo/none": ["Not found", "no episode 'none'"],
-        "/traces/demo?store=served": ["No answer to people is kept"],
+        "/traces/demo?store=served": ["No production traces are stored"],
     }
     for view, expected in views.items():
         html, logged = shown(f"{url}/#{view}", tmp_path)
@@ -82,4 +82,4 @@ def test_a_gateway_with_keys_asks_for_one(tiny_model: Path, tmp_path: Path) -> N
     write_keys(tmp_path / "keys.json", [kept])
     with over_http(Scene(tiny_model, keys_file=str(tmp_path / "keys.json")), free_port()) as url:
         html, _ = shown(url, tmp_path / "profile")
-    assert "This gateway asks for an API key" in words(html) and 'type="password"' in html
+    assert "This gateway requires an API key" in words(html) and 'type="password"' in html
