@@ -31,6 +31,7 @@ LIGHT = (
     "serve_apps.config",
     "train_loops.config",
     "pipelines.config.run_config",
+    "pipelines.credit",
     "pipelines.cli.main",
     "pipelines.runners.validate",
 )

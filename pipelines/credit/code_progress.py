@@ -1,8 +1,8 @@
-"""code_progress: what each round of a code team changed about the share of hidden tests that pass (UnityMAS-O).
+"""code_progress: trace -> per turn, the change of the share of hidden tests that pass (UnityMAS-O, arXiv 2605.26646).
 
 round t:  planner_t, coder_t   R_t - R_(t-1)      R_0 at t = 0
-          reflector_t          R_(t+1) - R_t      what came of its advice
-plus `format_weight` * (0 or -1) each; seed-systems 1.1.2 A
+          reflector_t          R_(t+1) - R_t      the effect of its advice
+plus `format_weight` * (0 or -1) each; R_t is the pass rate of round t
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stores.types import ToolCall, Trace, Turn
 
 
 class CodeProgress:
-    """Pays a turn only where the verdicts that it is measured by exist: an episode that ends early pays none of the rest."""
+    """Rewards a turn only if the verdicts that it is measured by exist: an episode that ends early gives no more rewards."""
 
     kind: Literal["returns"] = "returns"
 
@@ -27,7 +27,7 @@ class CodeProgress:
         advisers: Sequence[str] = ("reflector",),
     ) -> None:
         """Args:
-        format_weight: what a broken format costs.
+        format_weight: penalty of a turn with an invalid format.
         verify: the tool whose response holds `pass_rate`.
         workers: agents that act before the verdict of their round.
         advisers: agents that act after it, for the next one.
@@ -36,7 +36,7 @@ class CodeProgress:
         self.workers, self.advisers = tuple(workers), tuple(advisers)
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: the last pass rate; 0 where nothing was ever verified."""
+        """Returns the credit; the outcome is the last pass rate, or 0 if nothing was verified."""
         calls = sorted((c for c in trace.tool_calls if c.tool == self.verify), key=lambda call: call.call_index)
         rates = [call.response["pass_rate"] for call in calls if _is_verdict(call)]
         rewards = []
@@ -48,7 +48,7 @@ class CodeProgress:
         return Credit(outcome=rates[-1] if rates else 0.0, rewards=tuple(rewards))
 
     def _change(self, turn: Turn, trace: Trace, calls: Sequence[ToolCall]) -> float | None:
-        """From the verdict before a turn to the one after it; None where either is missing, or the turn is not paid."""
+        """Returns the change from the verdict before a turn to the one after it; None if one is missing or the turn has no reward."""
         own_next = min(
             (t.turn_index for t in trace.turns if t.agent == turn.agent and t.turn_index > turn.turn_index),
             default=None,
@@ -63,7 +63,7 @@ class CodeProgress:
         if turn.agent in self.workers:
             new = _rate(after[0]) if after else None
         elif turn.agent in self.advisers and before:
-            new = _rate(after[0]) if after else old  # advice that nobody could act on
+            new = _rate(after[0]) if after else old  # the last advice has no later verdict: it changed nothing
         else:
             return None
         return None if old is None or new is None else new - old

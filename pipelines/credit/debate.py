@@ -1,4 +1,4 @@
-"""debate: what a round's answers are worth to those who gave them, and to the team (UMAD, MAPoRL; seed-systems 1.3, 2.4).
+"""debate: trace -> rewards of debaters by the correctness of each round (UMAD, arXiv 2603.01221; MAPoRL, arXiv 2502.18439).
 
 r_(t,i) = correctness of what agent i answers in round t
 team_t  = sum, max or mean of r_(t,i) over i, or one agent's (`dictator`); `individual`: each its own
@@ -20,7 +20,7 @@ from stores.types import Trace
 
 
 class DebateReward:
-    """Rewards of debaters; anybody else in the workflow (a summarizer) earns the team's outcome."""
+    """Rewards debaters by their rounds; every other agent of the workflow (e.g. a summarizer) gets the team's outcome."""
 
     kind: Literal["returns"] = "returns"
 
@@ -35,11 +35,11 @@ class DebateReward:
         answer_field: str = "answer",
     ) -> None:
         """Args:
-        timing: when a round is paid.
-        team: who is paid for whom; `dictator`: all by the first debater.
+        timing: when the reward of a round is given.
+        team: whose scores an agent is rewarded by; `dictator`: the first debater's, for all.
         gamma: of `discounted`, per round.
         influence: strength of the influence reward; UMAD: 0.2.
-        format_weight: what a broken format costs.
+        format_weight: penalty of a turn with an invalid format.
         debaters: agents that debate, in order; empty: those whose names begin with `debater`.
         """
         check_choice("timing", timing, Timing)
@@ -48,7 +48,7 @@ class DebateReward:
         self.format_weight, self.debaters, self.answer_field = format_weight, tuple(debaters), answer_field
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: whether `trace.answer` is right."""
+        """Returns the credit; the outcome is 1 if `trace.answer` is correct, else 0."""
         references = trace.task.answers
         outcome = float(is_correct(trace.answer, references))
         rounds: dict[int, dict[str, float]] = defaultdict(dict)

@@ -1,7 +1,7 @@
-"""difference: a turn earns what it is better by than the agent's last one, or than the others of its round.
+"""difference: scores -> their difference to the agent's previous round, or to the other agents of the round.
 
-rounds   r_(t,i) - r_(t-1,i), r_(-1,i) = 0: adds up to the agent's last score
-agents   r_(t,i) - mean over j != i of r_(t,j): what is the same for all is worth nothing
+rounds   r_(t,i) - r_(t-1,i), r_(-1,i) = 0: the rewards add up to the agent's last score
+agents   r_(t,i) - mean over j != i of r_(t,j): a score that all have in common cancels
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Between = Literal["rounds", "agents"]
 
 
 class DifferenceReward(Shaping):
-    """Between rounds the rewards are increments, between agents they stand for themselves."""
+    """Rewards differences: increments between rounds, returns between agents."""
 
     def __init__(self, inner: Mapping[str, Any], between: Between = "rounds", agents: Sequence[str] = ()) -> None:
-        """Args: between: what a turn is compared with."""
+        """Args: between: `rounds` compares a turn with the agent's previous one, `agents` with the others of its round."""
         super().__init__(inner, agents)
         check_choice("between", between, Between)
         self.between = between
         self.kind = "increments" if between == "rounds" else "returns"
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
-        """`difference`."""
+        """Returns the part `difference`."""
         t, agent = played.round_of[turn.turn_index], turn.agent
         if self.between == "rounds":
             before = next((s[agent] for s in reversed(played.rounds[:t]) if agent in s), 0.0)

@@ -1,4 +1,4 @@
-"""graph_reward: what the nodes of a declared graph earn (UnityMAS-O, seed-systems 1.1.2 D).
+"""graph_reward: trace -> rewards of the nodes of a declared graph (UnityMAS-O, arXiv 2605.26646).
 
 R = `format_weight` * (the parser's `valid_reward` or `invalid_reward`)
   + `outcome_weight` * outcome, in full or split, for nodes that share it
@@ -17,7 +17,7 @@ from stores.types import Trace
 
 
 class GraphReward:
-    """Format by each node's own parser, outcome by the graph's answer."""
+    """Rewards the format by each node's own parser, and the outcome by the graph's answer."""
 
     kind: Literal["returns"] = "returns"
 
@@ -33,8 +33,8 @@ class GraphReward:
         """Args:
         graph: YAML file, the one that the workflow runs.
         metric: em, f1 or math.
-        share: `full`: each node earns the whole outcome; `split`: the turns earn it together.
-        sharing: nodes that earn the outcome; empty: all model nodes.
+        share: `full`: each turn gets the whole outcome; `split`: it is divided by the number of sharing turns.
+        sharing: nodes that share the outcome; empty: all model nodes.
         """
         self.metric = outcome_metric(metric)
         check_share(share)
@@ -51,7 +51,7 @@ class GraphReward:
         self.format_weight, self.outcome_weight, self.sharing = format_weight, outcome_weight, tuple(sharing)
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: the metric of `trace.answer`."""
+        """Returns the credit; the outcome is the metric of `trace.answer`."""
         outcome = self.metric(trace.answer, trace.task.answers)
         paid = [self._shares(turn.agent) for turn in trace.turns]
         each = self.outcome_weight * (outcome / max(1, sum(paid)) if self.share == "split" else outcome)

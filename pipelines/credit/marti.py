@@ -1,4 +1,4 @@
-"""marti: a score, shaped by how the agent did before (MARTI, seed-systems 2.9).
+"""marti: scores -> scores shaped by the agent's past ones (reward shaping of MARTI, github.com/TsinghuaC3I/MARTI).
 
 margin    R + alpha (R - Q)                       rewards doing better than before
 quality   R + alpha (Q R - (1 - Q)(1 - R))        rewards staying right; for scores in [0, 1]
@@ -19,8 +19,10 @@ Past = Literal["rounds", "episodes"]
 
 
 class HistoryShaping(Shaping):
-    """A turn without a past keeps its score. The other episodes are those that are scored with it, so that scoring stored
-    traces again gives the same."""
+    """Shapes scores by the agent's past. A turn without a past keeps its score.
+
+    The other episodes are those that are scored together with it, so that scoring stored traces again gives the same.
+    """
 
     needs_scores = False
 
@@ -41,7 +43,7 @@ class HistoryShaping(Shaping):
         self.mode, self.alpha, self.past, self.kind = mode, alpha, past, self.inner.kind
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
-        """`score` and `shaping`."""
+        """Returns the parts `score` and `shaping`."""
         score = played.rounds[played.round_of[turn.turn_index]][turn.agent]
         quality = self._quality(turn, played)
         return {"score": score, "shaping": 0.0 if quality is None else self.alpha * self._gain(score, quality)}

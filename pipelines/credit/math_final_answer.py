@@ -1,4 +1,4 @@
-"""math_final_answer: every turn earns the team's accuracy plus its own format (UnityMAS-O, seed-systems 1.1.2 C)."""
+"""math_final_answer: trace -> the team's accuracy and its own format, for each turn (UnityMAS-O, arXiv 2605.26646)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stores.types import Trace
 
 
 class MathFinalAnswer:
-    """R = accuracy of the final answer (1 or 0) + `format_weight` * (0 if the turn's format is ok, else -1)."""
+    """Rewards each turn with accuracy (1 or 0) + `format_weight` * (0 if the turn's format is valid, else -1)."""
 
     kind: Literal["returns"] = "returns"
 
@@ -18,7 +18,7 @@ class MathFinalAnswer:
         self.format_weight = format_weight
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: accuracy of `trace.answer`; no answer is a wrong one."""
+        """Returns the credit; the outcome is the accuracy of `trace.answer`. A missing answer is wrong."""
         accuracy = float(is_correct(trace.answer, trace.task.answers))
         rewards = [
             turn_reward(trace, i, {"accuracy": accuracy, "format": 0.0 if turn.is_format_ok else -self.format_weight})

@@ -1,4 +1,4 @@
-"""math_progress: each turn that states an answer earns what it changed about the answer's correctness, plus format.
+"""math_progress: trace -> per turn, the change of the answer's correctness, plus format.
 
 solver 0 -> 1: +1    verifier states none: 0    refiner 1 -> 0: -1    finalizer 0 -> 1: +1    sum = 1 = accuracy
 """
@@ -14,11 +14,12 @@ from stores.types import Trace, Turn
 
 
 class MathProgress:
-    """r_t = c_t - c_(t-1) + `format_weight` * (0 or -1), c the correctness of the answer that stands after a turn.
+    """Rewards turn t with c_t - c_(t-1) + `format_weight` * (0 or -1), where c_t is the
+    correctness of the team's answer after turn t.
 
-    c starts at 0; a turn that fills none of `answer_fields` leaves it. After the last turn the team's own final answer
-    stands, so that a last turn which loses a right answer pays for it, and the progress of an episode always adds up
-    to its accuracy.
+    c starts at 0; a turn that fills none of `answer_fields` does not change it. After the last turn it is the correctness
+    of the team's final answer: a last turn that loses a correct answer is penalized, and the progress of an episode always
+    adds up to its accuracy.
     """
 
     kind: Literal["increments"] = "increments"
@@ -28,22 +29,22 @@ class MathProgress:
         self.answer_fields = tuple(answer_fields)
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: accuracy of `trace.answer`; turns are taken in the order of their index."""
+        """Returns the credit; the outcome is the accuracy of `trace.answer`. Turns are taken in the order of their index."""
         references = trace.task.answers
         accuracy = float(is_correct(trace.answer, references))
         order = sorted(range(len(trace.turns)), key=lambda i: trace.turns[i].turn_index)
-        standing = 0.0
+        correctness = 0.0
         rewards = []
         for i in order:
             turn = trace.turns[i]
-            before = standing
+            before = correctness
             stated = self._stated(turn)
             if i == order[-1]:
-                standing = accuracy
+                correctness = accuracy
             elif stated:
-                standing = float(is_correct(stated, references))
+                correctness = float(is_correct(stated, references))
             penalty = 0.0 if turn.is_format_ok else -self.format_weight
-            rewards.append(turn_reward(trace, i, {"progress": standing - before, "format": penalty}))
+            rewards.append(turn_reward(trace, i, {"progress": correctness - before, "format": penalty}))
         return Credit(outcome=accuracy, rewards=tuple(rewards))
 
     def _stated(self, turn: Turn) -> str:

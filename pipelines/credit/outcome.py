@@ -1,7 +1,7 @@
-"""outcome: every turn earns what the team's answer is worth, in full or its share, less what its own format costs.
+"""outcome: trace -> the outcome, in full or split among the turns, and a format penalty, for each turn.
 
-Covers query decomposition (EM or F1, full or split: seed-systems 1.1.2 D), Dr. MAS (1/0 and the penalty for an invalid
-action, subtracted before the advantage: 1.2) and the single agent.
+It covers query decomposition (EM or F1, full or split: UnityMAS-O, arXiv 2605.26646), Dr. MAS (1 or 0 and a penalty for an
+invalid action, subtracted before the advantage: arXiv 2602.08847) and the single agent.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
 
 
 def outcome_metric(name: str) -> Callable[[str, Sequence[str]], float]:
-    """The metric that settings name; ValueError for any other."""
+    """Returns the metric that the settings name. Raises ValueError for an unknown one."""
     if name not in METRICS:
         raise ValueError(f"credit.settings.metric: {name!r} is not known: one of {', '.join(METRICS)}")
     return METRICS[name]
 
 
 def check_share(share: str) -> None:
-    """Raises ValueError for what is neither `full` nor `split`."""
+    """Raises ValueError if `share` is neither `full` nor `split`."""
     if share not in ("full", "split"):
         raise ValueError(f"credit.settings.share: {share!r} is not known: full or split")
 
 
 class OutcomeShare:
-    """R = outcome (or outcome / number of sharing turns) + `format_weight` * (0 if the turn's format is ok, else -1)."""
+    """Rewards a turn with outcome (or outcome / number of sharing turns) + `format_weight` * (0 if its format is valid, else -1)."""
 
     kind: Literal["returns"] = "returns"
 
@@ -49,22 +49,24 @@ class OutcomeShare:
     ) -> None:
         """Args:
         metric: em, f1, math, or math_strings (the reference systems' rules).
-        share: `full`: each turn earns the whole outcome; `split`: they earn it together.
-        format_weight: what a broken format costs; Dr. MAS: 0.1 for math, 0.01 for search.
-        sharing: agents that earn the outcome; empty: all. The others earn their format alone.
+        share: `full`: each turn gets the whole outcome; `split`: it is divided by the number of sharing turns.
+        format_weight: penalty of a turn with an invalid format; Dr. MAS uses 0.1 for math, 0.01 for search.
+        sharing: agents that share the outcome; empty: all. The others get their format penalty only.
         """
         self.metric = outcome_metric(metric)
         check_share(share)
         self.share, self.format_weight, self.sharing = share, format_weight, tuple(sharing)
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: the metric of `trace.answer`; no answer is a wrong one."""
+        """Returns the credit; the outcome is the metric of `trace.answer`. A missing answer is wrong."""
         outcome = self.metric(trace.answer, trace.task.answers)
-        paid = [not self.sharing or turn.agent in self.sharing for turn in trace.turns]
-        each = outcome / max(1, sum(paid)) if self.share == "split" else outcome
+        is_sharing = [not self.sharing or turn.agent in self.sharing for turn in trace.turns]
+        each = outcome / max(1, sum(is_sharing)) if self.share == "split" else outcome
         rewards = [
             turn_reward(
-                trace, i, {"outcome": each if paid[i] else 0.0, "format": format_penalty(turn, self.format_weight)}
+                trace,
+                i,
+                {"outcome": each if is_sharing[i] else 0.0, "format": format_penalty(turn, self.format_weight)},
             )
             for i, turn in enumerate(trace.turns)
         ]

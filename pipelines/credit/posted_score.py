@@ -1,4 +1,4 @@
-"""posted_score: every turn earns the score that a program, or its grader, posted for the episode."""
+"""posted_score: trace -> for each turn, the score that a program or its grader posted for the episode."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from stores.types import Trace
 
 
 class PostedScore:
-    """R = posted score + `format_weight` * (0 if the turn's format is ok, else -1)."""
+    """Rewards each turn with posted score + `format_weight` * (0 if its format is valid, else -1)."""
 
     kind: Literal["returns"] = "returns"
 
     def __init__(self, format_weight: float = 0.0) -> None:
-        """Args: format_weight: what a tool call costs that cannot be read."""
+        """Args: format_weight: penalty of a turn whose tool call cannot be parsed."""
         self.format_weight = format_weight
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: the score; 0 where the program was cut short before it could post one.
+        """Returns the credit; the outcome is the score, or 0 if the program was truncated before it posted one.
 
-        Raises ValueError where an episode that ended has none.
+        Raises ValueError if a complete episode has no score.
         """
         score = trace.outcome_metadata.get("score", 0.0 if trace.status == "truncated" else None)
         if score is None:

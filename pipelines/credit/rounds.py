@@ -1,6 +1,6 @@
-"""rounds: scores per round and agent -> what a turn is paid for them. Pure functions (seed-systems 1.3, 2.4, 2.5).
+"""rounds: scores per round and agent -> the reward of a turn. Pure functions (UMAD, arXiv 2603.01221; MAPoRL, arXiv 2502.18439).
 
-An agent that did not speak in a round has no score in it.
+An agent without a turn in a round has no score in it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 Scores = Mapping[str, float]
-"""By agent, of one round."""
+"""The scores of one round, by agent."""
 Rounds = Sequence[Scores]
-"""In order, from round 0."""
+"""The scores of all rounds, in order from round 0."""
 Timing = Literal["dense", "sparse", "accumulative", "discounted"]
 Team = Literal["individual", "sum", "max", "mean", "dictator"]
 Horizon = Literal["last", "current", "discounted_sum"]
@@ -19,16 +19,16 @@ Sharing = Literal["all", "individual"]
 
 
 def check_choice(name: str, value: str, choices: object) -> None:
-    """Raises ValueError where a setting is none of a Literal's values."""
+    """Raises ValueError if `value` is not among the values of the Literal `choices`."""
     known = get_args(choices)
     if value not in known:
         raise ValueError(f"credit.settings.{name}: {value!r}: one of {', '.join(known)}")
 
 
 def team_score(scores: Scores, agent: str, *, team: Team, dictator: str = "") -> float:
-    """What a round is worth to `agent`: its own score, or the team's; 0 where nobody's counts.
+    """Returns the score of a round for `agent`: its own, or the team's; 0 if there is none.
 
-    `dictator` names the agent whose score is everybody's.
+    `dictator` names the agent whose score is used for all (UMAD, arXiv 2603.01221).
     """
     if team == "individual":
         return scores.get(agent, 0.0)
@@ -41,7 +41,11 @@ def team_score(scores: Scores, agent: str, *, team: Team, dictator: str = "") ->
 
 
 def paid_at(earned: Sequence[float], t: int, *, timing: Timing, gamma: float = 1.0) -> float:
-    """Reward of round `t`, where round k earned `earned[k]`: at once, at the end, or with all that came after it."""
+    """Returns the reward of round `t`, given the score `earned[k]` of each round k (UMAD, arXiv 2603.01221).
+
+    dense: earned[t]. sparse: earned[t] in the last round, else 0. accumulative: sum over k >= t of earned[k]. discounted:
+    the same with gamma^(k - t).
+    """
     if timing == "dense":
         return earned[t]
     if timing == "sparse":
@@ -51,7 +55,7 @@ def paid_at(earned: Sequence[float], t: int, *, timing: Timing, gamma: float = 1
 
 
 def influence(rounds: Rounds, t: int, agent: str) -> int:
-    """Which way the others moved after round `t`: sign of mean over j != agent of (r_(t+1,j) - r_(t,j)), 0 at the end."""
+    """Returns the sign of mean over j != agent of (r_(t+1,j) - r_(t,j)); 0 in the last round (UMAD, arXiv 2603.01221)."""
     if t + 1 >= len(rounds):
         return 0
     changes = [rounds[t + 1][j] - rounds[t][j] for j in rounds[t] if j != agent and j in rounds[t + 1]]
@@ -62,7 +66,7 @@ def influence(rounds: Rounds, t: int, agent: str) -> int:
 def shared_score(
     rounds: Rounds, t: int, agent: str, *, horizon: Horizon, sharing: Sharing, gamma: float = 0.3
 ) -> float:
-    """MAPoRL's score of the turn that `agent` took in round `t`.
+    """Returns the score of the turn of `agent` in round `t` (MAPoRL, arXiv 2502.18439).
 
     discounted_sum = (r_(t,agent) + sum over t' > t of gamma^(t'-t) s_t') / sum over t' >= t of gamma^(t'-t), where s_t' is
     the mean over the agents (`all`) or the agent's own (`individual`). Rounds without such a score do not count.
@@ -83,6 +87,6 @@ def _round_score(scores: Scores, agent: str, sharing: Sharing) -> float | None:
 
 
 def mean_of(scores: Scores, *, but: str = "") -> float | None:
-    """Mean over the agents other than `but`; None where there is none."""
+    """Returns the mean over the agents other than `but`; None if there is none."""
     values = [score for agent, score in scores.items() if agent != but]
     return sum(values) / len(values) if values else None

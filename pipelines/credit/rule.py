@@ -1,4 +1,4 @@
-"""rule: what a credit rule is, how one is loaded, and trace -> rewards under one version of it."""
+"""rule: the interface of a credit rule, how one is loaded, and traces -> rewards under one version of it."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn, Tur
 
 CreditKind = Literal["returns", "increments"]
 SCORED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
-"""What the policy did. Other episodes get no rewards at all, rather than zeros by accident (design rule 5), unless a
-model group's `train_statuses` asks for them."""
+"""Statuses of episodes whose outcome is the policy's own doing. Other episodes get no rewards at all, rather than zeros by
+accident, unless `train_statuses` of a model group includes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What a rule makes of one episode."""
+    """The credit of one episode: its outcome and the rewards of its turns."""
 
     outcome: float
     """The episode's result; in [0, 1] for verifiable tasks."""
     rewards: tuple[TurnReward, ...]
-    """At most one per turn; a turn without one earns nothing and does not train."""
+    """At most one per turn. A turn without a reward does not train."""
 
 
 class CreditRule(Protocol):
-    """Gives credit to turns. Its constructor takes `credit.settings` of the run config.
+    """Assigns rewards to the turns of an episode. The constructor takes `credit.settings` of the run config.
 
-    A rule that compares episodes has `assign_all(traces) -> list[Credit]` as well: it is given all that are scored
-    together (those of an iteration), in any order, and must come to the same whatever the order.
+    A rule that compares episodes also has `assign_all(traces) -> list[Credit]`. It gets all episodes that are scored
+    together (those of an iteration), in any order, and its result must not depend on the order.
     """
 
     kind: CreditKind
-    """`returns`: every reward stands for the whole rest of the episode, GAE ends at each turn. `increments`: rewards
-    of an episode add up to its return, GAE chains through them (design rule 9)."""
+    """`returns`: every reward is the return of the whole rest of the episode, and GAE (arXiv 1506.02438) ends at each turn.
+    `increments`: the rewards of an episode add up to its return, and GAE chains through the turns."""
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Pure: the same trace always earns the same. Pays only turns that are in the trace."""
+        """Returns the credit of one episode. It is a pure function of the trace, and rewards only turns of the trace."""
         ...
 
 
 def load_credit(config: DottedConfig, *, place: str = "credit") -> CreditRule:
-    """The rule that a run config names; ValueError where it does not import, is none or refuses its settings."""
+    """Returns the rule that a run config names. Raises ValueError if it cannot be imported, is no rule or refuses its settings."""
     cls = load_object(config.path, place=f"{place}.path")
     if not (callable(cls) and callable(getattr(cls, "assign_credit", None))):
         raise ValueError(
-            f"{place}.path: {config.path!r} is no credit rule: a class with assign_credit(trace) is needed"
+            f"{place}.path: {config.path!r} is no credit rule: it must be a class with assign_credit(trace)"
         )
     try:
         inspect.signature(cls).bind(**config.settings)
@@ -67,31 +67,31 @@ def load_credit(config: DottedConfig, *, place: str = "credit") -> CreditRule:
 
 
 def credit_version(config: DottedConfig) -> str:
-    """Names a rule by what it does: path, settings, its `identity` if it has one (a file that it reads, say), the source of
-    its module and of what that imports functions from or builds classes on, and so on, within the same package and Troupe's.
+    """Returns a hash of what a rule does, by which its rewards are stored: a changed rule never finds those of the old one.
 
-    Rewards are keyed by it, so that a changed rule never finds the rewards of the old one.
+    It covers the path, the settings, the rule's `identity` if it has one (e.g. a file that it reads), the source of its
+    module, and the source of every module of the same package or of Troupe whose functions or base classes that uses.
     """
     rule = load_credit(config)
     module = sys.modules[type(rule).__module__]
     parts = [config.path, json.dumps(config.settings, sort_keys=True, default=str), getattr(rule, "identity", "")]
-    parts += [_source(one) for one in _used(module)]
+    parts += [_source(used) for used in _used(module)]
     return sha256("\x1f".join(parts).encode()).hexdigest()[:16]
 
 
 def _used(module: ModuleType) -> list[ModuleType]:
-    """`module` and the modules whose functions it has imported by name, or whose classes its own inherit, and theirs."""
+    """Returns `module` and, recursively, the modules whose functions it imports by name or whose classes its own inherit."""
     packages = {"pipelines", "serve_apps", module.__name__.partition(".")[0]}
-    found, todo = {module.__name__: module}, [module]
+    modules, todo = {module.__name__: module}, [module]
     while todo:
-        one = todo.pop()
-        used: list[Any] = [f for f in vars(one).values() if inspect.isfunction(f)]
-        own = [c for c in vars(one).values() if inspect.isclass(c) and c.__module__ == one.__name__]
+        current = todo.pop()
+        used: list[Any] = [f for f in vars(current).values() if inspect.isfunction(f)]
+        own = [c for c in vars(current).values() if inspect.isclass(c) and c.__module__ == current.__name__]
         used += [base for c in own for base in c.__mro__]
-        names = {f.__module__ for f in used if f.__module__.partition(".")[0] in packages} - found.keys()
-        found |= {name: sys.modules[name] for name in names}
+        names = {f.__module__ for f in used if f.__module__.partition(".")[0] in packages} - modules.keys()
+        modules |= {name: sys.modules[name] for name in names}
         todo += [sys.modules[name] for name in names]
-    return [found[name] for name in sorted(found)]
+    return [modules[name] for name in sorted(modules)]
 
 
 def _source(module: ModuleType) -> str:
@@ -99,31 +99,33 @@ def _source(module: ModuleType) -> str:
 
 
 def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
-    """What `rule` makes of a set of episodes: of all at once where it can, else of each by itself.
+    """Returns the credit of a set of episodes, in their order: of all at once if `rule` can, else of each by itself.
 
-    Episodes from service are not the rule's: their credit is the caller's word (`caller_credit`).
+    Production episodes are not judged by the rule: their credit is the score that the caller gave (`caller_credit`).
     """
-    said = {trace.episode_id: score for trace in traces if (score := caller_score(trace)) is not None}
-    own = [trace for trace in traces if trace.episode_id not in said]
+    caller_scores = {trace.episode_id: score for trace in traces if (score := caller_score(trace)) is not None}
+    own = [trace for trace in traces if trace.episode_id not in caller_scores]
     assign_all = getattr(rule, "assign_all", None)
     judged = list(assign_all(own)) if assign_all is not None else [rule.assign_credit(trace) for trace in own]
     if len(judged) != len(own):
         raise ValueError(f"{type(rule).__name__} gives credit to {len(judged)} episodes of {len(own)}")
-    found = iter(judged)
+    own_credits = iter(judged)
     return [
-        caller_credit(trace, said[trace.episode_id], kind=rule.kind) if trace.episode_id in said else next(found)
+        caller_credit(trace, caller_scores[trace.episode_id], kind=rule.kind)
+        if trace.episode_id in caller_scores
+        else next(own_credits)
         for trace in traces
     ]
 
 
 def caller_score(trace: Trace) -> float | None:
-    """What a caller gave an episode from service, -1 to 1; None for what the run sampled itself."""
+    """Returns the caller's score of a production episode, -1 to 1; None for an episode that the run sampled."""
     score = trace.outcome_metadata.get(SERVED, {}).get("score")
     return None if score is None else float(score)
 
 
 def caller_credit(trace: Trace, score: float, *, kind: CreditKind) -> Credit:
-    """Outcome (score + 1) / 2, in [0, 1]: earned by every turn, or where rewards are increments by the last one."""
+    """Returns the outcome (score + 1) / 2, in [0, 1], as the reward of every turn, or of the last one if `kind` is `increments`."""
     outcome = (score + 1) / 2
     last = len(trace.turns) - 1
     rewards = [
@@ -140,10 +142,10 @@ def score_traces(
     version: str,
     statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES,
 ) -> list[EpisodeRewards]:
-    """The rewards of episodes that are scored together, under `rule`, whose `credit_version` is `version`.
+    """Returns the rewards of episodes that are scored together under `rule`, whose `credit_version` is `version`.
 
-    Raises ValueError for an episode that is not scored (see `statuses`) and for a rule that pays a turn which did
-    not happen, pays one twice, or pays what is not a finite number.
+    Raises ValueError for an episode whose status is not in `statuses`, and for a rule that rewards a turn which is not in
+    the trace, rewards one twice, or returns a number that is not finite.
     """
     for trace in traces:
         if trace.status not in statuses:
@@ -164,7 +166,7 @@ def score_trace(
     version: str,
     statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES,
 ) -> EpisodeRewards:
-    """`score_traces` of one episode by itself."""
+    """Returns the rewards of one episode by itself, see `score_traces`."""
     return score_traces(rule, [trace], version=version, statuses=statuses)[0]
 
 
@@ -191,7 +193,7 @@ def _rewards(trace: Trace, credit: Credit, *, name: str, version: str) -> Episod
 
 
 def turn_reward(trace: Trace, position: int, breakdown: dict[str, float]) -> TurnReward:
-    """The reward of `trace.turns[position]`: the sum of its parts."""
+    """Returns the reward of `trace.turns[position]`: the sum of the named parts of `breakdown`."""
     turn = trace.turns[position]
     return TurnReward(
         turn_index=turn.turn_index,
@@ -203,5 +205,5 @@ def turn_reward(trace: Trace, position: int, breakdown: dict[str, float]) -> Tur
 
 
 def format_penalty(turn: Turn, weight: float) -> float:
-    """0 where the turn's format is ok, else -`weight`."""
+    """Returns 0 if the turn's format is valid, else -`weight`."""
     return 0.0 if turn.is_format_ok else -weight

@@ -1,10 +1,10 @@
-"""score_rules: MAPoRL's score of a turn, {last, current, discounted_sum} x {all, individual}, with its bonuses (2.5).
+"""score_rules: scores -> {last, current, discounted_sum} x {all, individual}, with bonuses (MAPoRL, arXiv 2502.18439).
 
-persuaded    + where the agent was wrong, the others right, and it is right after that; - where it let itself be misled
-corrected    + where it comes to be right while all were wrong; - where it comes to be wrong while all were right
-persuading   + where it is right and the others, wrong in this round, are right in the next; - where it misleads them
+persuaded    + if the agent was wrong and the others right, and it is now right; - if the others misled it
+corrected    + if it becomes right while all were wrong; - if it becomes wrong while all were right
+persuading   + if it is right and the others, wrong in this round, are right in the next; - if it misleads them
 
-MAPoRL's code has the signs of the third the other way round, which would pay for misleading.
+MAPoRL's code has the signs of the third the other way round, which would reward misleading.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pipelines.credit.shaping import Played, Shaping
 from stores.types import Turn
 
 THRESHOLD = 0.5
-"""Scores above it are right, below it wrong, at it neither."""
+"""A score above it is right, below it wrong, equal to it neither."""
 
 
 class ScoreRules(Shaping):
-    """Every turn is paid for what it led to, which is a return: GAE ends at each turn."""
+    """Rewards every turn with the scores that followed it, which is a return: GAE ends at each turn."""
 
     kind: CreditKind = "returns"
 
@@ -51,7 +51,7 @@ class ScoreRules(Shaping):
         self.persuaded, self.corrected, self.persuading = persuaded, corrected, persuading
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
-        """`score` and, where bonuses are set, `bonus`."""
+        """Returns the part `score` and, if bonuses are set, `bonus`."""
         t, agent = played.round_of[turn.turn_index], turn.agent
         score = shared_score(played.rounds, t, agent, horizon=self.horizon, sharing=self.sharing, gamma=self.gamma)
         if not (self.persuaded or self.corrected or self.persuading):

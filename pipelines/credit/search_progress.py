@@ -1,4 +1,4 @@
-"""search_progress: what each round of an iterative search changed about the answer's F1 (M-ASK; seed-systems 1.1.2 B).
+"""search_progress: trace -> per turn, the change of the answer's F1 in its round (M-ASK in UnityMAS-O, arXiv 2605.26646).
 
 planner, answerer                     F1 of the answer they state
 searcher_t, summarizer_t, updater_t   F1(answer_t) - F1(answer_(t-1)); a searcher that ends the search, in whatever form: 0
@@ -16,7 +16,7 @@ from stores.types import Trace, Turn
 
 
 class SearchProgress:
-    """Pays a turn of a round only where that round came to an answer."""
+    """Rewards a turn of a round only if that round ended in an answer."""
 
     kind: Literal["returns"] = "returns"
 
@@ -31,7 +31,7 @@ class SearchProgress:
         end: str = "end",
     ) -> None:
         """Args:
-        format_weight: what a broken format costs.
+        format_weight: penalty of a turn with an invalid format.
         stating: agents that state an answer in `answer_field`, and are paid by it.
         answerer: the one whose answers the rounds are measured by: its first before any round, then one per round.
         searcher: the one that ends the search: by its decision `end` in `choice_field`, or by none that can be read.
@@ -41,7 +41,7 @@ class SearchProgress:
         self.answer_field, self.choice_field, self.end = answer_field, choice_field, end
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: F1 of `trace.answer`."""
+        """Returns the credit; the outcome is the token F1 of `trace.answer`, in [0, 1]."""
         references = trace.task.answers
         scores = [f1(t.fields.get(self.answer_field, ""), references) for t in trace.turns if t.agent == self.answerer]
         rewards = []

@@ -1,7 +1,7 @@
-"""shaping: what another credit rule pays -> other rewards. The base of the rules that take `inner: {path, settings}`.
+"""shaping: the rewards of another credit rule -> other rewards. Base class of the rules that take `inner: {path, settings}`.
 
-The inner rule's rewards, without their `format` part, are the scores of the turns. A shaping makes other rewards of them;
-the format part and the outcome stay what they are, and agents that it leaves alone keep what the inner rule paid.
+The inner rule's rewards, without their `format` part, are the scores of the turns. A shaping replaces them;
+the format part and the outcome do not change, and agents that it does not shape keep the rewards of the inner rule.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ PLACE = "credit.settings.inner"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a shaping knows of an episode."""
+    """The scores of an episode, as a shaping reads them."""
 
     rounds: Rounds
-    """Scores of the agents that it shapes; turns that the inner rule did not pay have none."""
+    """Scores of the agents that are shaped; a turn without a reward of the inner rule has none."""
     round_of: Mapping[int, int]
     """Round of each of their turns, by turn index."""
     elsewhere: Mapping[str, float]
-    """Mean score of each agent in the other episodes of the scored set, where it has any."""
+    """Mean score of each agent that has one in the other episodes of the scored set."""
 
 
 class Shaping(ABC):
-    """A credit rule around another one."""
+    """A credit rule that changes the rewards of another one."""
 
     kind: CreditKind
     needs_scores = True
-    """Whether the inner rule's rewards must stand for themselves: differences between turns are no scores."""
+    """Whether the inner rule's rewards must be scores: differences between turns (increments) are none."""
 
     def __init__(self, inner: Mapping[str, Any], agents: Sequence[str] = ()) -> None:
         """Args:
         inner: the credit rule that scores the turns, as `{path, settings}`.
-        agents: whose turns are shaped, in order; empty: everybody's. The others keep what the inner rule paid.
+        agents: whose turns are shaped, in order; empty: all. The others keep the rewards of the inner rule.
         """
         try:
             config = DottedConfig.model_validate(inner)
@@ -63,14 +63,14 @@ class Shaping(ABC):
 
     @abstractmethod
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
-        """Named parts of the reward of a turn that has a score."""
+        """Returns the named parts of the reward of a turn that has a score."""
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """An episode by itself: there are no others that it could be compared with."""
+        """Returns the credit of one episode by itself, without others to compare it with."""
         return self.assign_all([trace])[0]
 
     def assign_all(self, traces: Sequence[Trace]) -> list[Credit]:
-        """The credit of a set of episodes, whatever their order."""
+        """Returns the credit of a set of episodes; it does not depend on their order."""
         credits = credits_of(self.inner, traces)
         round_of = [rounds_in_time([turn for turn in trace.turns if self.takes(turn.agent)]) for trace in traces]
         rounds = [self._rounds(t, credit, of) for t, credit, of in zip(traces, credits, round_of, strict=True)]
@@ -82,7 +82,7 @@ class Shaping(ABC):
         ]
 
     def takes(self, agent: str) -> bool:
-        """Whether the turns of `agent` are shaped."""
+        """Says whether the turns of `agent` are shaped."""
         return not self.agents or agent in self.agents
 
     def _rounds(self, trace: Trace, credit: Credit, round_of: Mapping[int, int]) -> list[dict[str, float]]:
@@ -119,14 +119,14 @@ def _reward(turn: Turn, parts: Mapping[str, float]) -> TurnReward:
 
 
 def _means_elsewhere(episodes: Sequence[Rounds], counted: Sequence[bool]) -> list[dict[str, float]]:
-    """Per episode and agent: its mean score in the other counted episodes. Sums are exact, so that no order matters."""
+    """Returns, per episode, each agent's mean score in the other counted episodes. Sums are exact, so order does not matter."""
     scores: dict[str, list[float]] = {}
     for rounds, counts in zip(episodes, counted, strict=True):
         for of_round in rounds if counts else ():
             for agent, score in of_round.items():
                 scores.setdefault(agent, []).append(score)
     totals = {agent: math.fsum(values) for agent, values in scores.items()}
-    found = []
+    means_by_episode = []
     for rounds, counts in zip(episodes, counted, strict=True):
         means = {}
         for agent, total in totals.items():
@@ -134,5 +134,5 @@ def _means_elsewhere(episodes: Sequence[Rounds], counted: Sequence[bool]) -> lis
             left = len(scores[agent]) - len(own)
             if left:
                 means[agent] = (total - math.fsum(own)) / left
-        found.append(means)
-    return found
+        means_by_episode.append(means)
+    return means_by_episode

@@ -1,4 +1,4 @@
-"""shared_sum: every turn earns the sum of what all turns of the episode earn (CORY: r1 + r2, seed-systems 2.8)."""
+"""shared_sum: scores -> for each turn, the sum of the scores of all turns (r1 + r2 in CORY, arXiv 2410.06101)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from stores.types import Turn
 
 
 class SharedSum(Shaping):
-    """The whole team's return, for each turn of it: GAE ends at each turn."""
+    """Rewards each turn with the return of the whole team: GAE ends at each turn."""
 
     kind: CreditKind = "returns"
     needs_scores = False
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
-        """`sum`."""
+        """Returns the part `sum`."""
         return {"sum": sum(sum(scores.values()) for scores in played.rounds)}

@@ -1,4 +1,4 @@
-"""team_reward: a round's scores as the team's, paid at once, at the end, or with all that came after (UMAD, 1.3).
+"""team_reward: scores -> the team's score of a round, now, at the end or summed over later rounds (UMAD, arXiv 2603.01221).
 
 team_t  = sum, max or mean of the scores of round t, or one agent's (`dictator`); `individual`: each its own
 dense         round t earns team_t                  sparse        the last round earns it, the others 0
@@ -16,9 +16,10 @@ from stores.types import Turn
 
 
 class TeamReward(Shaping):
-    """Increments where every score is paid once, to its own agent, when it is earned; else returns.
+    """Rewards increments if every score counts once, for its own agent, in its own round; else returns.
 
-    A team's score is paid to each of its agents: chained through the turns of a model group it would be paid several times.
+    A team's score is the reward of each of its agents: GAE that chains through the turns of a model group would count it
+    several times.
     """
 
     def __init__(
@@ -30,8 +31,8 @@ class TeamReward(Shaping):
         agents: Sequence[str] = (),
     ) -> None:
         """Args:
-        timing: when a round is paid.
-        team: who is paid for whom; `dictator`: all by the first of `agents`.
+        timing: when the reward of a round is given.
+        team: whose scores an agent is rewarded by; `dictator`: those of the first of `agents`, for all.
         gamma: per round, of `discounted`.
         """
         super().__init__(inner, agents)
@@ -43,7 +44,7 @@ class TeamReward(Shaping):
         self.kind = "increments" if team == "individual" and timing in ("dense", "sparse") else "returns"
 
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
-        """`team`."""
+        """Returns the part `team`."""
         dictator = self.agents[0] if self.agents else ""
         earned = [team_score(scores, turn.agent, team=self.team, dictator=dictator) for scores in played.rounds]
         return {"team": paid_at(earned, played.round_of[turn.turn_index], timing=self.timing, gamma=self.gamma)}

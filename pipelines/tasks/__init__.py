@@ -1,1 +1,1 @@
-"""Where tasks come from: generators, files, data sets, and how their fields are read."""
+"""Sources of tasks: generators and files, and the fields of common data sets."""

@@ -1,4 +1,4 @@
-"""tasks: a task source of the run config -> tasks, from a file or a generator."""
+"""sources: a task source of the run config -> tasks, from a file or a generator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stores.types import Task
 
 
 def load_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> list[Task]:
-    """All of `iter_tasks`; ValueError where there is none."""
+    """Returns all tasks of `iter_tasks`. Raises ValueError if there is none."""
     tasks = list(iter_tasks(source, section=section, seed=seed))
     if not tasks:
         what = source.path or source.generator
@@ -28,11 +28,11 @@ def load_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> list[Tas
 
 
 def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> Iterator[Task]:
-    """The tasks of one source, in file order or as the generator gives them, one after another; ids are unique.
+    """Yields the tasks of one source, in the order of the file or the generator. Their ids are unique.
 
     `section` ("train", "gate", "test") names the source in messages and is the default part of a file, or split of a
-    generator. A file may be larger than memory: what is held are ids. Raises ValueError with place and fix for a file
-    that is missing or not what its suffix says, for a row without prompt or answer, and for an id that comes twice.
+    generator. A file may be larger than memory: only ids are held. Raises ValueError, with location and fix, for a
+    file that is missing or does not match its suffix, a row without prompt or answer, and a repeated id.
     """
     located = _generated(source, section, seed) if source.generator is not None else _filed(source, section)
     first: dict[str, str] = {}
@@ -67,7 +67,7 @@ def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]
 
 
 def part_of(task_id: str, shares: Mapping[str, float]) -> str:
-    """The part of a file that a task belongs to, the same on any machine and whatever else the file holds."""
+    """Returns the part of a file that a task belongs to. It depends on the id and the shares only."""
     position = int.from_bytes(sha256(task_id.encode()).digest()[:8], "big") / 2**64
     for part, share in shares.items():
         position -= share
@@ -77,7 +77,7 @@ def part_of(task_id: str, shares: Mapping[str, float]) -> str:
 
 
 def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
-    """Raises ValueError if two sections share a prompt: what trains must not be measured on. Ids may repeat."""
+    """Raises ValueError if two sections share a prompt: a training task must not be an evaluation task. Ids may repeat."""
     owner: dict[str, str] = {}
     for section, tasks in sections.items():
         for task in tasks:
@@ -90,6 +90,6 @@ def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
 
 
 def digest(tasks: Sequence[Task]) -> str:
-    """Identity of a set of tasks: all that a workflow or a credit rule reads of them, not their ids alone."""
+    """Returns a hash of a list of tasks: of all fields that a workflow or a credit rule reads, not of their ids alone."""
     text = json.dumps([asdict(task) for task in tasks], sort_keys=True)
     return sha256(text.encode()).hexdigest()[:16]

@@ -1,8 +1,7 @@
-"""task_fields: a row of any data set of the field -> a task. Math, questions over documents, and code.
+"""task_fields: a row of a data set -> a task: math, question answering, or code.
 
-Names are those of the data sets (seed-systems 1.1.7; verl's Parquet layout, Search-R1, Dr. MAS, TACO, DeepCoder,
-LiveCodeBench). A row with tests is a code task: its tests go into `metadata["tests"]`, in the shape that they have, with
-the function's name and the checker that the row gives them.
+The field names are those of verl's Parquet layout, Search-R1, Dr. MAS, TACO, DeepCoder and LiveCodeBench. A row with tests
+is a code task: its tests go into `metadata["tests"]` in their own shape, with the function name and the checker of the row.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ ANSWER_FIELDS = (
 )
 TEST_FIELDS = ("tests", "test_cases", "input_output")
 SPLIT_TEST_FIELDS = ("public_test_cases", "private_test_cases", "public_tests", "private_tests")
-"""Tests that are told apart into shown and hidden ones; they stay together, with those that are not."""
+"""Fields that separate public from hidden tests; both are read, together with `TEST_FIELDS`."""
 TRUTH_FIELDS = (
     "reward_model.ground_truth",
     "reward_model.answer",
@@ -52,19 +51,19 @@ TRUTH_FIELDS = (
     "answer",
     "label",
 )
-"""Where tests stand as the ground truth."""
+"""Fields that may hold tests as the ground truth."""
 CASE_FIELDS = ("input", "inputs", "stdin", *TEST_FIELDS, *SPLIT_TEST_FIELDS)
-"""One of these makes data tests."""
+"""A mapping with one of these fields holds tests."""
 STARTER_FIELDS = ("starter_code", "extra_info.starter_code")
 ID_FIELDS = ("task_id", "id", "unique_id", "question_id")
 SOURCE_FIELDS = ("data_source", "source", "env_kwargs.data_source")
 
-_BESIDE = {"fn_name": FN_NAME, "checker_type": CHECKER, "checker_code": CHECKER_CODE}
+_TEST_SETTINGS = {"fn_name": FN_NAME, "checker_type": CHECKER, "checker_code": CHECKER_CODE}
 _WRAPPED = re.compile(r"^### *Question:(.*?)(?=^### *Answer:|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
 def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
-    """The task of a row that stands `at`; ValueError for one without prompt, or without answer and tests."""
+    """Returns the task of a row at the location `at`. Raises ValueError if it has no prompt, or neither answer nor tests."""
     prompt = next((text for f in PROMPT_FIELDS if (text := _prompt_text(_look_up(row, f)))), "")
     if not prompt:
         raise ValueError(
@@ -96,24 +95,24 @@ def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
 
 
 def _tests(row: Mapping[str, Any]) -> Any:
-    """The tests of a row as they stand there, in `extra_info` or as the ground truth; None if it has none."""
-    found = _found_tests(row)
-    said = {field: value for field, names in _BESIDE.items() if (value := _said_beside(row, names))}
-    return {"tests": found, **said} if found is not None and said else found
+    """Returns the tests of a row, of its `extra_info` or its ground truth, in their own shape; None if it has none."""
+    tests = _raw_tests(row)
+    settings = {field: value for field, names in _TEST_SETTINGS.items() if (value := _test_setting(row, names))}
+    return {"tests": tests, **settings} if tests is not None and settings else tests
 
 
-def _said_beside(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """What the row says about its tests, or its metadata, `extra_info` or label (seed-systems 1.1.5)."""
-    places = (row, *(_data(row.get(f)) for f in ("metadata", "extra_info", "label", "reward_model")))
-    return next((p[name] for p in places if isinstance(p, Mapping) for name in names if p.get(name)), None)
+def _test_setting(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Returns the first of `names` that the row has, or its metadata, `extra_info`, label or `reward_model`."""
+    parts = (row, *(_data(row.get(f)) for f in ("metadata", "extra_info", "label", "reward_model")))
+    return next((p[name] for p in parts if isinstance(p, Mapping) for name in names if p.get(name)), None)
 
 
-def _found_tests(row: Mapping[str, Any]) -> Any:
-    for place in (row, *(_data(row.get(f)) for f in ("extra_info", "reward_model"))):
-        if not isinstance(place, Mapping):
+def _raw_tests(row: Mapping[str, Any]) -> Any:
+    for part in (row, *(_data(row.get(f)) for f in ("extra_info", "reward_model"))):
+        if not isinstance(part, Mapping):
             continue
-        single = next((place[f] for f in TEST_FIELDS if place.get(f)), None)
-        split = {f: place[f] for f in SPLIT_TEST_FIELDS if place.get(f)}
+        single = next((part[f] for f in TEST_FIELDS if part.get(f)), None)
+        split = {f: part[f] for f in SPLIT_TEST_FIELDS if part.get(f)}
         if split:
             return split if single is None else {"tests": single, **split}
         if single is not None:
@@ -128,7 +127,7 @@ def _are_tests(data: Any) -> bool:
 
 
 def _data(value: Any) -> Any:
-    """What a text that is JSON holds; else the value itself."""
+    """Returns the content of a text that is JSON; else the value itself."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -146,10 +145,10 @@ def _look_up(row: Mapping[str, Any], dotted: str) -> Any:
 
 
 def _prompt_text(value: Any) -> str:
-    """The text itself, or what the user says last in a list of chat messages, out of "### Question:" and "### Answer:"."""
+    """Returns the text, or the last user message of a chat, without a wrapper of "### Question:" and "### Answer:"."""
     if isinstance(value, list):
-        said = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
-        value = said[-1] if said else ""
+        messages = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
+        value = messages[-1] if messages else ""
     if not isinstance(value, str):
         return ""
     wrapped = _WRAPPED.search(value)
@@ -157,17 +156,17 @@ def _prompt_text(value: Any) -> str:
 
 
 def _answers(row: Mapping[str, Any], field: str) -> tuple[str, ...]:
-    r"""Reference answers: a value or a list of them, `\boxed{}` and GSM8K's `####` unpacked."""
+    r"""Returns the reference answers: a value or a list of them, `\boxed{}` and GSM8K's `####` unpacked."""
     value = _look_up(row, field)
     if field == "reward_model":  # the answers themselves, or an object as text, in which they were looked for before
         value = _data(value)
     values = value if isinstance(value, list) else [value]
     texts = [str(v).strip() for v in values if isinstance(v, (str, int, float))]
-    found = []
+    answers = []
     for text in texts:
         boxed = last_boxed(text)
         if boxed is not None:
-            found.append(boxed.strip())
+            answers.append(boxed.strip())
         elif field != "solution":
-            found.append(text.rpartition("####")[2].strip())
-    return tuple(dict.fromkeys(answer for answer in found if answer))
+            answers.append(text.rpartition("####")[2].strip())
+    return tuple(dict.fromkeys(answer for answer in answers if answer))

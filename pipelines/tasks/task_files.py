@@ -1,6 +1,6 @@
-"""task_files: a JSON, JSONL or Parquet file -> its rows one after another, each with the place where it stands.
+"""task_files: a JSON, JSONL or Parquet file -> its rows one after another, each with its location.
 
-A file may be larger than memory: no more than a few rows are held at once.
+A file may be larger than memory: only a few rows are in memory at once.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ PARQUET_ROWS = 64
 PARQUET_BYTES = 4 << 20
 """Decoded at once, the rows or the bytes, whichever are less; a row of hidden tests may have megabytes."""
 MAX_DEPTH = 200
-"""Brackets within brackets in JSON."""
+"""Greatest depth of nested brackets in JSON."""
 
 _BRACKETS = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 
 
 def read_rows(path: Path, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, row) of every row; ValueError, naming place and line, for what its suffix does not promise."""
+    """Yields (location, row) of every row. Raises ValueError, with file and line, if the content does not match the suffix."""
     readers = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".parquet": _parquet}
     if path.suffix not in readers:
-        raise ValueError(f"{place}: {path} is of no known kind: use one of {', '.join(readers)}")
+        raise ValueError(f"{place}: {path} has an unknown suffix: use one of {', '.join(readers)}")
     if not path.is_file():
         raise ValueError(f"{place}: task file {path} does not exist (seen from {Path.cwd()})")
     for at, row in readers[path.suffix](path):
@@ -58,9 +58,9 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8: {error}") from None
     except (ijson.JSONError, ValueError) as error:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise ValueError(
-            f"{path}: not JSON after item {number} ({said}); one object per line is called .jsonl"
+            f"{path}: not JSON after item {number} ({message}); one object per line is called .jsonl"
         ) from None
     if number == 0:
         with path.open("rb") as file:
@@ -69,7 +69,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _items(file: BinaryIO) -> Iterator[Any]:
-    """The items of a list. ijson's own `items` keeps the path to where it reads, whose length nobody bounds."""
+    """Yields the items of a list. ijson's own `items` holds the path to its position, whose length is not bounded."""
     import ijson
 
     depth, is_list, builder = 0, False, ijson.ObjectBuilder()
@@ -103,7 +103,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             batches = file.iter_batches(batch_size=few, row_groups=[group], use_threads=False)
             while (batch := next(batches, None)) is not None:
                 decoded = batch.to_pylist()
-                del batch  # else held while the next is decoded
+                del batch  # otherwise it stays in memory while the next is decoded
                 for row in decoded:
                     number += 1
                     yield f"{path}: row {number}", row

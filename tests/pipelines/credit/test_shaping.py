@@ -1,4 +1,4 @@
-"""Rules around another rule: literal numbers of MAPoRL, UMAD, MARTI and CORY (seed-systems 2.4, 2.5, 2.8, 2.9)."""
+"""Rules around another rule: literal numbers of MAPoRL, UMAD, MARTI and CORY (arXiv 2502.18439, 2603.01221, 2410.06101)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def earned(rule: Any, episode: Trace) -> dict[str, list[float]]:
 
 
 GOLDEN = [(1, 0), (0, 1), (1, 1)]
-"""The example of seed-systems 2.5: three rounds of two agents."""
+"""The worked example for MAPoRL (arXiv 2502.18439): three rounds of two agents."""
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_influence_is_the_same_in_whatever_order_agents_speak() -> None:
     ],
 )
 def test_marti_golden(mode: Any, past: float, now: float, reward: float) -> None:
-    """alpha .5; margin R=1, Q=.5 is 1.25, as seed-systems 2.9 has it."""
+    """alpha .5; margin R=1, Q=.5 is 1.25."""
     assert earned(HistoryShaping(SAID, mode=mode), played((past,), (now,))) == {"a": [past, pytest.approx(reward)]}
 
 

@@ -1,4 +1,4 @@
-"""Golden credits of the reference workflows (seed-systems 1.1.2, 1.2, 1.3)."""
+"""Golden credits of the reference workflows (arXiv 2605.26646, 2602.08847, 2603.01221)."""
 
 from __future__ import annotations
 
