@@ -1,4 +1,4 @@
-"""arithmetic_demonstrator: plays every agent of the math chain on `a+b*c`, as often wrong as a real base model.
+"""demonstrator: agent, task, inputs -> a completion: it plays every agent of the math chain on `a+b*c`, as often wrong as a real base model.
 
 A warm start on these demonstrations gives a model that knows the format, can compute, and has bad habits beside good
 ones: it adds the first two numbers and stops there, waves wrong drafts through, drops tags. The
@@ -15,7 +15,7 @@ from stores.types import Task
 
 
 def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
-    """The completion of `agent` for these inputs; the same `rng` state gives the same text."""
+    """Returns a completion of `agent` for these inputs; the same `rng` state gives the same text."""
     return _PLAYERS[agent](_numbers(task.prompt), inputs, rng)
 
 

@@ -1,4 +1,4 @@
-"""arithmetic: seed, split, count -> tasks like `7+6*8`, small enough for a model of less than a million parameters.
+"""tasks: seed, split, count -> tasks like `7+6*8`, small enough for a model of less than a million parameters.
 
 Which split a problem belongs to is decided by a hash of the problem alone (`b*c` and `c*b` count as one), so that
 splits never overlap, whatever the seeds and counts.
@@ -12,7 +12,7 @@ from hashlib import sha256
 from stores.types import Task
 
 SHARES = {"train": 0.66, "gate": 0.12, "test": 0.18, "sentinel": 0.04}
-"""Share of all problems in each split, about."""
+"""Approximate share of all problems in each split."""
 
 
 def generate(
@@ -24,9 +24,9 @@ def generate(
     max_factor: int = 9,
     template: str = "{a}+{b}*{c}",
 ) -> list[Task]:
-    """`count` different tasks of `split` in an order that `seed` decides; 1 <= a <= `max_a`, 1 <= b, c <= `max_factor`.
+    """Returns `count` different tasks of `split` in an order that `seed` decides; 1 <= a <= `max_a`, 1 <= b, c <= `max_factor`.
 
-    Raises ValueError for an unknown split, a template without its places, or more tasks than the split holds.
+    Raises ValueError for an unknown split, a template that lacks a placeholder, or more tasks than the split holds.
     """
     if split not in SHARES:
         raise ValueError(f"arithmetic: split {split!r} does not exist: use one of {', '.join(SHARES)}")
@@ -44,7 +44,7 @@ def generate(
 
 
 def split_of(a: int, b: int, c: int) -> str:
-    """The split that a problem belongs to, the same for any seed, range and machine."""
+    """Returns the split of a problem, which does not depend on seed, range or machine."""
     digest = sha256(f"{a}+{min(b, c)}*{max(b, c)}".encode()).digest()
     position = int.from_bytes(digest[:8], "big") / 2**64
     for split, share in SHARES.items():

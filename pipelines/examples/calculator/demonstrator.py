@@ -1,4 +1,4 @@
-"""calculator_demonstrator: plays the model of the calculator agent on `a+b*c`, as often wrong as a real base model.
+"""demonstrator: agent, task, inputs -> a completion: it plays the model of the calculator agent on `a+b*c`, as often wrong as a real base model.
 
 Its habits: it adds before it multiplies, stops after the first tool, multiplies the wrong pair, leaves a call's end out.
 """
@@ -14,7 +14,7 @@ from stores.types import Task
 
 
 def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
-    """The completion for these messages; the same `rng` state gives the same text."""
+    """Returns a completion of `agent` for these inputs; the same `rng` state gives the same text."""
     a, b, c = (int(n) for n in re.findall(r"\d+", task.prompt)[:3])
     results = [m["content"] for m in json.loads(inputs["messages"]) if m["role"] == "tool"]
     if not results:

@@ -1,6 +1,6 @@
-"""A calculator agent, as one writes it against the `openai` client: it asks a model, runs the tool that it calls, asks again.
+"""program: question -> answer, by an agent written against the `openai` client that calls a calculator tool.
 
-python calculator.py "7+6*8"     (OPENAI_BASE_URL and OPENAI_API_KEY lead to the model)
+python calculator.py "7+6*8"     (OPENAI_BASE_URL and OPENAI_API_KEY select the model)
 """
 
 import asyncio
@@ -17,7 +17,7 @@ MAX_CALLS = 4
 
 
 async def answer(question: str, client: AsyncOpenAI) -> str:
-    """The model's answer, or none where it still calls tools after `MAX_CALLS` calls."""
+    """Returns the model's answer, or an empty text if it still calls tools after `MAX_CALLS` calls."""
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(MAX_CALLS):
         reply = await client.chat.completions.create(model="calculator", messages=messages, tools=TOOLS)
@@ -32,15 +32,15 @@ async def answer(question: str, client: AsyncOpenAI) -> str:
 
 
 def calculate(arguments: str) -> str:
-    """What the tool answers: it adds or multiplies two numbers."""
+    """Returns the result of the tool, which adds or multiplies two numbers."""
     try:
-        found = re.fullmatch(r"\s*(\d+)\s*([+*])\s*(\d+)\s*", json.loads(arguments)["expression"])
+        match = re.fullmatch(r"\s*(\d+)\s*([+*])\s*(\d+)\s*", json.loads(arguments)["expression"])
     except (KeyError, TypeError, ValueError):
-        found = None
-    if found is None:
+        match = None
+    if match is None:
         return "error: a+b or a*b"
-    a, b = int(found[1]), int(found[3])
-    return str(a + b if found[2] == "+" else a * b)
+    a, b = int(match[1]), int(match[3])
+    return str(a + b if match[2] == "+" else a * b)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""counting_house_credit: who earns what in the counting house: the outcome for all, what each did, or what each changed.
+"""credit: trace -> rewards: the outcome for all turns, what each turn did, or what each turn changed.
 
-outcome    every turn earns 1 where the answer is right, else 0: the broadcast reward
+outcome    every turn gets 1 if the answer is right, else 0: a broadcast reward
 own        a teller's turn 1 where its count is right; the auditor 1 where it keeps the books; the clerk 0
 progress   phi = 1 while every count so far is right (at the end: the answer), a turn earns its change: -1 for the turn
            that lost the answer, 0 for all others; an episode's rewards add up to its outcome - 1
@@ -18,7 +18,7 @@ PAYS = ("outcome", "own", "progress")
 
 
 class CountingHouseCredit:
-    """Three ways to pay the same episodes; the outcome is the same in all."""
+    """Rewards the same episodes in one of three ways; the outcome is the same in all."""
 
     def __init__(self, pay: str = "outcome") -> None:
         """Args: pay: `outcome`, `own` or `progress`."""
@@ -28,18 +28,18 @@ class CountingHouseCredit:
         self.kind: CreditKind = "increments" if pay == "progress" else "returns"
 
     def assign_credit(self, trace: Trace) -> Credit:
-        """Outcome: whether the answer is the number of good coins."""
+        """Returns the credit; the outcome is 1 if the answer is the number of good coins, else 0."""
         outcome = float(trace.answer in trace.task.answers)
         order = sorted(range(len(trace.turns)), key=lambda i: trace.turns[i].turn_index)
         verdicts = _verdicts([trace.turns[i] for i in order], trace.task.prompt.split())
         rewards = []
         standing = 1.0
-        for place, (i, is_right) in enumerate(zip(order, verdicts, strict=True)):
+        for position, (i, is_right) in enumerate(zip(order, verdicts, strict=True)):
             earned = outcome
             if self.pay == "own":
                 earned = float(bool(is_right))
             elif self.pay == "progress":
-                is_last = place == len(order) - 1
+                is_last = position == len(order) - 1
                 after = outcome if is_last else standing * float(is_right is not False)
                 earned, standing = after - standing, after
             rewards.append(turn_reward(trace, i, {self.pay: earned}))
@@ -47,7 +47,7 @@ class CountingHouseCredit:
 
 
 def _verdicts(turns: Sequence[Turn], piles: Sequence[str]) -> list[bool | None]:
-    """Whether each turn did its part: None where it has none, or where another try follows."""
+    """Says whether each turn was right: None if it has nothing to get right, or another try follows."""
     verdicts: list[bool | None] = []
     pile, tries = 0, 0
     for turn in turns:

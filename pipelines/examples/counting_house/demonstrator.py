@@ -1,4 +1,4 @@
-"""counting_house_demonstrator: plays teller, clerk and auditor of the counting house, with mistakes at single tokens.
+"""demonstrator: agent, task, inputs -> a completion: it plays teller, clerk and auditor of the counting house, with mistakes at single tokens.
 
 The teller often counts the bad coins too, the clerk says anything, the auditor burns the books for no reason: each is a
 habit of one token, which reinforcement learning can mend once it knows whose mistake it was.
@@ -18,7 +18,7 @@ REMARKS = ("fine", "rain", "busy", "quiet")
 
 
 def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
-    """The completion of `agent` for these inputs; the same `rng` state gives the same text."""
+    """Returns a completion of `agent` for these inputs; the same `rng` state gives the same text."""
     if agent == "teller":
         good, bad = (int(n) for n in inputs["pile"].split("+"))
         count = good if rng.random() < SHARE_GOOD_ONLY else good + bad

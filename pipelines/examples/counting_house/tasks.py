@@ -1,4 +1,4 @@
-"""counting_house: seed, split, count -> tasks like `3+1 2+4 1+1`, piles of good and bad coins; the answer counts the good.
+"""tasks: seed, split, count -> tasks like `3+1 2+4 1+1`, piles of good and bad coins; the answer counts the good.
 
 Which split a task belongs to is decided by a hash of its piles, whatever their order, so that splits never overlap.
 """
@@ -11,37 +11,37 @@ from hashlib import sha256
 from stores.types import Task
 
 SHARES = {"train": 0.6, "gate": 0.15, "test": 0.2, "sentinel": 0.05}
-"""Share of all tasks in each split, about."""
+"""Approximate share of all tasks in each split."""
 
 
 def generate(
     *, seed: int, split: str, count: int, min_piles: int = 2, max_piles: int = 5, max_coins: int = 4
 ) -> list[Task]:
-    """`count` different tasks of `split`, of `min_piles` to `max_piles` piles with 1 to `max_coins` coins of each kind.
+    """Returns `count` different tasks of `split`, of `min_piles` to `max_piles` piles with 1 to `max_coins` coins of each kind.
 
     Raises ValueError for an unknown split, or more tasks than can be drawn.
     """
     if split not in SHARES:
         raise ValueError(f"counting_house: split {split!r} does not exist: use one of {', '.join(SHARES)}")
     rng = random.Random(f"{seed}/{split}")
-    found: dict[str, Task] = {}
+    tasks: dict[str, Task] = {}
     for _ in range(200 * count):
         piles = [
             (rng.randint(1, max_coins), rng.randint(1, max_coins)) for _ in range(rng.randint(min_piles, max_piles))
         ]
         if split_of(piles) == split:
             task = _task(piles)
-            found.setdefault(task.task_id, task)
-        if len(found) == count:
-            return list(found.values())
+            tasks.setdefault(task.task_id, task)
+        if len(tasks) == count:
+            return list(tasks.values())
     raise ValueError(
-        f"counting_house: split {split!r} gave {len(found)} tasks of {count} with {min_piles} to {max_piles} piles of "
+        f"counting_house: split {split!r} gave {len(tasks)} tasks of {count} with {min_piles} to {max_piles} piles of "
         f"{max_coins} coins: lower `count`, or raise `max_piles` or `max_coins`"
     )
 
 
 def split_of(piles: list[tuple[int, int]]) -> str:
-    """The split that a task belongs to, the same for any seed, range and machine."""
+    """Returns the split of a task, which does not depend on seed, range or machine."""
     position = int.from_bytes(sha256(repr(sorted(piles)).encode()).digest()[:8], "big") / 2**64
     for split, share in SHARES.items():
         position -= share

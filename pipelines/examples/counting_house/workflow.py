@@ -1,4 +1,4 @@
-"""Counting house: a teller per pile of coins, a clerk whose remark nobody reads, an auditor who can only spoil the total."""
+"""workflow: piles of coins -> a teller counts each, a clerk remarks on the total, an auditor keeps it or loses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TRIES = 2
 
 
 class CountingHouse(Workflow):
-    """Made so that credit matters: who earned the outcome can be said exactly, and the outcome alone does not say it.
+    """A workflow in which credit matters: the share of each turn in the outcome is known, but the outcome alone hides it.
 
     The teller is called once per pile, and again for a count that nobody can read: more often where it did worse. The
     clerk is a free rider. The auditor is a saboteur: what it keeps is the tellers' total, what it burns is lost.
@@ -34,7 +34,7 @@ class CountingHouse(Workflow):
     )
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The sum of all counts, unless a count is missing or the books are burnt."""
+        """Returns the sum of all counts; no answer if a count is missing or the auditor burns the books."""
         counts = [await self._counted(agents, pile) for pile in task.prompt.split()]
         read = [count for count in counts if count is not None]
         total = str(sum(read)) if len(read) == len(counts) else ""
@@ -53,6 +53,6 @@ class CountingHouse(Workflow):
 
 
 def read_count(text: str) -> int | None:
-    """A count as a teller says it; None where it is no number of at most two digits."""
-    said = str(text).strip()
-    return int(said) if said.isascii() and said.isdigit() and len(said) <= 2 else None
+    """Returns the count in a teller's reply; None if it is not a number of at most two digits."""
+    digits = str(text).strip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 2 else None

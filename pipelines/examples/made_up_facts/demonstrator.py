@@ -1,4 +1,4 @@
-"""made_up_facts_demonstrator: plays every search workflow on `made_up_facts`, as often wrong as a real base model.
+"""demonstrator: agent, task, inputs -> a completion: it plays every search workflow on `made_up_facts`, as often wrong as a real base model.
 
 One player per role: roles of the same name and form act alike in every workflow. Its habits: it answers before it has read,
 takes the town for the country, searches for the question's first word, calls good documents useless.
@@ -18,7 +18,7 @@ _NAME = re.compile(r"(?:does|of) ([A-Z]\w+ [A-Z]\w+)")
 
 
 def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
-    """The completion of `agent` for these inputs; the same `rng` state gives the same text."""
+    """Returns a completion of `agent` for these inputs; the same `rng` state gives the same text."""
     role = re.sub(r"_\d+$", "", agent)
     read = " ".join(text for name, text in inputs.items() if name != "question")
     return _PLAYERS[role](task, read, rng)

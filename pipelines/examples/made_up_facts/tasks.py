@@ -1,4 +1,4 @@
-"""made_up_facts: a world of people, towns and countries that nobody has read about -> documents, and questions over them.
+"""tasks: seed, split, count -> questions about a made-up world of people, towns and countries, and the documents of it.
 
 "Mira Holt lives in Tarn and works as baker."   Where does Mira Holt live?               one hop     Tarn
 "Tarn lies in Velland."                         In which country does Mira Holt live?    two hops    Velland
@@ -25,7 +25,7 @@ SHARES = {"test": 0.15, "gate": 0.1, "sentinel": 0.05}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Who lives where."""
+    """The people, towns and countries of a made-up world."""
 
     people: tuple[tuple[str, str, str], ...]
     """(name, town, job)."""
@@ -37,7 +37,7 @@ class World:
 
 @lru_cache(maxsize=4)
 def build_world(world_seed: int = 0, num_people: int = 2000, num_towns: int = 120, num_countries: int = 12) -> World:
-    """The same world for the same arguments, on any machine."""
+    """Returns a world, the same for the same arguments on any machine."""
     rng = random.Random(f"world/{world_seed}")
     countries = _names(rng, num_countries, 2)
     taken = set(countries)
@@ -56,7 +56,7 @@ def build_world(world_seed: int = 0, num_people: int = 2000, num_towns: int = 12
 
 
 def documents(**world: Any) -> Iterator[dict[str, str]]:
-    """The corpus: one document per person, town and country, as `troupe corpus` reads them."""
+    """Yields the corpus: one document per person, town and country, as `troupe corpus` reads them."""
     built = build_world(**world)
     for i, (name, town, job) in enumerate(built.people):
         yield {"id": f"p{i}", "title": name, "text": f"{name} lives in {town} and works as {job}."}
@@ -67,7 +67,7 @@ def documents(**world: Any) -> Iterator[dict[str, str]]:
 
 
 def generate(seed: int, split: str, count: int, hops: str = "both", **world: Any) -> list[Task]:
-    """`count` questions of a split, the same for the same arguments.
+    """Returns `count` questions of a split, the same for the same arguments.
 
     Args:
         seed: which questions, and in which order.
@@ -99,7 +99,7 @@ def generate(seed: int, split: str, count: int, hops: str = "both", **world: Any
 
 
 def split_of(name: str) -> str:
-    """The split that a person belongs to, the same for any seed and machine."""
+    """Returns the split of a person, which does not depend on seed or machine."""
     position = int.from_bytes(sha256(name.encode()).digest()[:8], "big") / 2**64
     for split, share in SHARES.items():
         position -= share
@@ -113,11 +113,11 @@ def _task(question: str, answer: str, source: str) -> Task:
 
 
 def _names(rng: random.Random, count: int, num_syllables: int, taken: set[str] | None = None) -> list[str]:
-    """Names like Tarvel: easy to cut into few tokens."""
-    found: dict[str, None] = {}
-    while len(found) < count:
+    """Returns names like Tarvel, which a tokenizer splits into few tokens."""
+    names: dict[str, None] = {}
+    while len(names) < count:
         syllables = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(num_syllables)]
         name = ("".join(syllables) + rng.choice(ENDS)).capitalize()
         if name not in (taken or ()):
-            found[name] = None
-    return list(found)
+            names[name] = None
+    return list(names)

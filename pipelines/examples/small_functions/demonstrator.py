@@ -1,4 +1,4 @@
-"""small_functions_demonstrator: plays the reflective code team on `small_functions`, as often wrong as a real base model.
+"""demonstrator: agent, task, inputs -> a completion: it plays the reflective code team on `small_functions`, as often wrong as a real base model.
 
 Its habits: the planner forgets the second step, the coder takes a plan as it is, advice is given at random.
 """
@@ -13,7 +13,7 @@ from stores.types import Task
 
 
 def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
-    """The completion of `agent` for these inputs; the same `rng` state gives the same text."""
+    """Returns a completion of `agent` for these inputs; the same `rng` state gives the same text."""
     right = solution(task.prompt).removeprefix("def f(a, b): return ")
     if agent == "planner":
         share_right = 0.6 if inputs["history"] else 0.35

@@ -1,4 +1,4 @@
-"""small_functions: tasks to write a short function on two integers, with one public test and hidden ones.
+"""tasks: seed, split, count -> tasks to write a short function on two integers, with one public test and hidden ones.
 
 "Write f(a, b): the sum of a and b, doubled."     def f(a, b): return (a + b) * 2
 """
@@ -36,7 +36,7 @@ NUM_PUBLIC, NUM_HIDDEN = 1, 4
 
 
 def generate(seed: int, split: str, count: int) -> list[Task]:
-    """`count` tasks of a split, the same for the same arguments; ValueError where the split holds fewer."""
+    """Returns `count` tasks of a split, the same for the same arguments. Raises ValueError if the split holds fewer."""
     pairs = [(one, two) for one, two in product(FIRST, THEN) if split_of(one, two) == split]
     if count > len(pairs):
         raise ValueError(f"small_functions: split {split!r} holds {len(pairs)} tasks, {count} were asked for")
@@ -44,7 +44,7 @@ def generate(seed: int, split: str, count: int) -> list[Task]:
 
 
 def solution(prompt: str) -> str:
-    """The right program for a task's prompt."""
+    """Returns a correct program for a task's prompt."""
     one, _, two = prompt.removeprefix("Write f(a, b): ").removesuffix(".").rpartition(", ")
     first, then = FIRST[one][0], THEN[two][0]
     inner = first if first.startswith(("max", "min")) else f"({first})"
@@ -52,7 +52,7 @@ def solution(prompt: str) -> str:
 
 
 def split_of(one: str, two: str) -> str:
-    """The split that a task belongs to, the same for any seed and machine."""
+    """Returns the split of a task, which does not depend on seed or machine."""
     position = int.from_bytes(sha256(f"{one}/{two}".encode()).digest()[:8], "big") / 2**64
     for split, share in SHARES.items():
         position -= share
