@@ -12,8 +12,8 @@ from hashlib import sha256
 from typing import Any
 
 SERVED = "troupe/served"
-"""Key in a trace's `outcome_metadata` of who was answered by whom: {"team", "team_version", "arm", "key", "is_trainable"}; in
-one that `collect` took over also {"trace_id", "score"}."""
+"""Key in the `outcome_metadata` of a captured answer: {"team", "team_version", "alias", "key", "is_trainable"}, with `alias`
+`champion` or `candidate` at the time of the answer; where `collect` has taken it over also {"trace_id", "score"}."""
 
 
 class EpisodeStatus(StrEnum):

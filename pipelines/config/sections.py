@@ -346,8 +346,8 @@ class TrafficGuardsConfig(Settings):
 
     completion_tokens: float | None = Field(0.5, ge=0)
     """Growth of an answer's sampled tokens: 0.5 allows half as many more."""
-    seconds: float | None = Field(1.0, ge=0)
-    """Growth of an answer's seconds."""
+    latency_s: float | None = Field(1.0, ge=0)
+    """Growth of an answer's latency."""
     cut_share: float | None = Field(0.05, ge=0)
     """Rise of the share of answers that were cut short."""
     empty_share: float | None = Field(0.05, ge=0)

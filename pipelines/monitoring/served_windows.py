@@ -23,7 +23,7 @@ from stores.types import SERVED, Trace
 UNTIL = "watch/until"
 FIGURES = {
     "completion_tokens": "completion_tokens",
-    "seconds": "seconds",
+    "latency_s": "seconds",
     "cut_share": "cut_turns",
     "empty_share": "refusals",
     "failure_share": "failures",

@@ -28,7 +28,7 @@ from stores.waiting import waiting
 
 logger = logging.getLogger(__name__)
 
-RATIOS = ("completion_tokens", "seconds")
+RATIOS = ("completion_tokens", "latency_s")
 """Figures that are compared as a ratio; shares are compared as a difference."""
 GROWTH = 1.3
 """By how much the fewer answers have to have grown before the next look counts as one."""
@@ -139,7 +139,7 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
     plan = [(0.0, config.shadow)] * bool(config.shadow) + [(share, 0.0) for share in config.shares]
     for number, (share, shadow) in enumerate(plan, 1):
         begun = production.canary(run, version, team, share=share, shadow=shadow)
-        watch = Watch(config, parts=len(plan), without=("seconds",) if shadow else ())
+        watch = Watch(config, parts=len(plan), without=("latency_s",) if shadow else ())
         found = _step(run, version, begun["beside"], watch, is_last=number == len(plan))
         steps.append({"share": share, "shadow": shadow, **found})
         _note(run, {"team_version": version, **steps[-1]})

@@ -50,7 +50,7 @@ def lineage_of_answer(run: Run, trace: Trace) -> dict[str, Any]:
             "at": trace.started_at,
             "status": trace.status.value,
             "team_version": version,
-            "arm": about["arm"],
+            "alias": about["alias"],
             "key": about["key"],
             "policy_versions": dict(trace.policy_versions),
             "sampled_by": _sampled_by(trace),

@@ -6,7 +6,7 @@ import { remember, series, spark } from "./history.js";
 /** [name, label, format, direction that is worse: +1 higher, -1 lower, 0 neither] */
 const FIGURES = [
   ["failure_share", "failures", percent, 1],
-  ["seconds", "time per answer", seconds, 1],
+  ["latency_s", "time per answer", seconds, 1],
   ["completion_tokens", "tokens per answer", number, 0],
   ["cut_share", "truncated answers", percent, 1],
   ["empty_share", "empty answers", percent, 1],

@@ -1,4 +1,4 @@
-"""admin_api: what the dashboard asks for. Who answers and how it goes; stored traces; one task under two teams. Reads only."""
+"""admin_api: what the dashboard asks for: status and figures, stored traces, one task under several teams. It only reads."""
 
 from __future__ import annotations
 
@@ -9,72 +9,86 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from serve_apps.gateway.api_state import ServiceDependency, TraceReaderDependency
 from serve_apps.gateway.figures import Sums, by_version
 from serve_apps.gateway.peer_replicas import Status
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import DeployedTeam, Production
-from serve_apps.gateway.trace_reader import MAX_ROWS, TraceReader, as_json, compare_task, list_traces, read_trace
+from serve_apps.gateway.trace_reader import MAX_ROWS, as_json, compare_task, list_traces, read_trace
 from stores.types import EpisodeStatus, Purpose
 
-STATUS_ORDER = ("champion", "candidate", "previous")
+ALIASES = ("champion", "candidate", "previous")
+"""In the order in which the status lists them."""
 
-Store = Annotated[
-    Literal["run", "served"], Query(description="what the run sampled, or answers to people that were kept")
+StoreQuery = Annotated[
+    Literal["run", "served"], Query(description="`run`: episodes that the run sampled; `served`: captured answers")
 ]
-Iteration = Annotated[int | None, Query(ge=0, lt=2**31)]
-Text = Annotated[str, Query(max_length=500)]
+IterationQuery = Annotated[int | None, Query(ge=0, lt=2**31)]
+TextQuery = Annotated[str, Query(max_length=500)]
 
 
-def admin_routes(service: Service) -> APIRouter:
-    """Routes below `/v1/admin`, for keys with the scope `admin`."""
+async def _admin_only(request: Request, service: ServiceDependency) -> None:
+    service.authorize(request, "admin")
 
-    def admin_only(request: Request) -> None:
-        service.caller(request, "admin")
 
-    routes = APIRouter(prefix="/v1/admin", dependencies=[Depends(admin_only)])
-    reader = TraceReader()
+router = APIRouter(prefix="/v1/admin", dependencies=[Depends(_admin_only)])
 
-    @routes.get("/status")
-    async def status() -> Response:
-        """Teams, arms and their figures, and what is on its way: of all replicas that answer."""
-        others = [s for s in await service.siblings.statuses() if s["replica"] != service.replica]
-        return _json(as_json(status_of(service, [service.status(), *others])))
 
-    @routes.get("/teams/{team}/traces")
-    async def traces(
-        team: str,
-        store: Store = "run",
-        purpose: Purpose | None = None,
-        iteration: Iteration = None,
-        status: EpisodeStatus | None = None,
-        task: Text = "",
-        before: Text = "",
-        limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 50,
-    ) -> Response:
-        """Stored episodes without their turns, newest first; `before`: the last one of the page before."""
-        production = service.team(team)
-        chosen: dict[str, Any] = {"purpose": purpose, "iteration": iteration, "status": status, "task_id": task or None}
-        return _json(
-            await reader.read(lambda: list_traces(production, store=store, limit=limit, before=before, **chosen))
-        )
+@router.get("/status")
+async def get_status(service: ServiceDependency) -> Response:
+    """Returns the teams, their deployed versions with figures, and the requests in flight, of all replicas that answer."""
+    others = [status for status in await service.peers.statuses() if status["replica"] != service.replica]
+    return _json_response(as_json(status_of(service, [service.status(), *others])))
 
-    @routes.get("/teams/{team}/traces/{trace_id}")
-    async def trace(team: str, trace_id: str, store: Store = "run") -> Response:
-        """A whole one, by its id or the only beginning of it: turns, tool calls, tokens with logprobs, rewards."""
-        production = service.team(team)
-        return _json(await reader.read(lambda: read_trace(production, trace_id, store=store)))
 
-    @routes.get("/teams/{team}/tasks/{task_id:path}")
-    async def task(team: str, task_id: str, store: Store = "run", purpose: Purpose | None = None) -> Response:
-        """Episodes of one task by the team that played them."""
-        production = service.team(team)
-        return _json(await reader.read(lambda: compare_task(production, task_id, store=store, purpose=purpose)))
+@router.get("/teams/{team}/traces")
+async def list_stored_traces(
+    team: str,
+    service: ServiceDependency,
+    reader: TraceReaderDependency,
+    store: StoreQuery = "run",
+    purpose: Purpose | None = None,
+    iteration: IterationQuery = None,
+    status: EpisodeStatus | None = None,
+    task: TextQuery = "",
+    before: TextQuery = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 50,
+) -> Response:
+    """Lists stored episodes without their turns, newest first; `before` is the last episode of the page before."""
+    production = service.team(team)
+    filters: dict[str, Any] = {"purpose": purpose, "iteration": iteration, "status": status, "task_id": task or None}
+    return _json_response(
+        await reader.read(lambda: list_traces(production, store=store, limit=limit, before=before, **filters))
+    )
 
-    return routes
+
+@router.get("/teams/{team}/traces/{trace_id}")
+async def get_trace(
+    team: str, trace_id: str, service: ServiceDependency, reader: TraceReaderDependency, store: StoreQuery = "run"
+) -> Response:
+    """Returns a whole trace by its id or a unique prefix of it: turns, tool calls, tokens with logprobs, rewards."""
+    production = service.team(team)
+    return _json_response(await reader.read(lambda: read_trace(production, trace_id, store=store)))
+
+
+@router.get("/teams/{team}/tasks/{task_id:path}")
+async def compare_teams_on_task(
+    team: str,
+    task_id: str,
+    service: ServiceDependency,
+    reader: TraceReaderDependency,
+    store: StoreQuery = "run",
+    purpose: Purpose | None = None,
+) -> Response:
+    """Returns the episodes of one task, grouped by the team that played them."""
+    production = service.team(team)
+    return _json_response(await reader.read(lambda: compare_task(production, task_id, store=store, purpose=purpose)))
 
 
 def status_of(service: Service, statuses: Sequence[Status]) -> dict[str, Any]:
-    """Everything on the overview; no prompt, no answer, no user. Teams are those of this replica, figures those of all.
+    """Returns the content of the overview: the teams of this replica with the figures of all replicas.
+
+    It holds no prompt, no answer and no user.
 
     Args: statuses: `Service.status` of every replica that answers, this one first.
     """
@@ -92,62 +106,71 @@ def status_of(service: Service, statuses: Sequence[Status]) -> dict[str, Any]:
         "max_queued": config.max_queued * len(statuses),
         "has_keys": bool(config.keys_file),
         "keys_fault": next((s["keys_fault"] for s in statuses if s["keys_fault"]), ""),
-        "teams": [_team(production, statuses) for _, production in sorted(service.teams.items())],
+        "teams": [_team_status(production, statuses) for _, production in sorted(service.teams.items())],
     }
 
 
-def _team(production: Production, statuses: Sequence[Status]) -> dict[str, Any]:
+def _team_status(production: Production, statuses: Sequence[Status]) -> dict[str, Any]:
     config = production.config
     figures = by_version(production.name, statuses)
-    named = ((name, getattr(config, name)) for name in STATUS_ORDER)
-    arms = [_arm(production.name, name, arm, figures, statuses) for name, arm in named if arm is not None]
-    in_service = {arm["team_version"] for arm in arms}
+    by_alias = ((alias, getattr(config, alias)) for alias in ALIASES)
+    deployed = [
+        _deployed_status(production.name, alias, team, figures, statuses)
+        for alias, team in by_alias
+        if team is not None
+    ]
+    deployed_versions = {row["team_version"] for row in deployed}
     return {
         "name": production.name,
         "share": config.share if config.candidate else 0.0,
         "shadow": config.shadow if config.candidate else 0.0,
         "run_id": config.stores.run_id if config.stores else None,
         "models": sorted(production.champion.models),
-        "arms": arms,
+        "deployed": deployed,
         "gone": [
-            {"team_version": v, "figures": summary(sums)} for v, sums in sorted(figures.items()) if v not in in_service
+            {"team_version": version, "figures": summary(sums)}
+            for version, sums in sorted(figures.items())
+            if version not in deployed_versions
         ],
     }
 
 
-def _arm(
-    team: str, name: str, arm: DeployedTeam, figures: Mapping[int, Sums], statuses: Sequence[Status]
+def _deployed_status(
+    team: str, alias: str, deployed: DeployedTeam, figures: Mapping[int, Sums], statuses: Sequence[Status]
 ) -> dict[str, Any]:
-    on_their_way = [
-        f["num"]
+    num_in_flight = sum(
+        row["num"]
         for status in statuses
-        for f in status["in_flight"]
-        if (f["team"], f["team_version"], f["set_name"]) == (team, arm.team_version, arm.set_name)
-    ]
+        for row in status["in_flight"]
+        if (row["team"], row["team_version"], row["set_name"]) == (team, deployed.team_version, deployed.set_name)
+    )
     return {
-        "arm": name,
-        "team_version": arm.team_version,
-        "set_name": arm.set_name,
-        "workflow": arm.team_spec["workflow"],
-        "team_key": arm.team_spec["team_key"],
-        "policy_versions": arm.team_spec["policy_versions"],
-        "group_of": arm.team_spec["group_of"],
-        "in_flight": sum(on_their_way),
-        "figures": summary(figures.get(arm.team_version, {})),
+        "alias": alias,
+        "team_version": deployed.team_version,
+        "set_name": deployed.set_name,
+        "workflow": deployed.team_spec["workflow"],
+        "team_key": deployed.team_spec["team_key"],
+        "policy_versions": deployed.team_spec["policy_versions"],
+        "group_of": deployed.team_spec["group_of"],
+        "in_flight": num_in_flight,
+        "figures": summary(figures.get(deployed.team_version, {})),
     }
 
 
 def summary(sums: Sums) -> dict[str, dict[str, float]]:
-    """{"num", "mean", "standard_error"} of each figure that was ever counted; the error from two values on."""
-    found: dict[str, dict[str, float]] = {}
+    """Returns {"num", "mean", "standard_error"} of each figure that has values; the error needs two of them.
+
+    The error is sqrt(s^2 / n), with the sample variance s^2 = (sum of squares - sum^2 / n) / (n - 1).
+    """
+    summaries: dict[str, dict[str, float]] = {}
     for name, (num, total, squares) in sums.items():
         if num:
-            found[name] = {"num": num, "mean": total / num}
+            summaries[name] = {"num": num, "mean": total / num}
         if num > 1:
             variance = max(0.0, squares - total * total / num) / (num - 1)
-            found[name]["standard_error"] = math.sqrt(variance / num)
-    return found
+            summaries[name]["standard_error"] = math.sqrt(variance / num)
+    return summaries
 
 
-def _json(body: bytes) -> Response:
+def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})

@@ -1,7 +1,7 @@
-"""admission: how much is taken on at once. What is beyond is told to come again, rather than wait until it gives up.
+"""admission: how many requests are taken on at once. Requests beyond that are refused at once rather than left to time out.
 
-request ──> rate of its key ──> a place (max_in_flight) or a short queue (max_queued, queue_timeout_s) ──> work
-               429                 429 where the queue is full, 503 where the wait was in vain
+request ──> rate of its key ──> a slot (max_in_flight) or a short queue (max_queued, queue_timeout_s) ──> work
+               429                 429 where the queue is full, 503 where no slot was free in time
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from serve_apps.openai_api.protocol import ApiError
 
 
 class Admission:
-    """Places for requests. Lives in one event loop."""
+    """The slots for requests and the queue for them. It lives in one event loop."""
 
     def __init__(self, *, max_in_flight: int, max_queued: int, queue_timeout_s: float) -> None:
         self._max_in_flight, self._max_queued, self._timeout_s = max_in_flight, max_queued, queue_timeout_s
         self.num_in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._buckets: dict[str, tuple[float, float]] = {}
-        """By key name: requests left, and when that was so."""
+        """By key name: requests left, and the time at which that many were left."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """The number of requests in the queue."""
         return len(self._waiting)
 
-    def count(self, key: ApiKey) -> None:
-        """One more request of this key; 429 where it has made too many in the last minute."""
+    def count_request(self, key: ApiKey) -> None:
+        """Counts one more request of this key; ApiError 429 where it has made too many in the last minute.
+
+        This is a token bucket that holds one minute's requests and fills evenly.
+        """
         rate = key.requests_per_minute
         if rate is None:
             return
         now = time.monotonic()
-        left, at = self._buckets.get(key.name, (float(rate), now))
-        left = min(rate, left + (now - at) * rate / 60)
+        left, counted_at = self._buckets.get(key.name, (float(rate), now))
+        left = min(rate, left + (now - counted_at) * rate / 60)
         if left < 1:
             self._buckets[key.name] = left, now
             raise ApiError(
@@ -48,14 +51,14 @@ class Admission:
         self._buckets[key.name] = left - 1, now
 
     async def enter(self) -> None:
-        """Takes a place; each is given back with one `leave`."""
+        """Takes a slot, after waiting in the queue if need be. Give each slot back with one `leave`."""
         if self.num_in_flight < self._max_in_flight:
             self.num_in_flight += 1
             return
         if len(self._waiting) >= self._max_queued:
             raise ApiError(
                 429,
-                f"{self.num_in_flight} requests are being answered and {len(self._waiting)} wait: come again",
+                f"{self.num_in_flight} requests are being answered and {len(self._waiting)} are waiting: try again later",
                 code="overloaded",
                 retry_after_s=1,
             )
@@ -65,25 +68,29 @@ class Admission:
             async with asyncio.timeout(self._timeout_s):
                 await turn
         except TimeoutError:
-            self._give_up(turn)
+            self._stop_waiting(turn)
             raise ApiError(
-                503, f"no place within {self._timeout_s:g} s: come again", code="overloaded", retry_after_s=2
+                503,
+                f"no slot became free within {self._timeout_s:g} s: try again later",
+                code="overloaded",
+                retry_after_s=2,
             ) from None
         except asyncio.CancelledError:
-            self._give_up(turn)
+            self._stop_waiting(turn)
             raise
 
     def leave(self) -> None:
-        """Gives a place back, to the first that waits."""
+        """Gives a slot back; the first request in the queue gets it."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(None)  # the place goes on to it
+                turn.set_result(None)  # the slot passes on, so the number in flight stays the same
                 return
         self.num_in_flight -= 1
 
-    def _give_up(self, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():  # it was given a place in the same moment
+    def _stop_waiting(self, turn: asyncio.Future[None]) -> None:
+        # A race: `leave` may have given this request a slot just before its wait was cancelled. Then the slot is passed on.
+        if turn.done() and not turn.cancelled():
             self.leave()
         elif turn in self._waiting:
             self._waiting.remove(turn)

@@ -1,4 +1,4 @@
-"""api_keys: a caller's key -> who it is and what it may do. Keys are kept as hashes, in a file that may change at any time.
+"""api_keys: a caller's key -> its name and scopes. Keys are stored as hashes, in a file that may change at any time.
 
 [{"name": "web", "sha256": "...", "scopes": ["call"], "expires_at": 1790000000, "requests_per_minute": 600}]
 """
@@ -21,12 +21,12 @@ from serve_apps.openai_api.protocol import ApiError
 Scope = Literal["call", "feedback", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "troupe-"
-LOOK_S = 1.0
-"""How often the file is looked at."""
+CHECK_INTERVAL_S = 1.0
+"""How often the file is checked for changes."""
 
 
 class ApiKey(BaseModel):
-    """One caller."""
+    """What is stored about the key of one caller."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,44 +34,44 @@ class ApiKey(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: tuple[Scope, ...] = ("call",)
     expires_at: float | None = None
-    """Unix seconds; null: never."""
+    """Unix seconds; null: it never expires."""
     requests_per_minute: int | None = Field(None, ge=1)
 
 
 KEYS = TypeAdapter(list[ApiKey])
 ANYONE = ApiKey(name="anyone", sha256="0" * 64, scopes=SCOPES)
-"""Where there are no keys: a gateway that only this machine reaches."""
+"""The key of every request where there is no file of keys: a gateway that only this machine reaches."""
 
 
 def make_key(
     name: str, *, scopes: tuple[Scope, ...], expires_at: float | None, requests_per_minute: int | None
 ) -> tuple[str, ApiKey]:
-    """A fresh secret and what is kept of it."""
+    """Makes a new secret; returns it with the entry to store, which has only its hash."""
     secret = PREFIX + secrets.token_urlsafe(32)
-    kept = ApiKey(
+    key = ApiKey(
         name=name,
         sha256=sha256(secret.encode()).hexdigest(),
         scopes=scopes,
         expires_at=expires_at,
         requests_per_minute=requests_per_minute,
     )
-    return secret, kept
+    return secret, key
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """The keys of a file; ValueError names the file and the first fault."""
+    """Reads the keys of a file; ValueError names the file and the first fault."""
     try:
         return KEYS.validate_json(path.read_bytes())
     except OSError as error:
         raise ValueError(f"gateway.keys_file {path}: {error.strerror}: make a key with `troupe key`") from None
     except ValidationError as error:
         first = error.errors()[0]
-        place = "".join(f"{part}." for part in first["loc"])
-        raise ValueError(f"gateway.keys_file {path}: {place}: {first['msg']}") from None
+        field = "".join(f"{part}." for part in first["loc"])
+        raise ValueError(f"gateway.keys_file {path}: {field}: {first['msg']}") from None
 
 
 def write_keys(path: Path, keys: list[ApiKey]) -> None:
-    """Replaces the file at once, readable by its owner only."""
+    """Replaces the file in one step, readable by its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".new")
     scratch.touch(mode=0o600)
@@ -80,44 +80,45 @@ def write_keys(path: Path, keys: list[ApiKey]) -> None:
 
 
 class KeyRing:
-    """The keys in force. A file that is broken while the gateway runs leaves the last good ones in force."""
+    """The keys that are valid now. If the file is broken while the gateway runs, the last good keys stay valid."""
 
     def __init__(self, path: Path | None) -> None:
-        """ValueError where the file cannot be read; None: everybody may do everything."""
+        """Reads the file; ValueError where it cannot be read. Without a path every caller may do everything."""
         self._path = path
         self._by_hash: Mapping[str, ApiKey] = {}
-        self._stamp, self._looked_at = (0, 0, 0), 0.0
+        self._stamp, self._checked_at = (0, 0, 0), 0.0
         self.fault = ""
-        """Why the file's last change is not in force."""
+        """Why the file's last change could not be loaded; empty where it was."""
         if path is not None:
             self._load(path)
 
     def check(self, header: str | None, scope: Scope) -> ApiKey:
-        """Who calls, by the `Authorization` header; ApiError 401 or 403."""
+        """Returns the key that the `Authorization` header names; ApiError 401 or 403."""
         if self._path is None:
             return ANYONE
-        self._look(self._path)
+        self._reload_if_changed(self._path)
         kind, _, secret = (header or "").partition(" ")
         if kind.lower() != "bearer" or not secret:
             raise ApiError(401, "no API key: send `Authorization: Bearer KEY`", code="missing_api_key")
         digest = sha256(secret.strip().encode()).hexdigest()
-        found = next((key for known, key in self._by_hash.items() if hmac.compare_digest(known, digest)), None)
-        if found is None:
+        # Compared in constant time, so that the time of an answer tells nothing about the stored hashes.
+        key = next((key for known, key in self._by_hash.items() if hmac.compare_digest(known, digest)), None)
+        if key is None:
             raise ApiError(401, "this API key is not known", code="invalid_api_key")
-        if found.expires_at is not None and found.expires_at <= time.time():
-            raise ApiError(401, f"API key {found.name!r} has expired: ask for a new one", code="expired_api_key")
-        if scope not in found.scopes:
+        if key.expires_at is not None and key.expires_at <= time.time():
+            raise ApiError(401, f"API key {key.name!r} has expired: ask for a new one", code="expired_api_key")
+        if scope not in key.scopes:
             raise ApiError(
                 403,
-                f"API key {found.name!r} has the scopes {', '.join(found.scopes)}; this needs {scope!r}",
+                f"API key {key.name!r} has the scopes {', '.join(key.scopes)}; this needs {scope!r}",
                 code="missing_scope",
             )
-        return found
+        return key
 
-    def _look(self, path: Path) -> None:
-        if time.monotonic() < self._looked_at + LOOK_S:
+    def _reload_if_changed(self, path: Path) -> None:
+        if time.monotonic() < self._checked_at + CHECK_INTERVAL_S:
             return
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         try:
             if _stamp(path) != self._stamp:
                 self._load(path)
@@ -125,16 +126,19 @@ class KeyRing:
             self.fault = str(error)
 
     def _load(self, path: Path) -> None:
-        stamp = _stamp(path)  # before it is read, so that a change meanwhile is seen at the next look
+        stamp = _stamp(path)  # before the file is read, so that a change meanwhile is seen at the next check
         keys = read_keys(path)
         self._by_hash = {key.sha256: key for key in keys}
-        self._stamp, self._looked_at, self.fault = stamp, time.monotonic(), ""
+        self._stamp, self._checked_at, self.fault = stamp, time.monotonic(), ""
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """What changes when the file does; its time alone need not: it may be that of a copy, or of the same tick."""
+    """Returns modification time, inode and size, one of which changes with the file.
+
+    The time alone may stay: a copy may have kept it, or two writes fall into one tick of the clock.
+    """
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return 0, 0, 0
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -1,10 +1,10 @@
-"""gateway: the Serve application that people and programs call. OpenAI's API over promoted teams, and whole workflows.
+"""app: the Serve application that callers use. It is OpenAI's API over deployed teams, with whole workflows.
 
     caller ── HTTP ──> Gateway replica (FastAPI, uvicorn) ──> policy apps of the set that its team is on
-                            ▲ user_config: which team version on which set; replaced whole, in place
+                            ▲ user_config: which team version on which set; replaced as a whole while the replica runs
 
-A replica listens by itself, on a port that it shares with its like: Serve's own proxies are set up once per cluster, when
-Serve starts, which the cluster of a run did without them, and they would copy every token of a stream once more.
+Each replica listens itself, on one port for all replicas of a machine. Serve's own proxies are not used: they are configured
+once per cluster, when Serve starts, which a run's cluster does without them; and they would copy every token of a stream.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ray import serve
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.http_api import build_api
-from serve_apps.gateway.peer_replicas import ServeSiblings
+from serve_apps.gateway.peer_replicas import ServePeers
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadowing import ServePlayer
-from serve_apps.gateway.teams import TeamRoute, built, teams_of
+from serve_apps.gateway.teams import TeamRoute, build_teams, parse_teams
 from serve_apps.policy.app_list import new_entry
 from stores.logs import bound, configure
 
@@ -35,21 +35,21 @@ logger = logging.getLogger(__name__)
 DEPLOYMENT = "Gateway"
 IMPORT_PATH = "serve_apps.gateway.app:build_app"
 DRAIN_S = 20.0
-"""How long a replica that is told to stop finishes what it has begun."""
+"""How long a replica that must stop may take to finish the requests that it has begun."""
 
 
 def app_name(config: GatewayConfig) -> str:
-    """One gateway per port."""
+    """Returns the name of the gateway's app: there is one gateway per port."""
     return f"gateway-{config.port}"
 
 
 def shadows_name(config: GatewayConfig) -> str:
-    """The app that plays the shadows of this gateway, once there are any."""
+    """Returns the name of the app that answers this gateway's shadow requests; it starts with the first shadow traffic."""
     return f"shadows-{config.port}"
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """A Serve application with one deployment, `Gateway`, from `GatewayConfig` as JSON."""
+    """Builds a Serve application with one deployment, `Gateway`, from `GatewayConfig` as JSON."""
     config = GatewayConfig.model_validate(args)
     return Gateway.options(  # type: ignore[attr-defined]
         num_replicas=config.num_replicas,
@@ -60,31 +60,31 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 
 def gateway_entry(name: str, config: GatewayConfig, teams: Mapping[str, TeamRoute]) -> dict[str, Any]:
-    """The application in Serve's config, JSON values only."""
+    """Returns the application's entry in Serve's config, JSON values only."""
     args = config.model_dump(mode="json")
     return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config(teams))
 
 
 def user_config(teams: Mapping[str, TeamRoute]) -> dict[str, Any]:
-    """What `Gateway.reconfigure` takes."""
+    """Returns the routes of all teams as `Gateway.reconfigure` takes them."""
     return {"teams": {name: team.model_dump(mode="json") for name, team in teams.items()}}
 
 
 @serve.deployment(name=DEPLOYMENT)
 class Gateway:
-    """One replica."""
+    """One replica of the gateway."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        """Listens on its port; Serve then calls `reconfigure` with the teams. Raises where the port is taken."""
+        """Binds its sockets; Serve then calls `reconfigure` with the teams. ValueError where the port is taken."""
         configure()
         config = GatewayConfig.model_validate(args)
         cluster = ray.get_runtime_context().gcs_address
-        siblings = ServeSiblings(serve.get_replica_context().app_name)
-        own, address = _own_socket(config.host)
+        peers = ServePeers(serve.get_replica_context().app_name)
+        own_socket, address = _own_socket(config.host)
         player = ServePlayer(shadows_name(config), request_timeout_s=config.request_timeout_s)
-        self._service = Service(config, name=cluster, siblings=siblings, player=player, address=address)
+        self._service = Service(config, name=cluster, peers=peers, player=player, address=address)
         self._episodes = GatewayEpisodes(self._service)
-        self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own]
+        self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own_socket]
         self._server = uvicorn.Server(
             uvicorn.Config(
                 build_api(self._service, self._episodes),
@@ -98,29 +98,30 @@ class Gateway:
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         self._serving: asyncio.Task[None] | None = None
         self._error = ""
+        """Why the last `user_config` was refused; empty where it was not."""
         self._refused: Mapping[str, Any] = {}
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Puts these teams into service at once, or keeps what there is and says why in `status`; then listens.
+        """Deploys these teams at once, or keeps the present ones and reports the error in `status`; then listens.
 
-        Requests that have begun end on the team that they began on.
+        Requests that have begun stay on the team that they began on.
         """
-        wanted = teams_of(user_config)
+        routes = parse_teams(user_config)
         try:
-            self._service.teams = await built(self._service.teams, wanted)
+            self._service.teams = await build_teams(self._service.teams, routes)
             self._error = ""
         except (ValueError, OSError, ImportError) as error:
             self._error, self._refused = str(error), user_config["teams"]
-            logger.warning("keeps the teams that are in service: %s", error)
+            logger.warning("keeps the teams that are deployed: %s", error)
         with bound(app=serve.get_replica_context().app_name):
             teams = self._service.teams.items()
-            said = ", ".join(f"{name}@{p.champion.version} on {p.champion.set_name}" for name, p in teams)
-            logger.info("in service: %s", said or "nothing")
-        if self._serving is None:
+            champions = ", ".join(f"{name}@{p.champion.version} on {p.champion.set_name}" for name, p in teams)
+            logger.info("deployed: %s", champions or "no team")
+        if self._serving is None:  # only now, so that no request meets a replica without teams
             self._serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
 
     async def status(self) -> dict[str, Any]:
-        """Who is in service here, what is on its way on which set, what answers were like, why the last change was refused."""
+        """Returns what `Service.status` does, the teams deployed here, and why the last change was refused."""
         return {
             **self._service.status(),
             "replica_id": serve.get_replica_context().replica_tag,
@@ -130,12 +131,12 @@ class Gateway:
         }
 
     async def check_health(self) -> None:
-        """Raises where the server has ended, upon which Serve replaces the replica."""
+        """Raises RuntimeError where the HTTP server has ended; Serve then replaces the replica."""
         if self._serving is not None and self._serving.done():
             raise RuntimeError(f"the HTTP server has ended: {self._serving.exception()}")
 
     async def __del__(self) -> None:
-        """Finishes what has begun, takes on nothing more."""
+        """Finishes the requests that have begun and takes no more."""
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
@@ -144,15 +145,16 @@ class Gateway:
 
 
 def _own_socket(host: str) -> tuple[socket.socket, str]:
-    """A socket on a free port, by which the other replicas reach this one, and `http://HOST:PORT`."""
-    found = _socket(host)
-    found.bind((host, 0))
-    reached = ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
-    return found, f"http://{_in_url(reached)}:{found.getsockname()[1]}"
+    """Returns a socket on a free port, through which the other replicas reach this one, and its `http://HOST:PORT`."""
+    listener = _socket(host)
+    listener.bind((host, 0))
+    address = ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
+    return listener, f"http://{_in_url(address)}:{listener.getsockname()[1]}"
 
 
 def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
-    """A socket that several replicas of one machine listen on; ValueError where somebody else does."""
+    """Returns a socket that all replicas of this cluster share on a machine; ValueError where others listen on the port."""
+    # With SO_REUSEPORT another cluster's gateway could bind the same port and get half of the connections: ask who it is.
     try:
         other = httpx.get(f"http://{_in_url(host)}:{port}/health", timeout=2).json()
     except (httpx.HTTPError, ValueError):
@@ -161,21 +163,21 @@ def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
         raise ValueError(
             f"gateway.port = {port}: the gateway of another cluster ({other['gateway']}) listens there; take another port"
         )
-    found = _socket(host)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener = _socket(host)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        found.bind((host, port))
+        listener.bind((host, port))
     except OSError as error:
         raise ValueError(
             f"gateway.host and port = {host}:{port} cannot be listened on: {error.strerror}; take another port"
         ) from None
-    return found
+    return listener
 
 
 def _socket(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Of this protocol by name: asyncio turns Nagle off for no other, and answers would wait 40 ms for an ACK.
+    # The protocol is named because asyncio turns Nagle's algorithm off for TCP by name only; else replies wait 40 ms for an ACK.
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
 
 

@@ -1,9 +1,9 @@
-"""capture: answers that may be kept -> the team's store of served episodes, in batches; and what callers say of them.
+"""capture: answers whose callers agreed -> the team's store of served episodes, in batches, and callers' feedback on them.
 
     answer ── consent, share ──> redaction ──> pending ── every flush_s, in a thread ──> stores/served.py
 
-Nobody waits for a write: an answer that finds no room is not kept and counted as dropped, and a store that is down costs
-the episodes that wait, never a request.
+No request waits for a write. An answer that finds the pending list full is dropped and counted as such. Where the store cannot
+be written the pending episodes are lost, but no request fails.
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ from stores.types import SERVED, Trace
 
 logger = logging.getLogger(__name__)
 
-Kept = Literal["kept", "redacted", "dropped"]
-"""What became of an episode that may be kept."""
+Captured = Literal["kept", "redacted", "dropped"]
+"""What happened to an episode whose caller agreed to have it stored."""
 
-RETENTION_S = 3600.0
-"""Between two looks for what is too old."""
-BATCH = 64
+RETENTION_INTERVAL_S = 3600.0
+"""Between two searches for episodes that are older than `keep_days`."""
+BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """An episode on its way into a store."""
+    """An episode that waits to be written."""
 
     uri: str
     trace: Trace
     feedback: Feedback | None
-    """What its caller thought of it from the first."""
+    """Its caller's feedback, where it came with the episode."""
 
 
 class Capture:
-    """Lives in one event loop, in which its writer begins with the first episode; `close` it at the end."""
+    """Stores episodes of one gateway replica. It lives in one event loop.
+
+    Its writer begins with the first episode; `close` it at the end.
+    """
 
     def __init__(self, config: CaptureConfig, *, count: Callable[[str, int], None]) -> None:
-        """Args: count: is told of episodes by what became of them: kept, redacted, dropped, failed; and of feedback."""
+        """Args: count: is called with an outcome (kept, redacted, dropped, failed, feedback) and a number of episodes."""
         self._config, self._count = config, count
         self._redaction = Redaction(config.redact)
         self._pending: deque[Pending] = deque()
@@ -57,10 +60,13 @@ class Capture:
         self._num_allowed = 0
         self._writer: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
-        self._looked_at: dict[str, float] = {}
+        self._retention_checked_at: dict[str, float] = {}
 
-    def wants(self, store: bool | None) -> bool:
-        """Whether an answer is kept whose request said `store` so; one in 1 / share of those that may be."""
+    def should_keep(self, store: bool | None) -> bool:
+        """Whether to store an answer; of those that may be stored it takes `capture.share`, evenly spread.
+
+        Args: store: the field `store` of the request.
+        """
         is_allowed = store is True or (store is None and self._config.consent == "given")
         if not is_allowed or not self._config.share:
             return False
@@ -68,7 +74,7 @@ class Capture:
         self._num_allowed += 1
         return int((n + 1) * share) > int(n * share)
 
-    def keep(
+    def keep_trace(
         self,
         stores: TeamStores | None,
         trace: Trace,
@@ -77,75 +83,76 @@ class Capture:
         key: ApiKey,
         is_trainable: bool,
         score: float | None = None,
-    ) -> Kept:
-        """Takes an episode, without what must not be kept; says what became of it.
+    ) -> Captured:
+        """Redacts an episode and puts it on the pending list; returns what happened to it.
 
         Args: score: the caller's feedback on it, -1 to 1, if it is known already.
         """
         if stores is None or len(self._pending) >= self._config.max_pending:
             self._count("dropped", 1)
             return "dropped"
-        redacted = self._redaction.of(trace)
-        about = {
+        redacted = self._redaction.redact(trace)
+        served = {
             "team": team.name,
             "team_version": team.version,
-            "arm": team.arm,
+            "alias": team.alias,
             "key": key.name,
             "is_trainable": is_trainable and redacted is None,
         }
-        found = redacted or trace
-        kept = replace(found, outcome_metadata={**found.outcome_metadata, SERVED: about})
-        said = None
+        stored = redacted or trace
+        stored = replace(stored, outcome_metadata={**stored.outcome_metadata, SERVED: served})
+        feedback = None
         if score is not None:
-            said = Feedback(trace_id=trace.episode_id, key=key.name, at=time.time(), score=score)
-        self._pending.append(Pending(uri=stores.served, trace=kept, feedback=said))
-        became: Kept = "redacted" if redacted else "kept"
-        self._count(became, 1)
+            feedback = Feedback(trace_id=trace.episode_id, key=key.name, at=time.time(), score=score)
+        self._pending.append(Pending(uri=stores.served, trace=stored, feedback=feedback))
+        outcome: Captured = "redacted" if redacted else "kept"
+        self._count(outcome, 1)
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.ensure_future(self._write_on())
-        return became
+            self._writer = asyncio.ensure_future(self._write_repeatedly())
+        return outcome
 
     async def close(self) -> None:
-        """Writes what waits, and ends."""
+        """Writes the pending episodes and ends the writer."""
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.wait({self._writer})
             await self._flush()
 
-    async def _write_on(self) -> None:
+    async def _write_repeatedly(self) -> None:
         while True:
             await asyncio.sleep(self._config.flush_s)
-            await asyncio.shield(self._flush())
+            await asyncio.shield(self._flush())  # `close` cancels this task: a write that has begun must end
 
-    async def judge(self, uris: list[str], trace_id: str, feedback: FeedbackRequest, key: ApiKey) -> Feedback:
-        """Stores what a caller thinks of an answer that it got; ApiError 404 where it got none of that id that is kept."""
-        uri = await self._place_of(uris, trace_id, key)
-        said = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
-        given = self._redaction.clean(said)
-        await asyncio.to_thread(self._store(uri).write_feedback, given)
+    async def store_feedback(self, uris: list[str], trace_id: str, feedback: FeedbackRequest, key: ApiKey) -> Feedback:
+        """Stores a caller's feedback on an answer that it got; ApiError 404 where no such answer of this caller is stored."""
+        uri = await self._find_uri(uris, trace_id, key)
+        stored = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
+        stored = self._redaction.clean(stored)
+        await asyncio.to_thread(self._store(uri).write_feedback, stored)
         self._count("feedback", 1)
-        return given
+        return stored
 
-    async def _place_of(self, uris: list[str], trace_id: str, key: ApiKey) -> str:
-        for _ in range(2):  # another replica may be about to write it
-            waiting = [*self._pending, *self._writing]
-            found = [(p.uri, p.trace) for p in waiting if p.trace.episode_id == trace_id]
-            found += [(u, t) for u in uris if (t := await asyncio.to_thread(self._stored, u, trace_id))]
-            for uri, trace in found:
+    async def _find_uri(self, uris: list[str], trace_id: str, key: ApiKey) -> str:
+        """Returns the store that has this answer, or will have it: feedback may come before its episode is written."""
+        for _ in range(2):  # a second time after a wait, since another replica may be about to write it
+            pending = [*self._pending, *self._writing]
+            matches = [(p.uri, p.trace) for p in pending if p.trace.episode_id == trace_id]
+            matches += [(u, t) for u in uris if (t := await asyncio.to_thread(self._read, u, trace_id))]
+            for uri, trace in matches:
                 if "admin" in key.scopes or trace.outcome_metadata[SERVED]["key"] == key.name:
                     return uri
-            if found:
+            if matches:
                 break
             await asyncio.sleep(2 * self._config.flush_s)
         raise ApiError(
             404,
-            f"no answer {trace_id!r} that API key {key.name!r} got is kept: only those whose request says store: true are, and "
-            "for a time",
+            f"no answer {trace_id!r} to API key {key.name!r} is stored: answers are stored for a limited time, and only if "
+            "the request says store: true",
             code="trace_not_found",
             param="trace_id",
         )
 
-    def _stored(self, uri: str, trace_id: str) -> Trace | None:
+    def _read(self, uri: str, trace_id: str) -> Trace | None:
         return self._store(uri).served(trace_id)
 
     def _store(self, uri: str) -> ServedStore:
@@ -161,7 +168,7 @@ class Capture:
 
     async def _flush_all(self) -> None:
         while self._pending:
-            self._writing = [self._pending.popleft() for _ in range(min(BATCH, len(self._pending)))]
+            self._writing = [self._pending.popleft() for _ in range(min(BATCH_SIZE, len(self._pending)))]
             by_uri: dict[str, list[Pending]] = {}
             for pending in self._writing:
                 by_uri.setdefault(pending.uri, []).append(pending)
@@ -169,31 +176,30 @@ class Capture:
                 await self._write(uri, of_uri)
             self._writing = []
         for uri in self._stores:
-            await self._retire(uri)
+            await self._drop_old(uri)
 
     async def _write(self, uri: str, pending: list[Pending]) -> None:
-        traces, said = [p.trace for p in pending], [p.feedback for p in pending if p.feedback is not None]
+        traces, feedback = [p.trace for p in pending], [p.feedback for p in pending if p.feedback is not None]
         try:
-            await asyncio.to_thread(lambda: self._store(uri).write_judged(traces, said))
+            await asyncio.to_thread(lambda: self._store(uri).write_judged(traces, feedback))
         except (OSError, RuntimeError, ValueError) as error:
             self._count("failed", len(traces))
             logger.warning("%d served episodes are lost, %s cannot be written: %s", len(traces), uri, error)
         else:
-            self._count("feedback", len(said))
+            self._count("feedback", len(feedback))
 
-    async def _retire(self, uri: str) -> None:
-        if time.monotonic() < self._looked_at.get(uri, -RETENTION_S) + RETENTION_S:
+    async def _drop_old(self, uri: str) -> None:
+        """Removes the episodes of a store that are older than `keep_days`, once per `RETENTION_INTERVAL_S`."""
+        checked_at = self._retention_checked_at.get(uri, -RETENTION_INTERVAL_S)
+        if time.monotonic() < checked_at + RETENTION_INTERVAL_S:
             return
-        self._looked_at[uri] = time.monotonic()
+        self._retention_checked_at[uri] = time.monotonic()
         try:
             before = time.time() - self._config.keep_days * 86_400
-            num = await asyncio.to_thread(self._stores[uri].drop_before, before)
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ) as error:  # another replica does the same at this moment, or the store is down
-            logger.warning("what is too old stays in %s for an hour: %s", uri, error)
+            num_dropped = await asyncio.to_thread(self._stores[uri].drop_before, before)
+        except (OSError, RuntimeError, ValueError) as error:
+            # Another replica does the same at this moment, or the store is down.
+            logger.warning("old episodes stay in %s for another hour: %s", uri, error)
         else:
-            if num:
-                logger.info("removed %d served episodes older than %g days", num, self._config.keep_days)
+            if num_dropped:
+                logger.info("removed %d served episodes older than %g days", num_dropped, self._config.keep_days)

@@ -1,4 +1,4 @@
-"""chat_trace: a chat that was answered -> a trace of it, token-exact, a turn per choice."""
+"""chat_trace: a chat that was answered -> a trace of it, token-exact, with a turn per choice."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stores.types import EpisodeStatus, FinishReason, Purpose, Task, Trace, Turn
 
 
 def trace_of(chat: Chat, *, task_id: str, seconds: float) -> Trace:
-    """The chat as an episode of run `service`; its id is that of the answer."""
+    """Returns the chat as an episode of run `service`; its id is that of the reply."""
     acting = chat.team.acting
-    turns = _turns(chat, seconds)
+    turns = _turns_of(chat, seconds)
     is_cut = any(turn.finish_reason is FinishReason.LENGTH for turn in turns)
     versions = {turn.policy_version for turn in turns}
     return Trace(
@@ -22,7 +22,7 @@ def trace_of(chat: Chat, *, task_id: str, seconds: float) -> Trace:
         purpose=Purpose.AD_HOC,
         team_key=acting.team_key,
         workflow=acting.workflow_path,
-        task=Task(task_id=task_id, prompt=_question(chat), answers=(), source=SERVICE_RUN),
+        task=Task(task_id=task_id, prompt=chat.request.last_user_text, answers=(), source=SERVICE_RUN),
         group_id=task_id,
         episode_index=0,
         variant="",
@@ -42,13 +42,16 @@ def trace_of(chat: Chat, *, task_id: str, seconds: float) -> Trace:
 
 
 def is_trainable(chat: Chat) -> bool:
-    """Whether the tokens were drawn from what the policy says by itself, by an agent, and one answer was given."""
+    """Whether the trace of a chat can be trained on.
+
+    It can if one choice was sampled, by an agent, from the policy's own distribution: no filter and no penalty changed it.
+    """
     request = chat.request
     has_penalties = bool(request.presence_penalty or request.frequency_penalty)
     return chat.agent is not None and request.n == 1 and chat.sampling.is_unfiltered and not has_penalties
 
 
-def _turns(chat: Chat, seconds: float) -> tuple[Turn, ...]:
+def _turns_of(chat: Chat, seconds: float) -> tuple[Turn, ...]:
     prompt = chat.tokenizer.decode(chat.prompt_token_ids)
     return tuple(
         Turn(
@@ -74,9 +77,3 @@ def _turns(chat: Chat, seconds: float) -> tuple[Turn, ...]:
         )
         for index, choice in sorted(chat.choices.items())
     )
-
-
-def _question(chat: Chat) -> str:
-    """What was asked last."""
-    asked = [m.for_template()["content"] for m in chat.request.messages if m.role == "user"]
-    return asked[-1] if asked else ""

@@ -1,6 +1,6 @@
 """figures: answers of one team version -> counts, sums and squares, which can be added over replicas and subtracted over time.
 
-They hold no text and no user: what a traffic decision needs, and nothing that a log must not have.
+They hold no text and no user: they are what a traffic decision needs, and nothing that a log must not have.
 """
 
 from __future__ import annotations
@@ -8,42 +8,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NAMES = ("completion_tokens", "seconds", "cut_share", "empty_share", "format_share", "failure_share")
-"""Sampled tokens and seconds of an answer; whether it was cut short, was empty, had well-formed turns (workflows only), or was
-none because the engines failed."""
+NAMES = ("completion_tokens", "latency_s", "cut_share", "empty_share", "format_share", "failure_share")
+"""Sampled tokens and seconds of an answer; whether it was cut off by a limit, was empty, had well-formed turns (workflows
+only), or failed because the engines did."""
 
 Sums = dict[str, list[float]]
-"""By name: number, sum, sum of squares."""
+"""By figure: [number of values, their sum, the sum of their squares]."""
 
 
 class Tally:
-    """What one team version has answered since the gateway replica started."""
+    """Adds up the figures of one team version since the gateway replica started."""
 
     def __init__(self) -> None:
         self.sums: Sums = {name: [0, 0.0, 0.0] for name in NAMES}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """The figures of one answer, those it has."""
+        """Adds the figures of one answer; an answer may lack some of them."""
         for name, value in values.items():
-            of = self.sums[name]
-            of[0] += 1
-            of[1] += value
-            of[2] += value * value
+            sums = self.sums[name]
+            sums[0] += 1
+            sums[1] += value
+            sums[2] += value * value
 
 
 def chat_figures(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Of a chat completion as the caller got it."""
+    """Returns the figures of a chat completion, from the reply as its caller got it; averages over its choices."""
     choices = answer["choices"]
-    said = [c["message"].get("content") or c["message"].get("tool_calls") for c in choices]
+    contents = [c["message"].get("content") or c["message"].get("tool_calls") for c in choices]
     return {
         "completion_tokens": answer["usage"]["completion_tokens"] / len(choices),
         "cut_share": sum(c["finish_reason"] == "length" for c in choices) / len(choices),
-        "empty_share": sum(not words for words in said) / len(choices),
+        "empty_share": sum(not content for content in contents) / len(choices),
     }
 
 
 def run_figures(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Of a workflow run as the caller got it."""
+    """Returns the figures of a workflow run, from the reply as its caller got it."""
     turns = answer["turns"]
     formats = {"format_share": sum(turn["is_format_ok"] for turn in turns) / len(turns)} if turns else {}
     return {
@@ -55,25 +55,31 @@ def run_figures(answer: Mapping[str, Any]) -> dict[str, float]:
 
 
 def difference(now: Sums, before: Sums) -> Sums:
-    """What was added since `before`, of the same replica."""
-    return {name: [a - b for a, b in zip(of, before.get(name, [0, 0.0, 0.0]), strict=True)] for name, of in now.items()}
+    """Returns what one replica has added since `before`."""
+    return {
+        name: [new - old for new, old in zip(sums, before.get(name, [0, 0.0, 0.0]), strict=True)]
+        for name, sums in now.items()
+    }
 
 
 def by_version(team: str, statuses: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
-    """Of each version of a team, over the replicas whose `Service.status` these are."""
+    """Returns the sums of each version of a team over all replicas.
+
+    Args: statuses: `Service.status` of each replica.
+    """
     parts: dict[int, list[Sums]] = {}
     for status in statuses:
-        for one in status["figures"]:
-            if one["team"] == team:
-                parts.setdefault(one["team_version"], []).append(one["sums"])
+        for entry in status["figures"]:
+            if entry["team"] == team:
+                parts.setdefault(entry["team_version"], []).append(entry["sums"])
     return {version: total(sums) for version, sums in parts.items()}
 
 
 def added(team: str, now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
-    """`by_version` of what was added between two lists of statuses.
+    """Returns `by_version` of what was added between two lists of statuses.
 
-    Replica by replica: one that has ended takes its figures along, which subtracted from those of the others would leave
-    fewer failures than none; a new one counts from its start.
+    The subtraction is done replica by replica. The figures of a replica that has ended are gone with it: subtracting them
+    from those of the others could leave a negative number of failures. A new replica counts from its start.
     """
     past = {status["replica"]: by_version(team, [status]) for status in before}
     parts: dict[int, list[Sums]] = {}
@@ -85,10 +91,10 @@ def added(team: str, now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[
 
 
 class Since:
-    """What a team's versions have answered since a first look, replica by replica.
+    """Tells what the versions of a team have answered since a first look, replica by replica.
 
-    A replica that was on nobody's list at that look (serve_apps/policy/replicas.py: just when a canary begins) counts from when it
-    is first seen; otherwise all that it ever answered would be taken for answers of this canary.
+    A replica that was in no list at the first look (serve_apps/policy/replicas.py: this happens just when a canary begins)
+    counts from when it is first seen. Otherwise all that it ever answered would count as answers of this canary.
     """
 
     def __init__(self, team: str, first: Sequence[Mapping[str, Any]]) -> None:
@@ -96,15 +102,18 @@ class Since:
         self._past = {status["replica"]: status for status in first}
 
     def added(self, now: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
-        """Of each version, over the replicas whose `Service.status` these are."""
+        """Returns the sums of each version since the first look.
+
+        Args: now: `Service.status` of each replica.
+        """
         self._past = {status["replica"]: status for status in now} | self._past
         return added(self._team, now, list(self._past.values()))
 
 
 def total(parts: list[Sums]) -> Sums:
-    """Over replicas."""
+    """Adds sums up, e.g. those of all replicas."""
     whole = Tally().sums
     for sums in parts:
-        for name, of in sums.items():
-            whole[name] = [a + b for a, b in zip(whole[name], of, strict=True)]
+        for name, values in sums.items():
+            whole[name] = [a + b for a, b in zip(whole[name], values, strict=True)]
     return whole

@@ -1,4 +1,4 @@
-"""metrics: what Prometheus shows of a gateway replica."""
+"""metrics: the Prometheus metrics of a gateway replica."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from serve_apps.gateway.admission import Admission
 
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class GatewayMetrics:
-    """Counters of one replica; no prompt, no answer and no user among the labels."""
+    """The metrics of one replica. No prompt, no answer and no user is among the labels."""
 
     def __init__(self, admission: Admission) -> None:
         self._registry = CollectorRegistry()
@@ -19,9 +19,9 @@ class GatewayMetrics:
         )
         self._seconds = Histogram(
             "troupe_gateway_seconds",
-            "Until the answer, or the first byte of a stream",
+            "Seconds until the reply, or the first byte of a stream",
             ["route"],
-            buckets=SECONDS,
+            buckets=LATENCY_BUCKETS_S,
             registry=self._registry,
         )
         self._answers = Counter(
@@ -32,25 +32,25 @@ class GatewayMetrics:
         )
         self._tokens = Counter(
             "troupe_gateway_completion_tokens",
-            "Sampled tokens of answers",
+            "Sampled tokens of the answers",
             ["team", "version"],
             registry=self._registry,
         )
         self._shadows = Counter(
             "troupe_gateway_shadows",
-            "Requests that a candidate got too: answered, failed, late (its engines stand back), or dropped for want of room",
+            "Shadow requests by outcome: answered, failed, late (its engines run at low priority), or dropped (no free place)",
             ["team", "version", "outcome"],
             registry=self._registry,
         )
         self._captured = Counter(
             "troupe_gateway_captured",
-            "Episodes that may be kept, by what became of them: kept, redacted, dropped, failed; and feedback",
+            "Episodes that callers allow to be stored, by outcome: kept, redacted, dropped, failed; and feedback",
             ["outcome"],
             registry=self._registry,
         )
         self._episodes = Counter(
             "troupe_gateway_episodes",
-            "Episodes that callers' programs played, by how they ended",
+            "Episodes that callers' programs played, by status",
             ["team", "version", "status"],
             registry=self._registry,
         )
@@ -59,28 +59,28 @@ class GatewayMetrics:
         waiting = Gauge("troupe_gateway_waiting", "Requests in the queue", registry=self._registry)
         waiting.set_function(lambda: admission.num_waiting)
 
-    def request(self, route: str, status: int, seconds: float) -> None:
-        """One request."""
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Counts one HTTP request with its latency."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def answer(self, team: str, version: int, key: str, completion_tokens: int) -> None:
-        """One answer of a team."""
+    def count_answer(self, team: str, version: int, key: str, completion_tokens: int) -> None:
+        """Counts one answer of a team and its sampled tokens."""
         self._answers.labels(team, str(version), key).inc()
         self._tokens.labels(team, str(version)).inc(completion_tokens)
 
-    def shadow(self, team: str, version: int, outcome: str) -> None:
-        """One request that a candidate got, or should have got, too."""
+    def count_shadow(self, team: str, version: int, outcome: str) -> None:
+        """Counts one shadow request by its outcome."""
         self._shadows.labels(team, str(version), outcome).inc()
 
-    def episode(self, team: str, version: int, status: str) -> None:
-        """One episode of a caller's program has ended."""
+    def count_episode(self, team: str, version: int, status: str) -> None:
+        """Counts one episode of a caller's program that has ended."""
         self._episodes.labels(team, str(version), status).inc()
 
-    def captured(self, outcome: str, num: int) -> None:
-        """Episodes that may be kept, or feedback on one."""
+    def count_captured(self, outcome: str, num: int) -> None:
+        """Counts episodes that callers allow to be stored, or feedback on them."""
         self._captured.labels(outcome).inc(num)
 
     def text(self) -> str:
-        """In Prometheus' format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self._registry).decode()

@@ -1,4 +1,4 @@
-"""open_episode: a team and a caller's request -> an episode that waits for calls, and for its outcome."""
+"""open_episode: a team and a caller's request -> an episode that waits for its program's calls and its outcome."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from stores.types import Task
 
 @dataclass(kw_only=True)
 class OpenEpisode(ProgramEpisode):
-    """An episode that a caller of the gateway plays."""
+    """An episode that the program of a gateway's caller runs."""
 
     team: ServedTeam
     key: ApiKey
     store: bool | None
     idle_s: float
-    num_on_their_way: int = 0
-    asked: str = ""
-    """The last thing that the user said in the first call: the task, where none was given."""
+    num_calls_in_flight: int = 0
+    first_question: str = ""
+    """The last user message of the first call: it serves as the task's prompt where the caller gave none."""
     _called_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -42,33 +42,33 @@ class OpenEpisode(ProgramEpisode):
 
     @property
     def idle_left_s(self) -> float:
-        """Until it ends for want of calls."""
-        return self.idle_s - (0 if self.num_on_their_way else time.monotonic() - self._called_at)
+        """Seconds until the episode ends because no call comes; calls in flight stop the clock."""
+        return self.idle_s - (0 if self.num_calls_in_flight else time.monotonic() - self._called_at)
 
     @contextmanager
-    def called(self) -> Iterator[None]:
-        """Around a call."""
-        self.num_on_their_way += 1
+    def call_in_flight(self) -> Iterator[None]:
+        """Counts the work inside as a call in flight."""
+        self.num_calls_in_flight += 1
         try:
             yield
         finally:
-            self.num_on_their_way -= 1
+            self.num_calls_in_flight -= 1
             self._called_at = time.monotonic()
 
 
-class Elsewhere(Workflow):
-    """A workflow whose program somebody else plays: it waits for the outcome."""
+class ExternalProgram(Workflow):
+    """A workflow whose program runs with the caller; it only waits for the outcome."""
 
     def __init__(self, agents: dict[str, Agent]) -> None:
-        """Args: agents: those of the team."""
+        """Args: agents: the team's agents, which the program may call."""
         self.agents = agents
         self.episode: OpenEpisode | None = None
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """What was posted. Raises TimeoutError where nobody called for too long, and what we failed with."""
+        """Returns the posted outcome. Raises TimeoutError where no call came for `idle_s`, and `episode.failure`."""
         episode = self.episode
-        assert episode is not None, "it is set before the recorder runs"
-        while not episode.is_over.is_set():
+        assert episode is not None, "begin_episode sets it before the recorder runs"
+        while not episode.is_over.is_set():  # a call during the wait moves the deadline: look at it again each time
             if episode.idle_left_s <= 0:
                 raise TimeoutError(f"no call for {episode.idle_s:g} s")
             with suppress(TimeoutError):
@@ -79,12 +79,12 @@ class Elsewhere(Workflow):
         return episode.outcome_of("")
 
 
-def begun(service: Service, team: ServedTeam, request: EpisodeRequest, key: ApiKey) -> OpenEpisode:
-    """An episode of a team; its recorder does not run yet."""
+def begin_episode(service: Service, team: ServedTeam, request: EpisodeRequest, key: ApiKey) -> OpenEpisode:
+    """Makes an episode of a team; its recorder does not run yet."""
     config = service.config.episodes
     name = f"ep-{service.replica}-{secrets.token_hex(12)}"
     spec = episode_spec(team, request, name=name)
-    workflow = Elsewhere(dict(team.acting.workflow.agents))
+    workflow = ExternalProgram(dict(team.acting.workflow.agents))
     limits = team.team_spec.limits.model_copy(update={"episode_timeout_s": config.max_s})
     recorder = Recorder(spec, replace(team.acting, workflow=workflow), via(service.client(team)), limits)
     workflow.episode = OpenEpisode(

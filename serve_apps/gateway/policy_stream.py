@@ -1,4 +1,4 @@
-"""policy_stream: requests in tokens -> deltas of their completions from policy apps, over Ray Serve."""
+"""policy_stream: a request in tokens -> the deltas of its completion from a policy app, over Ray Serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stores.types import GenerateRequest, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What is to be sampled, in tokens."""
+    """A request for one completion, in tokens."""
 
     model_group: str
     prompt_token_ids: Sequence[int]
@@ -24,14 +24,14 @@ class SampleRequest:
     seed: int
     top_logprobs: int = 0
     penalties: Mapping[str, float] = field(default_factory=dict)
-    """`presence_penalty`, `frequency_penalty`, where they are not 0."""
+    """`presence_penalty` and `frequency_penalty`, those that are not 0."""
     is_whole: bool = False
-    """One delta, when all is sampled: nobody looks before, and it costs less."""
+    """Whether to send one delta once all is sampled: it costs less, and nobody reads the text before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What is new of a completion."""
+    """The newest tokens of a completion."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -42,15 +42,15 @@ class Delta:
 
 
 class PolicyStreams(Protocol):
-    """Where completions come from."""
+    """The source of completions."""
 
     def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
-        """Deltas until one has a finish reason; closing the iterator ends the sampling. Raises ApiError."""
+        """Yields deltas until one has a finish reason; closing the iterator ends the sampling. Raises ApiError."""
         ...
 
 
 class ServeStreams:
-    """PolicyStreams over Ray Serve."""
+    """PolicyStreams over Ray Serve, with a Serve call for each request."""
 
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class ServeStreams:
             raise _unavailable(request, type(error).__name__) from error
         finally:
             if response is not None:
-                response.cancel()  # no effect where it has ended
+                response.cancel()  # ends the sampling; no effect where it has ended
 
     def _handle(self, app: str) -> Any:
         from ray import serve
@@ -101,19 +101,19 @@ class ServeStreams:
 
 
 class CoalescedStreams:
-    """PolicyStreams of which those that come together share Serve calls, for completions that nobody watches.
+    """PolicyStreams in which requests that come at the same time share a Serve call, for completions that nobody reads live.
 
-    What only a stream of its own can do (stop strings, penalties, likely tokens, a caller who watches) has one.
+    A request that needs a stream of its own (stop strings, penalties, top logprobs, a caller who reads along) gets one.
     """
 
     def __init__(
         self, *, timeout_s: float, single: PolicyStreams | None = None, open_app: Callable[[str], Any] | None = None
     ) -> None:
-        """Contacts nothing yet.
+        """Makes the clients; contacts nothing yet.
 
         Args:
-            timeout_s: of one Serve call; nothing is repeated.
-            single: for those that do not go together; default: over Serve.
+            timeout_s: of one Serve call; failed calls are not repeated.
+            single: for requests that need a stream of their own; default: over Serve.
             open_app: see ServeClient.
         """
         self._call, self._open_app = CallConfig(call_timeout_s=timeout_s, max_attempts=1), open_app
@@ -121,7 +121,7 @@ class CoalescedStreams:
         self._clients: dict[tuple[str, str], PolicyClient] = {}
 
     async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
-        """See PolicyStreams; closing the iterator does not end the sampling of those that share a call."""
+        """See PolicyStreams; closing the iterator does not end the sampling of requests that share a call."""
         if not request.is_whole or request.top_logprobs or request.penalties:
             async with aclosing(self._single.stream(app, request)) as deltas:
                 async for delta in deltas:

@@ -1,4 +1,4 @@
-"""redaction: a trace -> the same without what must not be kept; its token ids go where a text has changed."""
+"""redaction: a trace -> the same without text that must not be stored; where text changes, all token ids are removed."""
 
 from __future__ import annotations
 
@@ -12,54 +12,61 @@ from stores.types import Trace
 
 T = TypeVar("T")
 
-KEPT = (
+UNCHANGED_FIELDS = (
     *("episode_id", "run_id", "team_key", "workflow", "group_id", "variant", "agent", "model_group", "tool", "caller"),
     *("trace_id", "key", "policy_versions", "cut", "parents"),
     *("prompt_token_ids", "completion_token_ids", "rollout_logprobs"),
 )
-"""Fields that name or number parts of Troupe, not what anybody wrote."""
+"""Fields that name or number parts of Troupe and hold no text of anybody."""
 
-DATA = ("response",)
+JSON_FIELDS = ("response",)
 """Fields that hold JSON of any kind."""
 
 
 class Redaction:
-    """Patterns and what stands in their place."""
+    """Replaces what matches a set of patterns."""
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
+        """Args: patterns: regular expression -> replacement."""
         self._patterns = [(re.compile(pattern), replacement) for pattern, replacement in patterns.items()]
 
-    def of(self, trace: Trace) -> Trace | None:
-        """The trace without tokens and such text; None where it has none of it."""
+    def redact(self, trace: Trace) -> Trace | None:
+        """Returns the trace without matching text and without tokens; None where nothing matches.
+
+        The tokens go because they spell out the text that was replaced.
+        """
         clean = self.clean(trace)
         if clean == trace:
             return None
-        bare = {"prompt_token_ids": (), "completion_token_ids": (), "rollout_logprobs": ()}
-        return replace(clean, turns=tuple(replace(turn, **bare) for turn in clean.turns))  # type: ignore[arg-type]
+        no_tokens = {"prompt_token_ids": (), "completion_token_ids": (), "rollout_logprobs": ()}
+        return replace(clean, turns=tuple(replace(turn, **no_tokens) for turn in clean.turns))  # type: ignore[arg-type]
 
     def clean(self, value: T) -> T:
-        """A record, or JSON values, with all text replaced that must not be kept."""
+        """Returns a record, or JSON values, with all matching text replaced."""
         if isinstance(value, str) and not isinstance(value, Enum):
-            return self._text(value)  # type: ignore[return-value]
+            return self._clean_text(value)  # type: ignore[return-value]
         if is_dataclass(value) and not isinstance(value, type):
-            given = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in KEPT}
-            parts = {name: self._item(of) if name in DATA else self.clean(of) for name, of in given.items()}
-            return replace(value, **parts)
+            texts = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNCHANGED_FIELDS}
+            cleaned_fields = {
+                name: self._clean_json(part) if name in JSON_FIELDS else self.clean(part)
+                for name, part in texts.items()
+            }
+            return replace(value, **cleaned_fields)
         if isinstance(value, Mapping):
-            return {self.clean(k): self._item(v) for k, v in value.items()}  # type: ignore[return-value]
+            return {self.clean(k): self._clean_json(v) for k, v in value.items()}  # type: ignore[return-value]
         if isinstance(value, (list, tuple)):
-            cleaned: Any = [self._item(v) for v in value]
-            return type(value)(cleaned)
+            cleaned_items: Any = [self._clean_json(v) for v in value]
+            return type(value)(cleaned_items)
         return value
 
-    def _item(self, value: Any) -> Any:
-        """Of what somebody gave as JSON: a card's number may stand there as a number."""
+    def _clean_json(self, value: Any) -> Any:
+        """Cleans a value that somebody sent as JSON, in which e.g. a card number may be a number instead of a text."""
         if isinstance(value, int) and not isinstance(value, bool):
-            text = self._text(str(value))
+            text = self._clean_text(str(value))
             return value if text == str(value) else text
         return self.clean(value)
 
-    def _text(self, text: str) -> str:
+    def _clean_text(self, text: str) -> str:
         for pattern, replacement in self._patterns:
             text = pattern.sub(replacement, text)
         return text

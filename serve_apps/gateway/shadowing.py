@@ -1,10 +1,10 @@
-"""shadowing: requests that the champion has answered -> the same ones for the candidate, answered elsewhere and told to nobody.
+"""shadowing: requests that the champion has answered -> copies for the candidate, whose replies no caller sees.
 
-    gateway replica: Shadowing ── parcels ──> Player: app `shadows-PORT`, which stands back ──> the candidate's policy apps
-                                 <── what became of each ──
+    gateway replica: Shadowing ── batches ──> Player: app `shadows-PORT`, at low priority ──> the candidate's policy apps
+                               <── the result of each shadow request ──
 
-One event loop answers the champion's callers. Templates, tokens and calls of shadows would take its time, so that it only
-hands requests on, several at once.
+The event loop of a gateway replica answers the champion's callers. Templates, tokenizing and model calls for shadow requests
+would take its time, so it only passes the requests on, several at once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from stores.types import Trace
 
 logger = logging.getLogger(__name__)
 
-PARCEL_S = 1.0
-"""How long a request waits for others to go with it: engines answer many at once with a fraction of the work."""
+BATCH_WAIT_S = 1.0
+"""How long a shadow request waits for others: engines answer many at once with a fraction of the work."""
 SLACK_S = 20.0
-"""Beyond what a request may take: who plays it says by then that it was late."""
+"""Time beyond the request timeout: by then the player itself reports the requests that are late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowJob:
-    """A request that the champion has answered, for a candidate."""
+    """A request that the champion has answered, to be answered by the candidate as well."""
 
     team: str
     team_version: int
@@ -36,48 +36,49 @@ class ShadowJob:
     set_name: str
     request: ChatRequest | RunRequest
     task_id: str
-    """Of the answered one: both are of one task."""
+    """The task of the champion's answer: both answers belong to one task."""
     is_kept: bool
-    """Whether its trace is wanted."""
+    """Whether the trace of the candidate's answer is to be stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What became of a job."""
+class ShadowResult:
+    """What happened to a shadow request."""
 
     outcome: Literal["answered", "failed", "late", "dropped"]
-    """`late`: not done in time, which says nothing of a team whose engines stand back; `dropped`: nobody was there to play."""
+    """`late`: not answered in time, which is not held against a team whose engines run at low priority. `dropped`: there was
+    no player, or its candidate was another one."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """See figures.py; of answers."""
+    """Figures of the answer: see figures.py."""
     trace: Trace | None = None
     is_trainable: bool = False
 
 
 class Player(Protocol):
-    """Where candidates answer."""
+    """Answers shadow requests with the candidate."""
 
-    async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
-        """One for each job, in order."""
+    async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
+        """Returns one result for each job, in order."""
         ...
 
 
-class Nobody:
-    """A Player that drops everything."""
+class NoPlayer:
+    """A Player that drops every request."""
 
-    async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
+    async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
         """See Player."""
-        return [Played(outcome="dropped")] * len(jobs)
+        return [ShadowResult(outcome="dropped")] * len(jobs)
 
 
 class ServePlayer:
-    """A Player over Ray Serve: app `name`, which may not be up yet."""
+    """A Player over Ray Serve, in an app that may not be up yet."""
 
-    def __init__(self, name: str, *, request_timeout_s: float) -> None:
-        self._name, self._timeout_s = name, request_timeout_s + SLACK_S
+    def __init__(self, app: str, *, request_timeout_s: float) -> None:
+        self._app, self._timeout_s = app, request_timeout_s + SLACK_S
         self._handle: Any = None
 
-    async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
-        """See Player."""
+    async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
+        """See Player; the requests are dropped where the app does not answer."""
         from ray import serve
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
@@ -85,48 +86,49 @@ class ServePlayer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 if self._handle is None:
-                    self._handle = await asyncio.to_thread(serve.get_app_handle, self._name)
-                played: list[Played] = await self._handle.play.remote(jobs)
+                    self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
+                results: list[ShadowResult] = await self._handle.play_jobs.remote(jobs)
         except TimeoutError:
-            return [Played(outcome="late")] * len(jobs)
+            return [ShadowResult(outcome="late")] * len(jobs)
         except (RayError, RayServeException) as error:
             self._handle = None
-            logger.info("%d shadows are dropped: %s says %s", len(jobs), self._name, type(error).__name__)
-            return await Nobody().play(jobs)
-        return played
+            logger.info("%d shadow requests are dropped: app %s raised %s", len(jobs), self._app, type(error).__name__)
+            return await NoPlayer().play_jobs(jobs)
+        return results
 
 
 class Shadowing:
-    """Hands jobs on and says what became of them. Lives in one event loop."""
+    """Collects shadow requests, passes them to a player in batches and reports each result. It lives in one event loop."""
 
-    def __init__(self, player: Player, *, max_open: int, parcel_s: float = PARCEL_S) -> None:
-        self._player, self._max_open, self._parcel_s = player, max_open, parcel_s
+    def __init__(self, player: Player, *, max_open: int, batch_wait_s: float = BATCH_WAIT_S) -> None:
+        self._player, self._max_open, self._batch_wait_s = player, max_open, batch_wait_s
         self._num_open = 0
-        self._waiting: list[tuple[ShadowJob, Callable[[Played], None]]] = []
-        self._parcels: set[asyncio.Task[None]] = set()
+        self._waiting: list[tuple[ShadowJob, Callable[[ShadowResult], None]]] = []
+        self._batches: set[asyncio.Task[None]] = set()
+        """Keeps the tasks alive: the event loop itself holds weak references only."""
 
-    def add(self, job: ShadowJob, ended: Callable[[Played], None]) -> bool:
-        """Takes a job, whose end `ended` is told of; False where there is no room for it."""
+    def add(self, job: ShadowJob, on_result: Callable[[ShadowResult], None]) -> bool:
+        """Takes a job and calls `on_result` once it has ended; returns False where `max_open` jobs are open already."""
         if self._num_open >= self._max_open:
             return False
         if not self._waiting:
-            asyncio.get_running_loop().call_later(self._parcel_s, self._send)
+            asyncio.get_running_loop().call_later(self._batch_wait_s, self._send_batch)
         self._num_open += 1
-        self._waiting.append((job, ended))
+        self._waiting.append((job, on_result))
         return True
 
-    def _send(self) -> None:
-        parcel, self._waiting = self._waiting, []
-        task = asyncio.ensure_future(self._play(parcel))
-        self._parcels.add(task)
-        task.add_done_callback(self._parcels.discard)
+    def _send_batch(self) -> None:
+        batch, self._waiting = self._waiting, []
+        task = asyncio.ensure_future(self._play_batch(batch))
+        self._batches.add(task)
+        task.add_done_callback(self._batches.discard)
 
-    async def _play(self, parcel: list[tuple[ShadowJob, Callable[[Played], None]]]) -> None:
-        jobs = [job for job, _ in parcel]
-        played = await Nobody().play(jobs)
+    async def _play_batch(self, batch: list[tuple[ShadowJob, Callable[[ShadowResult], None]]]) -> None:
+        jobs = [job for job, _ in batch]
+        results = await NoPlayer().play_jobs(jobs)  # what is reported where the player raises
         try:
-            played = await self._player.play(jobs)
-        finally:  # their room and their set are free again, whatever happened
+            results = await self._player.play_jobs(jobs)
+        finally:  # whatever happened, the jobs are no longer open and the candidate's set is no longer busy with them
             self._num_open -= len(jobs)
-            for (_, ended), of in zip(parcel, played, strict=True):
-                ended(of)
+            for (_, on_result), result in zip(batch, results, strict=True):
+                on_result(result)

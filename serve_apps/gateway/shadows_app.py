@@ -1,4 +1,4 @@
-"""shadows: the Serve application that plays a gateway's shadows, with the CPU only when nobody else wants it."""
+"""shadows_app: the Serve application that answers a gateway's shadow requests, at low CPU priority."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from serve_apps.config import GatewayConfig
 from serve_apps.gateway.policy_stream import CoalescedStreams
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadow_player import ShadowPlayer
-from serve_apps.gateway.shadowing import Played, ShadowJob
-from serve_apps.gateway.teams import built, teams_of
+from serve_apps.gateway.shadowing import ShadowJob, ShadowResult
+from serve_apps.gateway.teams import build_teams, parse_teams
 from serve_apps.policy.app_list import new_entry
 from serve_apps.policy.priority import set_process_priority, warn_if_others_are_nice
 from stores.logs import configure
@@ -25,34 +25,34 @@ IMPORT_PATH = "serve_apps.gateway.shadows_app:build_app"
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """A Serve application with one deployment, `Shadows`, from `GatewayConfig` as JSON."""
+    """Builds a Serve application with one deployment, `Shadows`, from `GatewayConfig` as JSON."""
     config = GatewayConfig.model_validate(args)
     return Shadows.options(  # type: ignore[attr-defined]
         max_ongoing_requests=config.num_replicas * config.max_shadows,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1"}}},
-        health_check_timeout_s=120,  # it may have to wait for the CPU
+        health_check_timeout_s=120,  # at low priority it may have to wait for the CPU
     ).bind(args)
 
 
 def shadows_entry(name: str, config: GatewayConfig, user_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The application in Serve's config, JSON values only; `user_config` is the gateway's."""
+    """Returns the application's entry in Serve's config, JSON values only; `user_config` is the gateway's."""
     args = config.model_dump(mode="json")
     return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config)
 
 
 @serve.deployment(name=DEPLOYMENT)
 class Shadows:
-    """Its one replica."""
+    """The one replica of the application."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        """Serve then calls `reconfigure` with the teams."""
+        """Sets the low priority; Serve then calls `reconfigure` with the teams."""
         configure()
         set_process_priority(low_priority=True)
-        import transformers  # noqa: F401 - takes seconds of CPU: now, not when the first team is shadowed
+        import transformers  # noqa: F401 - takes seconds of CPU: now, not when the first shadow request comes
 
         warn_if_others_are_nice()
         config = GatewayConfig.model_validate(args)
-        # Nobody calls it from outside: the file of keys may be on the gateway's machine only.
+        # No caller reaches this process, and the file of keys may exist on the gateway's machine only.
         self._service = Service(
             config.model_copy(update={"keys_file": ""}),
             streams=CoalescedStreams(timeout_s=config.request_timeout_s),
@@ -60,12 +60,15 @@ class Shadows:
         self._shadow_player = ShadowPlayer(self._service)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Loads these teams, or keeps those there are: jobs for others are dropped, and the gateway says what is wrong."""
+        """Loads these teams. Where one cannot be loaded it keeps the teams that it has, and the gateway reports the error.
+
+        Requests for teams that are not loaded here are dropped.
+        """
         try:
-            self._service.teams = await built(self._service.teams, teams_of(user_config))
+            self._service.teams = await build_teams(self._service.teams, parse_teams(user_config))
         except (ValueError, OSError, ImportError) as error:
             logger.warning("keeps the teams that are loaded: %s", error)
 
-    async def play(self, jobs: Sequence[ShadowJob]) -> list[Played]:
+    async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
         """See `Player`."""
-        return await self._shadow_player.play(jobs)
+        return await self._shadow_player.play_jobs(jobs)

@@ -1,10 +1,10 @@
-"""production: what the gateway was told to serve -> for each request one team, which it keeps to its end.
+"""teams: the gateway's route of each team -> the team that answers a request, which the request keeps to its end.
 
     user_config of the gateway ──> Production per team: champion on one set of policy apps, perhaps a candidate on the other
-    request ── user key, salt, share ──> arm ──> ServedTeam: team spec, apps, versions
+    request ── user, salt, share ──> alias (champion or candidate) ──> ServedTeam: team spec, apps, versions
 
-A `ServedTeam` is made whole before it takes the place of another; a request holds on to the one it began on, so that no
-answer comes from two teams.
+A `ServedTeam` is loaded completely before it replaces another. A request keeps the team that it began on, so that no answer
+mixes two teams.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from serve_apps.team_spec import TeamSpec
 
 
 class DeployedTeam(BaseModel):
-    """One team version on one set of policy apps; plain values, as they stand in the gateway's `user_config`."""
+    """One team version on one set of policy apps. It holds plain values, as they stand in the gateway's `user_config`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,17 +38,17 @@ class DeployedTeam(BaseModel):
 
 
 class TeamStores(BaseModel):
-    """Where a team's episodes are."""
+    """Where the episodes of a team are stored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     run_id: str
     traces: str
-    """LanceDB URI of what its run has sampled."""
+    """LanceDB URI of the episodes that the team's run has sampled."""
     served: str
-    """LanceDB URI of answers that may be kept: see `stores/served.py`."""
+    """LanceDB URI of the captured answers: see `stores/served.py`."""
     weights: str = ""
-    """URI of its model versions; empty: nothing that lies beside them can be looked at."""
+    """URI of its model versions. Empty: files that are stored beside the weights cannot be read."""
 
 
 class TeamRoute(BaseModel):
@@ -59,23 +59,24 @@ class TeamRoute(BaseModel):
     champion: DeployedTeam
     candidate: DeployedTeam | None = None
     share: float = Field(0.0, ge=0, le=1)
-    """Of requests that the candidate answers."""
+    """Share of the requests that the candidate answers."""
     shadow: float = Field(0.0, ge=0, le=1)
-    """Of the champion's requests that the candidate gets too, once they are answered; nobody is told what it says."""
+    """Share of the champion's requests that are copied to the candidate after the champion has answered. Callers never see
+    the candidate's replies to them."""
     salt: str = ""
-    """Of the assignment of users: another one deals them anew."""
+    """Seed of the assignment of users to champion and candidate. A new salt assigns all users anew."""
     previous: DeployedTeam | None = None
-    """Who answered before, while its set still holds it: the way back is a change of the route."""
+    """The champion before this one, while its set of policy apps still has it loaded: going back only changes the route."""
     stores: TeamStores | None = None
-    """None: nothing can be looked up or kept."""
+    """None: no trace can be read and no answer captured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedTeam:
-    """A team that answers."""
+    """A deployed team in its loaded form, ready to answer."""
 
     name: str
-    arm: str
+    alias: str
     """`champion` or `candidate`."""
     version: int
     set_name: str
@@ -85,117 +86,138 @@ class ServedTeam:
 
     @property
     def models(self) -> dict[str, tuple[str, str | None]]:
-        """Model ids that callers name -> model group, and the agent if it is one: `TEAM/AGENT`, `TEAM/group/GROUP`."""
+        """Model ids for callers -> (model group, agent or None); the ids are `TEAM/AGENT` and `TEAM/group/GROUP`."""
         agents = {f"{self.name}/{agent}": (group, agent) for agent, group in self.acting.group_of.items()}
         groups = {f"{self.name}/group/{group}": (group, None) for group in self.apps}
         return {**agents, **groups}
 
     @property
-    def about(self) -> dict[str, Any]:
-        """What every answer says of the team that gave it."""
-        return {"team": self.name, "team_version": self.version, "policy_versions": dict(self.acting.policy_versions)}
+    def reply_fields(self) -> dict[str, Any]:
+        """What the `troupe` object of every reply says about the team that gave it."""
+        return {
+            "team": self.name,
+            "team_version": self.version,
+            "policy_versions": dict(self.acting.policy_versions),
+            "alias": self.alias,
+        }
 
     @property
     def fingerprint(self) -> str:
-        """`TEAM@VERSION`: what a caller can tell answers of different teams apart by."""
+        """`TEAM@VERSION`, by which a caller can tell the replies of different teams apart."""
         return f"{self.name}@{self.version}"
 
     def headers(self, request_id: str) -> dict[str, str]:
-        """Of an answer."""
+        """The HTTP headers of a reply: which request it answers and which team gave it."""
         return {"x-request-id": request_id, "x-troupe-team": self.fingerprint}
 
 
 @dataclass(kw_only=True)
 class Production:
-    """One team name: who answers for it."""
+    """All that is deployed under one team name, loaded, and the choice between champion and candidate."""
 
     name: str
     config: TeamRoute
     champion: ServedTeam
     candidate: ServedTeam | None = None
-    _count: Any = field(default_factory=itertools.count)
+    _num_anonymous: Any = field(default_factory=itertools.count)
+    """Counts the requests that name no user."""
     _num_shadows: Any = field(default_factory=itertools.count)
+    """Counts the requests that may be copied to the candidate."""
 
     @classmethod
     def build(cls, name: str, config: TeamRoute) -> Production:
-        """Loads workflows and tokenizers: seconds, to be done before anything is switched."""
-        candidate = None if config.candidate is None else _served(name, "candidate", config.candidate)
-        return cls(name=name, config=config, champion=_served(name, "champion", config.champion), candidate=candidate)
+        """Loads workflows and tokenizers. This takes seconds: do it before any request is switched."""
+        candidate = None if config.candidate is None else _load_team(name, "candidate", config.candidate)
+        return cls(
+            name=name, config=config, champion=_load_team(name, "champion", config.champion), candidate=candidate
+        )
 
-    def choose(self, user: str | None) -> ServedTeam:
-        """Who answers: the same for every request of a user while shares only grow, by turns for those without a name."""
+    def choose_team(self, user: str | None) -> ServedTeam:
+        """Returns the team that answers a request.
+
+        A user stays on one team as long as the share only grows. Requests without a user are dealt out in turn.
+        """
         if self.candidate is None or not self.config.share:
             return self.champion
         if user is None:
-            n = next(self._count)
-            is_candidate = int((n + 1) * self.config.share) > int(n * self.config.share)
+            is_candidate = _is_chosen(next(self._num_anonymous), self.config.share)
         else:
-            is_candidate = place_of(user, self.config.salt) < self.config.share
+            is_candidate = user_position(user, self.config.salt) < self.config.share
         return self.candidate if is_candidate else self.champion
 
-    def holds(self, team: ServedTeam) -> bool:
-        """Whether a set of policy apps is known to hold this team still: as an arm, or for the way back."""
-        arms = (self.config.champion, self.config.candidate, self.config.previous)
-        wanted = (team.version, team.set_name, team.acting.team_key)
-        return any((a.team_version, a.set_name, a.team_spec["team_key"]) == wanted for a in arms if a is not None)
+    def has_loaded(self, team: ServedTeam) -> bool:
+        """Whether a set of policy apps is known to still have this team loaded: as champion, candidate or previous."""
+        deployed = (self.config.champion, self.config.candidate, self.config.previous)
+        identity = (team.version, team.set_name, team.acting.team_key)
+        return any((d.team_version, d.set_name, d.team_spec["team_key"]) == identity for d in deployed if d is not None)
 
-    def shadow(self, answered: ServedTeam) -> ServedTeam | None:
-        """Who gets a request once more that the champion has answered; by turns, as `shadow` says."""
-        if self.candidate is None or not self.config.shadow or answered.arm != "champion":
+    def choose_shadow_team(self, answered_by: ServedTeam) -> ServedTeam | None:
+        """Returns the candidate if this request of the champion's is to be copied to it; takes the share in turn."""
+        if self.candidate is None or not self.config.shadow or answered_by.alias != "champion":
             return None
-        n = next(self._num_shadows)
-        return self.candidate if int((n + 1) * self.config.shadow) > int(n * self.config.shadow) else None
+        return self.candidate if _is_chosen(next(self._num_shadows), self.config.shadow) else None
 
 
-def teams_of(user_config: Mapping[str, Any]) -> dict[str, TeamRoute]:
-    """What a gateway's `user_config` says of each team; ValueError where it is none."""
-    return {name: TeamRoute.model_validate(of) for name, of in user_config["teams"].items()}
+def parse_teams(user_config: Mapping[str, Any]) -> dict[str, TeamRoute]:
+    """Reads the route of each team from the gateway's `user_config`; ValueError where it is not valid."""
+    return {name: TeamRoute.model_validate(config) for name, config in user_config["teams"].items()}
 
 
-async def built(running: Mapping[str, Production], wanted: Mapping[str, TeamRoute]) -> dict[str, Production]:
-    """Every team, loaded; those that stay as they are, as they are. ValueError, OSError or ImportError where one cannot be."""
+async def build_teams(running: Mapping[str, Production], routes: Mapping[str, TeamRoute]) -> dict[str, Production]:
+    """Loads every team whose route has changed and keeps the others as they are.
+
+    ValueError, OSError or ImportError where one cannot be loaded.
+    """
     return {
         name: running[name]
-        if name in running and running[name].config == of
-        else await asyncio.to_thread(Production.build, name, of)
-        for name, of in wanted.items()
+        if name in running and running[name].config == config
+        else await asyncio.to_thread(Production.build, name, config)
+        for name, config in routes.items()
     }
 
 
-def place_of(user: str, salt: str) -> float:
-    """Where a user stands in [0, 1): those below the share meet the candidate."""
+def user_position(user: str, salt: str) -> float:
+    """Returns the fixed position of a user in [0, 1); users below the share get the candidate."""
     return int.from_bytes(sha256(f"{salt}/{user}".encode()).digest()[:7], "big") / 2**56
 
 
-def find(teams: Mapping[str, Production], model: str) -> Production:
-    """Whose model id this is; 404 names those there are."""
+def team_of_model(teams: Mapping[str, Production], model: str) -> Production:
+    """Returns the team that has this model id; ApiError 404 names the model ids that there are."""
     for production in teams.values():
         if model in production.champion.models:
             return production
-    raise _unknown(model, [name for production in teams.values() for name in production.champion.models])
+    raise _unknown_model(model, [name for production in teams.values() for name in production.champion.models])
 
 
 def model_of(team: ServedTeam, model: str) -> tuple[str, str | None]:
-    """Model group, and agent if it is one, of a model id of this team: a candidate may have others than the champion."""
+    """Returns model group and agent (or None) of a model id of this team; ApiError 404.
+
+    It is asked for again once the team is chosen, since a candidate may have other models than the champion.
+    """
     if model not in team.models:
-        raise _unknown(model, list(team.models))
+        raise _unknown_model(model, list(team.models))
     return team.models[model]
 
 
-def _unknown(model: str, known: list[str]) -> ApiError:
+def _is_chosen(index: int, share: float) -> bool:
+    """Whether request number `index` is one of the share, spread evenly: of the first n it takes floor(n * share)."""
+    return int((index + 1) * share) > int(index * share)
+
+
+def _unknown_model(model: str, known: list[str]) -> ApiError:
     return ApiError(
         404,
-        f"there is no model {model!r}; models are {', '.join(sorted(known)) or 'none: no team is in service'}",
+        f"there is no model {model!r}; models are {', '.join(sorted(known)) or 'none: no team is deployed'}",
         code="model_not_found",
         param="model",
     )
 
 
-def _served(name: str, arm: str, config: DeployedTeam) -> ServedTeam:
+def _load_team(name: str, alias: str, config: DeployedTeam) -> ServedTeam:
     team_spec = TeamSpec.from_dict(config.team_spec)
     return ServedTeam(
         name=name,
-        arm=arm,
+        alias=alias,
         version=config.team_version,
         set_name=config.set_name,
         apps=config.apps,

@@ -1,9 +1,9 @@
-"""trace_reader: a team's stored episodes -> JSON for people who look at them.
+"""trace_reader: a team's stored episodes -> JSON for the dashboard.
 
-    event loop ──> own threads, few ──> LanceDB of the run | of what was served ──> rows, a whole trace, one task's teams
+    event loop ──> a few threads of its own ──> LanceDB of the run | of served episodes ──> rows, a whole trace, one task's teams
 
-What is read is bounded, in rows, in tokens, in time and in how many wait for it, so that nobody who looks slows those who
-call. Numbers that JSON does not have become null.
+Reads are bounded in rows, in tokens, in time and in number, so that readers do not slow down callers. Numbers that JSON does not
+have become null.
 """
 
 from __future__ import annotations
@@ -28,35 +28,40 @@ StoreName = Literal["run", "served"]
 
 MAX_ROWS = 200
 MAX_TOKENS = 20_000
-"""Of one trace, told one by one; its texts are told whole up to `MAX_TEXT`."""
+"""Tokens of one trace that are listed one by one."""
 MAX_TEXT = 200_000
+"""Characters of a text."""
 PROMPT_IN_LIST = 200
-"""Characters of a task's prompt in a list."""
+"""Characters of a task's prompt, or of an answer, in a list."""
 READ_TIMEOUT_S = 30.0
 NUM_THREADS = 2
 MAX_READS = 16
 
 
 class TraceReader:
-    """Reads for one gateway replica."""
+    """Reads stores in a few threads, for one gateway replica."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="trace-reader")
         self._num_reads = 0
 
     async def read(self, work: Callable[[], Mapping[str, Any]]) -> bytes:
-        """The JSON of what `work` finds, in a thread; ApiError 429 where too many wait, 504 where it takes too long."""
+        """Runs `work` in a thread and returns its result as JSON.
+
+        ApiError 429 where too many reads wait, 504 where it takes too long.
+        """
         if self._num_reads >= MAX_READS:
-            raise ApiError(429, "too many traces are being read: come again", code="overloaded", retry_after_s=1)
+            raise ApiError(429, "too many traces are being read: try again later", code="overloaded", retry_after_s=1)
         self._num_reads += 1
         reading = asyncio.get_running_loop().run_in_executor(self._threads, lambda: as_json(work()))
-        reading.add_done_callback(self._ended)
+        # A read that has timed out goes on in its thread and counts until it ends, so that threads cannot pile up.
+        reading.add_done_callback(self._read_ended)
         done, _ = await asyncio.wait({reading}, timeout=READ_TIMEOUT_S)
         if not done:
             raise ApiError(504, f"the trace store did not answer within {READ_TIMEOUT_S:g} s", code="timeout")
         return reading.result()
 
-    def _ended(self, _: asyncio.Future[bytes]) -> None:
+    def _read_ended(self, _: asyncio.Future[bytes]) -> None:
         self._num_reads -= 1
 
 
@@ -71,11 +76,11 @@ def list_traces(
     status: EpisodeStatus | None = None,
     task_id: str | None = None,
 ) -> dict[str, Any]:
-    """{"data": rows, newest first, "next": what `before` is for those after them, or null}."""
-    found, run_id = _store(production, store)
+    """Returns {"data": rows, newest first, "next": `before` for the next page, or null}."""
+    trace_store, run_id = _open_store(production, store)
     try:
-        rows = found.newest_episodes(
-            limit=limit + 1,
+        rows = trace_store.newest_episodes(
+            limit=limit + 1,  # one more than is shown tells whether there is a next page
             before=before,
             run_id=run_id,
             purpose=purpose,
@@ -86,60 +91,62 @@ def list_traces(
     except ValueError as error:
         raise ApiError(400, str(error), code="invalid_value", param="before") from None
     shown = rows[:limit]
-    outcomes = found.outcomes_of([row["episode_id"] for row in shown])
-    data = [_row(row, outcomes.get(row["episode_id"], {}), production) for row in shown]
+    outcomes = trace_store.outcomes_of([row["episode_id"] for row in shown])
+    data = [_list_row(row, outcomes.get(row["episode_id"], {}), production) for row in shown]
     return {"data": data, "next": shown[-1]["episode_id"] if len(rows) > limit else None}
 
 
 def read_trace(production: Production, trace_id: str, *, store: StoreName) -> dict[str, Any]:
-    """One trace with its turns, tool calls, tokens and rewards; ApiError 404."""
-    found, _ = _store(production, store)
+    """Returns one trace with its turns, tool calls, tokens and rewards; ApiError 404."""
+    trace_store, _ = _open_store(production, store)
     try:
-        trace = found.get_trace(trace_id)
+        trace = trace_store.get_trace(trace_id)
     except ValueError as error:
         raise ApiError(404, f"no such trace: {error}", code="trace_not_found", param="trace_id") from None
     advantages = _advantages(production, trace) if store == "run" else {}
-    left = MAX_TOKENS
+    num_tokens_left = MAX_TOKENS
     turns = []
     for turn in trace.turns:
-        told = _turn(turn, _tokenizer(production, turn.model_group), max_tokens=left)
-        turns.append(told | {"advantages": advantages.get(turn.turn_index)})
-        left = max(0, left - len(turn.completion_token_ids))
+        row = _turn_row(turn, _tokenizer(production, turn.model_group), max_tokens=num_tokens_left)
+        turns.append(row | {"advantages": advantages.get(turn.turn_index)})
+        num_tokens_left = max(0, num_tokens_left - len(turn.completion_token_ids))
     return {
-        **_about(trace),
-        "arm": _arm(production, trace.team_key),
+        **_episode_row(trace),
+        "alias": _alias_of(production, trace.team_key),
         "turns": turns,
         "tool_calls": [asdict(call) for call in trace.tool_calls],
-        "rewards": [_rewards(of) for of in found.rewards_of(trace.episode_id)],
-        "feedback": _feedback(found, trace) if store == "served" else [],
+        "rewards": [_rewards_row(rewards) for rewards in trace_store.rewards_of(trace.episode_id)],
+        "feedback": _feedback_rows(trace_store, trace) if store == "served" else [],
     }
 
 
 def compare_task(production: Production, task_id: str, *, store: StoreName, purpose: Purpose | None) -> dict[str, Any]:
-    """The newest episodes of one task by the team that played them, the newest team first; ApiError 404."""
-    listed = list_traces(production, store=store, limit=MAX_ROWS, purpose=purpose, task_id=task_id)["data"]
-    if not listed:
-        of = f" for {purpose.value}" if purpose else ""
-        raise ApiError(404, f"no stored episode of task {task_id!r}{of}", code="task_not_found", param="task_id")
+    """Returns the newest episodes of one task, grouped by team, the team of the newest first; ApiError 404."""
+    rows = list_traces(production, store=store, limit=MAX_ROWS, purpose=purpose, task_id=task_id)["data"]
+    if not rows:
+        with_purpose = f" for {purpose.value}" if purpose else ""
+        raise ApiError(
+            404, f"no stored episode of task {task_id!r}{with_purpose}", code="task_not_found", param="task_id"
+        )
     teams: dict[str, dict[str, Any]] = {}
-    for row in listed:
-        about = {name: row[name] for name in ("team_key", "policy_versions", "arm", "workflow")}
-        teams.setdefault(row["team_key"], {**about, "episodes": []})["episodes"].append(row)
+    for row in rows:
+        team = {name: row[name] for name in ("team_key", "policy_versions", "alias", "workflow")}
+        teams.setdefault(row["team_key"], {**team, "episodes": []})["episodes"].append(row)
     return {"task_id": task_id, "purpose": purpose, "teams": list(teams.values())}
 
 
 def as_json(value: Any) -> bytes:
-    """ASCII, so that half a character in a stored text does no harm."""
+    """Returns the value as JSON in ASCII, which can also hold a lone surrogate of a stored text."""
     return json.dumps(_finite(value), allow_nan=False, default=str).encode()
 
 
 def decoded(tokenizer: ChatTokenizer | None, turn: Turn, *, max_tokens: int) -> list[tuple[str, float]]:
-    """Text and logprob of each of the first tokens; a character of several tokens is told with the last of them."""
+    """Returns text and logprob of each of the first tokens; a character of several tokens belongs to the last of them."""
     ids, logprobs = turn.completion_token_ids[:max_tokens], turn.rollout_logprobs[:max_tokens]
     if tokenizer is None:
         return [(f"⟨{i}⟩", logprob) for i, logprob in zip(ids, logprobs, strict=False)]
     stream, texts = tokenizer.decode_stream(), []
-    for token in ids:
+    for token in ids:  # a decode stream has no text for special tokens: those are named
         text = stream.push([token])
         is_special = not text and not tokenizer.decode([token])
         texts.append(tokenizer.token_text(token) if is_special else text)
@@ -148,21 +155,21 @@ def decoded(tokenizer: ChatTokenizer | None, turn: Turn, *, max_tokens: int) -> 
     return list(zip(texts, logprobs, strict=False))
 
 
-def _store(production: Production, store: StoreName) -> tuple[TraceStore, str | None]:
+def _open_store(production: Production, store: StoreName) -> tuple[TraceStore, str | None]:
     stores = production.config.stores
     if stores is None:
         raise ApiError(
             404,
-            f"team {production.name!r} went into service without its stores: run `troupe serve` again",
+            f"team {production.name!r} was deployed without its stores: run `troupe serve` again",
             code="no_store",
             param="team",
         )
     return (TraceStore(stores.traces), stores.run_id) if store == "run" else (TraceStore(stores.served), None)
 
 
-def _feedback(found: TraceStore, trace: Trace) -> list[dict[str, Any]]:
-    """What callers said of it, oldest first."""
-    return [asdict(said) for said in ServedStore(found.uri).feedback_on([trace.episode_id])]
+def _feedback_rows(trace_store: TraceStore, trace: Trace) -> list[dict[str, Any]]:
+    """Callers' feedback on a trace, oldest first."""
+    return [asdict(feedback) for feedback in ServedStore(trace_store.uri).feedback_on([trace.episode_id])]
 
 
 def _tokenizer(production: Production, model_group: str) -> ChatTokenizer | None:
@@ -171,24 +178,25 @@ def _tokenizer(production: Production, model_group: str) -> ChatTokenizer | None
 
 
 def _advantages(production: Production, trace: Trace) -> dict[int, float | list[float]]:
-    """By turn, where the versions that were trained on the trace have kept them."""
-    stores, found = production.config.stores, dict[int, float | list[float]]()
+    """Advantages by turn, as far as they are stored beside the versions that were trained on the trace."""
+    stores, advantages = production.config.stores, dict[int, float | list[float]]()
     if stores is not None and stores.weights and trace.purpose is Purpose.TRAIN:
         for group in {turn.model_group for turn in trace.turns}:
-            found |= read_advantages(
+            advantages |= read_advantages(
                 stores.weights, model_group=group, version=trace.iteration, episode_id=trace.episode_id
             )
-    return found
+    return advantages
 
 
-def _arm(production: Production, team_key: str) -> str | None:
-    """Which of the arms in service a team is, if it is one."""
+def _alias_of(production: Production, team_key: str) -> str | None:
+    """`champion`, `candidate` or `previous`; None where this team is not deployed now."""
     config = production.config
-    arms = {"champion": config.champion, "candidate": config.candidate, "previous": config.previous}
-    return next((name for name, arm in arms.items() if arm is not None and arm.team_spec["team_key"] == team_key), None)
+    deployed = {"champion": config.champion, "candidate": config.candidate, "previous": config.previous}
+    aliases = (a for a, team in deployed.items() if team is not None and team.team_spec["team_key"] == team_key)
+    return next(aliases, None)
 
 
-def _row(row: Mapping[str, Any], outcomes: Mapping[str, float], production: Production) -> dict[str, Any]:
+def _list_row(row: Mapping[str, Any], outcomes: Mapping[str, float], production: Production) -> dict[str, Any]:
     return {
         **{name: value for name, value in row.items() if name not in ("agents", "model_groups")},
         "agents": row["agents"].strip("|").split("|"),
@@ -197,11 +205,11 @@ def _row(row: Mapping[str, Any], outcomes: Mapping[str, float], production: Prod
         "policy_versions": json.loads(row["policy_versions"]),
         "outcome_metadata": json.loads(row["outcome_metadata"]),
         "outcomes": dict(outcomes),
-        "arm": _arm(production, row["team_key"]),
+        "alias": _alias_of(production, row["team_key"]),
     }
 
 
-def _about(trace: Trace) -> dict[str, Any]:
+def _episode_row(trace: Trace) -> dict[str, Any]:
     names = (
         *(
             "episode_id",
@@ -220,7 +228,7 @@ def _about(trace: Trace) -> dict[str, Any]:
     return {name: getattr(trace, name) for name in names} | {"task": asdict(trace.task)}
 
 
-def _turn(turn: Turn, tokenizer: ChatTokenizer | None, *, max_tokens: int) -> dict[str, Any]:
+def _turn_row(turn: Turn, tokenizer: ChatTokenizer | None, *, max_tokens: int) -> dict[str, Any]:
     names = (
         *("turn_index", "agent", "model_group", "policy_version", "round_index", "parents", "seed", "finish_reason"),
         *("is_format_ok", "format_fault", "fields", "start_s", "duration_s", "num_attempts", "is_version_mixed", "cut"),
@@ -236,15 +244,17 @@ def _turn(turn: Turn, tokenizer: ChatTokenizer | None, *, max_tokens: int) -> di
     }
 
 
-def _rewards(of: EpisodeRewards) -> dict[str, Any]:
-    return {"credit_version": of.credit_version, "outcome": of.outcome, "turns": [asdict(r) for r in of.rewards]}
+def _rewards_row(rewards: EpisodeRewards) -> dict[str, Any]:
+    turns = [asdict(reward) for reward in rewards.rewards]
+    return {"credit_version": rewards.credit_version, "outcome": rewards.outcome, "turns": turns}
 
 
 def _finite(value: Any) -> Any:
+    """The value with null for the numbers that JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(of) for key, of in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(of) for of in value]
+        return [_finite(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""workflow_runs: a caller's task -> one episode of the whole team, answered at the end or turn by turn."""
+"""workflow_runs: a caller's task -> one episode of the whole team, with the reply at the end or an event per turn."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from serve_apps.runner import AgentCall, Complete, EpisodeSpec, run_episode, via
 from stores.types import Completion, EpisodeStatus, Purpose, Task, Trace
 
 SERVICE_RUN = "service"
-"""Run of the episodes that answer people."""
+"""`run_id` of the episodes that answer callers."""
 
 
-class Run:
-    """A whole workflow's run, and what its caller gets of it."""
+class WorkflowRun:
+    """One run of a whole workflow: its trace, and the reply that its caller gets."""
 
     def __init__(self, team: ServedTeam, trace: Trace) -> None:
         self.team, self.trace = team, trace
-        self.answer = _answer(team, trace)
+        self.reply = _reply_of(team, trace)
 
 
-async def run_workflow(service: Service, team: ServedTeam, spec: EpisodeSpec) -> Run:
-    """A task's episode; ApiError 503 where the infrastructure failed."""
-    return Run(team, await _play(service, team, spec, via(service.client(team))))
+async def run_workflow(service: Service, team: ServedTeam, spec: EpisodeSpec) -> WorkflowRun:
+    """Runs the episode of a task; ApiError 503 where the infrastructure failed."""
+    return WorkflowRun(team, await _run_episode(service, team, spec, via(service.client(team))))
 
 
 async def stream_workflow(
-    service: Service, team: ServedTeam, spec: EpisodeSpec, *, ended: Callable[[Run], None]
+    service: Service, team: ServedTeam, spec: EpisodeSpec, *, on_end: Callable[[WorkflowRun], None]
 ) -> AsyncGenerator[dict[str, Any]]:
-    """A `turn` event as each agent has spoken, then a `result` event with the answer; `ended` is told of the run."""
+    """Yields a `start` event, a `turn` event after each model call, and a `result` event with the reply.
+
+    Calls `on_end` with the run before the last event.
+    """
     events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     client = service.client(team)
 
-    async def telling(call: AgentCall) -> Completion:
+    async def complete_and_report(call: AgentCall) -> Completion:
         completion = await client.generate(call.request)
         text = team.acting.tokenizers[call.request.model_group].decode(completion.token_ids)
         events.put_nowait(
@@ -52,25 +55,26 @@ async def stream_workflow(
         )
         return completion
 
-    playing = asyncio.ensure_future(_play(service, team, spec, telling))
+    episode = asyncio.ensure_future(_run_episode(service, team, spec, complete_and_report))
     try:
-        yield {"event": "start", "id": spec.episode_id, "troupe": {**team.about, "arm": team.arm}}
-        while not playing.done() or not events.empty():
-            telling_next = asyncio.ensure_future(events.get())
-            await asyncio.wait({playing, telling_next}, return_when=asyncio.FIRST_COMPLETED)
-            if telling_next.done():
-                yield telling_next.result()
-            telling_next.cancel()
-        run = Run(team, playing.result())
-        ended(run)
-        yield {"event": "result", **run.answer}
+        yield {"event": "start", "id": spec.episode_id, "troupe": team.reply_fields}
+        while not episode.done() or not events.empty():
+            next_event = asyncio.ensure_future(events.get())
+            await asyncio.wait({episode, next_event}, return_when=asyncio.FIRST_COMPLETED)
+            if next_event.done():
+                yield next_event.result()
+            next_event.cancel()
+        run = WorkflowRun(team, episode.result())
+        on_end(run)
+        yield {"event": "result", **run.reply}
     finally:
-        playing.cancel()
+        # Where the caller has left, the episode ends too; its errors were raised above or concern nobody any more.
+        episode.cancel()
         with suppress(asyncio.CancelledError, Exception):
-            await playing
+            await episode
 
 
-async def _play(service: Service, team: ServedTeam, spec: EpisodeSpec, complete: Complete) -> Trace:
+async def _run_episode(service: Service, team: ServedTeam, spec: EpisodeSpec, complete: Complete) -> Trace:
     trace = await run_episode(spec, team=team.acting, complete=complete, limits=team.team_spec.limits)
     if trace.status in (EpisodeStatus.INFRA_ERROR, EpisodeStatus.TIMEOUT):
         raise ApiError(503, f"the workflow did not end: {trace.error}", code=trace.status.value, retry_after_s=2)
@@ -78,7 +82,10 @@ async def _play(service: Service, team: ServedTeam, spec: EpisodeSpec, complete:
 
 
 def episode_spec(team: ServedTeam, request: RunRequest | EpisodeRequest, *, name: str = "") -> EpisodeSpec:
-    """The episode that answers a request; its id is that of the trace. Args: name: of its task; default: a random one."""
+    """Returns the episode that answers a request; its id is that of the trace.
+
+    Args: name: of its task; default: a random one.
+    """
     name = name or secrets.token_hex(12)
     task = Task(
         task_id=f"request-{name}", prompt=request.prompt, answers=(), metadata=request.metadata, source=SERVICE_RUN
@@ -94,10 +101,10 @@ def episode_spec(team: ServedTeam, request: RunRequest | EpisodeRequest, *, name
     )
 
 
-def _answer(team: ServedTeam, trace: Trace) -> dict[str, Any]:
-    """As `POST /v1/workflows/{team}/runs` returns it."""
-    prompt = sum(len(turn.prompt_token_ids) for turn in trace.turns)
-    completion = sum(len(turn.completion_token_ids) for turn in trace.turns)
+def _reply_of(team: ServedTeam, trace: Trace) -> dict[str, Any]:
+    """The reply as `POST /v1/workflows/{team}/runs` returns it."""
+    num_prompt = sum(len(turn.prompt_token_ids) for turn in trace.turns)
+    num_completion = sum(len(turn.completion_token_ids) for turn in trace.turns)
     return {
         "id": trace.episode_id,
         "object": "workflow.run",
@@ -114,6 +121,10 @@ def _answer(team: ServedTeam, trace: Trace) -> dict[str, Any]:
             }
             for turn in trace.turns
         ],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
-        "troupe": {**team.about, "arm": team.arm},
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+        },
+        "troupe": team.reply_fields,
     }

@@ -1,4 +1,4 @@
-"""surface: what every HTTP surface of ours does. Errors in OpenAI's form, and no work for a caller who is gone."""
+"""http_errors: what all our HTTP applications share: errors in OpenAI's form, and no work for callers who have left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from serve_apps.openai_api.protocol import ApiError, explained
+from serve_apps.openai_api.protocol import ApiError, invalid_body_error
 
 logger = logging.getLogger(__name__)
 
@@ -22,35 +22,39 @@ STREAM = "text/event-stream"
 
 
 def add_errors(api: FastAPI) -> None:
-    """Has every error answered in OpenAI's form."""
+    """Makes an application answer every error in OpenAI's form."""
 
-    @api.exception_handler(ApiError)
-    async def known(_: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+    api.exception_handler(ApiError)(_api_error)
+    api.exception_handler(RequestValidationError)(_validation_error)
+    api.exception_handler(HTTPException)(_http_exception)
+    api.exception_handler(Exception)(_unexpected_error)
 
-    @api.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        found = explained(list(error.errors()))
-        return JSONResponse(found.body, status_code=found.status)
 
-    @api.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        found = ApiError(
-            error.status_code, str(error.detail), code="not_found" if error.status_code == 404 else "refused"
-        )
-        return JSONResponse(found.body, status_code=error.status_code, headers=error.headers)
+async def _api_error(_: Request, error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
-    @api.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        found = ApiError(500, "the gateway failed at this request; its log says why", code="internal_error")
-        return JSONResponse(found.body, status_code=500)
+
+async def _validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
+    api_error = invalid_body_error(list(error.errors()))
+    return JSONResponse(api_error.body, status_code=api_error.status)
+
+
+async def _http_exception(_: Request, error: HTTPException) -> JSONResponse:
+    code = "not_found" if error.status_code == 404 else "refused"
+    api_error = ApiError(error.status_code, str(error.detail), code=code)
+    return JSONResponse(api_error.body, status_code=error.status_code, headers=error.headers)
+
+
+async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    api_error = ApiError(500, "the gateway failed at this request; its log says why", code="internal_error")
+    return JSONResponse(api_error.body, status_code=500)
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """`work`, ended as soon as the client is gone."""
+    """Returns the result of `work`, or cancels it as soon as the client disconnects; ApiError 499."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -62,6 +66,6 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

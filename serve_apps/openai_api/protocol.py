@@ -1,7 +1,8 @@
-"""protocol: bodies of the OpenAI API, as far as the gateway has it, checked strictly; and its form of an error.
+"""protocol: the request bodies of the OpenAI API that the gateway supports, strictly validated; and OpenAI's form of an error.
 
-What a request may say and we cannot do is refused by name, never ignored: a caller who asks for `response_format` and gets
-free text would look for the fault elsewhere. Fields that change nothing in the answer (`user`, `store`, `metadata`) are taken.
+A field that is valid for OpenAI but not supported here is refused by name, never ignored: a caller who asked for
+`response_format` and got free text would look for the error elsewhere. Fields that do not change the reply (`user`, `store`,
+`metadata`) are accepted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_DEPTH = 20
 
 
 class ApiError(Exception):
-    """What a caller is told: a status and OpenAI's error object."""
+    """An error for the caller: an HTTP status and OpenAI's error object."""
 
     def __init__(
         self,
@@ -33,38 +34,39 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """`{"error": {"message", "type", "param", "code"}}`."""
+        """Returns `{"error": {"message", "type", "param", "code"}}`."""
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """`Retry-After` in whole seconds, where it helps to come again."""
+        """Returns `Retry-After` in whole seconds, where trying again later may help."""
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, round(self.retry_after_s)))}
 
 
 class Body(BaseModel):
-    """A request body: no unknown field, no value of another type."""
+    """A request body, which may have no unknown field and no value of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _not_too_deep(value: dict[str, Any]) -> dict[str, Any]:
+    # Level by level and not by recursion, which too deep a value would break.
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        level = [part for one in level if isinstance(one, dict | list) for part in _parts(one)]
-    if any(isinstance(one, dict | list) for one in level):
+        level = [item for container in level if isinstance(container, dict | list) for item in _items_of(container)]
+    if any(isinstance(item, dict | list) for item in level):
         raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
     return value
 
 
-def _parts(value: dict[str, Any] | list[Any]) -> list[Any]:
+def _items_of(value: dict[str, Any] | list[Any]) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value
 
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_not_too_deep)]
-"""JSON values that are kept beside an episode."""
+"""JSON values that are stored with an episode."""
 
 
 class Function(Body):
@@ -77,21 +79,21 @@ class Function(Body):
 
 
 class FunctionTool(Body):
-    """A tool: functions are the only kind."""
+    """A tool; functions are the only kind."""
 
     type: Literal["function"]
     function: Function
 
 
 class CalledFunction(Body):
-    """A call as the model made it: arguments are JSON text."""
+    """A function call as the model made it; the arguments are JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCallOfModel(Body):
-    """One of a message's tool calls."""
+    """One tool call in an assistant's message."""
 
     id: str
     type: Literal["function"] = "function"
@@ -99,7 +101,7 @@ class ToolCallOfModel(Body):
 
 
 class TextPart(Body):
-    """A part of a message's content; text is the only kind."""
+    """One part of a message's content; text is the only kind."""
 
     type: Literal["text"]
     text: str
@@ -119,15 +121,15 @@ class Message(Body):
     function_call: None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Message:
+    def _is_not_empty(self) -> Message:
         if self.content is None and not self.tool_calls:
             raise ValueError(f"a message of role {self.role!r} has neither content nor tool calls")
         if self.role == "tool" and not self.tool_call_id:
-            raise ValueError("a message of role 'tool' needs tool_call_id: which call it answers")
+            raise ValueError("a message of role 'tool' needs tool_call_id, the id of the call that it answers")
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """What chat templates read; arguments of calls as data, which is what they expect."""
+        """Returns the message as chat templates read it: arguments of calls are data, not JSON text."""
         import json
 
         content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or [])
@@ -147,20 +149,20 @@ class Message(Body):
 
 
 class StreamOptions(Body):
-    """Of a streamed answer."""
+    """Options of a streamed reply."""
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
 class ResponseFormat(Body):
-    """Text is the only one."""
+    """The form of the answer; text is the only one supported."""
 
     type: Literal["text"]
 
 
 class ChatRequest(Body):
-    """`POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`."""
 
     model: str
     messages: list[Message] = Field(min_length=1)
@@ -190,7 +192,7 @@ class ChatRequest(Body):
     @field_validator("n", "stream", "logprobs", "top_logprobs", "temperature", "top_p", mode="before")
     @classmethod
     def _null_is_absent(cls, value: Any, info: Any) -> Any:
-        """OpenAI's clients may send null for what they leave to the server."""
+        """Accepts null for a field's default: OpenAI's clients may send null for what they leave to the server."""
         return cls.model_fields[info.field_name].default if value is None else value
 
     @field_validator("presence_penalty", "frequency_penalty", mode="before")
@@ -214,22 +216,28 @@ class ChatRequest(Body):
 
     @property
     def stops(self) -> list[str]:
-        """Strings before which the completion ends."""
+        """The strings before which the completion ends."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def limit(self) -> int | None:
-        """Of completion tokens; None: the agent's."""
+        """The limit of completion tokens; None: the agent's own."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def offered_tools(self) -> list[FunctionTool]:
-        """What the model is told that it may call."""
+        """The tools that the model is offered."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def last_user_text(self) -> str:
+        """The content of the last user message; empty where there is none."""
+        contents: list[str] = [m.for_template()["content"] for m in self.messages if m.role == "user"]
+        return contents[-1] if contents else ""
 
 
 class RunRequest(Body):
-    """`POST /v1/workflows/{team}/runs`: a task for the whole team."""
+    """The body of `POST /v1/workflows/{team}/runs`: a task for the whole team."""
 
     prompt: str = Field(min_length=1)
     metadata: Metadata = Field(default_factory=dict)
@@ -237,52 +245,52 @@ class RunRequest(Body):
     seed: int | None = Field(None, ge=0, lt=2**31)
     stream: bool = False
     user: str | None = None
-    """Who asks: requests of one user meet the same team while traffic is split."""
+    """Id of the user who asks: a user's requests go to the same team while traffic is split."""
     store: bool | None = None
-    """Whether the episode may be kept (true: yes), to be judged and learnt from; see `gateway.capture`."""
+    """Whether the episode may be stored, for feedback and training; null: as `gateway.capture.consent` says."""
 
 
 class EpisodeRequest(Body):
-    """`POST /v1/episodes`: an episode of a team that a program elsewhere plays."""
+    """The body of `POST /v1/episodes`: an episode of a team that the caller's program runs."""
 
     team: str
     prompt: str = ""
-    """Text of the task; default: what the program's first call asks."""
+    """Text of the task; default: the last user message of the program's first call."""
     metadata: Metadata = Field(default_factory=dict)
-    """Further fields of the task, for credit rules and readers."""
+    """Further fields of the task, for credit rules and for those who read the trace."""
     seed: int | None = Field(None, ge=0, lt=2**31)
-    """Of all its turns."""
+    """Seed from which the seeds of all turns follow."""
     user: str | None = None
-    """Who asks: episodes of one user meet the same team while traffic is split."""
+    """Id of the user who asks: a user's episodes go to the same team while traffic is split."""
     store: bool | None = None
-    """Whether the episode may be kept, as in a run of a workflow."""
+    """Whether the episode may be stored, as in a run of a workflow."""
 
 
 class FeedbackRequest(Body):
-    """`POST /v1/traces/{trace_id}/feedback`: what somebody thinks of an answer."""
+    """The body of `POST /v1/traces/{trace_id}/feedback`: feedback on an answer."""
 
     score: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)
-    """-1 to 1."""
+    """From -1 (bad) to 1 (good)."""
     label: str | None = Field(None, max_length=100)
     comment: str | None = Field(None, max_length=4000)
     answer: str | None = Field(None, max_length=20_000)
-    """What would have been right."""
+    """The answer that would have been right."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> FeedbackRequest:
+    def _is_not_empty(self) -> FeedbackRequest:
         if self.score is None and not self.label and not self.comment and self.answer is None:
-            raise ValueError("feedback says nothing: give a score, a label, a comment or the right answer")
+            raise ValueError("feedback is empty: give a score, a label, a comment or the right answer")
         return self
 
 
-def explained(errors: list[Any]) -> ApiError:
-    """Pydantic's errors of a body as one 400 that names the first field."""
+def invalid_body_error(errors: list[Any]) -> ApiError:
+    """Turns pydantic's errors about a body into one ApiError 400 that names the first field."""
     first: Mapping[str, Any] = errors[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    field = ".".join(str(part) for part in first["loc"] if part != "body") or None
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    said = str(first["msg"]).removeprefix("Value error, ")
+    message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown or unsupported field {place!r}{more}", code="unsupported_field", param=place)
+        return ApiError(400, f"unknown or unsupported field {field!r}{more}", code="unsupported_field", param=field)
     if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', said)}", code="invalid_json")
-    return ApiError(400, f"{place or 'body'}: {said}{more}", code="invalid_value", param=place)
+        return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', message)}", code="invalid_json")
+    return ApiError(400, f"{field or 'body'}: {message}{more}", code="invalid_value", param=field)

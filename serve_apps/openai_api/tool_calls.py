@@ -1,4 +1,4 @@
-"""tool_calls: what a model wrote -> the functions that it calls, in the form of Hermes and Qwen.
+"""tool_calls: the text of a completion -> the functions that it calls, in the format of Hermes and Qwen.
 
 text before <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call> <tool_call>...
 """
@@ -16,7 +16,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledTool:
-    """One call."""
+    """One call of a function."""
 
     name: str
     arguments: str
@@ -24,27 +24,32 @@ class CalledTool:
 
 
 def parse_tool_calls(text: str, known: Collection[str]) -> tuple[str, list[CalledTool]]:
-    """The text outside calls, and the calls. What is no call of a known function stays text, as the model wrote it."""
+    """Returns the text outside calls, and the calls. What is not a call of a known function stays text, unchanged."""
     calls = []
-    kept = []
+    texts = []
     end = 0
     for match in re.finditer(rf"{OPEN}(.*?)(?:{CLOSE}|\Z)", text, re.DOTALL):
-        call = _call(match[1], known)
+        call = _parse_call(match[1], known)
         if call is None:
             continue
-        kept.append(text[end : match.start()])
+        texts.append(text[end : match.start()])
         end = match.end()
         calls.append(call)
-    rest = "".join([*kept, text[end:]])
+    rest = "".join([*texts, text[end:]])
     return rest.strip() if calls else rest, calls
 
 
 def assistant_message(text: str, known: Collection[str], *, id_prefix: str) -> dict[str, Any]:
-    """A completion as OpenAI's message; `tool_calls`, with ids of this prefix, where it calls known functions."""
-    kept, calls = parse_tool_calls(text, known) if known else (text, [])
+    """Returns a completion as an assistant's message in OpenAI's form.
+
+    Args:
+        known: names of the functions whose calls become `tool_calls`.
+        id_prefix: of the ids of the calls.
+    """
+    content, calls = parse_tool_calls(text, known) if known else (text, [])
     if not calls:
         return {"role": "assistant", "content": text, "refusal": None}
-    found = [
+    tool_calls = [
         {
             "id": f"{id_prefix}_{i}",
             "type": "function",
@@ -52,10 +57,11 @@ def assistant_message(text: str, known: Collection[str], *, id_prefix: str) -> d
         }
         for i, call in enumerate(calls)
     ]
-    return {"role": "assistant", "content": kept or None, "refusal": None, "tool_calls": found}
+    return {"role": "assistant", "content": content or None, "refusal": None, "tool_calls": tool_calls}
 
 
-def _call(text: str, known: Collection[str]) -> CalledTool | None:
+def _parse_call(text: str, known: Collection[str]) -> CalledTool | None:
+    """The call in the text between the tags; None where it is not a call of a known function."""
     try:
         data: Any = json.loads(text)
     except (json.JSONDecodeError, RecursionError):

@@ -172,7 +172,7 @@ def test_a_gateway_that_is_started_again_answers_while_the_registry_is_gone(run:
 
 def with_traffic(run: Run) -> Run:
     """Decides on few answers: only what is far off shows in them."""
-    guards = TrafficGuardsConfig(cut_share=0.3, empty_share=0.4, format_share=0.4, failure_share=0.3, seconds=None)
+    guards = TrafficGuardsConfig(cut_share=0.3, empty_share=0.4, format_share=0.4, failure_share=0.3, latency_s=None)
     traffic = TrafficConfig(shares=(0.3, 0.6), answers_per_step=30, step_timeout_s=120, poll_s=0.2, guards=guards)
     return Run(run.config.model_copy(update={"traffic": traffic}))
 

@@ -1,4 +1,4 @@
-"""A gateway for the dashboard: two versions of a team, made episodes of both in a real store, one with hostile text."""
+"""A gateway for the dashboard: two versions of a team, and made-up episodes of both in a real store, one with hostile text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from gateway_scene import Scene, arm
+from gateway_scene import Scene, deployed_team
 
 from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
@@ -36,7 +36,7 @@ from stores.weights import WeightStore
 
 GROUP_OF = {"solver": "worker", "refiner": "worker", "verifier": "judge", "finalizer": "judge"}
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-SAID = {
+REPLIES = {
     "solver": "<SOLUTION>6*8=48;7+48=55</SOLUTION><ANSWER>55</ANSWER>",
     "verifier": "<STATUS>correct</STATUS> the product comes before the sum",
     "refiner": "<ANSWER>55</ANSWER>",
@@ -44,8 +44,8 @@ SAID = {
 }
 
 
-def team_arm(model: Path, version: int, set_name: str, policy_versions: dict[str, int]) -> DeployedTeam:
-    made = arm(model, version, set_name)
+def two_group_team(model: Path, version: int, set_name: str, policy_versions: dict[str, int]) -> DeployedTeam:
+    deployed = deployed_team(model, version, set_name)
     groups = {"worker": "demo-worker", "judge": "demo-judge"}
     changes: dict[str, Any] = {
         "group_of": GROUP_OF,
@@ -53,15 +53,15 @@ def team_arm(model: Path, version: int, set_name: str, policy_versions: dict[str
         "max_model_len": dict.fromkeys(groups, 256),
         "policy_versions": policy_versions,
     }
-    return made.model_copy(update={"apps": groups, "team_spec": made.team_spec | changes})
+    return deployed.model_copy(update={"apps": groups, "team_spec": deployed.team_spec | changes})
 
 
-def in_service(model: Path, folder: Path) -> TeamRoute:
-    """Champion 3, candidate 4 with a quarter of the requests and shadows of half the rest, and 2 to go back to."""
+def team_route(model: Path, folder: Path) -> TeamRoute:
+    """Champion 3; candidate 4 with a quarter of the requests and copies of half of the others; previous version 2."""
     return TeamRoute(
-        champion=team_arm(model, 3, "blue", {"worker": 7, "judge": 5}),
-        candidate=team_arm(model, 4, "green", {"worker": 9, "judge": 5}),
-        previous=team_arm(model, 2, "blue", {"worker": 6, "judge": 5}),
+        champion=two_group_team(model, 3, "blue", {"worker": 7, "judge": 5}),
+        candidate=two_group_team(model, 4, "green", {"worker": 9, "judge": 5}),
+        previous=two_group_team(model, 2, "blue", {"worker": 6, "judge": 5}),
         share=0.25,
         shadow=0.5,
         stores=TeamStores(
@@ -74,31 +74,35 @@ def in_service(model: Path, folder: Path) -> TeamRoute:
 
 
 def make_episode(tokenizer: ChatTokenizer, index: int, *, team: int, purpose: Purpose, **changes: Any) -> Trace:
-    """Four agents and a tool; the numbers are drawn by index and team."""
-    dice = random.Random(f"{index}/{team}/{purpose}")
+    """Makes an episode of four agents and a tool; its numbers are drawn by index and team."""
+    rng = random.Random(f"{index}/{team}/{purpose}")
     task = Task(task_id=f"sum-{index // 2}", prompt=f"Compute 7 + 6 * {8 + index // 2}", answers=("55",), source="sums")
     versions = {"worker": {3: 7, 4: 9}[team], "judge": 5}
     key: dict[str, Any] = {"run_id": "math", "iteration": 6, "purpose": purpose, "team_key": f"key{team}"}
     turns, began, calls = [], 0.0, []
-    for place, (agent, text) in enumerate(SAID.items()):
-        at = place if place == 0 else place + 1
+    for position, (agent, text) in enumerate(REPLIES.items()):
+        index_in_trace = position if position == 0 else position + 1
         text = changes.get("texts", {}).get(agent, text)
         ids = [*tokenizer.encode(text), tokenizer.eos_id]
-        took = 0.05 + len(ids) * dice.uniform(0.008, 0.014)
-        is_ok = dice.random() > 0.2
+        took = 0.05 + len(ids) * rng.uniform(0.008, 0.014)
+        is_ok = rng.random() > 0.2
         turns.append(
             Turn(
-                turn_index=at,
+                turn_index=index_in_trace,
                 agent=agent,
                 model_group=GROUP_OF[agent],
                 policy_version=versions[GROUP_OF[agent]],
                 round_index=0,
-                parents=() if place == 0 else (at - 2, 1) if agent == "verifier" else (at - 1,),
+                parents=()
+                if position == 0
+                else (index_in_trace - 2, 1)
+                if agent == "verifier"
+                else (index_in_trace - 1,),
                 prompt_text=f"Problem: {task.prompt}\nReply in the form that you were given.",
                 completion_text=text,
                 prompt_token_ids=tuple(tokenizer.encode(task.prompt)),
                 completion_token_ids=tuple(ids),
-                rollout_logprobs=tuple(-(dice.random() ** 6) * 6 for _ in ids),
+                rollout_logprobs=tuple(-(rng.random() ** 6) * 6 for _ in ids),
                 sampling=Sampling(max_tokens=64, temperature=0.7),
                 seed=index,
                 finish_reason=FinishReason.STOP if is_ok else FinishReason.LENGTH,
@@ -110,7 +114,7 @@ def make_episode(tokenizer: ChatTokenizer, index: int, *, team: int, purpose: Pu
             )
         )
         began += took + 0.01
-        if place == 0:
+        if position == 0:
             calls.append(
                 ToolCall(
                     call_index=1,
@@ -137,7 +141,7 @@ def make_episode(tokenizer: ChatTokenizer, index: int, *, team: int, purpose: Pu
         status=changes.get("status", EpisodeStatus.OK),
         stop_reason="answered",
         error="",
-        answer=changes.get("answer", "55" if dice.random() < {3: 0.5, 4: 0.8}[team] else "49"),
+        answer=changes.get("answer", "55" if rng.random() < {3: 0.5, 4: 0.8}[team] else "49"),
         outcome_metadata={},
         policy_versions=versions,
         is_version_mixed=False,
@@ -168,7 +172,7 @@ def reward_of(trace: Trace) -> EpisodeRewards:
 
 
 def fill(folder: Path, model: Path) -> list[Trace]:
-    """A store of gate episodes of both teams and training episodes of one; the first returned has hostile text."""
+    """Fills a store with gate episodes of both teams and training episodes of one; the first returned has hostile text."""
     tokenizer = load_tokenizer(str(model))
     hostile = make_episode(
         tokenizer, 40, team=3, purpose=Purpose.TRAIN, texts={"solver": f"It is 55 {HOSTILE}"}, answer=HOSTILE
@@ -187,7 +191,7 @@ def fill(folder: Path, model: Path) -> list[Trace]:
 
 
 def keep_advantages(folder: Path, model: Path, trace: Trace) -> None:
-    """The version of the workers that was trained on a trace, with an advantage per token of its first turn."""
+    """Commits the version that was trained on a trace, with an advantage per token of its first turn."""
     source = shutil.copytree(model, folder / "trained")
     first, third = trace.turns[0], trace.turns[2]
     per_token = [math.sin(i / 9) for i in range(len(first.completion_token_ids))]
@@ -203,7 +207,7 @@ def keep_advantages(folder: Path, model: Path, trace: Trace) -> None:
 
 @contextmanager
 def over_http(scene: Scene, port: int) -> Iterator[str]:
-    """The scene's API on a port of this machine."""
+    """Serves the scene's API on a port of this machine."""
     server = uvicorn.Server(uvicorn.Config(scene.api, port=port, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

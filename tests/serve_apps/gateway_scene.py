@@ -1,4 +1,4 @@
-"""A gateway without a network or an engine: policy apps that say what a test wrote."""
+"""A gateway without a network or an engine: its policy apps return the text that a test sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stores.types import Sampling
 
 
 class Scripted:
-    """PolicyStreams that say the text of a test, token by token."""
+    """PolicyStreams that return the text of a test, token by token."""
 
     def __init__(self, tokenizer: ChatTokenizer, text: str = "It is 42.", *, pause_s: float = 0.0) -> None:
         self.tokenizer, self.text, self.pause_s = tokenizer, text, pause_s
@@ -42,21 +42,21 @@ class Scripted:
             reason = "stop" if len(ids) <= request.sampling.max_tokens else "length"
             ids = ids[: request.sampling.max_tokens]
             parts = [ids] if request.is_whole else [[i] for i in ids]
-            for place, part in enumerate(parts):
+            for index, part in enumerate(parts):
                 await asyncio.sleep(self.pause_s)
                 self.num_said += 1
                 yield Delta(
                     token_ids=part,
                     logprobs=[-0.5] * len(part),
                     top_logprobs=[{i: -0.5, 7: -1.0} for i in part] if request.top_logprobs else [],
-                    finish_reason=reason if place == len(parts) - 1 else "",
+                    finish_reason=reason if index == len(parts) - 1 else "",
                     policy_version=3,
                 )
         finally:
             self.num_open -= 1
 
 
-def arm(model: Path, version: int, set_name: str) -> DeployedTeam:
+def deployed_team(model: Path, version: int, set_name: str) -> DeployedTeam:
     team_spec = TeamSpec(
         workflow="serve_apps.workflows.math_chain:MathChain",
         settings={},
@@ -79,7 +79,7 @@ def arm(model: Path, version: int, set_name: str) -> DeployedTeam:
 
 
 class Scene:
-    """A gateway without a network."""
+    """One gateway replica without a network, which serves version 3 of team `demo`."""
 
     def __init__(self, model: Path, **settings: Any) -> None:
         self.streams = Scripted(load_tokenizer(str(model)))
@@ -89,7 +89,7 @@ class Scene:
         self.episodes = GatewayEpisodes(self.service)
         self.api = build_api(self.service, self.episodes)
         self.model = model
-        self.serve(TeamRoute(champion=arm(model, 3, "blue")))
+        self.serve(TeamRoute(champion=deployed_team(model, 3, "blue")))
 
     def serve(self, config: TeamRoute) -> None:
         self.service.teams = self.shadow_player.service.teams = {"demo": Production.build("demo", config)}

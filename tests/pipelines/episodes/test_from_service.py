@@ -17,7 +17,7 @@ from stores.served import Feedback, ServedStore
 from stores.types import SERVED, EpisodeStatus, Purpose, Trace
 from tests.train_loops.synthetic_traces import GROUP, sample_traces
 
-ABOUT = {"team": "again", "team_version": 1, "arm": "champion", "key": "web", "is_trainable": True}
+ABOUT = {"team": "again", "team_version": 1, "alias": "champion", "key": "web", "is_trainable": True}
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def answers(
             continue
         length = float(rng.gamma(4, tokens / 4))
         found.append(
-            {"completion_tokens": length, "seconds": length / 100, "cut_share": float(rng.random() < 0.03),
+            {"completion_tokens": length, "latency_s": length / 100, "cut_share": float(rng.random() < 0.03),
              "empty_share": float(rng.random() < empty), "failure_share": 0.0}
         )  # fmt: skip
     return found
@@ -72,7 +72,7 @@ def test_equal_teams_hold_once_there_are_enough_answers() -> None:
     rng = np.random.default_rng(2)
     found = states(Watch(CONFIG), tally(answers(rng, 3000)), tally(answers(rng, 3000)))
     assert found == dict.fromkeys(
-        ("completion_tokens", "seconds", "cut_share", "empty_share", "failure_share"), "holds"
+        ("completion_tokens", "latency_s", "cut_share", "empty_share", "failure_share"), "holds"
     ), "no format: no workflow ran"
 
 
@@ -87,7 +87,7 @@ def test_a_sound_team_at_the_very_limit_is_rarely_sent_back_however_often_it_is_
     """Twice as many empty answers are allowed as 5 points more; the canary has exactly these: the worst sound case."""
     rng, sent_back, num = np.random.default_rng(4), 0, 400
     config = TrafficConfig(guards=TrafficGuardsConfig(**dict.fromkeys(
-        ("completion_tokens", "seconds", "cut_share", "format_share", "failure_share"))))  # fmt: skip
+        ("completion_tokens", "latency_s", "cut_share", "format_share", "failure_share"))))  # fmt: skip
     for _ in range(num):
         watch = Watch(config)
         new = {"failure_share": [0, 0.0, 0.0], "empty_share": [0, 0.0, 0.0]}

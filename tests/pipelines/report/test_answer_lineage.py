@@ -49,7 +49,7 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_an_answer_leads_to_its_team_and_to_what_has_learnt_from_it(run: Run) -> None:
     found = lineage_of_id(run, "chatcmpl-0")
     answer = found["answer"]
-    assert (answer["team_version"], answer["arm"], answer["key"], answer["is_trainable"]) == (
+    assert (answer["team_version"], answer["alias"], answer["key"], answer["is_trainable"]) == (
         1,
         "champion",
         "web",

@@ -202,7 +202,7 @@ def test_a_degraded_champion_alarms_in_watch_and_its_exit_code_says_so(
 def serve_answers(run: Run, make_trace: MakeTrace, num: int, *, text: str, version: int = 7, begun: float) -> None:
     store = ServedStore(run.served_uri)
     store.create()
-    about = {"team": "small", "team_version": version, "arm": "champion", "key": "web", "is_trainable": True}
+    about = {"team": "small", "team_version": version, "alias": "champion", "key": "web", "is_trainable": True}
     traces = [
         replace(
             make_trace(i),

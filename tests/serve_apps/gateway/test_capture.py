@@ -1,4 +1,4 @@
-"""Answers that may be kept, and what callers say of them: through the gateway's API, on real LanceDB."""
+"""Captured answers and feedback on them: through the gateway's API, on real LanceDB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_scene import Scene, arm
+from gateway_scene import Scene, deployed_team
 from records import MakeTrace
 
 from serve_apps.gateway.api_keys import make_key, write_keys
@@ -31,8 +31,8 @@ HELLO = {
 def scene_of(model: Path, folder: Path, *, shadow: float = 0.0, **capture: Any) -> tuple[Scene, ServedStore]:
     scene = Scene(model, capture={"share": 1.0, "flush_s": 0.05, **capture})
     stores = TeamStores(run_id="demo", traces=str(folder / "traces"), served=str(folder / "served"))
-    candidate = arm(model, 4, "green") if shadow else None
-    scene.serve(TeamRoute(champion=arm(model, 3, "blue"), candidate=candidate, shadow=shadow, stores=stores))
+    candidate = deployed_team(model, 4, "green") if shadow else None
+    scene.serve(TeamRoute(champion=deployed_team(model, 3, "blue"), candidate=candidate, shadow=shadow, stores=stores))
     return scene, ServedStore(stores.served)
 
 
@@ -46,7 +46,7 @@ def kept(store: ServedStore) -> list[Trace]:
     return store.find_traces()
 
 
-async def test_what_may_be_kept_is_kept_token_exact(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_answer_with_consent_is_stored_token_exact(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path)
     async with scene.http() as http:
         answer = await ask(http, store=True)
@@ -66,10 +66,10 @@ async def test_what_may_be_kept_is_kept_token_exact(tiny_model: Path, tmp_path: 
     assert turn.seed == scene.streams.requests[0].seed
     assert turn.completion_text == "It is 42."
     about = traces[answer["id"]].outcome_metadata[SERVED]
-    assert about == {"team": "demo", "team_version": 3, "arm": "champion", "key": "anyone", "is_trainable": True}
+    assert about == {"team": "demo", "team_version": 3, "alias": "champion", "key": "anyone", "is_trainable": True}
 
 
-async def test_who_has_not_agreed_is_not_kept(tiny_model: Path, tmp_path: Path) -> None:
+async def test_answers_without_consent_are_not_stored(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path, consent="given")
     async with scene.http() as http:
         await ask(http, store=False)
@@ -78,7 +78,7 @@ async def test_who_has_not_agreed_is_not_kept(tiny_model: Path, tmp_path: Path) 
     assert [trace.episode_id for trace in kept(store)] == [agreed["id"]]
 
 
-async def test_a_share_is_kept_of_what_may_be(tiny_model: Path, tmp_path: Path) -> None:
+async def test_only_the_configured_share_of_answers_is_stored(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path, share=0.25)
     async with scene.http() as http:
         for _ in range(8):
@@ -88,7 +88,7 @@ async def test_a_share_is_kept_of_what_may_be(tiny_model: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("more", [{"top_p": 0.9}, {"n": 2}, {"presence_penalty": 0.5}, {"model": "demo/group/shared"}])
-async def test_what_the_policy_would_not_say_by_itself_is_not_trained_on(
+async def test_answers_not_sampled_from_the_plain_policy_are_not_trainable(
     tiny_model: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     scene, store = scene_of(tiny_model, tmp_path)
@@ -111,10 +111,10 @@ async def test_redacted_text_is_nowhere_in_the_store_nor_in_its_tokens(tiny_mode
     assert "Write to <email>" in trace.turns[0].prompt_text
     assert not trace.turns[0].prompt_token_ids and not trace.turns[0].completion_token_ids
     assert trace.outcome_metadata[SERVED]["is_trainable"] is False
-    assert Redaction({"nowhere": "x"}).of(trace) is None
+    assert Redaction({"nowhere": "x"}).redact(trace) is None
 
 
-async def test_a_shadow_of_a_kept_answer_is_kept_as_the_same_task(tiny_model: Path, tmp_path: Path) -> None:
+async def test_the_shadow_of_a_stored_answer_is_stored_under_the_same_task(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path, shadow=1.0)
 
     def is_there() -> bool:
@@ -127,16 +127,16 @@ async def test_a_shadow_of_a_kept_answer_is_kept_as_the_same_task(tiny_model: Pa
             await asyncio.sleep(0.05)
     await scene.service.capture.close()
     assert {trace.task.task_id for trace in traces} == {f"request-{answer['id']}"}
-    assert {trace.outcome_metadata[SERVED]["arm"] for trace in traces} == {"champion", "candidate"}
+    assert {trace.outcome_metadata[SERVED]["alias"] for trace in traces} == {"champion", "candidate"}
 
 
-async def test_feedback_stands_beside_its_trace_and_the_newest_counts(tiny_model: Path, tmp_path: Path) -> None:
+async def test_feedback_is_stored_with_its_trace_and_the_newest_counts(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path)
     async with scene.http() as http:
         answer = await ask(http, store=True)
-        place = f"/v1/traces/{answer['id']}/feedback"
-        first = await http.post(place, json={"score": -1})  # at once, before the episode is written
-        second = await http.post(place, json={"score": 1, "comment": "right after all"})
+        feedback_url = f"/v1/traces/{answer['id']}/feedback"
+        first = await http.post(feedback_url, json={"score": -1})  # at once, before the episode is written
+        second = await http.post(feedback_url, json={"score": 1, "comment": "right after all"})
     await scene.service.capture.close()
     assert (first.status_code, second.status_code) == (200, 200)
     (said,) = store.feedback_on([answer["id"]])
@@ -145,7 +145,7 @@ async def test_feedback_stands_beside_its_trace_and_the_newest_counts(tiny_model
     assert (trace.episode_id, newest) == (answer["id"], said)
 
 
-async def test_feedback_on_an_unknown_or_foreign_answer_is_refused_alike(tiny_model: Path, tmp_path: Path) -> None:
+async def test_feedback_on_an_unknown_answer_and_on_anothers_is_refused_alike(tiny_model: Path, tmp_path: Path) -> None:
     keys = {
         name: make_key(name, scopes=("call", "feedback"), expires_at=None, requests_per_minute=None)
         for name in ("web", "app")
@@ -153,7 +153,7 @@ async def test_feedback_on_an_unknown_or_foreign_answer_is_refused_alike(tiny_mo
     write_keys(tmp_path / "keys.json", [key for _, key in keys.values()])
     scene = Scene(tiny_model, capture={"share": 1.0, "flush_s": 0.02}, keys_file=str(tmp_path / "keys.json"))
     stores = TeamStores(run_id="demo", traces=str(tmp_path / "traces"), served=str(tmp_path / "served"))
-    scene.serve(TeamRoute(champion=arm(tiny_model, 3, "blue"), stores=stores))
+    scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue"), stores=stores))
     async with scene.http(keys["web"][0]) as http:
         answer = await ask(http, store=True)
         own = await http.post(f"/v1/traces/{answer['id']}/feedback", json={"label": "good"})
@@ -168,7 +168,7 @@ async def test_feedback_on_an_unknown_or_foreign_answer_is_refused_alike(tiny_mo
     )
 
 
-async def test_a_store_that_cannot_be_written_costs_no_request(tiny_model: Path, tmp_path: Path) -> None:
+async def test_no_request_fails_if_the_store_cannot_be_written(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "served").write_text("a file where a folder should be")
     scene, _ = scene_of(tiny_model, tmp_path)
     async with scene.http() as http:
@@ -179,7 +179,7 @@ async def test_a_store_that_cannot_be_written_costs_no_request(tiny_model: Path,
     assert 'troupe_gateway_captured_total{outcome="failed"} 1.0' in metrics
 
 
-async def test_what_is_too_old_is_gone_with_what_was_said_of_it(tiny_model: Path, tmp_path: Path) -> None:
+async def test_old_answers_are_removed_together_with_their_feedback(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path)
     async with scene.http() as http:
         answer = await ask(http, store=True)
@@ -192,29 +192,31 @@ async def test_what_is_too_old_is_gone_with_what_was_said_of_it(tiny_model: Path
     assert not any(b"a word that must go" in f.read_bytes() for f in files)
 
 
-def test_a_pattern_that_is_none_is_refused(tiny_model: Path) -> None:
+def test_an_invalid_redaction_pattern_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="no regular expression"):
         Scene(tiny_model, capture={"redact": {"(": "x"}})
 
 
-async def test_what_callers_say_of_an_answer_is_redacted_too(tiny_model: Path, tmp_path: Path) -> None:
+async def test_feedback_is_redacted_too(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path, redact={r"[\w.]+@[\w.]+": "<email>"})
     async with scene.http() as http:
         answer = await ask(http, store=True)
-        said = {"score": 0.5, "comment": "wrong: bob@example.org", "answer": "ask bob@example.org"}
-        assert (await http.post(f"/v1/traces/{answer['id']}/feedback", json=said)).status_code == 200
+        body = {"score": 0.5, "comment": "wrong: bob@example.org", "answer": "ask bob@example.org"}
+        assert (await http.post(f"/v1/traces/{answer['id']}/feedback", json=body)).status_code == 200
     await scene.service.capture.close()
-    (kept_word,) = store.feedback_on()
-    assert (kept_word.score, kept_word.comment, kept_word.answer) == (0.5, "wrong: <email>", "ask <email>")
+    (stored,) = store.feedback_on()
+    assert (stored.score, stored.comment, stored.answer) == (0.5, "wrong: <email>", "ask <email>")
 
 
-def test_a_number_that_must_not_be_kept_is_found_as_a_number_too(make_trace: MakeTrace) -> None:
+def test_a_redacted_number_is_also_replaced_where_it_is_a_json_number(make_trace: MakeTrace) -> None:
     redaction = Redaction({r"\d{16}": "<card>"})
     card, other = 4111111111111111, 41
     request = {"card": card, "cards": [card, other], "at": {"n": card}}
     (call, *_) = make_trace().tool_calls
     call = replace(call, request=request, response=card)
-    found = redaction.of(replace(make_trace(), tool_calls=(call,), outcome_metadata={"card": card, "is_paid": True}))
-    assert found is not None and str(card) not in str(asdict(found))
-    assert found.tool_calls[0].request == {"card": "<card>", "cards": ["<card>", other], "at": {"n": "<card>"}}
-    assert found.outcome_metadata["is_paid"] is True and not found.turns[0].prompt_token_ids
+    redacted = redaction.redact(
+        replace(make_trace(), tool_calls=(call,), outcome_metadata={"card": card, "is_paid": True})
+    )
+    assert redacted is not None and str(card) not in str(asdict(redacted))
+    assert redacted.tool_calls[0].request == {"card": "<card>", "cards": ["<card>", other], "at": {"n": "<card>"}}
+    assert redacted.outcome_metadata["is_paid"] is True and not redacted.turns[0].prompt_token_ids

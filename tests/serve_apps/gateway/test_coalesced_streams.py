@@ -1,4 +1,4 @@
-"""Completions that nobody watches: those that come together share a call, and each has its own answer or fault."""
+"""Completions that nobody reads live: concurrent requests share a call, and each gets its own answer or error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Handle:
-    """Of `generate_batch`: prompt [i] is answered by i and its seed; what `faults` says of it comes in place of that."""
+    """A handle of `generate_batch`: prompt [i] is answered by i and its seed, or by the fault that `faults` has for it."""
 
     def __init__(self, **faults: str) -> None:
         self.faults = {int(key.removeprefix("of_")): fault for key, fault in faults.items()}
@@ -38,7 +38,7 @@ class Handle:
 
 
 class Single:
-    """PolicyStreams that keep what they are asked."""
+    """PolicyStreams that record their requests."""
 
     def __init__(self) -> None:
         self.requests: list[SampleRequest] = []
@@ -69,7 +69,7 @@ async def deltas(streams: CoalescedStreams, asked: SampleRequest, app: str = "ap
     return [delta async for delta in streams.stream(app, asked)]
 
 
-async def test_those_of_one_app_that_come_together_share_a_call() -> None:
+async def test_concurrent_requests_to_one_app_share_a_call() -> None:
     handles = {"blue": Handle(), "green": Handle()}
     single = Single()
     streams = CoalescedStreams(timeout_s=5, single=single, open_app=lambda app: handles[app])
@@ -92,7 +92,7 @@ async def test_those_of_one_app_that_come_together_share_a_call() -> None:
     assert single.requests == []
 
 
-async def test_an_adapters_group_is_named_to_the_app_that_it_shares() -> None:
+async def test_requests_name_their_model_group_to_an_app_that_several_share() -> None:
     handle = Handle()
     streams = CoalescedStreams(timeout_s=5, open_app=lambda _: handle)
     await asyncio.gather(deltas(streams, request(1, group="g")), deltas(streams, request(2, group="h")))
@@ -108,7 +108,7 @@ async def test_an_adapters_group_is_named_to_the_app_that_it_shares() -> None:
     ],
     ids=["watched", "likely tokens", "penalty"],
 )
-async def test_what_only_a_stream_of_its_own_can_do_has_one(asked: SampleRequest) -> None:
+async def test_requests_that_need_a_stream_of_their_own_get_one(asked: SampleRequest) -> None:
     handle, single = Handle(), Single()
     streams = CoalescedStreams(timeout_s=5, single=single, open_app=lambda _: handle)
     assert [delta.finish_reason for delta in await deltas(streams, asked)] == ["", "stop"]
@@ -116,7 +116,7 @@ async def test_what_only_a_stream_of_its_own_can_do_has_one(asked: SampleRequest
     first = streams.stream("app", asked)
     await anext(first)
     await first.aclose()
-    assert single.num_open == 0, "its sampling ends as its caller goes"
+    assert single.num_open == 0, "its sampling ends when its caller leaves"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,9 @@ async def test_what_only_a_stream_of_its_own_can_do_has_one(asked: SampleRequest
         ("dies", 503, "engine_unavailable"),
     ],
 )
-async def test_a_fault_is_told_as_a_stream_would_and_nothing_is_repeated(fault: str, status: int, code: str) -> None:
+async def test_an_error_is_reported_as_by_a_stream_and_the_call_is_not_repeated(
+    fault: str, status: int, code: str
+) -> None:
     handle = Handle(of_2=fault)
     streams = CoalescedStreams(timeout_s=5, open_app=lambda _: handle)
     first, second = await asyncio.gather(

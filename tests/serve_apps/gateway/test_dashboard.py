@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard_scene import fill, in_service, over_http
+from dashboard_scene import fill, over_http, team_route
 from gateway_scene import Scene
 from servers import free_port
 
@@ -22,7 +22,7 @@ def site(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Address of a gateway, and the id of a trace with hostile text."""
     folder = tmp_path_factory.mktemp("site")
     scene = Scene(tiny_model)
-    scene.serve(in_service(tiny_model, folder))
+    scene.serve(team_route(tiny_model, folder))
     hostile = fill(folder, tiny_model)[0].episode_id
     with over_http(scene, free_port()) as url:
         yield url, hostile
@@ -77,9 +77,9 @@ def test_every_view_shows_what_is_stored_and_hostile_text_stays_text(site: tuple
     assert html.count('class="block ') == 5 and html.count('<path class="arrow') == 5
 
 
-def test_a_gateway_with_keys_asks_for_one(tiny_model: Path, tmp_path: Path) -> None:
-    _, kept = make_key("ops", scopes=("admin",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [kept])
+def test_a_gateway_with_keys_asks_for_an_api_key(tiny_model: Path, tmp_path: Path) -> None:
+    _, key = make_key("ops", scopes=("admin",), expires_at=None, requests_per_minute=None)
+    write_keys(tmp_path / "keys.json", [key])
     with over_http(Scene(tiny_model, keys_file=str(tmp_path / "keys.json")), free_port()) as url:
         html, _ = shown(url, tmp_path / "profile")
     assert "This gateway requires an API key" in words(html) and 'type="password"' in html

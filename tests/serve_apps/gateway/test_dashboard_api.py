@@ -1,4 +1,4 @@
-"""What the dashboard asks the gateway for: status, stored traces, one task under two teams; and the page's own files."""
+"""The API of the dashboard: status, stored traces, one task under two teams; and the page's own files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_scene import HOSTILE, fill, in_service, make_episode, reward_of
+from dashboard_scene import HOSTILE, fill, make_episode, reward_of, team_route
 from gateway_scene import Scene
 
 from serve_apps.gateway import trace_reader
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 def stored(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trace]]:
-    """A folder with a run's store, and what is in it."""
+    """A folder with a run's store, and the traces in it."""
     folder = tmp_path_factory.mktemp("stored")
     return folder, fill(folder, tiny_model)
 
@@ -31,7 +31,7 @@ def stored(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 @pytest.fixture
 def scene(tiny_model: Path, stored: tuple[Path, list[Trace]]) -> Scene:
     scene = Scene(tiny_model)
-    scene.serve(in_service(tiny_model, stored[0]))
+    scene.serve(team_route(tiny_model, stored[0]))
     return scene
 
 
@@ -42,42 +42,46 @@ async def ask(scene: Scene, path: str, expected: int = 200, /, **params: Any) ->
     return answer.json()
 
 
-async def test_status_tells_arms_shares_versions_and_figures_per_answer(scene: Scene) -> None:
+async def test_status_has_deployed_teams_shares_versions_and_figures_per_answer(scene: Scene) -> None:
     async with scene.http() as client:
         body = {"model": "demo/solver", "messages": [{"role": "user", "content": "secret"}]}
         for _ in range(8):
             await client.post("/v1/chat/completions", json=body)
-    said = await ask(scene, "status")
-    (team,) = said["teams"]
+    status = await ask(scene, "status")
+    (team,) = status["teams"]
     assert (team["name"], team["share"], team["shadow"], team["run_id"]) == ("demo", 0.25, 0.5, "math")
-    arms = {arm["arm"]: arm for arm in team["arms"]}
-    assert {name: arm["team_version"] for name, arm in arms.items()} == {"champion": 3, "candidate": 4, "previous": 2}
-    assert arms["candidate"]["policy_versions"] == {"worker": 9, "judge": 5}
-    figures = arms["champion"]["figures"]
+    deployed = {team_status["alias"]: team_status for team_status in team["deployed"]}
+    assert {name: team_status["team_version"] for name, team_status in deployed.items()} == {
+        "champion": 3,
+        "candidate": 4,
+        "previous": 2,
+    }
+    assert deployed["candidate"]["policy_versions"] == {"worker": 9, "judge": 5}
+    figures = deployed["champion"]["figures"]
     assert figures["failure_share"] == {"num": 6, "mean": 0.0, "standard_error": 0.0}
     assert figures["completion_tokens"]["mean"] > 1 and "format_share" not in figures
-    assert said["in_flight"] == said["waiting"] == 0 and "secret" not in str(said)
+    assert status["in_flight"] == status["waiting"] == 0 and "secret" not in str(status)
 
 
-async def test_status_is_that_of_all_replicas_that_answer(tiny_model: Path, stored: tuple[Path, list[Trace]]) -> None:
+async def test_status_covers_all_replicas_that_answer(tiny_model: Path, stored: tuple[Path, list[Trace]]) -> None:
     scenes = [Scene(tiny_model), Scene(tiny_model)]
     for scene, num in zip(scenes, (1, 4), strict=True):
-        scene.serve(in_service(tiny_model, stored[0]).model_copy(update={"candidate": None, "shadow": 0.0}))
+        scene.serve(team_route(tiny_model, stored[0]).model_copy(update={"candidate": None, "shadow": 0.0}))
         async with scene.http() as client:
             for _ in range(num):
                 body = {"model": "demo/solver", "messages": [{"role": "user", "content": "x"}]}
                 await client.post("/v1/chat/completions", json=body)
             await client.post("/v1/episodes", json={"team": "demo"})
-    scenes[0].service.siblings = Replicas(*scenes)
-    said, alone = await ask(scenes[0], "status"), await ask(scenes[1], "status")
-    for found, num in ((said, 2), (alone, 1)):
-        assert (len(found["replicas"]), found["episodes"], found["max_in_flight"]) == (num, num, 64 * num)
-    counts = [of["teams"][0]["arms"][0]["figures"]["failure_share"]["num"] for of in (said, alone)]
+    scenes[0].service.peers = Replicas(*scenes)
+    joint, alone = await ask(scenes[0], "status"), await ask(scenes[1], "status")
+    for reply, num in ((joint, 2), (alone, 1)):
+        assert (len(reply["replicas"]), reply["episodes"], reply["max_in_flight"]) == (num, num, 64 * num)
+    counts = [of["teams"][0]["deployed"][0]["figures"]["failure_share"]["num"] for of in (joint, alone)]
     assert counts == [5, 4]
 
 
 class Replicas:
-    """Siblings, in this process."""
+    """PeerReplicas in this process."""
 
     def __init__(self, *scenes: Scene) -> None:
         self.scenes = scenes
@@ -99,10 +103,10 @@ async def test_traces_are_listed_newest_first_page_by_page_without_their_turns(
     assert ids == [trace.episode_id for trace in expected]
     row = page["data"][-1]
     assert "turns" not in row and row["agents"] == ["solver", "verifier", "refiner", "finalizer"]
-    assert row["outcomes"].keys() == {"outcome-1"} and row["arm"] in ("champion", "candidate")
+    assert row["outcomes"].keys() == {"outcome-1"} and row["alias"] in ("champion", "candidate")
 
 
-async def test_filters_join_and_an_unwritten_store_is_empty(scene: Scene) -> None:
+async def test_filters_combine_and_an_unwritten_store_is_empty(scene: Scene) -> None:
     gate = await ask(scene, "teams/demo/traces", purpose="gate", iteration=6, task="sum-1", status="ok")
     assert len(gate["data"]) == 4 and gate["next"] is None
     assert (await ask(scene, "teams/demo/traces", iteration=7))["data"] == []
@@ -112,24 +116,24 @@ async def test_filters_join_and_an_unwritten_store_is_empty(scene: Scene) -> Non
 
 async def test_a_trace_has_every_token_as_text_with_its_logprob(scene: Scene, stored: tuple[Path, list[Trace]]) -> None:
     trace = stored[1][0]
-    found = await ask(scene, f"teams/demo/traces/{trace.episode_id}")
-    assert found["task"]["prompt"] == trace.task.prompt and found["arm"] == "champion"
-    for turn, told in zip(trace.turns, found["turns"], strict=True):
-        assert "".join(text for text, _ in told["tokens"]) == turn.completion_text + "<|im_end|>"
-        assert [logprob for _, logprob in told["tokens"]] == pytest.approx(turn.rollout_logprobs, abs=1e-6)
-        assert told["parents"] == list(turn.parents)
-    assert found["tool_calls"][0]["response"]["note"] == HOSTILE
-    advantages = [turn["advantages"] for turn in found["turns"]]
+    reply = await ask(scene, f"teams/demo/traces/{trace.episode_id}")
+    assert reply["task"]["prompt"] == trace.task.prompt and reply["alias"] == "champion"
+    for turn, row in zip(trace.turns, reply["turns"], strict=True):
+        assert "".join(text for text, _ in row["tokens"]) == turn.completion_text + "<|im_end|>"
+        assert [logprob for _, logprob in row["tokens"]] == pytest.approx(turn.rollout_logprobs, abs=1e-6)
+        assert row["parents"] == list(turn.parents)
+    assert reply["tool_calls"][0]["response"]["note"] == HOSTILE
+    advantages = [turn["advantages"] for turn in reply["turns"]]
     assert len(advantages[0]) == len(trace.turns[0].completion_token_ids) and advantages[1:] == [None, 0.25, None]
-    (credit,) = found["rewards"]
+    (credit,) = reply["rewards"]
     assert credit["turns"][0]["breakdown"].keys() == {"correct", "format"}
     assert (await ask(scene, f"teams/demo/traces/{trace.episode_id[:12]}"))["episode_id"] == trace.episode_id
 
 
-async def test_one_task_is_told_team_by_team(scene: Scene) -> None:
-    found = await ask(scene, "teams/demo/tasks/sum-2", purpose="gate")
-    assert [(team["arm"], len(team["episodes"])) for team in found["teams"]] == [("candidate", 2), ("champion", 2)]
-    assert {e["task_id"] for team in found["teams"] for e in team["episodes"]} == {"sum-2"}
+async def test_the_episodes_of_one_task_are_grouped_by_team(scene: Scene) -> None:
+    reply = await ask(scene, "teams/demo/tasks/sum-2", purpose="gate")
+    assert [(team["alias"], len(team["episodes"])) for team in reply["teams"]] == [("candidate", 2), ("champion", 2)]
+    assert {e["task_id"] for team in reply["teams"] for e in team["episodes"]} == {"sum-2"}
 
 
 @pytest.mark.parametrize(
@@ -146,14 +150,14 @@ async def test_one_task_is_told_team_by_team(scene: Scene) -> None:
         ("teams/demo/traces", {"iteration": 2**40}, 400, "invalid_value"),
     ],
 )
-async def test_what_is_not_there_or_not_right_is_told_in_openais_form(
+async def test_unknown_ids_and_invalid_parameters_are_errors_in_openais_form(
     scene: Scene, path: str, params: Any, status: int, code: str
 ) -> None:
     error = (await ask(scene, path, status, **params))["error"]
     assert error["code"] == code and error["message"]
 
 
-async def test_what_json_cannot_hold_is_told_all_the_same(scene: Scene, stored: tuple[Path, list[Trace]]) -> None:
+async def test_values_that_json_cannot_hold_become_null(scene: Scene, stored: tuple[Path, list[Trace]]) -> None:
     tokenizer = load_tokenizer(str(scene.model))
     odd = make_episode(tokenizer, 50, team=3, purpose=Purpose.TEST)
     turn = replace(odd.turns[0], rollout_logprobs=(-math.inf, *odd.turns[0].rollout_logprobs[1:]))
@@ -161,13 +165,13 @@ async def test_what_json_cannot_hold_is_told_all_the_same(scene: Scene, stored: 
     store = TraceStore(str(stored[0] / "traces"))
     store.write_episodes([odd])
     store.write_rewards([replace(reward_of(odd), outcome=math.nan)])
-    found = await ask(scene, f"teams/demo/traces/{odd.episode_id}")
-    assert found["turns"][0]["tokens"][0][1] is None and found["outcome_metadata"]["nan"] is None
+    reply = await ask(scene, f"teams/demo/traces/{odd.episode_id}")
+    assert reply["turns"][0]["tokens"][0][1] is None and reply["outcome_metadata"]["nan"] is None
     (row,) = (await ask(scene, "teams/demo/traces", purpose="test"))["data"]
     assert row["outcomes"] == {"outcome-1": None}
 
 
-async def test_only_admins_read_and_the_page_itself_needs_no_key(tiny_model: Path, tmp_path: Path) -> None:
+async def test_only_admin_keys_may_read_and_the_page_itself_needs_no_key(tiny_model: Path, tmp_path: Path) -> None:
     caller, kept_caller = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
     admin, kept_admin = make_key("ops", scopes=("admin",), expires_at=None, requests_per_minute=None)
     write_keys(tmp_path / "keys.json", [kept_caller, kept_admin])
@@ -188,7 +192,7 @@ async def test_only_admins_read_and_the_page_itself_needs_no_key(tiny_model: Pat
             assert (await client.get(path)).status_code == 404
 
 
-async def test_readers_never_fill_the_threads_of_others(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
+async def test_slow_reads_are_limited_in_number_and_time(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     reader = trace_reader.TraceReader()
     monkeypatch.setattr(trace_reader, "READ_TIMEOUT_S", 0.05)
     open_again = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The gateway on Ray Serve over real engines: two sets of policy apps, switched while people ask."""
+"""The gateway on Ray Serve over real engines: two sets of policy apps, switched while requests come."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Served:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.config.port}"
 
-    def arm(self, version: int, **changes: Any) -> DeployedTeam:
+    def deployed_team(self, version: int, **changes: Any) -> DeployedTeam:
         set_name = ("blue", "green")[version]
         team_spec = TeamSpec(
             workflow="serve_apps.workflows.math_chain:MathChain",
@@ -66,12 +66,12 @@ class Served:
             team_key=f"key{version}",
             limits=EpisodeConfig(),
         )
-        of = {"team_version": 10 + version, "set_name": set_name, "apps": {"g": self.apps[set_name]}}
-        return DeployedTeam(**of, team_spec=team_spec.to_dict() | changes)
+        fields = {"team_version": 10 + version, "set_name": set_name, "apps": {"g": self.apps[set_name]}}
+        return DeployedTeam(**fields, team_spec=team_spec.to_dict() | changes)
 
     def route(self, version: int) -> None:
-        wanted = TeamRoute(champion=self.arm(version))
-        route(self.config, "demo", wanted, state_file=self.state_file, timeout_s=120)
+        team_route = TeamRoute(champion=self.deployed_team(version))
+        route(self.config, "demo", team_route, state_file=self.state_file, timeout_s=120)
 
     def num_running(self) -> int:
         return sum(status["num_running"] for app in self.apps.values() for status in replica_statuses(app))
@@ -114,25 +114,25 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_chat_on_a_real_engine_is_the_same_at_once_and_streamed(served: Served, client: openai.OpenAI) -> None:
+def test_a_chat_on_a_real_engine_is_the_same_whole_and_streamed(served: Served, client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": "demo/solver", "messages": HELLO, "seed": 7, "max_tokens": 40}
     whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3)
     (choice,) = whole.choices
     assert whole.model_extra and whole.model_extra["troupe"]["sampled_by"] == [0]
     assert choice.logprobs and choice.logprobs.content and choice.message.content
-    assert all(len(place.top_logprobs) == 3 and place.logprob <= 0 for place in choice.logprobs.content)
+    assert all(len(token.top_logprobs) == 3 and token.logprob <= 0 for token in choice.logprobs.content)
     chunks = list(client.chat.completions.create(**ask, stream=True, logprobs=True))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == choice.message.content
-    logprobs = [place.logprob for c in chunks if c.choices[0].logprobs for place in c.choices[0].logprobs.content or ()]
-    assert logprobs == pytest.approx([place.logprob for place in choice.logprobs.content], abs=1e-4)
+    logprobs = [token.logprob for c in chunks if c.choices[0].logprobs for token in c.choices[0].logprobs.content or ()]
+    assert logprobs == pytest.approx([token.logprob for token in choice.logprobs.content], abs=1e-4)
     assert len(chunks) > 5, "piece by piece"
     greedy = client.chat.completions.create(**ask | {"temperature": 0}, logprobs=True, top_logprobs=1)
     assert greedy.choices[0].logprobs
-    places = greedy.choices[0].logprobs.content or []
-    assert all(place.logprob == place.top_logprobs[0].logprob for place in places), "the likeliest each time"
+    tokens = greedy.choices[0].logprobs.content or []
+    assert all(token.logprob == token.top_logprobs[0].logprob for token in tokens), "the likeliest each time"
 
 
-def test_a_client_that_goes_away_frees_its_place_and_the_engine(served: Served) -> None:
+def test_a_client_that_disconnects_frees_its_slot_and_the_engine(served: Served) -> None:
     ask = {"model": "demo/group/g", "messages": HELLO, "max_tokens": 450, "temperature": 1.5, "stream": True, "n": 8}
     for streams in (True, False):
         began = time.monotonic()
@@ -152,7 +152,7 @@ def test_a_client_that_goes_away_frees_its_place_and_the_engine(served: Served) 
         assert all(status["in_flight"] == [] for status in gateway_statuses(served.config))
 
 
-def test_a_whole_workflow_answers_and_tells_its_turns_as_they_come(served: Served, client: openai.OpenAI) -> None:
+def test_a_whole_workflow_answers_and_streams_its_turns(served: Served, client: openai.OpenAI) -> None:
     answer = httpx.post(f"{served.url}/v1/workflows/demo/runs", json={"prompt": "1+1", "seed": 3}, timeout=60)
     assert answer.status_code == 200, answer.text
     run = answer.json()
@@ -180,9 +180,9 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
                 if answer.status_code != 200:
                     faults.append(answer.text)
                 lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-                found = [httpx.Response(200, content=line).json() for line in lines] or [answer.json()]
-                for one in (f["troupe"] for f in found if "troupe" in f):
-                    answers.append(one)
+                bodies = [httpx.Response(200, content=line).json() for line in lines] or [answer.json()]
+                for troupe in (f["troupe"] for f in bodies if "troupe" in f):
+                    answers.append(troupe)
 
     threads = [threading.Thread(target=keep_asking, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -202,16 +202,18 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
     assert not mixed, mixed[:3]
 
 
-def test_a_team_that_cannot_be_loaded_is_refused_and_the_one_in_service_stays(served: Served, client: Any) -> None:
-    bad = TeamRoute(champion=served.arm(1, workflow="nowhere:Nothing"))
+def test_a_team_that_cannot_be_loaded_is_refused_and_the_deployed_one_stays(served: Served, client: Any) -> None:
+    bad = TeamRoute(champion=served.deployed_team(1, workflow="nowhere:Nothing"))
     with pytest.raises(RouteError, match=r"refuses: workflow\.path: cannot import 'nowhere'"):
         route(served.config, "demo", bad, state_file=served.state_file, timeout_s=60)
     assert gateway_teams(served.config)["demo"].champion.team_version == 10
     assert client.chat.completions.create(model="demo/solver", messages=HELLO).system_fingerprint == "demo@10"
 
 
-def test_two_teams_share_a_gateway_and_one_can_be_taken_off(served: Served, client: openai.OpenAI) -> None:
-    route(served.config, "other", TeamRoute(champion=served.arm(1)), state_file=served.state_file, timeout_s=60)
+def test_two_teams_share_a_gateway_and_one_can_be_removed(served: Served, client: openai.OpenAI) -> None:
+    route(
+        served.config, "other", TeamRoute(champion=served.deployed_team(1)), state_file=served.state_file, timeout_s=60
+    )
     versions = {
         client.chat.completions.create(model=f"{team}/solver", messages=HELLO).system_fingerprint
         for team in ("demo", "other")
@@ -222,14 +224,14 @@ def test_two_teams_share_a_gateway_and_one_can_be_taken_off(served: Served, clie
         client.chat.completions.create(model="other/solver", messages=HELLO)
 
 
-def test_figures_are_those_of_all_replicas_whichever_is_asked(served: Served, client: openai.OpenAI) -> None:
+def test_every_replica_reports_the_figures_of_all_replicas(served: Served, client: openai.OpenAI) -> None:
     addresses = [status["address"] for status in gateway_statuses(served.config)]
 
     def num_answers(address: str) -> int:
         status = httpx.get(f"{address}/v1/admin/status", timeout=10).json()
         assert len(status["replicas"]) == 2
         (team,) = status["teams"]
-        return int(team["arms"][0]["figures"].get("failure_share", {"num": 0})["num"])
+        return int(team["deployed"][0]["figures"].get("failure_share", {"num": 0})["num"])
 
     before = num_answers(addresses[0])
     for address, num in zip(addresses, (1, 2), strict=True):
@@ -238,7 +240,7 @@ def test_figures_are_those_of_all_replicas_whichever_is_asked(served: Served, cl
     assert [num_answers(address) for address in (*addresses, served.url)] == [before + 3] * 3
 
 
-def test_an_unchanged_program_plays_its_episode_through_any_replica(served: Served) -> None:
+def test_an_unchanged_program_runs_its_episode_through_any_replica(served: Served) -> None:
     served.route(0)
     addresses = [status["address"] for status in gateway_statuses(served.config)]
     episode = httpx.post(f"{addresses[0]}/v1/episodes", json={"team": "demo", "prompt": "7+6*8"}, timeout=10).json()
@@ -249,13 +251,13 @@ def test_an_unchanged_program_plays_its_episode_through_any_replica(served: Serv
         ) as c:
             return await calculator.answer("7+6*8", c)
 
-    said = [asyncio.run(play(address)) for address in (addresses[1], addresses[0], served.url)]
+    answers = [asyncio.run(play(address)) for address in (addresses[1], addresses[0], served.url)]
     with openai.OpenAI(api_key="none", base_url=f"{addresses[1]}{episode['base_url']}", max_retries=0) as other:
         chunks = list(other.chat.completions.create(model="verifier", messages=HELLO, stream=True))
         assert {chunk.system_fingerprint for chunk in chunks} == {"demo@10"} and chunks[-1].choices[0].finish_reason
         with pytest.raises(openai.NotFoundError, match="agents are solver"):
             other.chat.completions.create(model="nobody", messages=HELLO)
-    assert len(said) == 3
+    assert len(answers) == 3
     unknown = episode["base_url"].replace(episode["id"].split("-")[1], "0badcafe")
     assert httpx.get(f"{addresses[1]}{unknown}/models", timeout=10).status_code == 404
     ended = httpx.post(f"{addresses[1]}{episode['base_url']}/outcome", json={"score": 1}, timeout=10).json()
@@ -264,13 +266,13 @@ def test_an_unchanged_program_plays_its_episode_through_any_replica(served: Serv
     assert late.status_code == 410 and late.headers["content-type"] == "application/json"
 
 
-def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_see_no_fault(served: Served) -> None:
+def test_a_killed_replica_comes_back_with_its_teams_and_retrying_callers_see_no_error(served: Served) -> None:
     served.route(0)
     before = gateway_statuses(served.config)
     is_over, answered = threading.Event(), list[str]()
     episode = httpx.post(f"{before[0]['address']}/v1/episodes", json={"team": "demo"}, timeout=10).json()
-    place = f"{before[1]['address']}{episode['base_url']}/models"
-    assert httpx.get(place, timeout=10).status_code == 200
+    models_url = f"{before[1]['address']}{episode['base_url']}/models"
+    assert httpx.get(models_url, timeout=10).status_code == 200
 
     def keep_asking() -> None:
         while not is_over.is_set():  # each time over a connection of its own, which the kernel deals anew
@@ -287,19 +289,19 @@ def test_a_killed_replica_comes_back_with_its_teams_and_callers_who_try_again_se
             assert time.monotonic() < deadline, "no other replica came up"
             time.sleep(0.2)
         is_over.set()
-        for one in asking:
-            one.result()
+        for future in asking:
+            future.result()
     assert set(answered) == {"demo@10"} and len({s["pid"] for s in now} - pids) == 1
-    told = [httpx.get(place, timeout=10).json()["error"]["code"] for _ in range(2)]
-    assert told == ["replica_gone", "episode_not_found"], "its episodes went with it"
+    codes = [httpx.get(models_url, timeout=10).json()["error"]["code"] for _ in range(2)]
+    assert codes == ["replica_gone", "episode_not_found"], "its episodes went with it"
     (new,) = [s for s in now if s["pid"] not in pids]
     answer = httpx.post(f"{new['address']}/v1/chat/completions", json=ASK, timeout=60)
     assert answer.headers["x-troupe-team"] == "demo@10"
 
 
-def test_a_shadow_answers_in_a_process_of_its_own_that_stands_back(served: Served) -> None:
-    wanted = TeamRoute(champion=served.arm(0), candidate=served.arm(1), shadow=1.0)
-    route(served.config, "demo", wanted, state_file=served.state_file, timeout_s=120)
+def test_shadow_requests_are_answered_in_a_separate_process_at_low_priority(served: Served) -> None:
+    team_route = TeamRoute(champion=served.deployed_team(0), candidate=served.deployed_team(1), shadow=1.0)
+    route(served.config, "demo", team_route, state_file=served.state_file, timeout_s=120)
     try:
         for path, body in (("chat/completions", ASK), ("workflows/demo/runs", {"prompt": "6*7"})):
             before = num_answered(served, 11)
@@ -318,18 +320,24 @@ def test_a_shadow_answers_in_a_process_of_its_own_that_stands_back(served: Serve
 
 
 def num_answered(served: Served, team_version: int) -> float:
-    """By a team, on all replicas."""
+    """The number of answers of a team version, on all replicas."""
     sums = by_version("demo", gateway_statuses(served.config))
     return sums[team_version]["failure_share"][0] if team_version in sums else 0
 
 
-def test_a_port_that_is_taken_is_told(served: Served) -> None:
+def test_a_port_that_is_taken_is_reported(served: Served) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config = GatewayConfig(port=taken.getsockname()[1])
         try:
             with pytest.raises(RouteError, match=r"did not start: .*cannot be listened on: .*take another port"):
-                route(config, "demo", TeamRoute(champion=served.arm(0)), state_file=served.state_file, timeout_s=120)
+                route(
+                    config,
+                    "demo",
+                    TeamRoute(champion=served.deployed_team(0)),
+                    state_file=served.state_file,
+                    timeout_s=120,
+                )
         finally:
             remove_apps(gateway_apps(config))

@@ -1,4 +1,4 @@
-"""The gateway's HTTP surface with the official client, over policy apps that say what a test wrote."""
+"""The gateway's HTTP API with the official client, over policy apps that return the text of a test."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_scene import Scene, arm
+from gateway_scene import Scene, deployed_team
 
-from serve_apps.gateway.api_keys import LOOK_S, KeyRing, make_key, write_keys
-from serve_apps.gateway.teams import Production, TeamRoute, place_of
+from serve_apps.gateway.api_keys import CHECK_INTERVAL_S, KeyRing, make_key, write_keys
+from serve_apps.gateway.teams import Production, TeamRoute, user_position
 from serve_apps.openai_api.protocol import ApiError
 from stores.types import Sampling
 
@@ -31,7 +31,7 @@ def scene(tiny_model: Path) -> Scene:
 HELLO: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
 
 
-async def test_a_chat_with_an_agent_has_its_sampling_and_says_which_team_answered(scene: Scene) -> None:
+async def test_a_chat_with_an_agent_uses_its_sampling_and_names_the_team_that_answered(scene: Scene) -> None:
     async with scene.openai() as client:
         answer = await client.chat.completions.with_raw_response.create(model="demo/solver", messages=HELLO, seed=5)
     assert answer.headers["x-troupe-team"] == "demo@3"
@@ -57,7 +57,7 @@ async def test_the_models_are_the_agents_and_model_groups_of_every_team(scene: S
             await client.models.retrieve("demo/nobody")
 
 
-async def test_a_stream_says_the_same_piece_by_piece_and_counts_its_tokens(scene: Scene) -> None:
+async def test_a_stream_sends_the_same_text_in_pieces_and_counts_its_tokens(scene: Scene) -> None:
     async with scene.openai() as client:
         stream = await client.chat.completions.create(
             model="demo/solver", messages=HELLO, stream=True, stream_options={"include_usage": True}, n=2
@@ -95,7 +95,7 @@ async def test_a_stop_string_ends_text_and_sampling_even_across_tokens(scene: Sc
         assert scene.streams.num_open == 0
 
 
-async def test_logprobs_are_those_of_each_token_and_the_most_likely_others(scene: Scene) -> None:
+async def test_logprobs_are_given_for_each_token_and_its_likeliest_alternatives(scene: Scene) -> None:
     async with scene.openai() as client:
         answer = await client.chat.completions.create(
             model="demo/group/shared", messages=HELLO, logprobs=True, top_logprobs=2, max_tokens=3
@@ -103,14 +103,14 @@ async def test_logprobs_are_those_of_each_token_and_the_most_likely_others(scene
     (choice,) = answer.choices
     assert choice.finish_reason == "length" and choice.logprobs and choice.logprobs.content
     assert len(choice.logprobs.content) == 3
-    assert "".join(place.token for place in choice.logprobs.content) == choice.message.content
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
     assert [top.logprob for top in choice.logprobs.content[0].top_logprobs] == [-0.5, -1.0]
 
 
 CALL = 'I add. <tool_call>{"name": "add", "arguments": {"a": 6, "b": 7}}</tool_call>'
 
 
-async def test_a_tool_call_comes_whole_and_its_answer_goes_back_into_the_chat(scene: Scene) -> None:
+async def test_a_tool_call_is_sent_whole_and_its_result_goes_back_into_the_chat(scene: Scene) -> None:
     scene.streams.text = CALL
     async with scene.openai() as client:
         ask = {"model": "demo/solver", "messages": HELLO, "tools": [ADD], "max_tokens": 100}
@@ -142,21 +142,21 @@ async def test_a_tool_call_comes_whole_and_its_answer_goes_back_into_the_chat(sc
         '<tool_call>{"name": "add", "arguments": "6"}</tool_call>',
     ],
 )
-async def test_what_is_no_call_of_a_tool_that_was_offered_stays_text(scene: Scene, text: str) -> None:
+async def test_text_that_is_not_a_call_of_an_offered_tool_stays_text(scene: Scene, text: str) -> None:
     scene.streams.text = text
     async with scene.openai() as client:
         for stream in (False, True):
             ask = {"model": "demo/solver", "messages": HELLO, "tools": [ADD], "max_tokens": 100, "stream": stream}
             answer = await client.chat.completions.create(**ask)
             if stream:
-                found = [c.choices[0] async for c in answer]
-                said, reason = "".join(c.delta.content or "" for c in found), found[-1].finish_reason
+                chunks = [c.choices[0] async for c in answer]
+                text_shown, reason = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
             else:
-                said, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
-            assert (said, reason) == (text, "stop")
+                text_shown, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+            assert (text_shown, reason) == (text, "stop")
 
 
-async def test_without_tools_in_the_template_tools_are_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
+async def test_tools_are_refused_if_the_chat_template_does_not_support_them(tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "plain")
     plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     (folder / "chat_template.jinja").write_text(plain)
@@ -164,7 +164,7 @@ async def test_without_tools_in_the_template_tools_are_refused_by_name(tiny_mode
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": plain}))
     scene = Scene(folder)
     async with scene.openai() as client:
-        with pytest.raises(openai.BadRequestError, match="chat template of model 'demo/solver' knows no tools"):
+        with pytest.raises(openai.BadRequestError, match="chat template of model 'demo/solver' does not support tools"):
             await client.chat.completions.create(model="demo/solver", messages=HELLO, tools=[ADD])  # type: ignore[list-item]
 
 
@@ -183,10 +183,12 @@ async def test_without_tools_in_the_template_tools_are_refused_by_name(tiny_mode
         ({"top_logprobs": 2}, 400, "top_logprobs needs logprobs: true"),
         ({"max_tokens": 1000}, 400, r"max_tokens is 1000, together more than the 256 of model 'demo/solver'"),
         ({"messages": [{"role": "user", "content": "x " * 3000}]}, 400, "the context of model 'demo/solver' holds 256"),
-        ({"messages": [{"role": "user", "content": "x" * 3_000_000}]}, 413, "at most 2000000 are taken"),
+        ({"messages": [{"role": "user", "content": "x" * 3_000_000}]}, 413, "at most 2000000 are accepted"),
     ],
 )
-async def test_bad_bodies_are_told_the_field_and_the_fix(scene: Scene, change: Any, status: int, said: str) -> None:
+async def test_errors_about_a_body_name_the_field_and_the_fix(
+    scene: Scene, change: Any, status: int, said: str
+) -> None:
     async with scene.http() as client:
         answer = await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO} | change)
     assert answer.status_code == status, answer.text
@@ -195,7 +197,7 @@ async def test_bad_bodies_are_told_the_field_and_the_fix(scene: Scene, change: A
     assert scene.service.admission.num_in_flight == 0 and scene.service.in_flight() == []
 
 
-async def test_what_is_no_json_or_no_route_has_the_same_form_of_error(scene: Scene) -> None:
+async def test_invalid_json_and_unknown_routes_have_the_same_form_of_error(scene: Scene) -> None:
     async with scene.http() as client:
         broken = await client.post("/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"})
         assert broken.status_code == 400 and "not JSON" in broken.json()["error"]["message"]
@@ -205,7 +207,7 @@ async def test_what_is_no_json_or_no_route_has_the_same_form_of_error(scene: Sce
         assert wrong.status_code == 405 and wrong.json()["error"]["message"]
 
 
-async def test_keys_open_what_their_scopes_say_until_they_expire_or_are_revoked(
+async def test_keys_allow_what_their_scopes_say_until_they_expire_or_are_revoked(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
@@ -236,7 +238,7 @@ async def test_keys_open_what_their_scopes_say_until_they_expire_or_are_revoked(
     assert "keys.json" in scene.service.keys.fault
 
 
-async def test_beyond_its_places_and_queue_it_sheds_and_what_it_took_is_answered(tiny_model: Path) -> None:
+async def test_requests_beyond_slots_and_queue_are_refused_and_the_others_are_answered(tiny_model: Path) -> None:
     scene = Scene(tiny_model, max_in_flight=2, max_queued=3, queue_timeout_s=30)
     scene.streams.pause_s = 0.05
     async with scene.http() as client:
@@ -249,7 +251,7 @@ async def test_beyond_its_places_and_queue_it_sheds_and_what_it_took_is_answered
     assert scene.service.admission.num_in_flight == scene.service.admission.num_waiting == 0
 
 
-async def test_who_waits_too_long_for_a_place_or_an_answer_is_told(tiny_model: Path) -> None:
+async def test_waiting_too_long_for_a_slot_or_an_answer_is_an_error(tiny_model: Path) -> None:
     scene = Scene(tiny_model, max_in_flight=1, queue_timeout_s=0.1, request_timeout_s=0.4)
     scene.streams.pause_s = 5.0
     async with scene.http() as client:
@@ -264,7 +266,7 @@ async def test_who_waits_too_long_for_a_place_or_an_answer_is_told(tiny_model: P
     assert scene.streams.num_open == 0 and scene.service.in_flight() == []
 
 
-async def test_an_engine_that_is_being_replaced_is_a_503_to_come_again(scene: Scene) -> None:
+async def test_an_engine_that_is_being_replaced_causes_a_503_with_retry_after(scene: Scene) -> None:
     scene.streams.error = ApiError(503, "the engine is being replaced", code="engine_unavailable", retry_after_s=2)
     async with scene.openai() as client:
         with pytest.raises(openai.InternalServerError) as caught:
@@ -272,37 +274,37 @@ async def test_an_engine_that_is_being_replaced_is_a_503_to_come_again(scene: Sc
     assert caught.value.status_code == 503 and caught.value.response.headers["Retry-After"] == "2"
 
 
-async def test_a_request_ends_on_the_team_that_it_began_on_and_the_next_meets_the_new_one(scene: Scene) -> None:
+async def test_a_request_stays_on_its_team_through_a_switch_and_the_next_gets_the_new_team(scene: Scene) -> None:
     scene.streams.pause_s = 0.05
     async with scene.http() as client:
         body = {"model": "demo/solver", "messages": HELLO, "stream": True}
         asked = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
         await asyncio.sleep(0.1)
         assert scene.service.in_flight() == [{"team": "demo", "set_name": "blue", "team_version": 3, "num": 1}]
-        scene.serve(TeamRoute(champion=arm(scene.model, 4, "green")))
+        scene.serve(TeamRoute(champion=deployed_team(scene.model, 4, "green")))
         old = await asked
         new = await client.post("/v1/chat/completions", json=body)
-    found = [
+    fingerprints = [
         {json.loads(line[6:])["system_fingerprint"] for line in a.text.splitlines() if line.startswith("data: {")}
         for a in (old, new)
     ]
-    assert found == [{"demo@3"}, {"demo@4"}]
+    assert fingerprints == [{"demo@3"}, {"demo@4"}]
 
 
-def test_users_keep_their_team_and_a_growing_share_only_moves_users_one_way(tiny_model: Path) -> None:
-    both = {"champion": arm(tiny_model, 3, "blue"), "candidate": arm(tiny_model, 4, "green")}
+def test_users_keep_their_team_and_a_growing_share_moves_users_only_to_the_candidate(tiny_model: Path) -> None:
+    both = {"champion": deployed_team(tiny_model, 3, "blue"), "candidate": deployed_team(tiny_model, 4, "green")}
     shares = (0.0, 0.1, 0.5, 1.0)
     split = {share: Production.build("demo", TeamRoute(**both, share=share)) for share in shares}
     users = [f"user-{i}" for i in range(2000)]
-    met = {share: {u for u in users if of.choose(u).version == 4} for share, of in split.items()}
-    assert not met[0.0] and met[0.0] <= met[0.1] <= met[0.5] <= met[1.0] == set(users)
-    assert 150 < len(met[0.1]) < 250 and 920 < len(met[0.5]) < 1080
-    assert place_of("user-1", "a") != place_of("user-1", "b"), "another salt deals anew"
-    nameless = [split[0.1].choose(None).version for _ in range(100)]
+    moved = {share: {u for u in users if of.choose_team(u).version == 4} for share, of in split.items()}
+    assert not moved[0.0] and moved[0.0] <= moved[0.1] <= moved[0.5] <= moved[1.0] == set(users)
+    assert 150 < len(moved[0.1]) < 250 and 920 < len(moved[0.5]) < 1080
+    assert user_position("user-1", "a") != user_position("user-1", "b"), "another salt assigns anew"
+    nameless = [split[0.1].choose_team(None).version for _ in range(100)]
     assert nameless.count(4) == 10
 
 
-async def test_metrics_and_readiness_tell_no_text(scene: Scene) -> None:
+async def test_metrics_contain_no_text_of_requests_and_readiness_depends_on_a_team(scene: Scene) -> None:
     async with scene.http() as client:
         await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})
         text = (await client.get("/metrics")).text
@@ -314,11 +316,11 @@ async def test_metrics_and_readiness_tell_no_text(scene: Scene) -> None:
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).status_code == 200
         nobody = await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})
-        assert nobody.status_code == 404 and "no team is in service" in nobody.json()["error"]["message"]
+        assert nobody.status_code == 404 and "no team is deployed" in nobody.json()["error"]["message"]
 
 
 async def until(condition: Any) -> None:
-    """Waits for what shadows do behind the answers."""
+    """Waits for the effect of shadow requests, which are answered after the reply."""
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
@@ -328,7 +330,7 @@ def figures(scene: Scene, version: int) -> dict[str, Any]:
     return next((f["sums"] for f in scene.service.figures() if f["team_version"] == version), {})
 
 
-async def test_answers_are_counted_by_team_version_with_what_they_were_like(scene: Scene) -> None:
+async def test_figures_of_answers_are_counted_by_team_version(scene: Scene) -> None:
     async with scene.openai() as client:
         await client.chat.completions.create(model="demo/solver", messages=HELLO)
         await client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=2, n=2)
@@ -347,28 +349,32 @@ async def test_answers_are_counted_by_team_version_with_what_they_were_like(scen
     length = len(scene.streams.tokenizer.encode("It is 42.")) + 1
     assert sums["completion_tokens"][:2] == [3, 2 * length + 2], "per choice"
     assert sums["cut_share"] == [3, 1.0, 1.0] and sums["empty_share"][:2] == [3, 0.0] and sums["format_share"][0] == 0
-    assert sums["failure_share"][:2] == [5, 2.0], "what the caller did wrong is no failure"
-    assert sums["seconds"][0] == 3
+    assert sums["failure_share"][:2] == [5, 2.0], "an error of the caller is not a failure"
+    assert sums["latency_s"][0] == 3
 
 
-async def test_a_shadow_answers_after_the_champion_and_is_told_to_nobody(scene: Scene) -> None:
-    config = TeamRoute(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=0.5)
+async def test_a_shadow_request_is_answered_after_the_champion_and_no_caller_sees_the_reply(scene: Scene) -> None:
+    config = TeamRoute(
+        champion=deployed_team(scene.model, 3, "blue"), candidate=deployed_team(scene.model, 4, "green"), shadow=0.5
+    )
     scene.serve(config)
     async with scene.openai() as client:
-        told = [await client.chat.completions.create(model="demo/solver", messages=HELLO) for _ in range(4)]
+        replies = [await client.chat.completions.create(model="demo/solver", messages=HELLO) for _ in range(4)]
         async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
             pass
         async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
             pass
-    assert {t.system_fingerprint for t in told} == {"demo@3"}
+    assert {t.system_fingerprint for t in replies} == {"demo@3"}
     await until(lambda: figures(scene, 4).get("failure_share", [0])[0] == 3)
     assert figures(scene, 3)["failure_share"][0] == 6 and len(scene.streams.requests) == 9
     assert scene.service.in_flight() == []
 
 
-async def test_a_shadow_that_is_late_is_no_fault_of_the_candidate(tiny_model: Path) -> None:
+async def test_a_late_shadow_request_does_not_count_as_a_failure_of_the_candidate(tiny_model: Path) -> None:
     scene = Scene(tiny_model, request_timeout_s=0.3)
-    config = TeamRoute(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
+    config = TeamRoute(
+        champion=deployed_team(scene.model, 3, "blue"), candidate=deployed_team(scene.model, 4, "green"), shadow=1.0
+    )
     scene.serve(config)
     asked = scene.streams.stream
 
@@ -384,9 +390,11 @@ async def test_a_shadow_that_is_late_is_no_fault_of_the_candidate(tiny_model: Pa
     assert figures(scene, 4) == {} and scene.service.in_flight() == []
 
 
-async def test_a_shadow_that_fails_or_hangs_never_shows_and_too_many_are_left_out(tiny_model: Path) -> None:
+async def test_failing_shadow_requests_are_invisible_to_callers_and_too_many_are_dropped(tiny_model: Path) -> None:
     scene = Scene(tiny_model, max_shadows=1)
-    config = TeamRoute(champion=arm(scene.model, 3, "blue"), candidate=arm(scene.model, 4, "green"), shadow=1.0)
+    config = TeamRoute(
+        champion=deployed_team(scene.model, 3, "blue"), candidate=deployed_team(scene.model, 4, "green"), shadow=1.0
+    )
     scene.serve(config)
     asked = scene.streams.stream
 
@@ -416,7 +424,7 @@ async def test_a_shadow_that_fails_or_hangs_never_shows_and_too_many_are_left_ou
         await until(lambda: figures(scene, 4)["failure_share"][1] == 1.0)
 
 
-async def test_a_fault_that_nobody_foresaw_is_a_500_in_the_metrics_and_a_failure_of_the_team(scene: Scene) -> None:
+async def test_an_unforeseen_error_is_a_500_in_the_metrics_and_a_failure_of_the_team(scene: Scene) -> None:
     scene.streams.error = KeyError("a bug")
     body = {"model": "demo/solver", "messages": HELLO}
     async with scene.http() as http:
@@ -429,30 +437,34 @@ async def test_a_fault_that_nobody_foresaw_is_a_500_in_the_metrics_and_a_failure
     assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
 
 
-async def test_seconds_of_a_shadow_whose_engines_stand_back_are_none_of_its_team(tiny_model: Path) -> None:
+async def test_the_latency_of_a_shadow_request_does_not_count_for_its_team(tiny_model: Path) -> None:
     scene = Scene(tiny_model)
-    scene.serve(TeamRoute(champion=arm(tiny_model, 3, "blue"), candidate=arm(tiny_model, 4, "green"), shadow=1.0))
+    scene.serve(
+        TeamRoute(
+            champion=deployed_team(tiny_model, 3, "blue"), candidate=deployed_team(tiny_model, 4, "green"), shadow=1.0
+        )
+    )
     async with scene.openai() as client:
         await client.chat.completions.create(model="demo/solver", messages=HELLO)
         await until(lambda: any(f["team_version"] == 4 for f in scene.service.figures()))
-    assert figures(scene, 4)["failure_share"][0] == 1 and figures(scene, 4)["seconds"][0] == 0
+    assert figures(scene, 4)["failure_share"][0] == 1 and figures(scene, 4)["latency_s"][0] == 0
 
 
-async def test_a_key_that_is_revoked_is_gone_even_where_the_file_keeps_its_time(tmp_path: Path) -> None:
+async def test_a_revoked_key_is_refused_even_if_the_file_keeps_its_modification_time(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    secret, kept = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
+    secret, key = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
     _, other = make_key("owl", scopes=("call",), expires_at=None, requests_per_minute=None)
-    write_keys(path, [kept])
+    write_keys(path, [key])
     ring, time_ns = KeyRing(path), path.stat().st_mtime_ns
-    assert ring.check(f"Bearer {secret}", "call") == kept
+    assert ring.check(f"Bearer {secret}", "call") == key
     write_keys(path, [other])
     os.utime(path, ns=(time_ns, time_ns))
-    await asyncio.sleep(LOOK_S + 0.05)
+    await asyncio.sleep(CHECK_INTERVAL_S + 0.05)
     with pytest.raises(ApiError, match="not known"):
         ring.check(f"Bearer {secret}", "call")
 
 
-async def test_metadata_that_nobody_could_keep_is_refused(scene: Scene) -> None:
+async def test_metadata_that_is_nested_too_deep_to_be_stored_is_refused(scene: Scene) -> None:
     fits: dict[str, Any] = {"a": 1}
     for _ in range(18):
         fits = {"a": [fits["a"]]}

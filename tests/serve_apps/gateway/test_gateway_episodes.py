@@ -1,4 +1,4 @@
-"""Programs elsewhere that play an episode on the gateway: unchanged, with the official client, until they post an outcome."""
+"""External programs that run an episode on the gateway: unchanged, with the official client, until they post an outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_scene import Scene, arm
+from gateway_scene import Scene, deployed_team
 
 from pipelines.credit.rule import caller_credit
 from pipelines.examples.calculator import program as calculator
@@ -32,7 +32,7 @@ PROGRAM: dict[str, Any] = {
 
 
 class Engine:
-    """A ServeClient that says what a test wrote, one after the other; then `end`."""
+    """A ServeClient that returns the texts of a test, one after the other; then `end`."""
 
     def __init__(self, scene: Scene, *says: str) -> None:
         self.tokenizer, self.left = scene.streams.tokenizer, list(says)
@@ -54,8 +54,8 @@ class Engine:
         )
 
 
-def program_arm(model: Path, version: int, set_name: str) -> DeployedTeam:
-    made = arm(model, version, set_name)
+def program_team(model: Path, version: int, set_name: str) -> DeployedTeam:
+    made = deployed_team(model, version, set_name)
     changes: dict[str, Any] = {
         "workflow": "serve_apps.workflows.program:Program",
         "settings": PROGRAM,
@@ -67,7 +67,7 @@ def program_arm(model: Path, version: int, set_name: str) -> DeployedTeam:
 
 
 class Stage:
-    """A gateway that serves the calculator, keeps what it may, and whose engine is scripted."""
+    """A gateway that serves the calculator and captures answers, with a scripted engine."""
 
     def __init__(self, model: Path, folder: Path, *says: str, **settings: Any) -> None:
         capture = {"share": 1.0, "flush_s": 0.05, **settings.pop("capture", {})}
@@ -79,7 +79,7 @@ class Stage:
         self.put(3, "blue")
 
     def put(self, version: int, set_name: str, **more: Any) -> None:
-        self.scene.serve(TeamRoute(champion=program_arm(self.model, version, set_name), stores=self.stores, **more))
+        self.scene.serve(TeamRoute(champion=program_team(self.model, version, set_name), stores=self.stores, **more))
 
     @asynccontextmanager
     async def opened(self, key: str = "", **body: Any) -> AsyncIterator[tuple[httpx.AsyncClient, dict[str, Any]]]:
@@ -114,32 +114,34 @@ def chat(http: httpx.AsyncClient, episode: dict[str, Any], *, text: str = "x", *
 
 
 @pytest.mark.parametrize("by_path", [False, True])
-async def test_an_unchanged_program_elsewhere_plays_an_episode_that_is_kept_token_exact_with_its_score(
+async def test_an_unchanged_external_program_runs_an_episode_that_is_stored_token_exact_with_its_score(
     stage: Stage, by_path: bool
 ) -> None:
     async with stage.opened(prompt="7+6*8", metadata={"level": 2}) as (http, episode):
         url = episode["agents"]["calculator"] if by_path else episode["base_url"]
         answer = await calculator.answer("7+6*8", client_of(http, url))
-        told = (await http.post(f"{episode['base_url']}/outcome", json={"answer": answer, "score": 0.75})).json()
+        reply = (await http.post(f"{episode['base_url']}/outcome", json={"answer": answer, "score": 0.75})).json()
     assert answer == "55" and episode["troupe"]["team_version"] == 3
-    assert (told["status"], told["num_turns"], told["capture"]) == ("ok", 3, "kept")
+    assert (reply["status"], reply["num_turns"], reply["capture"]) == ("ok", 3, "kept")
     (trace,) = await stage.kept()
-    assert trace.episode_id == episode["id"] == told["id"]
+    assert trace.episode_id == episode["id"] == reply["id"]
     assert (trace.answer, trace.task.prompt, trace.task.metadata) == ("55", "7+6*8", {"level": 2})
     assert [t.completion_text for t in trace.turns] == [MULTIPLY, ADD, "55"]
     for before, after in zip(trace.turns, trace.turns[1:], strict=False):
         whole = [*before.prompt_token_ids, *before.completion_token_ids]
-        assert list(after.prompt_token_ids[: len(whole)]) == whole, "what training merges into one row"
+        assert list(after.prompt_token_ids[: len(whole)]) == whole, "training merges these turns into one row"
     assert [(c.tool, c.response) for c in trace.tool_calls] == [("calculate", "48"), ("calculate", "55")]
     assert {(t.policy_version, t.sampling) for t in trace.turns} == {(3, Sampling(max_tokens=120))}
-    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "grown": 2}} == told["conversations"]
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "grown": 2}} == reply["conversations"]
     about = trace.outcome_metadata[SERVED]
     assert (about["team_version"], about["key"], about["is_trainable"]) == (3, "anyone", True)
-    ((_, said),) = stage.store.judged(since=0)
-    assert said.score == 0.5 and caller_credit(trace, said.score, kind="returns").outcome == 0.75, "what was posted"
+    ((_, feedback),) = stage.store.judged(since=0)
+    assert feedback.score == 0.5 and caller_credit(trace, feedback.score, kind="returns").outcome == 0.75, (
+        "what was posted"
+    )
 
 
-async def test_streams_and_headers_say_the_same_as_whole_answers(stage: Stage) -> None:
+async def test_streams_and_headers_agree_with_whole_replies(stage: Stage) -> None:
     stage.engine.left = ["It is 42."]
     async with stage.opened() as (http, episode):
         client = client_of(http, episode["base_url"])
@@ -156,62 +158,64 @@ async def test_streams_and_headers_say_the_same_as_whole_answers(stage: Stage) -
     assert {c.system_fingerprint for c in chunks} == {"demo@3"} and chunks[-1].usage
 
 
-async def test_a_conversation_told_in_other_words_is_counted(stage: Stage) -> None:
+async def test_a_conversation_whose_history_was_changed_is_counted_as_broken(stage: Stage) -> None:
     stage.engine.left = ["first words"]
     async with stage.opened() as (http, episode):
         await chat(http, episode, text="one")
         other = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "in other words"}]
         more = {"messages": [*other, {"role": "user", "content": "two"}]}
         await chat(http, episode, **more)
-        told = (await http.post(f"{episode['base_url']}/outcome", json={})).json()
-    assert told["conversations"] == {"calculator": {"new": 1, "broken": 1}}
+        reply = (await http.post(f"{episode['base_url']}/outcome", json={})).json()
+    assert reply["conversations"] == {"calculator": {"new": 1, "broken": 1}}
     (trace,) = await stage.kept()
     assert trace.task.prompt == "one", "what was asked stands for a task that was not given"
     assert stage.store.feedback_on() == [], "no score, no feedback"
 
 
-async def test_who_has_not_agreed_is_not_kept_whether_the_episode_or_a_call_says_so(stage: Stage) -> None:
+async def test_an_episode_is_not_stored_without_consent_of_the_episode_and_of_each_call(stage: Stage) -> None:
     for opening, call in (({"store": None}, {}), ({}, {"store": False})):
         async with stage.opened(**opening) as (http, episode):
             await chat(http, episode, **call)
-            told = (await http.post(f"{episode['base_url']}/outcome", json={"score": 1})).json()
-            assert told["capture"] == "not_kept"
+            reply = (await http.post(f"{episode['base_url']}/outcome", json={"score": 1})).json()
+            assert reply["capture"] == "not_kept"
     await stage.scene.service.capture.close()
     assert not Path(stage.stores.served).exists()
 
 
-async def test_an_episode_stays_on_its_team_through_a_switch_and_ends_when_its_set_may_hold_another(
+async def test_an_episode_stays_on_its_team_through_a_switch_and_ends_when_its_set_may_be_loaded_anew(
     stage: Stage,
 ) -> None:
     async with stage.opened() as (http, first):
-        stage.put(4, "green", previous=program_arm(stage.model, 3, "blue"))
+        stage.put(4, "green", previous=program_team(stage.model, 3, "blue"))
         answer = (await chat(http, first)).json()
         assert answer["system_fingerprint"] == "demo@3" and answer["troupe"]["policy_versions"] == {"shared": 3}
         async with stage.opened() as (_, second):
             assert second["troupe"]["team_version"] == 4
-        stage.put(5, "blue", previous=program_arm(stage.model, 4, "green"))
+        stage.put(5, "blue", previous=program_team(stage.model, 4, "green"))
         gone = await chat(http, first)
         assert (gone.status_code, gone.json()["error"]["code"]) == (410, "team_gone")
-        assert "demo@3, on which this episode began, is not loaded any more and demo@5 answers" in gone.text
+        assert "demo@3, on which this episode began, is not loaded any more (champion now: demo@5)" in gone.text
         later = await http.post(f"{first['base_url']}/outcome", json={"score": 1})
         assert (later.status_code, later.json()["error"]["code"]) == (410, "episode_ended")
         assert len(stage.engine.seen) == 1, "no call reached the set of another team"
         stage.engine.version = 4
-        assert (await chat(http, second)).json()["system_fingerprint"] == "demo@4", "its set is kept for the way back"
+        assert (await chat(http, second)).json()["system_fingerprint"] == "demo@4", (
+            "its set stays loaded for going back"
+        )
     assert stage.scene.service.in_flight() == [] and stage.scene.service.admission.num_in_flight == 0
     traces = {trace.episode_id: trace for trace in await stage.kept()}
     assert traces[first["id"]].status == EpisodeStatus.INFRA_ERROR and len(traces[first["id"]].turns) == 1
 
 
-async def test_an_outcome_counts_also_when_the_set_was_loaded_anew_since_the_last_call(stage: Stage) -> None:
+async def test_an_outcome_counts_even_if_the_set_was_loaded_anew_since_the_last_call(stage: Stage) -> None:
     async with stage.opened() as (http, episode):
         await chat(http, episode)
         stage.put(5, "blue")
-        told = (await http.post(f"{episode['base_url']}/outcome", json={"score": 1})).json()
-    assert (told["status"], told["capture"], told["troupe"]["team_version"]) == ("ok", "kept", 3)
+        reply = (await http.post(f"{episode['base_url']}/outcome", json={"score": 1})).json()
+    assert (reply["status"], reply["capture"], reply["troupe"]["team_version"]) == ("ok", "kept", 3)
 
 
-async def test_an_open_episode_holds_no_place_and_a_call_does(stage: Stage) -> None:
+async def test_an_open_episode_takes_no_slot_and_a_call_does(stage: Stage) -> None:
     async with stage.opened() as (http, episode):
         assert stage.scene.service.in_flight() == [] and stage.scene.service.status()["num_episodes"] == 1
         stage.engine.pause.clear()
@@ -220,13 +224,13 @@ async def test_an_open_episode_holds_no_place_and_a_call_does(stage: Stage) -> N
             await asyncio.sleep(0.005)
         assert [f["num"] for f in stage.scene.service.in_flight()] == [1]
         early = await http.post(f"{episode['base_url']}/outcome", json={"score": 1})
-        assert (early.status_code, early.json()["error"]["code"]) == (409, "calls_on_their_way")
+        assert (early.status_code, early.json()["error"]["code"]) == (409, "calls_in_flight")
         stage.engine.pause.set()
         assert (await call).status_code == 200
         assert stage.scene.service.in_flight() == []
 
 
-async def test_an_episode_that_nobody_calls_ends_as_a_timeout_and_is_not_lost(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_episode_without_calls_ends_as_a_timeout_and_is_stored(tiny_model: Path, tmp_path: Path) -> None:
     stage = Stage(tiny_model, tmp_path, "hm", episodes={"idle_s": 0.3})
     async with stage.opened() as (http, episode):
         await chat(http, episode)
@@ -240,7 +244,9 @@ async def test_an_episode_that_nobody_calls_ends_as_a_timeout_and_is_not_lost(ti
     assert (trace.status, len(trace.turns)) == (EpisodeStatus.TIMEOUT, 1) and stage.store.feedback_on() == []
 
 
-async def test_limits_are_told_and_the_episode_counts_as_truncated(tiny_model: Path, tmp_path: Path) -> None:
+async def test_calls_beyond_the_limits_are_refused_and_the_episode_counts_as_truncated(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     stage = Stage(tiny_model, tmp_path, episodes={"max_open": 1, "max_turns": 2}, max_body_bytes=2000)
     async with stage.opened() as (http, episode):
         full = await http.post("/v1/episodes", json={"team": "demo"})
@@ -249,14 +255,16 @@ async def test_limits_are_told_and_the_episode_counts_as_truncated(tiny_model: P
         answers = [await chat(http, episode) for _ in range(3)]
         assert [a.status_code for a in answers] == [200, 200, 400] and "at most 2 turns" in answers[2].text
         assert (await chat(http, episode, text="x" * 3000)).status_code == 413
-        told = (await http.post(f"{episode['base_url']}/outcome", json={"score": 1})).json()
-        assert (told["status"], told["stop_reason"], told["num_turns"]) == ("truncated", "turn_limit", 2)
+        reply = (await http.post(f"{episode['base_url']}/outcome", json={"score": 1})).json()
+        assert (reply["status"], reply["stop_reason"], reply["num_turns"]) == ("truncated", "turn_limit", 2)
         assert (await http.post("/v1/episodes", json={"team": "demo"})).status_code == 200, "there is room again"
         assert (await http.post("/v1/episodes", json={"team": "nobody"})).status_code == 404
         assert (await http.post("/v1/episodes", json={"team": "demo", "n": 1})).status_code == 400
 
 
-async def test_a_foreign_key_finds_no_episode_a_grader_with_scope_admin_does(tiny_model: Path, tmp_path: Path) -> None:
+async def test_another_key_finds_no_episode_but_a_grader_with_scope_admin_does(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     scopes = {"web": ("call",), "app": ("call",), "grader": ("call", "admin"), "judge": ("feedback",)}
     keys = {
         name: make_key(name, scopes=of, expires_at=None, requests_per_minute=4 if name == "app" else None)  # type: ignore[arg-type]
@@ -269,8 +277,8 @@ async def test_a_foreign_key_finds_no_episode_a_grader_with_scope_admin_does(tin
         codes = []
         for name in ("app", "judge", "grader"):
             async with stage.scene.http(keys[name][0]) as other:
-                found = await other.post(f"{episode['base_url']}/outcome", json={"score": 1})
-                codes.append(found.status_code)
+                answer = await other.post(f"{episode['base_url']}/outcome", json={"score": 1})
+                codes.append(answer.status_code)
         assert codes == [404, 403, 200]
         async with stage.scene.http() as nobody:
             assert (await chat(nobody, episode)).status_code == 401
@@ -293,7 +301,7 @@ async def test_engines_that_fail_end_the_episode_and_are_no_fault_of_the_program
     assert (trace.status, trace.error) == (EpisodeStatus.INFRA_ERROR, "no replica")
 
 
-async def test_a_replica_that_stops_keeps_what_is_open(stage: Stage) -> None:
+async def test_a_replica_that_stops_stores_its_open_episodes(stage: Stage) -> None:
     async with stage.opened() as (http, episode):
         await chat(http, episode)
         await stage.scene.episodes.close()
@@ -301,21 +309,21 @@ async def test_a_replica_that_stops_keeps_what_is_open(stage: Stage) -> None:
     assert trace.status == EpisodeStatus.INFRA_ERROR and "was stopped" in trace.error
 
 
-async def test_answers_are_counted_for_team_and_key_and_no_text_is_told(stage: Stage) -> None:
+async def test_answers_are_counted_by_team_and_key_and_no_text_leaks(stage: Stage) -> None:
     stage.engine.left = ["a secret"]
     async with stage.opened(prompt="the question") as (http, episode):
         await chat(http, episode, text="the question")
-        told = await http.post(f"{episode['base_url']}/outcome", json={"answer": "a secret"})
+        reply = await http.post(f"{episode['base_url']}/outcome", json={"answer": "a secret"})
         metrics = (await http.get("/metrics")).text
     assert 'troupe_gateway_answers_total{key="anyone",team="demo",version="3"} 1.0' in metrics
-    assert "secret" not in told.text + metrics and "question" not in told.text + metrics
+    assert "secret" not in reply.text + metrics and "question" not in reply.text + metrics
     (figures,) = stage.scene.service.figures()
-    assert figures["sums"]["failure_share"][:2] == [1, 0.0] and figures["sums"]["seconds"][0] == 1
+    assert figures["sums"]["failure_share"][:2] == [1, 0.0] and figures["sums"]["latency_s"][0] == 1
 
 
-async def test_several_agents_of_any_workflow_are_called_by_their_names(tiny_model: Path, tmp_path: Path) -> None:
+async def test_the_agents_of_any_workflow_are_called_by_their_names(tiny_model: Path, tmp_path: Path) -> None:
     stage = Stage(tiny_model, tmp_path, "a", "b")
-    stage.scene.serve(TeamRoute(champion=arm(tiny_model, 3, "blue"), stores=stage.stores))
+    stage.scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue"), stores=stage.stores))
     async with stage.opened() as (http, episode):
         assert set(episode["agents"]) == {"solver", "verifier", "refiner", "finalizer"}
         assert (await chat(http, episode, model="solver")).status_code == 200
@@ -324,7 +332,7 @@ async def test_several_agents_of_any_workflow_are_called_by_their_names(tiny_mod
         assert json.loads(nobody.text)["error"]["code"] == "agent_not_found"
 
 
-async def test_what_a_caller_sends_never_ends_an_episode_as_a_fault_of_ours(stage: Stage) -> None:
+async def test_invalid_calls_never_end_an_episode_as_an_infrastructure_failure(stage: Stage) -> None:
     """Half a character in a tool or a text, the answer to a tool call that nobody made, several choices."""
     function = {"name": "f", "parameters": {"type": "object", "half": "\ud800"}}
     bad: list[dict[str, Any]] = [
@@ -345,18 +353,18 @@ async def test_what_a_caller_sends_never_ends_an_episode_as_a_fault_of_ours(stag
         assert (await chat(http, episode)).status_code == 200
 
 
-async def test_of_two_outcomes_at_once_the_first_counts_and_a_call_behind_it_is_told(stage: Stage) -> None:
+async def test_of_two_outcomes_at_once_the_first_counts_and_a_later_call_is_refused(stage: Stage) -> None:
     async with stage.opened() as (http, episode):
         await chat(http, episode)
-        place = f"{episode['base_url']}/outcome"
+        outcome_url = f"{episode['base_url']}/outcome"
         first, second, late = await asyncio.gather(
-            http.post(place, json={"answer": "right", "score": 1.0}),
-            http.post(place, json={"answer": "wrong", "score": 0.0}),
+            http.post(outcome_url, json={"answer": "right", "score": 1.0}),
+            http.post(outcome_url, json={"answer": "wrong", "score": 0.0}),
             chat(http, episode),
         )
     assert [answer.status_code for answer in (first, second, late)] == [200, 410, 410]
     assert late.json()["error"]["code"] == "episode_ended" and len(stage.engine.seen) == 1
     (trace,) = await stage.kept()
     assert (trace.answer, trace.outcome_metadata["score"]) == ("right", 1.0)
-    assert [said.score for said in stage.store.feedback_on()] == [1.0]
+    assert [feedback.score for feedback in stage.store.feedback_on()] == [1.0]
     assert stage.scene.service.in_flight() == []

@@ -1,4 +1,4 @@
-"""Who is in service changes in one list that several teams share: what one team's change leaves of the others'."""
+"""Routes are kept in one list of apps that several teams share: a change of one team leaves the others alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_scene import arm
+from gateway_scene import deployed_team
 
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway import routes
@@ -19,7 +19,7 @@ CONFIG = GatewayConfig()
 
 
 class Cluster:
-    """One list of applications, and a gateway replica that does as it says, or `refuses` a team."""
+    """One list of applications, and a gateway replica that follows it, or `refuses` a team."""
 
     def __init__(self) -> None:
         self.apps: Apps = {}
@@ -34,12 +34,12 @@ class Cluster:
         while self.meanwhile:
             self.meanwhile.pop()()
         teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"] if self.apps else {}
-        good = {name: of for name, of in teams.items() if name != self.refuses}
-        return [{"teams": good, "error": self.refuses, "refused": teams if self.refuses else {}, "replica_id": "r"}]
+        accepted = {name: config for name, config in teams.items() if name != self.refuses}
+        return [{"teams": accepted, "error": self.refuses, "refused": teams if self.refuses else {}, "replica_id": "r"}]
 
     def versions(self) -> dict[str, int]:
         teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"]
-        return {name: of["champion"]["team_version"] for name, of in teams.items()}
+        return {name: config["champion"]["team_version"] for name, config in teams.items()}
 
 
 @pytest.fixture
@@ -53,20 +53,18 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def put(model: Path, name: str, version: int, *, shadow: float = 0.0) -> None:
-    candidate = arm(model, version + 1, "green") if shadow else None
-    wanted = TeamRoute(champion=arm(model, version, "blue"), candidate=candidate, shadow=shadow)
-    route(CONFIG, name, wanted, state_file="", timeout_s=0.2)
+    candidate = deployed_team(model, version + 1, "green") if shadow else None
+    team_route = TeamRoute(champion=deployed_team(model, version, "blue"), candidate=candidate, shadow=shadow)
+    route(CONFIG, name, team_route, state_file="", timeout_s=0.2)
 
 
-def test_two_teams_that_switch_at_once_both_do(cluster: Cluster, tiny_model: Path) -> None:
+def test_two_teams_can_switch_at_the_same_time(cluster: Cluster, tiny_model: Path) -> None:
     cluster.meanwhile = [lambda: put(tiny_model, "other", 7)]
     put(tiny_model, "demo", 3)
     assert cluster.versions() == {"demo": 3, "other": 7}
 
 
-def test_a_change_that_is_taken_back_leaves_what_another_team_changed_meanwhile(
-    cluster: Cluster, tiny_model: Path
-) -> None:
+def test_undoing_a_change_keeps_what_another_team_changed_meanwhile(cluster: Cluster, tiny_model: Path) -> None:
     put(tiny_model, "demo", 3)
     put(tiny_model, "other", 6)
     cluster.meanwhile, cluster.refuses = [lambda: put(tiny_model, "other", 7)], "demo"
@@ -75,31 +73,31 @@ def test_a_change_that_is_taken_back_leaves_what_another_team_changed_meanwhile(
     assert cluster.versions() == {"demo": 3, "other": 7}
 
 
-def test_a_gateway_that_never_came_is_taken_off_the_list(cluster: Cluster, tiny_model: Path) -> None:
+def test_a_gateway_that_never_started_is_removed_from_the_list(cluster: Cluster, tiny_model: Path) -> None:
     cluster.refuses = "demo"
     with pytest.raises(RouteError):
         put(tiny_model, "demo", 3)
     assert cluster.apps == {}
 
 
-def test_who_plays_shadows_comes_with_the_first_and_knows_the_teams_of_the_gateway(
+def test_the_shadows_app_starts_with_the_first_shadow_traffic_and_has_the_gateways_teams(
     cluster: Cluster, tiny_model: Path
 ) -> None:
     def teams_of(app: str) -> object:
         return cluster.apps[app]["deployments"][0]["user_config"]
 
     put(tiny_model, "demo", 3)
-    assert [*cluster.apps] == ["gateway-8000"], "a process that nobody needs"
+    assert [*cluster.apps] == ["gateway-8000"], "without shadow traffic the process is not needed"
     put(tiny_model, "demo", 3, shadow=0.5)
     put(tiny_model, "demo", 4)
-    assert teams_of("shadows-8000") == teams_of("gateway-8000"), "it stays, for the next"
+    assert teams_of("shadows-8000") == teams_of("gateway-8000"), "it stays for later shadow traffic"
     cluster.refuses = "demo"
     with pytest.raises(RouteError):
         put(tiny_model, "demo", 6, shadow=0.5)
     assert teams_of("shadows-8000") == teams_of("gateway-8000") and cluster.versions() == {"demo": 4}
 
 
-def test_who_plays_shadows_goes_with_a_gateway_that_never_came(cluster: Cluster, tiny_model: Path) -> None:
+def test_the_shadows_app_is_removed_with_a_gateway_that_never_started(cluster: Cluster, tiny_model: Path) -> None:
     cluster.refuses = "demo"
     with pytest.raises(RouteError):
         put(tiny_model, "demo", 3, shadow=0.5)

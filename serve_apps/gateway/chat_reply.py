@@ -1,0 +1,156 @@
+"""chat_reply: a chat and the tokens sampled for it -> the reply in OpenAI's form, at once or chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from serve_apps.gateway.chat import Chat, Choice, sample_choices
+from serve_apps.gateway.policy_stream import Delta, PolicyStreams
+from serve_apps.openai_api.tool_calls import OPEN, assistant_message
+
+
+async def complete_chat(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:
+    """Samples all choices and returns the whole reply, as `POST /v1/chat/completions` does."""
+    async with aclosing(sample_choices(chat, streams)) as pieces:
+        async for piece in pieces:
+            chat.choices[piece.choice.index] = piece.choice
+    return reply_body(chat)
+
+
+def reply_body(chat: Chat) -> dict[str, Any]:
+    """Returns the reply to a chat whose choices are complete."""
+    ordered = [chat.choices[i] for i in sorted(chat.choices)]
+    return {
+        "id": chat.id,
+        "object": "chat.completion",
+        "created": chat.created,
+        "model": chat.request.model,
+        "system_fingerprint": chat.team.fingerprint,
+        "choices": [_choice_body(chat, choice) for choice in ordered],
+        "usage": token_usage(chat),
+        "troupe": troupe_fields(chat, ordered),
+    }
+
+
+async def stream_chunks(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[dict[str, Any]]:
+    """Yields the reply as the chunks of `stream: true`.
+
+    Where a choice begins a tool call, its text from there on is held back until the choice ends: callers need whole calls.
+    """
+    num_shown: dict[int, int] = {}  # characters already sent, by choice
+    begun: set[int] = set()
+    with_tools = bool(chat.request.offered_tools)
+    async with aclosing(sample_choices(chat, streams)) as pieces:
+        async for piece in pieces:
+            choice = chat.choices[piece.choice.index] = piece.choice
+            if choice.index not in begun:
+                begun.add(choice.index)
+                yield _chunk(chat, choice, {"role": "assistant", "content": ""})
+            start = num_shown.setdefault(choice.index, 0)
+            end = _safe_end(choice.text) if with_tools else len(choice.text)
+            logprobs = _logprobs_of(chat, piece.delta) if chat.request.logprobs and piece.delta else None
+            if end > start or logprobs:
+                num_shown[choice.index] = max(start, end)
+                yield _chunk(chat, choice, {"content": choice.text[start:end]}, logprobs=logprobs)
+            if piece.delta is None:
+                for chunk in _last_chunks(chat, choice, num_shown[choice.index], with_tools=with_tools):
+                    yield chunk
+    if chat.request.stream_options and chat.request.stream_options.include_usage:
+        yield {**_envelope(chat), "choices": [], "usage": token_usage(chat)}
+
+
+def _last_chunks(chat: Chat, choice: Choice, num_shown: int, *, with_tools: bool) -> list[dict[str, Any]]:
+    """The chunks that end a choice: what was held back, as tool calls or text, and the finish reason."""
+    chunks = []
+    reason = choice.finish_reason
+    if with_tools:
+        message, reason = _message(chat, choice)
+        if calls := message.get("tool_calls"):
+            indexed = [{"index": i, **call} for i, call in enumerate(calls)]
+            chunks.append(_chunk(chat, choice, {"tool_calls": indexed}))
+        elif choice.text[num_shown:]:
+            chunks.append(_chunk(chat, choice, {"content": choice.text[num_shown:]}))
+    last = _chunk(chat, choice, {}, finish_reason=reason)
+    return [*chunks, {**last, "troupe": troupe_fields(chat, [choice])}]
+
+
+def _safe_end(text: str) -> int:
+    """Returns the length of the text before a tool call, or before what may become the beginning of one."""
+    call_start = text.find(OPEN)
+    if call_start >= 0:
+        return call_start
+    for length in range(min(len(text), len(OPEN) - 1), 0, -1):
+        if text.endswith(OPEN[:length]):
+            return len(text) - length
+    return len(text)
+
+
+def _choice_body(chat: Chat, choice: Choice) -> dict[str, Any]:
+    message, reason = _message(chat, choice)
+    logprobs = None
+    if chat.request.logprobs:
+        logprobs = _logprobs(chat, choice.token_ids, choice.logprobs, choice.top_logprobs)
+    return {"index": choice.index, "message": message, "finish_reason": reason, "logprobs": logprobs}
+
+
+def _message(chat: Chat, choice: Choice) -> tuple[dict[str, Any], str]:
+    """Returns the assistant's message and its finish reason."""
+    names = {tool.function.name for tool in chat.request.offered_tools}
+    message = assistant_message(choice.text, names, id_prefix=f"call_{chat.id[-12:]}_{choice.index}")
+    has_ended = choice.finish_reason == "stop"
+    return message, "tool_calls" if has_ended and "tool_calls" in message else choice.finish_reason
+
+
+def _logprobs_of(chat: Chat, delta: Delta) -> dict[str, Any]:
+    return _logprobs(chat, delta.token_ids, delta.logprobs, delta.top_logprobs)
+
+
+def _logprobs(
+    chat: Chat, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Mapping[int, float]]
+) -> dict[str, Any]:
+    content = []
+    for i, (token, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+        likeliest = [_token_logprob(chat, other, value) for other, value in top[i].items()] if top else []
+        content.append({**_token_logprob(chat, token, logprob), "top_logprobs": likeliest})
+    return {"content": content, "refusal": None}
+
+
+def _token_logprob(chat: Chat, token: int, logprob: float) -> dict[str, Any]:
+    """One token in OpenAI's form; -9999 stands for minus infinity, which JSON does not have."""
+    text = chat.tokenizer.token_text(token)
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+def _envelope(chat: Chat) -> dict[str, Any]:
+    return {
+        "id": chat.id,
+        "object": "chat.completion.chunk",
+        "created": chat.created,
+        "model": chat.request.model,
+        "system_fingerprint": chat.team.fingerprint,
+    }
+
+
+def _chunk(
+    chat: Chat,
+    choice: Choice,
+    delta: dict[str, Any],
+    *,
+    finish_reason: str | None = None,
+    logprobs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    choice_body = {"index": choice.index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+    return {**_envelope(chat), "choices": [choice_body]}
+
+
+def troupe_fields(chat: Chat, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Returns the `troupe` object, which OpenAI's replies do not have: which team and which policy versions answered."""
+    return {**chat.team.reply_fields, "sampled_by": sorted({choice.policy_version for choice in choices})}
+
+
+def token_usage(chat: Chat) -> dict[str, int]:
+    """Counts the tokens of prompt and completions, as far as they have been sampled."""
+    prompt, completion = len(chat.prompt_token_ids), sum(len(choice.token_ids) for choice in chat.choices.values())
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,0 +1,55 @@
+"""request_limits: ASGI middleware that refuses bodies that are too large before they are read, and counts every request."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_apps.gateway.service import Service
+from serve_apps.openai_api.protocol import ApiError
+
+
+class RequestLimits:
+    """Refuses a body that is too large or of unknown size; counts each request with the seconds to its first byte."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a refused request itself and passes the others on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, has_begun = time.perf_counter(), False
+
+        def count(status: int) -> None:
+            path = getattr(scope.get("route"), "path", "unknown")
+            self._service.metrics.count_request(path, status, time.perf_counter() - began)
+
+        async def send_and_count(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                count(message["status"])
+            await send(message)
+
+        error = self._size_error(scope)
+        try:
+            if error is None:
+                await self._app(scope, receive, send_and_count)
+            else:
+                await JSONResponse(error.body, status_code=error.status)(scope, receive, send_and_count)
+        finally:
+            if not has_begun:  # an unforeseen error: Starlette answers it with 500 outside of this middleware
+                count(500)
+
+    def _size_error(self, scope: Scope) -> ApiError | None:
+        size, limit = Headers(scope=scope).get("content-length"), self._service.config.max_body_bytes
+        if scope["method"] in ("POST", "PUT", "PATCH") and (size is None or not size.isdigit()):
+            return ApiError(411, "send Content-Length: bodies of unknown size are not accepted", code="length_required")
+        if size is not None and size.isdigit() and int(size) > limit:
+            return ApiError(413, f"the body has {size} bytes, at most {limit} are accepted", code="body_too_large")
+        return None
