@@ -26,10 +26,10 @@ from tests.bench.gateway_load import (
     SERVE,
     Load,
     app_specs,
-    arm,
     build_tiny,
     closed_load,
     commit,
+    deployed_team,
     start_head,
 )
 from tests.bench.setting import build_100m
@@ -38,7 +38,7 @@ from tests.servers import free_port
 TURN_S = {"tiny": 6.0, "100M": 15.0}
 ROUNDS = 3
 """The two take turns, so that a noisy neighbour disturbs both."""
-PLACES = 16
+SLOTS = 16
 
 
 def measure(folder: Path) -> list[Figure]:
@@ -52,7 +52,7 @@ def measure(folder: Path) -> list[Figure]:
 
 
 def _beside_vllm(shape: str, model: Path, folder: Path) -> list[Figure]:
-    config = GatewayConfig(port=free_port(), max_in_flight=PLACES, max_queued=PLACES, queue_timeout_s=5)
+    config = GatewayConfig(port=free_port(), max_in_flight=SLOTS, max_queued=SLOTS, queue_timeout_s=5)
     name = f"bench-{shape}"
     _deploy(name, config, model, folder)
     with _vllm_server(model) as port:
@@ -84,7 +84,7 @@ def _beside_vllm(shape: str, model: Path, folder: Path) -> list[Figure]:
 
 def _overload(shape: str, url: str, model: str) -> list[Figure]:
     """Three times the callers that there is room for."""
-    load = closed_load(url, model, 3 * 2 * PLACES, TURN_S[shape])
+    load = closed_load(url, model, 3 * 2 * SLOTS, TURN_S[shape])
     after = closed_load(url, model, 1, 2.0)
     shed = load.statuses[429] + load.statuses[503]
     lost = sum(num for status, num in load.statuses.items() if status not in (200, 429, 503))
@@ -105,7 +105,7 @@ def _deploy(name: str, config: GatewayConfig, model: Path, folder: Path) -> None
     """A team of one group behind a gateway of its own."""
     refs = {"g": commit(model, WeightStore(str(folder / f"weights-{name}")), model_group="g", version=0)}
     ensure_apps(app_specs(name, refs), state_file=folder / "apps.json", timeout_s=300)
-    champion = arm(name, refs, team_version=1)
+    champion = deployed_team(name, refs, team_version=1)
     route(config, name, TeamRoute(champion=champion), state_file=folder / "apps.json", timeout_s=120)
 
 

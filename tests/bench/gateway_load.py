@@ -115,7 +115,9 @@ def app_specs(name: str, refs: Mapping[str, ModelVersionRef]) -> list[PolicyAppS
     return [PolicyAppSpec(name=f"{name}-{g}", model_group=g, model=ref, serve=SERVE) for g, ref in refs.items()]
 
 
-def arm(name: str, refs: Mapping[str, ModelVersionRef], *, team_version: int, set_name: str = "blue") -> DeployedTeam:
+def deployed_team(
+    name: str, refs: Mapping[str, ModelVersionRef], *, team_version: int, set_name: str = "blue"
+) -> DeployedTeam:
     """The math chain's four agents, dealt to the model groups in turn, on the apps of `app_specs`."""
     agents, groups = list(MathChain.agents), list(refs)
     team_spec = TeamSpec(

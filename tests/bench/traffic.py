@@ -1,4 +1,4 @@
-"""traffic: two teams behind one gateway. Switches, canaries, shadows and rollbacks under load; what a shadow costs those it follows."""
+"""traffic: two teams behind one gateway: switches, canaries and shadow traffic under load, and what shadow traffic costs the champion."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.bench.gateway_load import (
     MAX_TOKENS,
     Load,
     app_specs,
-    arm,
     build_tiny,
     closed_load,
     commit,
+    deployed_team,
     open_load,
     start_head,
 )
@@ -43,25 +43,25 @@ NUM_WORKFLOWS = 4
 STAY_S = 0.5
 """Between two switches."""
 LOAD = 0.25
-"""Of what the gateway takes, for the shadow's price."""
+"""Share of the gateway's capacity at which the cost of shadow traffic is measured."""
 ROUNDS = 60
-"""Many and short, so that what else this machine does falls on both alike."""
+"""Many and short, so that other load on this machine disturbs all settings alike."""
 OTHERS_EVERY = 5
-"""Rounds in which the other settings have their turn, too; odd, so that they come first in one and last in the next."""
+"""Every so many rounds the other settings are measured as well; odd, so that they come first in one and last in the next."""
 BLOCK_S, CAPACITY_S = 5.0, 8.0
 SETTINGS = {
     "none": (0.0, True),
-    "stands back": (1.0, True),
-    "usual priority": (1.0, False),
+    "low priority": (1.0, True),
+    "normal priority": (1.0, False),
     "busy loops": (0.0, True),
 }
-"""Share of requests that are shadowed, and whether the candidate's engines stand back."""
+"""Share of the requests that are copied to the candidate, and whether its engines run at low priority."""
 BUSY_LOOP = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
-"""One per core and no shadow: what this kernel makes of work that stands back and never ends, whoever does it."""
-SAYS = {
-    "stands back": "with a shadow that stands back",
-    "usual priority": "with a shadow that has the usual priority",
-    "busy loops": "beside busy loops that stand back",
+"""One per core and no shadow traffic: what work at low priority that never ends costs with this kernel, whoever does it."""
+PHRASES = {
+    "low priority": "with shadow traffic at low priority",
+    "normal priority": "with shadow traffic at normal priority",
+    "busy loops": "beside busy loops at low priority",
 }
 RESAMPLES = 4000
 
@@ -79,13 +79,13 @@ class _Stage:
     def __init__(self, folder: Path) -> None:
         store, self._state_file = WeightStore(str(folder / "weights")), folder / "apps.json"
         self.config = GatewayConfig(port=free_port(), max_in_flight=2 * CLIENTS, max_queued=CLIENTS)
-        self.arms: dict[int, DeployedTeam] = {}
+        self.deployed: dict[int, DeployedTeam] = {}
         specs = []
         for version, set_name in ((1, "blue"), (2, "green")):
             model = build_tiny(folder / f"tiny{version}", seed=version)
             refs = {group: commit(model, store, model_group=group, version=version) for group in ("g", "h")}
             specs += app_specs(f"traffic-{set_name}", refs)
-            self.arms[version] = arm(f"traffic-{set_name}", refs, team_version=version, set_name=set_name)
+            self.deployed[version] = deployed_team(f"traffic-{set_name}", refs, team_version=version, set_name=set_name)
         ensure_apps(specs, state_file=self._state_file, timeout_s=400)
 
     @property
@@ -94,10 +94,10 @@ class _Stage:
 
     def route(self, champion: int, candidate: int | None = None, **shares: float) -> float:
         """Seconds until every replica routes so."""
-        beside = None if candidate is None else self.arms[candidate]
-        wanted = TeamRoute(champion=self.arms[champion], candidate=beside, **shares)
+        candidate_team = None if candidate is None else self.deployed[candidate]
+        team_route = TeamRoute(champion=self.deployed[champion], candidate=candidate_team, **shares)
         began = time.perf_counter()
-        route(self.config, "team", wanted, state_file=self._state_file, timeout_s=120)
+        route(self.config, "team", team_route, state_file=self._state_file, timeout_s=120)
         return time.perf_counter() - began
 
 
@@ -169,10 +169,10 @@ def _keep_asking(stage: _Stage, number: int, seen: _Seen, is_over: threading.Eve
             seen.statuses[answer.status_code] += 1
             if answer.status_code != 200:
                 continue
-            said, team = answer.json(), answer.headers["x-troupe-team"]
+            reply, team = answer.json(), answer.headers["x-troupe-team"]
             seen.teams[team] += 1
-            version = said["troupe"]["team_version"]
-            sampled = [turn["policy_version"] for turn in said["turns"]] if whole else said["troupe"]["sampled_by"]
+            version = reply["troupe"]["team_version"]
+            sampled = [turn["policy_version"] for turn in reply["turns"]] if whole else reply["troupe"]["sampled_by"]
             seen.num_mixed += team != f"team@{version}" or set(sampled) != {version}
 
 
@@ -192,23 +192,23 @@ def _shadows(stage: _Stage) -> list[Figure]:
     num_shadowed = _num_shadowed(stage) - before
     plain = np.concatenate([np.asarray(r["none"].latencies) for r in rounds])
     p50, p99 = np.percentile(plain, (50, 99))
-    told = (
+    note = (
         f"{per_second:.1f} requests/s of {per_second / LOAD:.0f}; {len(plain)} without, p50 {p50:.4f} s, p99 {p99:.4f} s; "
-        f"{num_shadowed:.0f} shadows"
+        f"{num_shadowed:.0f} shadow requests answered"
     )
     figures = []
-    for name, words in SAYS.items():
-        limit = 1.1 if name == "stands back" else None
+    for name, phrase in PHRASES.items():
+        limit = 1.1 if name == "low priority" else None
         for at in (50, 99):
             ratio, low, high = _ratio(rounds, name, at)
             figures.append(
                 Figure(
-                    name=f"champion's p{at} {words} / without",
+                    name=f"champion's p{at} {phrase} / without",
                     value=ratio,
                     unit="x",
                     limit=limit if at == 99 else None,
                     is_upper=True,
-                    note=f"95% interval {low:.3f} to {high:.3f}; {told}",
+                    note=f"95% interval {low:.3f} to {high:.3f}; {note}",
                 )
             )
     return figures
@@ -216,7 +216,7 @@ def _shadows(stage: _Stage) -> list[Figure]:
 
 def _block(stage: _Stage, name: str, url: str, model: str, per_second: float, *, seed: int) -> Load:
     shadow, low_priority = SETTINGS[name]
-    set_low_priority(stage.arms[2].apps.values(), low_priority, timeout_s=300)
+    set_low_priority(stage.deployed[2].apps.values(), low_priority, timeout_s=300)
     stage.route(1, 2, shadow=shadow)
     closed_load(url, model, 2, STAY_S)  # the first after a switch are no part of it
     with _busy_loops() if name == "busy loops" else nullcontext():
