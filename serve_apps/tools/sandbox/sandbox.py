@@ -33,7 +33,10 @@ from serve_apps.config import SandboxConfig
 from serve_apps.tools.sandbox.seccomp import seccomp_program
 
 logger = logging.getLogger(__name__)
-RUNNER = Path(__file__).with_name("runner.py")
+RUNNER_SOURCE = Path(__file__).with_name("runner.py").read_bytes()
+"""Read when this module is loaded, which is the last moment at which it can be read in any case: a process that gives up
+root's rights afterwards may not be allowed into the folder of this package any more. Both files are then of one version, too.
+"""
 START_DEADLINE_S = 20.0
 """A sandbox that is not ready by then is a fault of this machine, not of the program."""
 END_DEADLINE_S = 5.0
@@ -247,7 +250,7 @@ class Sandbox:
     def _command(self, wall: Wall) -> tuple[list[str], list[int]]:
         python = [self._python, "-P", "-s", "-S", "-B"]
         if wall != "bubblewrap":
-            files = [_file_of(RUNNER.read_bytes())]  # its user may not be able to read this folder
+            files = [_file_of(RUNNER_SOURCE)]  # the user NOBODY may not be able to read the folder of this package
             return [*_as_nobody(wall), *python, f"/dev/fd/{files[0]}"], files
         arguments = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         arguments += ["--hostname", "sandbox"]
@@ -257,7 +260,7 @@ class Sandbox:
             if Path(f"/{name}").is_symlink():
                 arguments += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         arguments += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-        files = [_file_of(RUNNER.read_bytes())]
+        files = [_file_of(RUNNER_SOURCE)]
         arguments += ["--ro-bind-data", str(files[0]), "/runner.py"]
         arguments += ["--size", str(self.config.scratch_mib << 20), "--perms", "1777", "--tmpfs", "/tmp"]
         arguments += ["--remount-ro", "/"]
@@ -270,16 +273,19 @@ class Sandbox:
 
     @cached_property
     def _python(self) -> str:
-        """An interpreter that the user of the sandbox may read: this one, else the system's."""
+        """The interpreter of the runner: this process's own, else the system's, whichever the program's user may run."""
         if self.config.python:
             return self.config.python
-        own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        if own.exists() and (os.geteuid() != 0 or _is_open_to_all(own)):
-            return str(own.resolve())
-        system = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")
-        if system is None:
-            raise SandboxUnavailable(f"{own} cannot be read by user {NOBODY}, and there is no /usr/bin/python3")
-        return str(Path(system).resolve())
+        own = os.path.join(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
+        for candidate in (own, *(f"{folder}/python3" for folder in ("/usr/bin", "/usr/local/bin", "/bin"))):
+            path = os.path.realpath(candidate)
+            if os.access(path, os.R_OK | os.X_OK) and (os.geteuid() != 0 or _is_open_to_all(Path(path))):
+                return path
+        user = NOBODY if os.geteuid() == 0 else os.geteuid()
+        raise SandboxUnavailable(
+            f"user {user} may run neither {own} nor a python3 of the system: install one in /usr, or name one in "
+            "sandbox.python"
+        )
 
     @cached_property
     def _readable(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
+import serve_apps
 from serve_apps.config import SandboxConfig
 from serve_apps.tools.code_tests import Case, CodeTests
 from serve_apps.tools.code_verifier import CodeVerifier
@@ -35,8 +37,6 @@ TIME_S = 1.0
 ENDED_S = 60
 """Seconds after which a program that runs for ever has long been ended, on a busy machine, too."""
 NOBODY, ORDINARY = 65534, 1234
-PYTHON = "/usr/bin/python3" if os.geteuid() == 0 else ""
-"""One that an ordinary user can read, too."""
 WRITTEN = {"x", "d", "link", "root", "loop", "kmsg", *map(str, range(1, 100))}
 """Names under which hostile programs write into /tmp."""
 FUNCTION_TESTS = CodeTests(cases=(Case(given=[2, 3], expected=5),), fn_name="f")
@@ -226,6 +226,36 @@ def test_no_program_makes_its_failure_look_like_one_of_this_machine(sandbox: San
     assert unwalled.judge("import os\nprint(input())\nos.rmdir(os.getcwd())", tests).passed == 4
 
 
+CLOSED_FOLDER = """
+import os, sys
+import serve_apps
+from serve_apps.config import SandboxConfig
+from serve_apps.tools.sandbox import Program, Sandbox
+folder, wall, user = sys.argv[1], sys.argv[2], int(sys.argv[3])
+assert serve_apps.__file__.startswith(folder), serve_apps.__file__
+if user:
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+(ran,) = Sandbox(SandboxConfig(wall=wall)).run(Program(code="print(int(input()) + 1)"), ["4"])
+print(ran.status, ran.stdout.strip(), os.access(folder, os.R_OK))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone may read a folder that is closed to the program's user")
+@pytest.mark.parametrize(("user", "may_read"), [(0, True), (ORDINARY, False)])
+def test_a_package_in_a_folder_that_only_root_may_enter_is_no_hindrance(
+    sandbox: Sandbox, tmp_path: Path, user: int, may_read: bool
+) -> None:
+    """A checkout below /root, as in many containers: neither NOBODY nor a judge that gave up root can read it."""
+    shutil.copytree(Path(serve_apps.__file__).parent, tmp_path / "serve_apps")
+    tmp_path.chmod(0o700)
+    command = [sys.executable, "-c", CLOSED_FOLDER, tmp_path, sandbox.wall, str(user)]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == f"ended 5 {may_read}", ran.stderr
+
+
 NO_FORK = """
 import ctypes
 from serve_apps.tools.sandbox import Program, Sandbox
@@ -332,7 +362,7 @@ def test_a_landlock_that_lets_signals_out_is_no_wall() -> None:
 
 
 def sandbox_of(wall: str) -> Sandbox:
-    sandbox = Sandbox(SandboxConfig(wall=wall, time_s=TIME_S, memory_mib=512, python=PYTHON))  # type: ignore[arg-type]
+    sandbox = Sandbox(SandboxConfig(wall=wall, time_s=TIME_S, memory_mib=512))  # type: ignore[arg-type]
     try:
         assert sandbox.wall == wall
     except SandboxUnavailable as fault:
