@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from pipelines.cluster.user_code import add_user_code
 from stores.logs import configure
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def find_run(name: str, root: str, changes: list[str] | None = None) -> Run:
         return Run(given)
     if Path(name).is_file() or name.endswith((".yaml", ".yml")):
         return open_run(Path(name), changes)
-    _add_user_code()
+    add_user_code()
     run = stored_run(name, root)
     for key, value in _overrides(changes or []).items():
         raise ValueError(f"--set {key}={value}: a run given by name keeps its config; give the RUN.yaml to change it")
@@ -78,14 +79,8 @@ def config_of_job(name: str) -> RunConfig | None:
     data = json.loads(text)
     if data.get("run") != name:
         return None
-    _add_user_code()
+    add_user_code()
     return parse_config(data, RUN_CONFIG_VARIABLE)
-
-
-def _add_user_code() -> None:
-    """Modules of the folder that the command is started in can be named in configs, here and in Ray's workers."""
-    sys.path.insert(0, os.getcwd())
-    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH", "")) if p)
 
 
 def load(config: Path, changes: list[str] | None) -> RunConfig:
@@ -94,7 +89,7 @@ def load(config: Path, changes: list[str] | None) -> RunConfig:
 
     if given := config_of_job(str(config)):
         return given
-    _add_user_code()
+    add_user_code()
     return load_config(config, _overrides(changes or []))
 
 

@@ -137,3 +137,28 @@ def test_a_dry_run_prints_config_and_plan_and_writes_nothing(tmp_path: Path) -> 
     assert yaml.safe_load(printed)["iterations"] == 3
     assert "3 x [collect 384 episodes" in plan
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["stores.py", "pipelines/__init__.py", "serve_apps/__init__.py", "train_loops.py"])
+def test_a_module_that_hides_a_package_of_troupe_is_named(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    message = said(tmp_path, "validate", DEMO)
+    assert f"{tmp_path / file} hides Troupe's own package" in message
+    assert "rename it" in message
+
+
+def test_a_module_that_is_on_the_path_from_the_start_is_named_before_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "stores.py").write_text("raise SystemExit('imported')")
+    command = [sys.executable, "-m", "pipelines.cli", "validate", str(DEMO)]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"troupe: {tmp_path / 'stores.py'} hides Troupe's own package 'stores'")
+
+
+def test_the_module_runs_as_the_command_does(tmp_path: Path) -> None:
+    (tmp_path / "dags").mkdir()  # as in many Airflow projects; a folder of files is not imported
+    command = [sys.executable, "-m", "pipelines.cli", "validate", str(DEMO)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ok (2 model groups, 4 agents)" in done.stdout
