@@ -1,1 +1,21 @@
-"""What runs when a workflow runs: policy apps, agents, workflows, tools and their deployment."""
+"""What runs when a workflow runs: policy apps, agents, workflows, tools and their deployment.
+
+The names below are all that the author of a workflow needs; everything else is imported from the module that defines it.
+
+    from serve_apps import Agent, Outcome, Tags, Tool, Workflow, together
+
+    class SolverVerifier(Workflow):
+        solver = Agent(prompt="Solve: {question}", contract=Tags("ANSWER"))
+        verifier = Agent(prompt="Is {answer} right? {question}", contract=Tags("VERDICT", choices={"VERDICT": ("yes", "no")}))
+
+        async def run(self, task, agents, tools):
+            solution = await agents.solver(question=task.prompt)
+            verdict = await agents.verifier(question=task.prompt, answer=solution["answer"])
+            return Outcome(answer=str(solution["answer"]), metadata={"is_accepted": verdict["verdict"] == "yes"})
+"""
+
+from serve_apps.agent import Agent, Tool
+from serve_apps.contracts import Tags
+from serve_apps.workflow import Outcome, Workflow, together
+
+__all__ = ["Agent", "Outcome", "Tags", "Tool", "Workflow", "together"]

@@ -28,6 +28,7 @@ HEAVY = (
 LIGHT = (
     "stores.types",
     "stores.config",
+    "serve_apps",
     "serve_apps.config",
     "train_loops.config",
     "pipelines.config.run_config",

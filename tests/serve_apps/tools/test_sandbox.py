@@ -25,6 +25,7 @@ import psutil
 import pytest
 
 import serve_apps
+import stores
 from serve_apps.config import SandboxConfig
 from serve_apps.tools.code_tests import Case, CodeTests
 from serve_apps.tools.code_verifier import CodeVerifier
@@ -229,6 +230,7 @@ def test_no_program_makes_its_failure_look_like_one_of_this_machine(sandbox: San
 CLOSED_FOLDER = """
 import os, sys
 import serve_apps
+import stores
 from serve_apps.config import SandboxConfig
 from serve_apps.tools.sandbox import Program, Sandbox
 folder, wall, user = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -248,7 +250,8 @@ def test_a_package_in_a_folder_that_only_root_may_enter_is_no_hindrance(
     sandbox: Sandbox, tmp_path: Path, user: int, may_read: bool
 ) -> None:
     """A checkout below /root, as in many containers: neither NOBODY nor a judge that gave up root can read it."""
-    shutil.copytree(Path(serve_apps.__file__).parent, tmp_path / "serve_apps")
+    for package in (serve_apps, stores):
+        shutil.copytree(Path(package.__file__).parent, tmp_path / package.__name__)
     tmp_path.chmod(0o700)
     command = [sys.executable, "-c", CLOSED_FOLDER, tmp_path, sandbox.wall, str(user)]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
