@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from serve_apps.config import CallConfig
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused, ServeClient
-from serve_apps.policy.policy_app import CONTEXT, REFUSED
+from serve_apps.policy.wire import CONTEXT, REFUSED, WireDelta, wire_request
 from stores.types import GenerateRequest, Sampling
 
 
@@ -60,29 +60,29 @@ class ServeStreams:
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
-        s = request.sampling
-        wire = (
+        wire = wire_request(
             0,
             list(request.prompt_token_ids),
-            *(s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p),
-            request.model_group,
-            request.seed,
+            request.sampling,
+            model_group=request.model_group,
+            seed=request.seed,
         )
         more = {"top_logprobs": request.top_logprobs, "is_whole": request.is_whole, **request.penalties}
         response = None
         try:
             response = self._handle(app).remote(wire, more)
-            async for token_ids, logprobs, top, finish_reason, version, error in response:
-                if finish_reason == CONTEXT:
-                    raise _too_long(error)
-                if finish_reason == REFUSED:
-                    raise _refused(error)
+            delta: WireDelta
+            async for delta in response:
+                if delta.finish_reason == CONTEXT:
+                    raise _too_long(delta.error)
+                if delta.finish_reason == REFUSED:
+                    raise _refused(delta.error)
                 yield Delta(
-                    token_ids=token_ids,
-                    logprobs=logprobs,
-                    top_logprobs=top,
-                    finish_reason=finish_reason,
-                    policy_version=version,
+                    token_ids=delta.token_ids,
+                    logprobs=delta.logprobs,
+                    top_logprobs=delta.top_logprobs,
+                    finish_reason=delta.finish_reason,
+                    policy_version=delta.policy_version,
                 )
         except (RayError, RayServeException) as error:
             self._handles.pop(app, None)

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from serve_apps.policy.serving_state import Route, ServingState
 from serve_apps.policy.weights_extension import check_tensors, load_tensors
 from stores.manifest import read_manifest, verify_folder
 from stores.types import ModelVersionRef
@@ -25,29 +26,6 @@ logger = logging.getLogger(__name__)
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `max_lora_rank`."""
-
-
-@dataclass(slots=True)
-class Place:
-    """What one model group is served with, and what it should be."""
-
-    live: ModelVersionRef | None = None
-    wanted: ModelVersionRef | None = None
-    error: str = ""
-    """Why the wanted version was refused."""
-
-    def to_dict(self, model_group: str) -> dict[str, Any]:
-        """Plain values; `state` is "bad" while the wanted version was refused."""
-        live, wanted = self.live, self.wanted
-        return {
-            "model_group": model_group,
-            "version": live.version if live else None,
-            "manifest_sha256": live.manifest_sha256 if live else "",
-            "wanted_version": wanted.version if wanted else None,
-            "wanted_sha256": wanted.manifest_sha256 if wanted else "",
-            "state": "bad" if self.error else "ok",
-            "error": self.error,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,36 +61,36 @@ class ServedAdapters:
     def __init__(self, engine: Any, model_groups: Iterable[str]) -> None:
         """Args: engine: an `AsyncLLM` with LoRA enabled; nothing is loaded yet."""
         self._engine = engine
-        self.places = {group: Place() for group in model_groups}
+        self.states = {group: ServingState() for group in model_groups}
         self._requests: dict[str, Any] = {}
         self._ids = count(1)
 
-    def request_of(self, model_group: str) -> tuple[Any, int] | None:
+    def route(self, model_group: str) -> Route | None:
         """LoRA request and version of what the group is served with now; None while there is nothing."""
-        place = self.places.get(model_group)
-        if place is None or place.live is None:
+        state = self.states.get(model_group)
+        if state is None or state.live is None:
             return None
-        return self._requests[model_group], place.live.version
+        return Route(lora_request=self._requests[model_group], version=state.live.version)
 
     async def take(self, wanted: Mapping[str, ModelVersionRef]) -> None:
-        """Makes these versions live, all at once; one that is bad is kept out, with the reason in its place."""
+        """Makes these versions live, all at once; one that is bad is kept out, with the reason in its state."""
         loaded: dict[str, Any] = {}
         for group, ref in wanted.items():
-            place = self.places[group]
-            place.wanted, place.error = ref, ""
-            if place.live == ref:
+            state = self.states[group]
+            state.wanted, state.error = ref, ""
+            if state.live == ref:
                 continue
             try:
-                loaded[group] = await self._load(ref, place.live)
+                loaded[group] = await self._load(ref, state.live)
             except (ValueError, OSError) as error:
-                place.error = str(error)
-                keeps = place.live.version if place.live else "nothing"
+                state.error = str(error)
+                keeps = state.live.version if state.live else "nothing"
                 logger.warning("%s: refused version %d and keeps %s: %s", group, ref.version, keeps, error)
         gone = [self._requests[group] for group in loaded if group in self._requests]
         for group, request in loaded.items():
-            self._requests[group], self.places[group].live = request, wanted[group]
+            self._requests[group], self.states[group].live = request, wanted[group]
             logger.info("%s: serves %s", group, request.lora_name)
-        for request in gone:  # the engine loads it once more for whoever is still under way with it
+        for request in gone:  # the engine loads it once more for requests that are still under way with it
             await self._engine.remove_lora(request.lora_int_id)
 
     async def _load(self, ref: ModelVersionRef, before: ModelVersionRef | None) -> Any:

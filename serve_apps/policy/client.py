@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from serve_apps.config import CallConfig
+from serve_apps.policy.wire import CONTEXT, REFUSED, WireRequest, WireResult, wire_request
 from stores.types import Completion, FinishReason, GenerateRequest
 
-ANSWERS = {FinishReason.STOP.value, FinishReason.LENGTH.value, "context", "refused"}
+ANSWERS = {FinishReason.STOP.value, FinishReason.LENGTH.value, CONTEXT, REFUSED}
 """Finish reasons of a request that has its answer; with any other the engine gave it up, and it is repeated."""
 FIRST_PAUSE_S = 0.5
 """Pause before the second attempt; it grows fourfold, for a replica that is being replaced."""
@@ -145,11 +146,11 @@ class _Lane:
         stream = self._stream_handle.remote([_wire(key, call.request) for key, call in unfinished.items()])
         try:
             async for results in stream:
-                for key, *result in results:
-                    if result[2] in ANSWERS:
-                        _answer(unfinished.pop(key), result)
+                for result in results:
+                    if result.finish_reason in ANSWERS:
+                        _answer(unfinished.pop(result.key), result)
                     else:
-                        given_up = f"the engine ended a request with finish reason {result[2]!r}"
+                        given_up = f"the engine ended a request with finish reason {result.finish_reason!r}"
         except asyncio.CancelledError:
             stream.cancel()
             raise
@@ -180,28 +181,27 @@ def open_serve_app(app: str) -> Any:
     return serve.get_app_handle(app).options(stream=True, method_name="generate_batch")
 
 
-def _wire(key: int, request: GenerateRequest) -> tuple[Any, ...]:
-    s = request.sampling
-    sampling = s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p
-    return key, request.prompt_token_ids, *sampling, request.model_group, request.seed
+def _wire(key: int, request: GenerateRequest) -> WireRequest:
+    return wire_request(
+        key, request.prompt_token_ids, request.sampling, model_group=request.model_group, seed=request.seed
+    )
 
 
-def _answer(call: _Call, result: list[Any]) -> None:
+def _answer(call: _Call, result: WireResult) -> None:
     if call.answer.done():  # its caller has given up
         return
-    token_ids, logprobs, reason, version, is_version_mixed, *message = result
-    if reason == "context":
-        call.answer.set_exception(ContextExhausted(f"request {call.request.request_id!r}: {message[0]}"))
-    elif reason == "refused":
-        call.answer.set_exception(RequestRefused(f"request {call.request.request_id!r}: {message[0]}"))
+    if result.finish_reason == CONTEXT:
+        call.answer.set_exception(ContextExhausted(f"request {call.request.request_id!r}: {result.error}"))
+    elif result.finish_reason == REFUSED:
+        call.answer.set_exception(RequestRefused(f"request {call.request.request_id!r}: {result.error}"))
     else:
         call.answer.set_result(
             Completion(
-                token_ids=token_ids,
-                logprobs=logprobs,
-                finish_reason=FinishReason(reason),
-                policy_version=version,
-                is_version_mixed=is_version_mixed,
+                token_ids=result.token_ids,
+                logprobs=result.logprobs,
+                finish_reason=FinishReason(result.finish_reason),
+                policy_version=result.policy_version,
+                is_version_mixed=result.is_version_mixed,
                 num_attempts=call.num_attempts,
             )
         )

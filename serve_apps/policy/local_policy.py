@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serve_apps.policy.policy_app import stop_token_ids
+from serve_apps.policy.engine_settings import stop_token_ids
 from stores.manifest import read_manifest, whole_model
 from stores.types import Completion, FinishReason, GenerateRequest, ModelVersionRef
 from stores.weight_cache import fetch

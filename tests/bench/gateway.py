@@ -17,7 +17,7 @@ from serve_apps.config import GatewayConfig
 from serve_apps.gateway.routes import route
 from serve_apps.gateway.teams import TeamRoute
 from serve_apps.policy.deployment import ensure_apps
-from serve_apps.policy.policy_app import engine_environment
+from serve_apps.policy.engine_settings import engine_environment
 from stores.weights import WeightStore
 from tests.bench.figures import Figure, ratio
 from tests.bench.gateway_load import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.policy_app import engine_arguments, stop_token_ids
+from serve_apps.policy.engine_settings import engine_arguments, stop_token_ids
 from tests.bench.peer import answer_questions
 
 

@@ -20,7 +20,7 @@ from pipelines.run.run import Run
 from pipelines.run.serving import app_names, start
 from pipelines.runners.begin import make_version_zero
 from serve_apps.policy.deployment import remove_apps
-from serve_apps.policy.policy_app import engine_environment
+from serve_apps.policy.engine_settings import engine_environment
 from stores.types import Purpose, TracesRef
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer

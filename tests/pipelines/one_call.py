@@ -10,7 +10,7 @@ from ray import serve
 
 from serve_apps.agent import Agent
 from serve_apps.contracts import Tags
-from serve_apps.policy.policy_app import WireRequest, WireResult
+from serve_apps.policy.wire import WireRequest, WireResult
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 
@@ -45,8 +45,8 @@ class FakePolicy:
             yield [await finished]
 
     async def _answer(self, request: WireRequest) -> WireResult:
-        await asyncio.sleep(self._slow_s if len(request[1]) >= SLOW_FROM else self._fast_s)
-        return request[0], [1] * NUM_TOKENS, [-0.5] * NUM_TOKENS, "stop", 0, False, ""
+        await asyncio.sleep(self._slow_s if len(request.prompt_token_ids) >= SLOW_FROM else self._fast_s)
+        return WireResult(request.key, [1] * NUM_TOKENS, [-0.5] * NUM_TOKENS, "stop", 0, False, "")
 
 
 def deploy(name: str, *, fast_s: float, slow_s: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from serve_apps.gateway.policy_stream import CoalescedStreams, Delta, SampleRequest
 from serve_apps.openai_api.protocol import ApiError
+from serve_apps.policy.wire import WireResult
 from stores.types import Sampling
 
 pytestmark = pytest.mark.anyio
@@ -32,9 +33,9 @@ class Handle:
             if fault == "dies":
                 raise ConnectionError("the replica is gone")
             if fault:
-                yield [(key, [], [], fault, 7, False, f"it is {fault}")]
+                yield [WireResult(key, [], [], fault, 7, False, f"it is {fault}")]
             else:
-                yield [(key, [prompt[0], seed], [-0.5, -0.25], "length", 7, False, "")]
+                yield [WireResult(key, [prompt[0], seed], [-0.5, -0.25], "length", 7, False, "")]
 
 
 class Single:
@@ -96,7 +97,10 @@ async def test_requests_name_their_model_group_to_an_app_that_several_share() ->
     handle = Handle()
     streams = CoalescedStreams(timeout_s=5, open_app=lambda _: handle)
     await asyncio.gather(deltas(streams, request(1, group="g")), deltas(streams, request(2, group="h")))
-    assert sorted((item[1][0], item[7]) for batch in handle.batches for item in batch) == [(1, "g"), (2, "h")]
+    assert sorted((item.prompt_token_ids[0], item.model_group) for batch in handle.batches for item in batch) == [
+        (1, "g"),
+        (2, "h"),
+    ]
 
 
 @pytest.mark.parametrize(

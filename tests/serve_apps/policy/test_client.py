@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from serve_apps.config import CallConfig
 from serve_apps.policy import client as client_module
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused, ServeClient
+from serve_apps.policy.wire import WireResult
 from stores.types import Completion, GenerateRequest, Sampling
 
 Script = Callable[[int, list[Any]], AsyncIterator[list[Any]]]
@@ -43,9 +44,9 @@ class FakeStream:
         self.handle.num_cancelled += 1
 
 
-def echo(item: Any) -> tuple[Any, ...]:
+def echo(item: Any) -> WireResult:
     key, prompt, *_, seed = item
-    return key, [*prompt, seed], [-1.0] * (len(prompt) + 1), "stop", 7, False, ""
+    return WireResult(key, [*prompt, seed], [-1.0] * (len(prompt) + 1), "stop", 7, False, "")
 
 
 def ask(handle: FakeHandle, num: int, **call: Any) -> list[Any]:
@@ -88,7 +89,7 @@ def test_after_a_dead_replica_only_the_unfinished_requests_are_repeated_with_the
 
     handle = FakeHandle(script)
     answers = ask(handle, 5)
-    assert [[item[-1] for item in b] for b in handle.batches] == [[100, 101, 102, 103, 104], [102, 103, 104]]
+    assert [[item.seed for item in b] for b in handle.batches] == [[100, 101, 102, 103, 104], [102, 103, 104]]
     assert [a.num_attempts for a in answers] == [1, 1, 2, 2, 2]
     assert [a.token_ids[-1] for a in answers] == [100, 101, 102, 103, 104]
 
@@ -126,7 +127,9 @@ def test_a_stream_that_ends_early_counts_as_a_failure() -> None:
 def test_a_request_that_cannot_run_fails_alone_and_is_not_repeated() -> None:
     async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         reasons = ["context", "refused"]
-        errors = [(item[0], [], [], reason, 7, False, "why") for item, reason in zip(batch, reasons, strict=False)]
+        errors = [
+            WireResult(item.key, [], [], reason, 7, False, "why") for item, reason in zip(batch, reasons, strict=False)
+        ]
         yield errors + [echo(item) for item in batch[2:]]
 
     handle = FakeHandle(script)
@@ -141,7 +144,7 @@ def test_a_request_that_the_engine_gives_up_is_repeated_and_then_fails_with_its_
     def script(num_bad: int) -> Script:
         async def results(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
             first, *rest = batch
-            yield [(first[0], [1], [-1.0], reason, 7, False, "") if number <= num_bad else echo(first)]
+            yield [WireResult(first.key, [1], [-1.0], reason, 7, False, "") if number <= num_bad else echo(first)]
             yield [echo(item) for item in rest]
 
         return results

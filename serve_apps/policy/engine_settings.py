@@ -1,0 +1,75 @@
+"""engine_settings: serving settings, a model folder -> environment, arguments and stop tokens of a vLLM engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from serve_apps.config import ServeConfig
+from serve_apps.policy.adapters import AdapterRoom, adapter_arguments
+
+
+def engine_environment(config: ServeConfig) -> dict[str, str]:
+    """Environment of a replica: no network, few logs, and on a CPU the thread count without pinning.
+
+    vLLM's own pinning puts every engine on the same first core; unpinned engines share the cores with the trainers.
+    """
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if config.gpus == 0:
+        env |= {
+            "OMP_NUM_THREADS": str(config.threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCH_COMPILE_DISABLE": "1",  # saves 3 s in the first call, and the need for a compiler
+        }
+        if config.tensor_parallel_size == 1:
+            env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # lets the engine core run its worker in its own process
+    return env
+
+
+def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | None = None) -> dict[str, Any]:
+    """Keyword arguments of `AsyncEngineArgs`; what `config.engine` sets wins."""
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "worker_extension_cls": "serve_apps.policy.weights_extension.WeightsExtension",
+        "generation_config": "vllm",
+    }
+    if config.gpus == 0:
+        arguments |= {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+            # A seeded request whose prefill is cut into chunks rewinds its generator, which a CPU generator cannot:
+            # the engine would die ("CPU Generator does not use offset").
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(8192, config.max_model_len),
+        }
+        if config.tensor_parallel_size == 1:
+            arguments["distributed_executor_backend"] = "uni"
+    elif config.tensor_parallel_size > 1:
+        arguments["distributed_executor_backend"] = "mp"  # the replica holds the GPUs; no Ray actors of vLLM's own
+    if adapters is not None:
+        arguments |= adapter_arguments(adapters)
+    return arguments | config.engine
+
+
+def stop_token_ids(folder: Path) -> list[int]:
+    """The end-of-sequence tokens that a model folder declares, generation_config.json before config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if eos is not None:
+            return [eos] if isinstance(eos, int) else list(eos)
+    return []

@@ -1,0 +1,221 @@
+"""generation: requests in tokens -> completions and probe logprobs of one vLLM engine. Imports of vLLM are late.
+
+batch     many requests, results as they finish      (collectors, evaluation)
+stream    one request, deltas as they are sampled    (the gateway)
+probe     logprobs of given sequences                (the proof of a sync)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from serve_apps.policy.serving_state import Route, ServingState
+from serve_apps.policy.wire import CONTEXT, NO_VERSION, REFUSED, WireDelta, WireRequest, WireResult
+from stores.types import FinishReason
+
+FLUSH_S = 0.01
+"""How long finished completions wait for others before they are sent back in one message."""
+
+
+class Routes(Protocol):
+    """Which weights answer for a model group: `ServedWeights` or `ServedAdapters`."""
+
+    states: dict[str, ServingState]
+    """By model group."""
+
+    def route(self, model_group: str) -> Route | None:
+        """The way of a request; None while nothing is served for the group."""
+        ...
+
+
+class Generation:
+    """Runs requests on one engine. Every method raises vLLM's EngineDeadError when the engine is gone."""
+
+    def __init__(self, engine: Any, routes: Routes, *, stop_token_ids: Sequence[int]) -> None:
+        """Args: engine: an `AsyncLLM`. stop_token_ids: tokens that end a completion."""
+        self._engine = engine
+        self._routes = routes
+        self._stop_token_ids = list(stop_token_ids)
+        self._max_model_len: int = engine.model_config.max_model_len
+        self._num_requests = 0
+
+    async def batch(self, requests: Sequence[WireRequest]) -> AsyncGenerator[list[WireResult]]:
+        """Yields results, several at a time, as completions finish, in no particular order.
+
+        A request that does not fit into the context comes back as an error by itself.
+        """
+        finished: list[WireResult] = []
+        pending: set[asyncio.Task[WireResult]] = set()
+        try:
+            for request in requests:
+                if excess := self._excess(request):
+                    finished.append(_error_result(request, CONTEXT, excess))
+                else:
+                    pending.add(asyncio.ensure_future(self._complete(request)))
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if pending:
+                    late, pending = await asyncio.wait(pending, timeout=FLUSH_S)
+                    done |= late
+                finished.extend(task.result() for task in done)
+                yield finished
+                finished = []
+            if finished:
+                yield finished
+        finally:
+            for task in pending:
+                task.cancel()
+
+    async def stream(self, request: WireRequest, more: Mapping[str, Any]) -> AsyncGenerator[WireDelta]:
+        """Yields one completion as it is sampled; closing the generator frees its slot in the engine.
+
+        Args:
+            more: `top_logprobs`, how many of the most likely tokens to name at each position; `is_whole`: one delta at the
+                end; penalties of vLLM's `SamplingParams`, which what is trained on never has.
+        """
+        from vllm.sampling_params import RequestOutputKind
+
+        if excess := self._excess(request):
+            yield WireDelta([], [], [], CONTEXT, NO_VERSION, excess)
+            return
+        route = self._routes.route(request.model_group) or Route(None, NO_VERSION)
+        version = route.version
+        settings = dict(more)
+        num_top = settings.pop("top_logprobs", 0)
+        kind = RequestOutputKind.FINAL_ONLY if settings.pop("is_whole", False) else RequestOutputKind.DELTA
+        try:
+            params = self._params(request, kind=kind, logprobs=num_top, **settings)
+            async for output in self._outputs(request.prompt_token_ids, params, route.lora_request):
+                completion = output.outputs[0]
+                spans = completion.weight_versions or ()
+                version = int(spans[-1].version) if spans and route.lora_request is None else version
+                flat = completion.logprobs
+                own, top = _position_logprobs(flat, completion.token_ids, num_top) if flat is not None else ([], [])
+                yield WireDelta(list(completion.token_ids), own, top, completion.finish_reason or "", version, "")
+        except ValueError as error:  # how vLLM refuses a single request
+            yield WireDelta([], [], [], REFUSED, version, str(error))
+
+    async def probe(self, sequences: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, list[list[float]]]:
+        """By model group: log p(seq[j+1] | seq[:j+1]) of its sequences, `len(seq) - 1` each, under the served weights.
+
+        The prefix cache is not read: it may hold what an older version computed.
+        """
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            skip_reading_prefix_cache=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        routes = {group: self._routes.route(group) or Route(None, NO_VERSION) for group in sequences}
+        pairs = [(group, token_ids) for group, of_group in sequences.items() for token_ids in of_group]
+        outputs = await asyncio.gather(
+            *(self._final_output(ids, params.clone(), routes[group].lora_request) for group, ids in pairs)
+        )
+        logprobs: dict[str, list[list[float]]] = {group: [] for group in sequences}
+        for (group, _), output in zip(pairs, outputs, strict=True):
+            logprobs[group].append(_prompt_logprobs(output))
+        return logprobs
+
+    async def _complete(self, request: WireRequest) -> WireResult:
+        from vllm.sampling_params import RequestOutputKind
+
+        route = self._routes.route(request.model_group)
+        if route is None:
+            groups = ", ".join(self._routes.states)
+            message = f"no adapter of {request.model_group!r} is live; groups are {groups}"
+            return _error_result(request, REFUSED, message)
+        try:
+            params = self._params(request, kind=RequestOutputKind.FINAL_ONLY)
+            output = await self._final_output(request.prompt_token_ids, params, route.lora_request)
+        except ValueError as error:  # how vLLM refuses a single request
+            return _error_result(request, REFUSED, str(error))
+        completion = output.outputs[0]
+        # With an adapter the spans are the base's, and a request ends with the version that it began with.
+        spans = (completion.weight_versions or ()) if route.lora_request is None else ()
+        return WireResult(
+            key=request.key,
+            token_ids=list(completion.token_ids),
+            logprobs=list(completion.logprobs.logprobs) if completion.logprobs is not None else [],
+            finish_reason=completion.finish_reason or FinishReason.ABORT.value,
+            policy_version=int(spans[-1].version) if spans else route.version,
+            is_version_mixed=len(spans) > 1,
+            error="",
+        )
+
+    def _excess(self, request: WireRequest) -> str:
+        """Why a request does not fit into the context; empty where it does."""
+        num_prompt = len(request.prompt_token_ids)
+        excess = num_prompt + request.max_tokens - self._max_model_len
+        if excess <= 0:
+            return ""
+        return (
+            f"prompt of {num_prompt} tokens + max_tokens {request.max_tokens} exceeds serve.max_model_len = "
+            f"{self._max_model_len} by {excess}"
+        )
+
+    def _params(self, request: WireRequest, *, kind: Any, logprobs: int = 0, **more: Any) -> Any:
+        from vllm.sampling_params import SamplingParams
+
+        return SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            seed=request.seed,
+            logprobs=logprobs,
+            flat_logprobs=True,
+            detokenize=False,
+            stop_token_ids=self._stop_token_ids,
+            output_kind=kind,
+            **more,
+        )
+
+    def _outputs(self, prompt_token_ids: Sequence[int], params: Any, lora_request: Any) -> AsyncGenerator[Any]:
+        self._num_requests += 1
+        tokens: Any = {"type": "token", "prompt_token_ids": list(prompt_token_ids)}
+        outputs: AsyncGenerator[Any] = self._engine.generate(
+            tokens, params, str(self._num_requests), lora_request=lora_request
+        )
+        return outputs
+
+    async def _final_output(self, prompt_token_ids: Sequence[int], params: Any, lora_request: Any) -> Any:
+        """The one output of a FINAL_ONLY request."""
+        async for output in self._outputs(prompt_token_ids, params, lora_request):
+            final = output
+        return final
+
+
+def _error_result(request: WireRequest, reason: str, message: str) -> WireResult:
+    return WireResult(request.key, [], [], reason, NO_VERSION, False, message)
+
+
+def _position_logprobs(flat: Any, token_ids: Sequence[int], num_top: int) -> tuple[list[float], list[dict[int, float]]]:
+    """Of a delta: the logprob of each sampled token, and the `num_top` most likely tokens at its position."""
+    if not num_top:
+        return list(flat.logprobs), []
+    own, top = [], []
+    for position, token in enumerate(token_ids):
+        start, end = flat.start_indices[position], flat.end_indices[position]
+        logprob_of = dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True))
+        own.append(logprob_of[token])
+        top.append(dict(sorted(logprob_of.items(), key=lambda item: -item[1])[:num_top]))
+    return own, top
+
+
+def _prompt_logprobs(output: Any) -> list[float]:
+    """Logprobs of the prompt's own tokens after the first, which has none."""
+    flat = output.prompt_logprobs
+    token_ids = output.prompt_token_ids
+    values = []
+    for position in range(1, len(token_ids)):
+        start, end = flat.start_indices[position], flat.end_indices[position]
+        values.append(flat.logprobs[flat.token_ids.index(token_ids[position], start, end)])
+    return values
