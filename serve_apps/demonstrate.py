@@ -16,8 +16,10 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.config import EpisodeConfig
-from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.runner import run_episode
 from serve_apps.workflow import Workflow
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
 

@@ -2,8 +2,8 @@
 
     run_episode ── attempt 1..n ── Recorder ──> workflow.run(task, agents, tools)
                                       │              │ await agents.solver(question=...)
-                                      │ <────────────┘ prompt ids -> client.generate -> contract -> Reply
-                                      └──> turns, tool calls, parents, seconds, seeds: nothing the author must do
+                                      │ <────────────┘
+                                      └──> Trace
 
 "A bad episode is data": the one place where whatever a workflow raises becomes a status.
 """
@@ -12,145 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from serve_apps.agent import Agent, Reply, Tool, ToolError, TracedText, counted_attempts, origins_of, traced
+from serve_apps.acting_team import ActingTeam, Complete
+from serve_apps.agent import ToolError
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Parsed
-from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient
-from serve_apps.prompt_budget import fit_prompt
-from serve_apps.replay import Playback, Script
-from serve_apps.text_stream import TextStream
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow
-from stores.types import (
-    Completion,
-    EpisodeStatus,
-    FinishReason,
-    GenerateRequest,
-    Purpose,
-    Sampling,
-    Task,
-    ToolCall,
-    Trace,
-    Turn,
-    episode_id,
-)
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.policy.client import ContextExhausted, PolicyCallError
+from serve_apps.recorder import Recorder
+from serve_apps.workflow import Outcome
+from stores.types import EpisodeStatus, FinishReason, Trace
 
 CONTEXT_EXHAUSTED = "context_exhausted"
 """Stop reason of an episode in which a prompt left no room for an answer."""
-UNRECORDED = "[unrecorded]"
-MIN_QUOTE = 12
-"""Characters from which on text found inside an input counts as read from the event that said it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What an agent is asked, in tokens, and what it was made of."""
-
-    text: str
-    token_ids: Sequence[int]
-    inputs: Mapping[str, str]
-    """Texts that went into it: events quoted in them are the turn's parents."""
-    parents: tuple[int, ...] = ()
-    """Further ones that are known."""
-    cut: Mapping[str, int] = field(default_factory=dict)
-    """Characters that each input lost for want of room."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentCall:
-    """A model call with what it was built from."""
-
-    agent: str
-    inputs: Mapping[str, str]
-    task: Task
-    request: GenerateRequest
-
-
-Complete = Callable[[AgentCall], Awaitable[Completion]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActingTeam:
-    """Everything that acts in an episode, as the runner needs it."""
-
-    workflow: Workflow
-    workflow_path: str
-    group_of: Mapping[str, str]
-    """Model group of every agent."""
-    tokenizers: Mapping[str, ChatTokenizer]
-    """By model group."""
-    max_model_len: Mapping[str, int]
-    """By model group: prompt and completion together, tokens."""
-    sampling: Mapping[str, Sampling]
-    """By agent."""
-    policy_versions: Mapping[str, int]
-    team_key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSpec:
-    """Which episode to run."""
-
-    run_id: str
-    iteration: int
-    purpose: Purpose
-    team_key: str
-    task: Task
-    episode_index: int
-    run_seed: int
-    script: Script | None = None
-    """What the episode replays and changes; None: it is an episode of its own."""
-
-    @property
-    def variant(self) -> str:
-        """Name of the script; empty without one."""
-        return "" if self.script is None else self.script.variant
-
-    @property
-    def episode_id(self) -> str:
-        """Key of the episode."""
-        return episode_id(
-            run_id=self.run_id,
-            iteration=self.iteration,
-            purpose=self.purpose,
-            team_key=self.team_key,
-            task_id=self.task.task_id,
-            episode_index=self.episode_index,
-            variant=self.variant,
-        )
-
-    @property
-    def seed(self) -> int:
-        """Seed of the episode: same run seed, task and index give the same, whatever team plays (common random numbers)."""
-        parts = (self.run_seed, self.iteration, self.purpose, self.task.task_id, self.episode_index, self.variant)
-        return int.from_bytes(sha256(repr(parts).encode()).digest()[:4], "big") >> 1
-
-    @property
-    def group_id(self) -> str:
-        """Episodes of the same task, iteration, purpose and team; their variants are groups of their own, by kind."""
-        return episode_id(
-            run_id=self.run_id,
-            iteration=self.iteration,
-            purpose=self.purpose,
-            team_key=self.team_key,
-            task_id=self.task.task_id,
-            episode_index=-1,
-            variant="" if self.script is None else self.script.kind,
-        )
-
-
-def via(client: PolicyClient) -> Complete:
-    """Model calls answered by a policy client."""
-
-    async def complete(call: AgentCall) -> Completion:
-        return await client.generate(call.request)
-
-    return complete
 
 
 async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> Trace:
@@ -161,306 +37,42 @@ async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete
     """
     for attempt in range(1, limits.max_attempts + 1):
         recorder = Recorder(spec, team, complete, limits)
-        trace = await recorder.run(attempt)
+        trace = await run_attempt(recorder, attempt)
         if trace.status is not EpisodeStatus.INFRA_ERROR:
             break
     return trace
 
 
-class Recorder:
-    """Hands out agents and tools, and writes down what they do. A workflow reaches it as `agents.recorder`."""
-
-    def __init__(self, spec: EpisodeSpec, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> None:
-        """One episode, one attempt at it."""
-        self.spec, self.team, self.complete, self.limits = spec, team, complete, limits
-        self.turns: dict[int, Turn] = {}
-        self.tool_calls: dict[int, ToolCall] = {}
-        self.said: dict[int, tuple[str, ...]] = {}
-        self.num_events = 0
-        self.rounds: dict[str, int] = {}
-        self.playback = None if spec.script is None else Playback(spec.script)
-        self.began = time.perf_counter()
-
-    async def run(self, attempt: int) -> Trace:
-        """The episode, whatever happens."""
-        started_at = time.time()
-        status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
-        agents = _Calls(self._ask, self.team.workflow.agents, self)
-        tools = _Calls(self._use, self.team.workflow.tools, self)
-        try:
-            async with asyncio.timeout(self.limits.episode_timeout_s):
-                returned = await self.team.workflow.run(self.spec.task, agents, tools)
-            outcome = _recordable(returned)
-            stop_reason = outcome.stop_reason
-            if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in self.turns.values()):
-                status = EpisodeStatus.TRUNCATED
-        except ContextExhausted as exhausted:
-            status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
-        except TimeoutError as late:
-            waited = time.perf_counter() - self.began
-            status, stop_reason = EpisodeStatus.TIMEOUT, "timeout"
-            error = str(late) or f"no end after {waited:.1f} s, {len(self.turns)} turns done"
-        except PolicyCallError as failed:
-            status, stop_reason, error = EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
-        except ToolError as failed:
-            status, stop_reason, error = EpisodeStatus.TOOL_ERROR, "tool_failed", str(failed)
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
-            error = "CancelledError: the workflow awaited a task that it had cancelled itself"
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the one place: what a workflow raises is agent_error
-            status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
-            error = f"{type(raised).__name__}: {raised}"
-        return self._trace(status, stop_reason, error, outcome, started_at, attempt)
-
-    async def _ask(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
-        group = self.team.group_of[name]
-        tokenizer = self.team.tokenizers[group]
-        limit = self.team.max_model_len[group]
-        room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
-        messages, prompt_ids, cut = fit_prompt(agent, inputs, encode=tokenizer.encode_chat, room=room)
-        text = "\n".join(m["content"] for m in messages)
-        prompt = Prompt(text=text, token_ids=prompt_ids, inputs=inputs, cut=cut)
-        turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse)
-        index = turn.turn_index
-        self.said[index] = (turn.completion_text, *parsed.fields.values())
-        return Reply(
-            turn_index=index,
-            text=TracedText.by(turn.completion_text, index),
-            fields={name: TracedText.by(value, index) for name, value in parsed.fields.items()},
-            is_format_ok=turn.is_format_ok,
-            is_truncated=turn.finish_reason is FinishReason.LENGTH,
-            data=dict(parsed.data),
-        )
-
-    async def turn(
-        self,
-        name: str,
-        prompt: Prompt,
-        *,
-        parse: Callable[[str], Parsed],
-        max_tokens: int | None = None,
-        stops: Sequence[str] = (),
-    ) -> tuple[Turn, Parsed]:
-        """One model call of agent `name`, recorded.
-
-        Args:
-            parse: what a contract makes of the completion.
-            max_tokens: at most, where that is less than the agent may say and the context holds.
-            stops: the completion ends with the token that completes one of these texts.
-
-        Raises ContextExhausted, TimeoutError or PolicyCallError, as a workflow's agent call does.
-        """
-        index = self._next_event()
-        round_index = self.rounds.get(name, 0)
-        self.rounds[name] = round_index + 1
-        group = self.team.group_of[name]
-        tokenizer = self.team.tokenizers[group]
-        sampling = self._fit(name, len(prompt.token_ids))
-        if max_tokens is not None and max_tokens < sampling.max_tokens:
-            sampling = replace(sampling, max_tokens=max_tokens)
-        request = GenerateRequest(
-            request_id=f"{self.spec.episode_id}-{index}",
-            model_group=group,
-            prompt_token_ids=prompt.token_ids,
-            sampling=sampling,
-            seed=_turn_seed(self.spec.seed, name, round_index),
-        )
-        start = time.perf_counter()
-        call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request)
-        async with asyncio.timeout(self.limits.turn_timeout_s):
-            completion = _cut_at(await self._complete(call), tokenizer, stops)
-        end = time.perf_counter()
-        text = tokenizer.decode(completion.token_ids)
-        parsed = parse(text)
-        fault = str(parsed.fault or "")
-        if completion.finish_reason is FinishReason.LENGTH:
-            fault = fault or f"cut after {len(completion.token_ids)} tokens"
-        self.turns[index] = Turn(
-            turn_index=index,
-            agent=name,
-            model_group=group,
-            policy_version=completion.policy_version,
-            round_index=round_index,
-            parents=tuple(sorted({*prompt.parents, *self._parents(prompt.inputs, index)})),
-            prompt_text=prompt.text,
-            completion_text=text,
-            prompt_token_ids=prompt.token_ids,
-            completion_token_ids=completion.token_ids,
-            rollout_logprobs=completion.logprobs,
-            sampling=sampling,
-            seed=request.seed,
-            finish_reason=completion.finish_reason,
-            is_format_ok=not fault,
-            format_fault=fault,
-            fields=dict(parsed.fields),
-            start_s=start - self.began,
-            duration_s=end - start,
-            num_attempts=completion.num_attempts,
-            is_version_mixed=completion.is_version_mixed,
-            cut=prompt.cut,
-        )
-        meant = self.team.policy_versions[group]
-        if completion.policy_version != meant:
-            raise PolicyCallError(
-                f"turn {index}: version {completion.policy_version} of model group {group!r} answered, {meant} should act: "
-                "a replica serves another version than the stage had made sure of"
-            )
-        self.said[index] = (text,)
-        return self.turns[index], parsed
-
-    def used(
-        self, tool: str, *, caller: str, turn: int, request: Mapping[str, Any], response: str, began: float
-    ) -> int:
-        """Records a tool call that a program made by itself, between two turns; returns its place among the events.
-
-        Args: turn: the turn that asked for it. began: `time.perf_counter()` when that turn was answered.
-        """
-        index = self._next_event()
-        self.tool_calls[index] = ToolCall(
-            call_index=index,
-            tool=tool,
-            caller=caller,
-            parents=(turn,),
-            request=request,
-            response=response,
-            error="",
-            start_s=began - self.began,
-            duration_s=time.perf_counter() - began,
-        )
-        self.said[index] = (response,)
-        return index
-
-    async def _complete(self, call: AgentCall) -> Completion:
-        if self.playback is None:
-            return await self.complete(call)
-        return await self.playback.complete(call.agent, call.request, lambda: self.complete(call))
-
-    def _fit(self, name: str, prompt_length: int) -> Sampling:
-        """The agent's sampling with what room is left; no room at all is a typed stop."""
-        sampling = self.team.sampling[name]
-        if self.spec.script is not None and self.spec.script.kind == "greedy":
-            sampling = replace(sampling, temperature=0.0)
-        room = self.team.max_model_len[self.team.group_of[name]] - prompt_length
-        if room < 1:
-            limit = self.team.max_model_len[self.team.group_of[name]]
-            raise ContextExhausted(f"the prompt of {name!r} has {prompt_length} tokens, the context holds {limit}")
-        return sampling if room >= sampling.max_tokens else replace(sampling, max_tokens=room)
-
-    async def _use(self, name: str, tool: Tool, request: Mapping[str, Any]) -> Any:
-        index = self._next_event()
-        parents = self._parents(request, index)
-        start = time.perf_counter()
-
-        def record(response: Any, error: str) -> None:
-            self.tool_calls[index] = ToolCall(
-                call_index=index,
-                tool=name,
-                caller="",
-                parents=parents,
-                request={k: UNRECORDED if k in tool.unrecorded else v for k, v in request.items()},
-                response=response,
-                num_attempts=max(1, attempts[0]),
-                error=error,
-                start_s=start - self.began,
-                duration_s=time.perf_counter() - start,
-            )
-
-        response, error = None, ""
-        with counted_attempts() as attempts:
-            try:
-                recorded = {k: UNRECORDED if k in tool.unrecorded else v for k, v in request.items()}
-                is_known, response = self.playback.response(name, recorded) if self.playback else (False, None)
-                if not is_known:
-                    async with asyncio.timeout(tool.timeout_s):
-                        response = await tool(**request)
-            except TimeoutError:
-                error = f"no answer after {tool.timeout_s:g} s"
-            except asyncio.CancelledError:
-                record(None, f"given up after {time.perf_counter() - start:.1f} s")
-                raise
-            except ToolError as raised:
-                error = str(raised)
-            except Exception as raised:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
-                error = f"{type(raised).__name__}: {raised}"
-        record(response, error)
-        if error and tool.fail_open:
-            return tool.fallback
-        if error:
-            raise ToolError(f"tool {name!r}: {error}")
-        self.said[index] = (response,) if isinstance(response, str) else ()
-        return traced(response, index)
-
-    def _next_event(self) -> int:
-        self.num_events += 1
-        return self.num_events - 1
-
-    def _parents(self, inputs: Mapping[str, Any], index: int) -> tuple[int, ...]:
-        """Events whose text was passed on, whole or quoted."""
-        found = {*origins_of(inputs)}
-        texts = [value for value in inputs.values() if isinstance(value, str)]
-        for event, said in self.said.items():
-            quotes = [t for t in said if len(t) >= MIN_QUOTE]
-            if event not in found and any(quote in text for quote in quotes for text in texts):
-                found.add(event)
-        return tuple(sorted(e for e in found if e < index))
-
-    def _trace(
-        self, status: EpisodeStatus, stop_reason: str, error: str, outcome: Outcome, started_at: float, attempt: int
-    ) -> Trace:
-        turns = tuple(self.turns[i] for i in sorted(self.turns))
-        seen: dict[str, set[int]] = {}
-        for turn in turns:
-            seen.setdefault(turn.model_group, set()).add(turn.policy_version)
-        meant = self.team.policy_versions
-        mixed = any(v != {meant[group]} for group, v in seen.items()) or any(t.is_version_mixed for t in turns)
-        acted = {group: max(versions) for group, versions in seen.items()}
-        return Trace(
-            episode_id=self.spec.episode_id,
-            run_id=self.spec.run_id,
-            iteration=self.spec.iteration,
-            purpose=self.spec.purpose,
-            team_key=self.spec.team_key,
-            workflow=self.team.workflow_path,
-            task=self.spec.task,
-            group_id=self.spec.group_id,
-            episode_index=self.spec.episode_index,
-            variant=self.spec.variant,
-            seed=self.spec.seed,
-            status=status,
-            stop_reason=stop_reason,
-            error=error,
-            answer=outcome.answer,
-            outcome_metadata=outcome.metadata,
-            policy_versions={**self.team.policy_versions, **acted},
-            is_version_mixed=mixed,
-            turns=turns,
-            tool_calls=tuple(self.tool_calls[i] for i in sorted(self.tool_calls)),
-            started_at=started_at,
-            duration_s=time.perf_counter() - self.began,
-            attempt=attempt,
-        )
-
-
-class _Calls:
-    """`agents.solver(...)` and `tools.search(...)`: attribute access by name, or `agents["solver"](...)`."""
-
-    def __init__(self, call: Callable[..., Awaitable[Any]], known: Mapping[str, Any], recorder: Recorder) -> None:
-        self._call, self._known, self.recorder = call, known, recorder
-        self.episode = recorder.spec
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        return self[name]
-
-    def __getitem__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        if name not in self._known:
-            raise AttributeError(f"no {name!r} in this workflow; it declares {', '.join(self._known) or 'none'}")
-
-        def call(**inputs: Any) -> Awaitable[Any]:
-            return self._call(name, self._known[name], inputs)
-
-        return call
+async def run_attempt(recorder: Recorder, attempt: int) -> Trace:
+    """Runs the recorder's episode once; whatever the workflow raises becomes a status. Only cancellation escapes."""
+    started_at = time.time()
+    status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
+    try:
+        async with asyncio.timeout(recorder.limits.episode_timeout_s):
+            returned = await recorder.team.workflow.run(recorder.spec.task, recorder.agents, recorder.tools)
+        outcome = _recordable(returned)
+        stop_reason = outcome.stop_reason
+        if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in recorder.turns.values()):
+            status = EpisodeStatus.TRUNCATED
+    except ContextExhausted as exhausted:
+        status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
+    except TimeoutError as late:
+        waited = time.perf_counter() - recorder.began
+        status, stop_reason = EpisodeStatus.TIMEOUT, "timeout"
+        error = str(late) or f"no end after {waited:.1f} s, {len(recorder.turns)} turns done"
+    except PolicyCallError as failed:
+        status, stop_reason, error = EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
+    except ToolError as failed:
+        status, stop_reason, error = EpisodeStatus.TOOL_ERROR, "tool_failed", str(failed)
+    except asyncio.CancelledError:
+        if _is_cancelled():
+            raise
+        status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
+        error = "CancelledError: the workflow awaited a task that it had cancelled itself"
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - the one place: what a workflow raises is agent_error
+        status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
+        error = f"{type(raised).__name__}: {raised}"
+    return recorder.trace(status, stop_reason, error, outcome, started_at, attempt)
 
 
 def _recordable(returned: Any) -> Outcome:
@@ -475,25 +87,7 @@ def _recordable(returned: Any) -> Outcome:
     return replace(returned, answer=answer, stop_reason=stop_reason, metadata=dict(returned.metadata))
 
 
-def _cut_at(completion: Completion, tokenizer: ChatTokenizer, stops: Sequence[str]) -> Completion:
-    """The completion up to the token that completes a stop text: what follows was sampled, but nobody reads it."""
-    if not stops:
-        return completion
-    text = TextStream(tokenizer, stops)
-    for place, token in enumerate(completion.token_ids, 1):
-        text.push([token])
-        if text.is_stopped:
-            ids, logprobs = completion.token_ids[:place], completion.logprobs[:place]
-            return replace(completion, token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP)
-    return completion
-
-
 def _is_cancelled() -> bool:
     """Whether somebody cancelled the task that runs this, rather than one that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _turn_seed(episode_seed: int, agent: str, round_index: int) -> int:
-    """The same whichever of the agents that work side by side comes first."""
-    return int.from_bytes(sha256(f"{episode_seed}/{agent}/{round_index}".encode()).digest()[:4], "big") >> 1

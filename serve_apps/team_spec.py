@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from serve_apps.acting_team import ActingTeam
 from serve_apps.config import EpisodeConfig
-from serve_apps.runner import ActingTeam
 from serve_apps.tokenizer import load_tokenizer
 from serve_apps.workflow import load_workflow
 from stores.manifest import whole_model

@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 
 from pipelines.cluster.observe import episode_points, log_failed
+from serve_apps.acting_team import ActingTeam, via
 from serve_apps.config import CallConfig
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyClient
-from serve_apps.runner import ActingTeam, EpisodeSpec, run_episode, via
+from serve_apps.runner import run_episode
 from serve_apps.team_spec import TeamSpec
 from stores.logs import carried
 from stores.metrics import send

@@ -27,7 +27,8 @@ from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
 from pipelines.episodes.collector import EarlyStop, collectors, hand_over
 from pipelines.episodes.groups import Groups, StoppedBy
-from serve_apps.runner import CONTEXT_EXHAUSTED, EpisodeSpec
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.runner import CONTEXT_EXHAUSTED
 from serve_apps.team_spec import TeamSpec
 from stores.logs import carry
 from stores.traces import TraceStore

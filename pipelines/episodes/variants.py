@@ -12,8 +12,8 @@ from typing import Any
 from pipelines.episodes.sampling import Progress, Sampled, play
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
-from serve_apps.runner import EpisodeSpec
 from serve_apps.team_spec import TeamSpec
 from stores.types import Purpose, Trace
 

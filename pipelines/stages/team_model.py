@@ -67,8 +67,10 @@ class TeamModel(PythonModel):
         }
 
     async def _play(self, tasks: list[tuple[str, int]]) -> list[dict[str, Any]]:
+        from serve_apps.acting_team import via
+        from serve_apps.episode_spec import EpisodeSpec
         from serve_apps.policy.local_policy import LocalPolicy
-        from serve_apps.runner import EpisodeSpec, run_episode, via
+        from serve_apps.runner import run_episode
         from stores.types import Purpose, Task
 
         if self._local is None:

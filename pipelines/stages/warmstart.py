@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.episodes.chosen_traces import choose
 from pipelines.run.run import Run, plain
-from serve_apps.runner import ActingTeam
+from serve_apps.acting_team import ActingTeam
 from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import load_object
 from stores.files import is_uri, local_path, open_filesystem

@@ -1,6 +1,6 @@
 """episodes: a program that runs with the caller -> one episode of a team, call by call, until its outcome is posted.
 
-    open ──> Recorder.run ─────────── waits ───────────> Trace ──> capture, with the score as feedback
+    open ──> run_attempt ──────────── waits ───────────> Trace ──> capture, with the score as feedback
                ▲ chat ──> a slot, the team still loaded ──> a turn    ▲ outcome posted | no call for idle_s | our failure
 
 Every call is answered by the team version on which the episode began. Only a call keeps a set of policy apps busy, not the open
@@ -24,6 +24,7 @@ from serve_apps.gateway.service import Service
 from serve_apps.openai_api.protocol import ApiError, ChatRequest, EpisodeRequest
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
+from serve_apps.runner import run_attempt
 from stores.types import Trace
 
 MAX_ENDED = 1000
@@ -54,7 +55,7 @@ class GatewayEpisodes:
         episode = begin_episode(self._service, team, request, key)
         self._open[episode.id] = episode
         self._service.num_episodes += 1
-        recording = self._recordings[episode.id] = asyncio.ensure_future(episode.recorder.run(1))
+        recording = self._recordings[episode.id] = asyncio.ensure_future(run_attempt(episode.recorder, 1))
         recording.add_done_callback(lambda task: self._episode_ended(episode, task))
         return episode
 

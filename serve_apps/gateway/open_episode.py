@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from serve_apps.acting_team import via
 from serve_apps.agent import Agent
 from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.gateway.service import Service
@@ -17,7 +18,7 @@ from serve_apps.gateway.teams import ServedTeam
 from serve_apps.gateway.workflow_runs import episode_spec
 from serve_apps.openai_api.protocol import EpisodeRequest
 from serve_apps.program.episode import ProgramEpisode
-from serve_apps.runner import Recorder, via
+from serve_apps.recorder import Recorder
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 

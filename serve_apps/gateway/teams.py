@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serve_apps.acting_team import ActingTeam
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.runner import ActingTeam
 from serve_apps.team_spec import TeamSpec
 
 

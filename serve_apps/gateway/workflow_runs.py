@@ -8,10 +8,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
+from serve_apps.acting_team import AgentCall, Complete, via
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError, EpisodeRequest, RunRequest
-from serve_apps.runner import AgentCall, Complete, EpisodeSpec, run_episode, via
+from serve_apps.runner import run_episode
 from stores.types import Completion, EpisodeStatus, Purpose, Task, Trace
 
 SERVICE_RUN = "service"

@@ -22,7 +22,8 @@ from serve_apps.openai_api.tool_calls import OPEN, assistant_message
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
-from serve_apps.runner import CONTEXT_EXHAUSTED, Prompt, Recorder
+from serve_apps.recorder import Prompt, Recorder
+from serve_apps.runner import CONTEXT_EXHAUSTED
 from serve_apps.workflow import Outcome
 from stores.types import Turn
 

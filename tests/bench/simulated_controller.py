@@ -22,8 +22,8 @@ from pipelines.episodes.collector import Collector
 from pipelines.examples.arithmetic.tasks import generate
 from pipelines.run.run import Run
 from serve_apps.config import CallConfig
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyClient
-from serve_apps.runner import EpisodeSpec
 from serve_apps.team_spec import TeamSpec
 from serve_apps.tokenizer import load_tokenizer
 from stores.logs import carry

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.agent import Agent, Tool
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Tags
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
-from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.agent import Agent, Tool, ToolError, count_attempt
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Tags
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
-from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow, together
 from stores.rows import episode_table, traces_of

@@ -20,7 +20,7 @@ from pipelines.episodes.dynamic_sampling import Refilled, refill
 from pipelines.episodes.sampling import Sampled
 from pipelines.run.run import Run
 from pipelines.stages.collect import iteration_tasks
-from serve_apps.runner import EpisodeSpec
+from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Purpose, Task
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"

@@ -10,7 +10,7 @@ import pytest
 from pipelines.config.sections import BudgetConfig
 from pipelines.episodes.groups import Groups, covered
 from pipelines.episodes.sampling import _to_repeat
-from serve_apps.runner import EpisodeSpec
+from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Purpose, Task
 
 SIZE = 3

@@ -22,7 +22,7 @@ from pipelines.report.inspect import evaluate_team
 from pipelines.run.run import Run, plain
 from pipelines.runners import watch_champion
 from pipelines.stages import evaluate
-from serve_apps.runner import EpisodeSpec
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.team_spec import TeamSpec
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Task, TracesRef

@@ -17,7 +17,7 @@ from pipelines.evaluation import played as played_module
 from pipelines.run.run import Run, plain
 from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
-from serve_apps.runner import EpisodeSpec
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.team_spec import TeamSpec
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Task, Trace

@@ -18,9 +18,11 @@ from pipelines.credit.posted_score import PostedScore
 from pipelines.examples.calculator import program as calculator
 from pipelines.examples.calculator.demonstrator import demonstrate
 from pipelines.run.scoring import per_agent
+from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
-from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import load_workflow
 from serve_apps.workflows.program import Program

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from pipelines.examples.made_up_facts import tasks as made_up_facts
+from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.agent import Reply, Tool, ToolError, TracedText
 from serve_apps.config import EpisodeConfig
-from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow, together
 from serve_apps.workflows.debate import HIDDEN, Debate, without_answer
