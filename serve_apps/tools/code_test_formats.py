@@ -1,0 +1,184 @@
+"""code_test_formats: the tests of a code task as a data set writes them -> pairs of input and output.
+
+FORMATS holds one adapter per form, and the first that recognises the data reads it. The order matters: an object of the
+earlier forms may have fields of the later ones, too.
+
+    split     {"public_tests": ..., "private_tests": ..., "tests": ...}   CodeContests, LiveCodeBench, UnityMAS-O
+    columns   {"inputs": [...], "outputs": [...]}                         TACO, APPS
+    single    {"input": ..., "output": ...}
+    list      [{"input": ..., "output": ...}, ...]                        DeepCoder, LiveCodeBench's lists
+
+The parts of a split are again in any of the forms. All of it may be JSON text, and LiveCodeBench packs its private tests.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+NESTED = ("tests", "test_cases", "input_output")
+PUBLIC = ("public_tests", "public_test_cases")
+PRIVATE = ("private_tests", "private_test_cases")
+INPUTS, OUTPUTS = ("inputs", "input", "stdin"), ("outputs", "output", "stdout")
+"""Names of columns."""
+INPUT, OUTPUT = ("input", "stdin", "given"), ("output", "stdout", "expected")
+"""Names of the fields of a single test."""
+MAX_UNPACKED_BYTES = 256 << 20
+
+_UNPACKING_ERRORS = (
+    *(binascii.Error, zlib.error, pickle.UnpicklingError, ValueError, EOFError),
+    *(LookupError, AttributeError, TypeError, OverflowError, MemoryError),  # what bytes that are no pickle lead to
+)
+
+Pair = tuple[Any, Any]
+"""Input and output, as the data set has them."""
+
+
+class Pairs(NamedTuple):
+    """The tests of a task. Those that a data set does not tell apart are private."""
+
+    public: list[Pair]
+    private: list[Pair]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One form of tests."""
+
+    name: str
+    recognises: Callable[[Any], bool]
+    read: Callable[[Any], Pairs]
+    """Raises ValueError, naming the test, for data that it recognises and cannot read."""
+
+
+def read_pairs(data: Any) -> Pairs:
+    """The tests in data that `opened` returned; ValueError where no format recognises it, or it cannot be read."""
+    for form in FORMATS:
+        if form.recognises(data):
+            return form.read(data)
+    names = ", ".join(form.name for form in FORMATS)
+    raise ValueError(f"tests are a list or an object, this is {type(data).__name__}; formats are {names}")
+
+
+def opened(raw: Any) -> Any:
+    """Data all the way down to the cases: what was JSON text or packed is neither any more."""
+    data = _parsed(raw)
+    if not isinstance(data, Mapping):
+        return data
+    return {**data, **{f: opened(data[f]) for f in (*NESTED, *PUBLIC, *PRIVATE) if data.get(f)}}
+
+
+def _parsed(raw: Any) -> Any:
+    """Data out of JSON strings and LiveCodeBench's packing, as often as one is wrapped in another."""
+    for _ in range(4):
+        if not isinstance(raw, (str, bytes)):
+            return raw
+        try:
+            raw = json.loads(raw)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raw = _unpacked(raw)
+    return raw
+
+
+def _unpacked(raw: str | bytes) -> Any:
+    """base64(zlib(pickle(text))), read without the power of pickle to run code."""
+    try:
+        packed = base64.b64decode(raw, validate=True)
+        data = zlib.decompressobj().decompress(packed, MAX_UNPACKED_BYTES)
+        return _TextOnly(io.BytesIO(data)).load()
+    except _UNPACKING_ERRORS as error:
+        raise ValueError(f"neither JSON nor packed tests ({error}): {str(raw[:60])!r}") from None
+
+
+class _TextOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"packed tests name {module}.{name}: only text is read")
+
+
+def enclosing_objects(data: Any) -> list[Mapping[str, Any]]:
+    """The objects around the cases, the innermost first: a field beside the tests wins over the same field of the row."""
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and data and isinstance(data[0], Mapping):
+        return enclosing_objects(data[0])
+    if not isinstance(data, Mapping):
+        return []
+    inner = [level for f in (*NESTED, *PUBLIC, *PRIVATE) if data.get(f) for level in enclosing_objects(data[f])]
+    try:
+        metadata = _parsed(data.get("metadata"))
+    except ValueError:  # a text about the tests, not data
+        metadata = None
+    return [*inner, data, *([metadata] if isinstance(metadata, Mapping) else [])]
+
+
+def first_value(objects: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Any:
+    """The first value of any of these fields that is not empty; None where there is none."""
+    return next((level[f] for level in objects for f in fields if level.get(f)), None)
+
+
+def _is_split(data: Any) -> bool:
+    return isinstance(data, Mapping) and any(data.get(field) for field in (*NESTED, *PUBLIC, *PRIVATE))
+
+
+def _read_split(data: Mapping[str, Any]) -> Pairs:
+    nested = next((data[field] for field in NESTED if data.get(field)), None)
+    public, private = ([], []) if nested is None else read_pairs(nested)
+    for fields, pairs in ((PUBLIC, public), (PRIVATE, private)):
+        for part in (read_pairs(data[field]) for field in fields if data.get(field)):
+            pairs += [*part.public, *part.private]  # the field around them decides
+    return Pairs(public, private)
+
+
+def _is_columns(data: Any) -> bool:
+    if not isinstance(data, Mapping):
+        return False
+    inputs, outputs = _field(data, INPUTS), _field(data, OUTPUTS)
+    return isinstance(inputs, Sequence) and isinstance(outputs, Sequence) and not isinstance(inputs, str)
+
+
+def _read_columns(data: Mapping[str, Any]) -> Pairs:
+    inputs, outputs = _field(data, INPUTS), _field(data, OUTPUTS)
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs but {len(outputs)} outputs: a test needs both")
+    return Pairs([], list(zip(inputs, outputs, strict=True)))
+
+
+def _is_single(data: Any) -> bool:
+    return isinstance(data, Mapping)
+
+
+def _read_single(data: Mapping[str, Any]) -> Pairs:
+    return _read_list([data])
+
+
+def _is_list(data: Any) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, (str, bytes))
+
+
+def _read_list(data: Sequence[Any]) -> Pairs:
+    pairs = []
+    for number, row in enumerate(data, 1):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"case {number} is {type(row).__name__}, an object with input and output is needed")
+        given, expected = _field(row, INPUT), _field(row, OUTPUT)
+        if given is None or expected is None:
+            raise ValueError(f"case {number} has no {'input' if given is None else 'output'}: {sorted(row)}")
+        pairs.append((given, expected))
+    return Pairs([], pairs)
+
+
+def _field(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+FORMATS = (
+    Format(name="split", recognises=_is_split, read=_read_split),
+    Format(name="columns", recognises=_is_columns, read=_read_columns),
+    Format(name="single", recognises=_is_single, read=_read_single),
+    Format(name="list", recognises=_is_list, read=_read_list),
+)
