@@ -24,9 +24,9 @@ class TracedText(str):
     @classmethod
     def by(cls, text: str, *origins: int) -> TracedText:
         """`text`, said in these events."""
-        said = cls(text)
-        said.origins = frozenset(origins)
-        return said
+        traced_text = cls(text)
+        traced_text.origins = frozenset(origins)
+        return traced_text
 
     @classmethod
     def joined(cls, *parts: str) -> TracedText:
@@ -166,8 +166,8 @@ class Tool:
             return await self._checked(**arguments)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "arguments"
-            raise ToolError(f"{place}: {first['msg']} (got {str(first['input'])[:80]!r})") from None
+            argument = ".".join(map(str, first["loc"])) or "arguments"
+            raise ToolError(f"{argument}: {first['msg']} (got {str(first['input'])[:80]!r})") from None
 
     @cached_property
     def _checked(self) -> Callable[..., Awaitable[Any]]:

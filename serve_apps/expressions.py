@@ -100,15 +100,15 @@ def _dotted(node: ast.expr) -> str:
 
 def look_up(name: str, values: Mapping[str, Any]) -> Any:
     """`a.b.0`: fields of mappings and places in lists; None where there is none."""
-    found: Any = values
+    value: Any = values
     for part in name.split("."):
-        if isinstance(found, Mapping):
-            found = found.get(part)
-        elif isinstance(found, (list, tuple)) and part.isdigit() and int(part) < len(found):
-            found = found[int(part)]
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, (list, tuple)) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
         else:
             return None
-    return found
+    return value
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:

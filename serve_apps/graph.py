@@ -268,16 +268,16 @@ class _Places:
 
 
 def _lines(node: yaml.Node | None, path: tuple[str | int, ...] = ()) -> dict[tuple[str | int, ...], int]:
-    found: dict[tuple[str | int, ...], int] = {}
+    lines: dict[tuple[str | int, ...], int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            found[(*path, key.value)] = key.start_mark.line + 1
-            found |= _lines(value, (*path, key.value))
+            lines[(*path, key.value)] = key.start_mark.line + 1
+            lines |= _lines(value, (*path, key.value))
     elif isinstance(node, yaml.SequenceNode):
         for i, value in enumerate(node.value):
-            found[(*path, i)] = value.start_mark.line + 1
-            found |= _lines(value, (*path, i))
-    return found
+            lines[(*path, i)] = value.start_mark.line + 1
+            lines |= _lines(value, (*path, i))
+    return lines
 
 
 def _known(name: str, names: set[str], at: str, what: str) -> None:
@@ -363,14 +363,14 @@ def _reachability(names: set[str], edges: Sequence[Edge]) -> dict[str, frozenset
     after: dict[str, set[str]] = {name: {e.target for e in edges if e.source == name} for name in names}
     reaches = {}
     for name in names:
-        found: set[str] = set()
+        reached: set[str] = set()
         todo = list(after[name])
         while todo:
-            one = todo.pop()
-            if one not in found:
-                found.add(one)
-                todo += after[one]
-        reaches[name] = frozenset(found)
+            node = todo.pop()
+            if node not in reached:
+                reached.add(node)
+                todo += after[node]
+        reaches[name] = frozenset(reached)
     return reaches
 
 

@@ -27,35 +27,35 @@ def fit_prompt(
         encode: messages -> token ids, as the model will see them.
         room: tokens that the prompt may have. Where nothing is left to cut it has more: the caller stops then.
     """
-    given = dict(inputs)
-    messages = agent.messages(given)
+    fitted = dict(inputs)
+    messages = agent.messages(fitted)
     token_ids = list(encode(messages))
     cut: dict[str, int] = {}
     for name in agent.cut:
         if len(token_ids) <= room:
             break
-        full = given[name]
+        full = fitted[name]
 
-        def fits(kept: int, name: str = name, full: str = full) -> bool:
-            return len(encode(agent.messages({**given, name: shorten(full, kept)}))) <= room
+        def fits(num_kept: int, name: str = name, full: str = full) -> bool:
+            return len(encode(agent.messages({**fitted, name: shorten(full, num_kept)}))) <= room
 
-        kept = _largest(fits, len(full))
-        given[name] = shorten(full, kept)
-        if kept < len(full):
-            cut[name] = len(full) - kept
-        messages = agent.messages(given)
+        num_kept = _largest(fits, len(full))
+        fitted[name] = shorten(full, num_kept)
+        if num_kept < len(full):
+            cut[name] = len(full) - num_kept
+        messages = agent.messages(fitted)
         token_ids = list(encode(messages))
     return messages, token_ids, cut
 
 
-def shorten(text: str, kept: int) -> str:
+def shorten(text: str, num_kept: int) -> str:
     """`kept` characters of a text, from its two ends."""
-    if kept >= len(text):
+    if num_kept >= len(text):
         return text
-    if kept <= 0:
+    if num_kept <= 0:
         return ""
-    head = int(kept * HEAD_SHARE)
-    return TracedText.by(text[:head] + MARK + text[len(text) - (kept - head) :], *origins_of(text))
+    head = int(num_kept * HEAD_SHARE)
+    return TracedText.by(text[:head] + MARK + text[len(text) - (num_kept - head) :], *origins_of(text))
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

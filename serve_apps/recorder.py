@@ -267,13 +267,13 @@ class Recorder:
 
     def _parents(self, inputs: Mapping[str, Any], index: int) -> tuple[int, ...]:
         """Events whose text was passed on, whole or quoted."""
-        found = {*origins_of(inputs)}
+        parents = {*origins_of(inputs)}
         texts = [value for value in inputs.values() if isinstance(value, str)]
         for event, said in self._texts.items():
             quotes = [t for t in said if len(t) >= MIN_QUOTE]
-            if event not in found and any(quote in text for quote in quotes for text in texts):
-                found.add(event)
-        return tuple(sorted(e for e in found if e < index))
+            if event not in parents and any(quote in text for quote in quotes for text in texts):
+                parents.add(event)
+        return tuple(sorted(e for e in parents if e < index))
 
     def trace(
         self, status: EpisodeStatus, stop_reason: str, error: str, outcome: Outcome, started_at: float, attempt: int
@@ -338,10 +338,10 @@ def _cut_at(completion: Completion, tokenizer: ChatTokenizer, stops: Sequence[st
     if not stops:
         return completion
     text = TextStream(tokenizer, stops)
-    for place, token in enumerate(completion.token_ids, 1):
+    for length, token in enumerate(completion.token_ids, 1):
         text.push([token])
         if text.is_stopped:
-            ids, logprobs = completion.token_ids[:place], completion.logprobs[:place]
+            ids, logprobs = completion.token_ids[:length], completion.logprobs[:length]
             return replace(completion, token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP)
     return completion
 

@@ -47,8 +47,8 @@ class TeamSpec:
     def build(self) -> ActingTeam:
         """Loads workflow and tokenizers."""
         folders = {
-            group: place if isinstance(place, str) else str(fetch(whole_model(place), with_tensors=False))
-            for group, place in self.tokenizers.items()
+            group: source if isinstance(source, str) else str(fetch(whole_model(source), with_tensors=False))
+            for group, source in self.tokenizers.items()
         }
         return ActingTeam(
             workflow=load_workflow(self.workflow, self.settings),

@@ -22,10 +22,10 @@ class TextStream:
         if self.is_stopped:
             return ""
         self._held += self._stream.push(token_ids)
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
+        positions = [position for position in (self._held.find(stop) for stop in self._stops) if position >= 0]
+        if positions:
             self.is_stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(positions)], ""
             return shown
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
@@ -37,8 +37,8 @@ class TextStream:
             return ""
         shown = self._held + self._stream.end()
         self._held = ""
-        found = [at for at in (shown.find(stop) for stop in self._stops) if at >= 0]
-        return shown[: min(found)] if found else shown
+        positions = [position for position in (shown.find(stop) for stop in self._stops) if position >= 0]
+        return shown[: min(positions)] if positions else shown
 
 
 def _overlap(text: str, stop: str) -> int:

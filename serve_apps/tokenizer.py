@@ -52,8 +52,8 @@ class ChatTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        kept = [t for t in token_ids if t not in self._special]
-        return self._tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
+        shown = [t for t in token_ids if t not in self._special]
+        return self._tokenizer.backend_tokenizer.decode(shown, skip_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
         """Text of one token, special ones included; bytes that are no character become the replacement character."""

@@ -37,9 +37,9 @@ class Workflow:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        found = [(name, value) for base in reversed(cls.__mro__) for name, value in vars(base).items()]
-        cls.agents = {name: value for name, value in found if isinstance(value, Agent)}
-        cls.tools = {name: value for name, value in found if isinstance(value, Tool)}
+        attributes = [(name, value) for base in reversed(cls.__mro__) for name, value in vars(base).items()]
+        cls.agents = {name: value for name, value in attributes if isinstance(value, Agent)}
+        cls.tools = {name: value for name, value in attributes if isinstance(value, Tool)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """One episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; everything is recorded.

@@ -86,11 +86,11 @@ class ServedAdapters:
                 state.error = str(error)
                 keeps = state.live.version if state.live else "nothing"
                 logger.warning("%s: refused version %d and keeps %s: %s", group, ref.version, keeps, error)
-        gone = [self._requests[group] for group in loaded if group in self._requests]
+        replaced = [self._requests[group] for group in loaded if group in self._requests]
         for group, request in loaded.items():
             self._requests[group], self.states[group].live = request, wanted[group]
             logger.info("%s: serves %s", group, request.lora_name)
-        for request in gone:  # the engine loads it once more for requests that are still under way with it
+        for request in replaced:  # the engine loads it once more for requests that are still under way with it
             await self._engine.remove_lora(request.lora_int_id)
 
     async def _load(self, ref: ModelVersionRef, before: ModelVersionRef | None) -> Any:

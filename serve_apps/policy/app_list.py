@@ -30,11 +30,11 @@ Apps = dict[str, dict[str, Any]]
 class AppList:
     """The list and its revision number; the methods run one at a time."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, path: str) -> None:
         """Starts from what the file or URI holds, if it exists; nothing is deployed before the first change."""
-        self._place = place
-        kept = read_file(place)
-        state: dict[str, Any] = {"revision": 0, "apps": {}} if kept is None else json.loads(kept)
+        self._place = path
+        stored = read_file(path)
+        state: dict[str, Any] = {"revision": 0, "apps": {}} if stored is None else json.loads(stored)
         self._revision: int = state["revision"]
         self._apps: Apps = state["apps"]
 
@@ -121,8 +121,8 @@ def deployed_apps() -> Apps:
 
 def num_replicas(entry: Mapping[str, Any]) -> int:
     """How many replicas a policy app should have."""
-    wanted: int = entry["args"]["serve"]["num_replicas"]
-    return wanted
+    count: int = entry["args"]["serve"]["num_replicas"]
+    return count
 
 
 def new_entry(

@@ -112,21 +112,21 @@ def sync_apps(
     return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started, timeout_s=timeout_s)
 
 
-def set_low_priority(apps: Iterable[str], wanted: bool, *, timeout_s: float) -> None:
+def set_low_priority(apps: Iterable[str], low_priority: bool, *, timeout_s: float) -> None:
     """Has every replica of these apps take the CPU only when nobody else wants it, or again as others do (see priority.py).
 
     Raises KeyError for an app that is not deployed, TimeoutError where a replica has not followed in `timeout_s`.
     """
     names, deadline = sorted(set(apps)), time.monotonic() + timeout_s
-    deployed = change(open_list(), lambda now: now | {name: _standing(now[name], wanted) for name in names})
+    deployed = change(open_list(), lambda now: now | {name: _standing(now[name], low_priority) for name in names})
     for name in names:
         while True:
             statuses = _statuses_if_up(name)
-            if len(statuses) >= num_replicas(deployed[name]) and all(s[LOW_PRIORITY] == wanted for s in statuses):
+            if len(statuses) >= num_replicas(deployed[name]) and all(s[LOW_PRIORITY] == low_priority for s in statuses):
                 break
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {timeout_s:g} s replicas of {name} do not take another priority: {statuses}")
-            with waiting(f"replicas of {name} to {'stand back' if wanted else 'come forward'}"):
+            with waiting(f"replicas of {name} to {'stand back' if low_priority else 'come forward'}"):
                 time.sleep(POLL_S)
 
 
@@ -157,9 +157,9 @@ def user_config(ref: ModelVersionRef) -> dict[str, Any]:
 def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
     """The application in Serve's config, JSON values only."""
     adapters = {group: user_config(ref) for group, ref in spec.adapters.items()}
-    wanted = {"adapters": adapters} if adapters else user_config(spec.model)
+    settings = {"adapters": adapters} if adapters else user_config(spec.model)
     return new_entry(
-        spec.name, import_path=IMPORT_PATH, args=spec.args.to_dict(), deployment=DEPLOYMENT, user_config=wanted
+        spec.name, import_path=IMPORT_PATH, args=spec.args.to_dict(), deployment=DEPLOYMENT, user_config=settings
     )
 
 
@@ -171,8 +171,8 @@ def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:
     if entry is None:
         return False
     running = PolicyArgs.from_dict(entry["args"])
-    wanted = spec.args if spec.adapters else replace(spec.args, model=running.model)
-    return running == wanted and _is_stored(running.model)
+    expected = spec.args if spec.adapters else replace(spec.args, model=running.model)
+    return running == expected and _is_stored(running.model)
 
 
 def _is_stored(ref: ModelVersionRef) -> bool:
@@ -243,14 +243,14 @@ def _retargeted(apps: Apps, targets: Sequence[Target]) -> Apps:
         wanted, settings = user_config(target.model), apps[target.app]["deployments"][0]["user_config"]
         if "adapters" in settings:
             wanted = {"adapters": {**settings["adapters"], target.model.model_group: wanted}}
-        standing = {LOW_PRIORITY: True} if settings.get(LOW_PRIORITY) else {}
-        apps[target.app] = with_user_config(apps[target.app], wanted | standing)
+        priority = {LOW_PRIORITY: True} if settings.get(LOW_PRIORITY) else {}
+        apps[target.app] = with_user_config(apps[target.app], wanted | priority)
     return apps
 
 
-def _standing(entry: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
+def _standing(entry: Mapping[str, Any], low_priority: bool) -> dict[str, Any]:
     settings = {k: v for k, v in entry["deployments"][0]["user_config"].items() if k != LOW_PRIORITY}
-    return with_user_config(entry, settings | ({LOW_PRIORITY: True} if wanted else {}))
+    return with_user_config(entry, settings | ({LOW_PRIORITY: True} if low_priority else {}))
 
 
 def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:
@@ -304,5 +304,5 @@ def _statuses_if_up(app: str) -> list[dict[str, Any]]:
 
 def _refuses(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
     """Whether a replica says of this version of its group that it does not take it."""
-    wanted = status["model_group"], status["wanted_sha256"]
-    return status["state"] == "bad" and wanted == (ref.model_group, ref.manifest_sha256)
+    refused = status["model_group"], status["wanted_sha256"]
+    return status["state"] == "bad" and refused == (ref.model_group, ref.manifest_sha256)

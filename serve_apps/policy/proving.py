@@ -139,10 +139,10 @@ def _raise_for_failures(proofs: Sequence[Proof], targets: Sequence[Target], tole
     failed = [p for p in proofs if p.verdict == "failed"]
     if not failed:
         return
-    wanted = {(target.app, target.model.model_group): target.model.version for target in targets}
+    version_of = {(target.app, target.model.model_group): target.model.version for target in targets}
     lines = [
         f"app {p.app!r}, replica {p.replica_id} (pid {p.pid}), model group {p.model_group!r} should serve version "
-        f"{wanted[p.app, p.model_group]}, says {p.version}; max |logprob difference| to it {p.max_difference_new:.4g} "
+        f"{version_of[p.app, p.model_group]}, says {p.version}; max |logprob difference| to it {p.max_difference_new:.4g} "
         + (
             f"(without another version to tell it apart from, sync.proof_noise = {noise:g} is allowed)"
             if p.max_difference_old is None

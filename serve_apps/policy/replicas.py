@@ -47,14 +47,14 @@ class Broadcast:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                found: list[Any] = self._sent.results(timeout_s=max(REPLICA_TIMEOUT_S, timeout_s))
+                received: list[Any] = self._sent.results(timeout_s=max(REPLICA_TIMEOUT_S, timeout_s))
             except DeploymentUnavailableError:
-                found = []
-            if len(found) >= num_replicas:
-                return found
+                received = []
+            if len(received) >= num_replicas:
+                return received
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"{len(found)} of {num_replicas} replicas of app {self._app!r} answered {self._method!r} in {timeout_s:g} s"
+                    f"{len(received)} of {num_replicas} replicas of app {self._app!r} answered {self._method!r} in {timeout_s:g} s"
                 )
             time.sleep(POLL_S)
             self._sent = handle_of(self._app).broadcast(self._method, *self._args)

@@ -79,7 +79,7 @@ def load_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def check_tensors(tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]], place: str) -> None:
+def check_tensors(tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]], source: str) -> None:
     """Raises ValueError, naming the tensor, unless `tensors` has just the expected names and shapes, all finite.
 
     A missing tensor would silently keep the old policy's values.
@@ -88,9 +88,9 @@ def check_tensors(tensors: dict[str, torch.Tensor], expected: dict[str, tuple[in
 
     missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or unknown:
-        raise ValueError(f"{place}: missing tensors {missing[:3]}, unknown tensors {unknown[:3]}")
+        raise ValueError(f"{source}: missing tensors {missing[:3]}, unknown tensors {unknown[:3]}")
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != expected[name]:
-            raise ValueError(f"{place}: {name} has shape {tuple(tensor.shape)}, the engine's is {expected[name]}")
+            raise ValueError(f"{source}: {name} has shape {tuple(tensor.shape)}, the engine's is {expected[name]}")
         if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{place}: {name} has values that are not finite")
+            raise ValueError(f"{source}: {name} has values that are not finite")

@@ -81,18 +81,18 @@ class Conversations:
         """What the model said to a prompt, and the message that the program was given for it."""
         self.counts[prompt.growth] += 1
         has_end = bool(completion_ids) and completion_ids[-1] == self._tokenizer.eos_id
-        said = "".join(self._tokenizer.decode(completion_ids[: len(completion_ids) - has_end]))
-        self._said[_key(answered)] = said
+        completion = "".join(self._tokenizer.decode(completion_ids[: len(completion_ids) - has_end]))
+        self._said[_key(answered)] = completion
         end = self._tokenizer.token_text(self._tokenizer.eos_id) if has_end else ""
-        whole = prompt.text + said + end
+        whole = prompt.text + completion + end
         ids = (*prompt.token_ids, *completion_ids)
         self._calls.append(_Call(messages=list(messages), text=whole, token_ids=ids, turn_index=turn_index))
 
     def _for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """As the chat template reads it: what the model said stands as it said it."""
-        said = self._said.get(_key(message))
-        if said is not None:
-            return {"role": "assistant", "content": said}
+        completion = self._said.get(_key(message))
+        if completion is not None:
+            return {"role": "assistant", "content": completion}
         return dict(message)
 
 

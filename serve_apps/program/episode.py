@@ -83,7 +83,7 @@ class ProgramEpisode:
     @property
     def growth(self) -> dict[str, dict[str, int]]:
         """By agent, how many calls were new, grown or broken."""
-        return {name: {**of.counts} for name, of in self._conversations.items()}
+        return {name: {**conversations.counts} for name, conversations in self._conversations.items()}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -118,13 +118,13 @@ class ProgramEpisode:
         self.failure = error
         self.is_over.set()
 
-    def outcome_of(self, said: Any) -> Outcome:
+    def outcome_of(self, returned: Any) -> Outcome:
         """What was posted, or else what the program said; how its conversations grew is in the metadata."""
-        given: Mapping[str, Any] = said if isinstance(said, Mapping) else {"answer": said}
+        result: Mapping[str, Any] = returned if isinstance(returned, Mapping) else {"answer": returned}
         posted = self.outcome
-        answer = given.get("answer", "") if posted is None or posted.answer is None else posted.answer
-        score = given.get("score") if posted is None or posted.score is None else posted.score
-        metadata = {**given.get("metadata", {}), **({} if posted is None else posted.metadata)}
+        answer = result.get("answer", "") if posted is None or posted.answer is None else posted.answer
+        score = result.get("score") if posted is None or posted.score is None else posted.score
+        metadata = {**result.get("metadata", {}), **({} if posted is None else posted.metadata)}
         metadata[CONVERSATIONS] = self.growth
         if score is not None:
             metadata["score"] = float(score)
@@ -206,11 +206,11 @@ class ProgramEpisode:
 
     def _note_tool_answers(self, agent: str, request: ChatRequest) -> tuple[int, ...]:
         """Records the tool calls that these messages answer, once each; returns their places among the events."""
-        found = []
+        call_indices = []
         for message in request.messages:
             asked = self._asked.pop(message.tool_call_id or "", None)
             if message.role == "tool" and asked is not None:
-                place = self.recorder.used(
+                index = self.recorder.used(
                     asked.tool,
                     caller=agent,
                     turn=asked.turn_index,
@@ -218,8 +218,8 @@ class ProgramEpisode:
                     response=str(message.for_template()["content"]),
                     began=asked.answered_at,
                 )
-                found.append(place)
-        return tuple(found)
+                call_indices.append(index)
+        return tuple(call_indices)
 
 
 def _made(make: Any) -> Any:

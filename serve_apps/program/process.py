@@ -60,12 +60,12 @@ async def run_process(
 
 async def _read(stream: asyncio.StreamReader, limit: int) -> str:
     """The first `limit` bytes, as text."""
-    kept, size = [], 0
+    blocks, size = [], 0
     while block := await stream.read(65_536):
         if size < limit:
-            kept.append(block[: limit - size])
-            size += len(kept[-1])
-    return b"".join(kept).decode(errors="replace")
+            blocks.append(block[: limit - size])
+            size += len(blocks[-1])
+    return b"".join(blocks).decode(errors="replace")
 
 
 async def _feed(process: asyncio.subprocess.Process, text: str | None) -> None:

@@ -105,8 +105,8 @@ class OfThisProcess:
         episode = self._episodes.get(episode_id)
         if episode is None:
             raise ApiError(404, f"no episode {episode_id!r} is under way here: it has ended", code="episode_not_found")
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not secrets.compare_digest(given.encode(), episode.token.encode()):
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not secrets.compare_digest(token.encode(), episode.token.encode()):
             raise ApiError(401, "send the episode's OPENAI_API_KEY as a bearer token", code="invalid_api_key")
         return episode
 

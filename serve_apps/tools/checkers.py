@@ -22,14 +22,17 @@ def is_right_output(expected: str, actual: str) -> bool:
     What is expected decides (seed-systems 1.1.5): the tolerance holds where it has a point or an exponent. An integer
     wants exactly its value, which may be spelled 3.0, so that no submission brings the tolerance along.
     """
-    wanted, said = [_tokens(text) for text in (expected, actual)]
-    if wanted == said:
+    expected_lines, actual_lines = [_tokens(text) for text in (expected, actual)]
+    if expected_lines == actual_lines:
         return True
-    flat_wanted, flat_said = [[token for line in lines for token in line] for lines in (wanted, said)]
-    if len(flat_wanted) != len(flat_said):
+    expected_tokens, actual_tokens = [
+        [token for line in lines for token in line] for lines in (expected_lines, actual_lines)
+    ]
+    if len(expected_tokens) != len(actual_tokens):
         return False
     return all(
-        a == b or _is_same_word(a, b) or _is_same_number(a, b) for a, b in zip(flat_wanted, flat_said, strict=True)
+        a == b or _is_same_word(a, b) or _is_same_number(a, b)
+        for a, b in zip(expected_tokens, actual_tokens, strict=True)
     )
 
 
@@ -55,37 +58,39 @@ def _tokens(text: str) -> list[list[str]]:
     return [line.split() for line in text.strip().splitlines()]
 
 
-def _is_same_word(wanted: str, said: str) -> bool:
-    return wanted.lower() in ("yes", "no") and wanted.lower() == said.lower()
+def _is_same_word(expected: str, actual: str) -> bool:
+    return expected.lower() in ("yes", "no") and expected.lower() == actual.lower()
 
 
-def _is_same_number(wanted: str, said: str) -> bool:
-    if not _DECIMAL.fullmatch(wanted) or not _DECIMAL.fullmatch(said):
+def _is_same_number(expected: str, actual: str) -> bool:
+    if not _DECIMAL.fullmatch(expected) or not _DECIMAL.fullmatch(actual):
         return False
-    if not wanted.lstrip("+-").isdigit():
-        return math.isfinite(float(wanted)) and _is_close(float(wanted), float(said))
-    if said.lstrip("+-").isdigit() or not _INTEGER.fullmatch(wanted):  # 007 and 7 are words
+    if not expected.lstrip("+-").isdigit():
+        return math.isfinite(float(expected)) and _is_close(float(expected), float(actual))
+    if actual.lstrip("+-").isdigit() or not _INTEGER.fullmatch(expected):  # 007 and 7 are words
         return False
     try:
-        return Decimal(wanted) == Decimal(said)
+        return Decimal(expected) == Decimal(actual)
     except InvalidOperation:  # an exponent of more than 18 digits
         return False
 
 
-def _is_close(wanted: float, said: float) -> bool:
+def _is_close(expected: float, actual: float) -> bool:
     try:
-        return math.isclose(wanted, said, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+        return math.isclose(expected, actual, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
     except OverflowError:  # an int beyond all floats
         return False
 
 
-def _is_equal(wanted: Any, said: Any) -> bool:
-    if isinstance(wanted, bool) or isinstance(said, bool):
-        return wanted is said
-    if isinstance(wanted, (int, float)) and isinstance(said, (int, float)):
-        return _is_close(wanted, said) if isinstance(wanted, float) else wanted == said
-    if isinstance(wanted, list) and isinstance(said, list):
-        return len(wanted) == len(said) and all(map(_is_equal, wanted, said))
-    if isinstance(wanted, dict) and isinstance(said, dict):
-        return wanted.keys() == said.keys() and all(_is_equal(value, said[key]) for key, value in wanted.items())
-    return type(wanted) is type(said) and wanted == said
+def _is_equal(expected: Any, actual: Any) -> bool:
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return expected is actual
+    if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
+        return _is_close(expected, actual) if isinstance(expected, float) else expected == actual
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(expected) == len(actual) and all(map(_is_equal, expected, actual))
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return expected.keys() == actual.keys() and all(
+            _is_equal(value, actual[key]) for key, value in expected.items()
+        )
+    return type(expected) is type(actual) and expected == actual

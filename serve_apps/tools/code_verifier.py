@@ -167,10 +167,12 @@ class CodeVerifier:
 
         Where it fails it is asked again, about what was expected: if it can judge that, what the program said is no answer.
         """
-        said = {i: run.value if tests.fn_name else run.stdout for i, run in enumerate(runs) if run.status == "ended"}
-        sound = {i: actual for i, actual in said.items() if not _is_deep(actual)}
+        actual_of = {
+            i: run.value if tests.fn_name else run.stdout for i, run in enumerate(runs) if run.status == "ended"
+        }
+        sound = {i: actual for i, actual in actual_of.items() if not _is_deep(actual)}
         answers = self._checked(tests, cases, sound, problem)
-        unsure = [i for i in said if i not in answers or _opinion(answers[i]) is None]
+        unsure = [i for i in actual_of if i not in answers or _opinion(answers[i]) is None]
         again = self._checked(tests, cases, {i: cases[i].expected for i in unsure}, problem)
         verdicts = []
         for i, run in enumerate(runs):
@@ -187,7 +189,7 @@ class CodeVerifier:
     ) -> dict[int, CaseRun]:
         """`check(given, expected, actual)`, and `problem` and `metadata` if it takes them, for some of the cases."""
         checker = Program(code=tests.checker_code, fn_name="check", min_arguments=3)
-        questions = [[cases[i].given, cases[i].expected, said, problem, {}] for i, said in actual.items()]
+        questions = [[cases[i].given, cases[i].expected, value, problem, {}] for i, value in actual.items()]
         return dict(zip(actual, self.sandbox.run(checker, questions, total_s=self.total_s), strict=True))
 
 
@@ -209,11 +211,11 @@ def extract_code(text: str) -> str:
 
 def time_limit(statement: str) -> float | None:
     """Seconds that a statement allows per test; None where it names none."""
-    found = _TIME_LIMIT.search(statement)
-    if found is None:
+    match = _TIME_LIMIT.search(statement)
+    if match is None:
         return None
-    number = float(found[1])
-    return number / 1000 if found[2].lower().startswith(("ms", "milli")) else number
+    number = float(match[1])
+    return number / 1000 if match[2].lower().startswith(("ms", "milli")) else number
 
 
 def _is_python(text: str) -> bool:

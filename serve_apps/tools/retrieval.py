@@ -40,29 +40,29 @@ def retriever_tool(settings: Mapping[str, Any], *, top_k: int, fail_open: bool =
     async def retrieve(queries: str | Sequence[str]) -> str:
         asked = [queries] if isinstance(queries, str) else [str(query) for query in queries]
         rows = await retriever.search(asked, top_k)
-        found = {document.contents[:MAX_DOCUMENT_CHARS]: document for row in rows for document in row}
-        return as_information(list(found.values()))
+        documents = {document.contents[:MAX_DOCUMENT_CHARS]: document for row in rows for document in row}
+        return as_information(list(documents.values()))
 
     return Tool(retrieve, timeout_s=timeout_s, fail_open=fail_open, fallback=as_information([]))
 
 
 def open_retriever(settings: Mapping[str, Any]) -> Retriever:
     """The retriever that settings name."""
-    given = dict(settings)
-    if "corpus" in given and "urls" not in given:
-        unknown = sorted(given.keys() - {"corpus"})
+    options = dict(settings)
+    if "corpus" in options and "urls" not in options:
+        unknown = sorted(options.keys() - {"corpus"})
         if not unknown:
-            return EmbeddedRetriever(Corpus(str(given["corpus"])))
-    elif "documents" in given and not given.keys() & {"corpus", "urls"}:
-        path = str(given.pop("documents"))
-        return EmbeddedRetriever(Corpus(_built(path, given)))
-    elif "urls" in given and not given.keys() & {"corpus", "documents"}:
-        unknown = sorted(given.keys() - {f.name for f in fields(HttpRetriever) if f.init})
+            return EmbeddedRetriever(Corpus(str(options["corpus"])))
+    elif "documents" in options and not options.keys() & {"corpus", "urls"}:
+        path = str(options.pop("documents"))
+        return EmbeddedRetriever(Corpus(_built(path, options)))
+    elif "urls" in options and not options.keys() & {"corpus", "documents"}:
+        unknown = sorted(options.keys() - {f.name for f in fields(HttpRetriever) if f.init})
         if not unknown:
-            return HttpRetriever(**given)
+            return HttpRetriever(**options)
     else:
         raise ValueError(
-            f"workflow.settings.retriever: give `corpus`, `documents` or `urls`, got {sorted(given) or 'nothing'}"
+            f"workflow.settings.retriever: give `corpus`, `documents` or `urls`, got {sorted(options) or 'nothing'}"
         )
     raise ValueError(f"workflow.settings.retriever: unknown {', '.join(unknown)}")
 

@@ -34,8 +34,8 @@ def _words(text: str) -> list[str]:
     return normalize(text).split() or text.split()
 
 
-def _f1(said: list[str], wanted: list[str]) -> float:
-    if not said or not wanted:
+def _f1(answer: list[str], reference: list[str]) -> float:
+    if not answer or not reference:
         return 0.0
-    common = sum((Counter(said) & Counter(wanted)).values())
-    return 2 * common / (len(said) + len(wanted))
+    common = sum((Counter(answer) & Counter(reference)).values())
+    return 2 * common / (len(answer) + len(reference))

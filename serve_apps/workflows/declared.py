@@ -144,11 +144,11 @@ class _Walk:
 
     async def _act(self, name: str, node: NodeSpec, agents: Any, tools: Any) -> Any:
         if node.type == "tool":
-            given = {key: self._argument(text) for key, text in node.arguments.items()}
+            arguments = {key: self._argument(text) for key, text in node.arguments.items()}
             if not node.each:
-                return await tools[node.tool](**given)
-            items = given[node.each] if isinstance(given[node.each], (list, tuple)) else [given[node.each]]
-            return await together(*(tools[node.tool](**{**given, node.each: item}) for item in items))
+                return await tools[node.tool](**arguments)
+            items = arguments[node.each] if isinstance(arguments[node.each], (list, tuple)) else [arguments[node.each]]
+            return await together(*(tools[node.tool](**{**arguments, node.each: item}) for item in items))
         fields = [*fields_of(node.prompt), *fields_of(node.system)]
         reply = await agents[name](**{input_name(f): as_text(look_up(f, self.values)) for f in fields})
         return {"text": reply.text, **reply.fields, **traced(reply.data, reply.turn_index)}
@@ -161,10 +161,10 @@ class _Walk:
 def _tool(name: str, settings: Mapping[str, Any]) -> Tool:
     place = f"workflow.settings.tools.{name}"
     if "path" in settings:
-        found = load_object(str(settings["path"]), place=f"{place}.path")
+        declared = load_object(str(settings["path"]), place=f"{place}.path")
         more = {key: value for key, value in settings.items() if key != "path"}
         try:
-            made = found if isinstance(found, Tool) and not more else found(**more)
+            made = declared if isinstance(declared, Tool) and not more else declared(**more)
         except TypeError as error:
             raise TypeError(f"{place}: {settings['path']!r} makes no Tool of {sorted(more)}: {error}") from None
         if not isinstance(made, Tool):

@@ -64,8 +64,8 @@ class HierarchicalSearch(Workflow):
             if route["verify"] == ENOUGH:
                 reason = "routed"
                 break
-            wanted = await agents.searcher(question=task.prompt, found=found)
-            documents = await tools.retrieve(queries=[wanted["search"]])
-            found = TracedText.joined(found, "\n" if found else "", wanted["search"], ": ", documents)
+            query = await agents.searcher(question=task.prompt, found=found)
+            documents = await tools.retrieve(queries=[query["search"]])
+            found = TracedText.joined(found, "\n" if found else "", query["search"], ": ", documents)
         final = await agents.answerer(question=task.prompt, found=found)
         return Outcome(answer=final["answer"], stop_reason=reason)

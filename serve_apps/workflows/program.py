@@ -170,10 +170,10 @@ def _container_command(
     return [engine, "run", "--rm", "--network", "host", *options, image, *arguments]
 
 
-def _filled(part: str, given: Mapping[str, str]) -> str:
+def _filled(part: str, values: Mapping[str, str]) -> str:
     """Other braces than these places stay as they are, and so do those in what is filled in."""
-    names = "|".join(given)
-    return re.sub(rf"{{({names})}}", lambda place: given[place[1]], part)
+    names = "|".join(values)
+    return re.sub(rf"{{({names})}}", lambda match: values[match[1]], part)
 
 
 def _public(task: Task) -> str:

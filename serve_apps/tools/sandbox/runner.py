@@ -48,8 +48,8 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for place in (0, 1, 2):
-        os.dup2(nothing, place)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
     _prctl(_PR_SET_DUMPABLE, 0)  # no child looks into this process
     header = json.loads(requests.readline())
     if header["supervised"]:
@@ -80,15 +80,17 @@ def _leave_a_supervisor() -> None:
         os._exit(0)
 
 
-def _run_case(header: dict[str, Any], given: Any, prelude: dict[str, Any]) -> dict[str, Any]:
+def _run_case(header: dict[str, Any], case_input: Any, prelude: dict[str, Any]) -> dict[str, Any]:
     stdin, outputs = os.pipe(), [os.pipe() for _ in range(3)]
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        _become_the_program(header, given, prelude, (stdin[0], *(writer for _, writer in outputs), header["begun"]))
+        _become_the_program(
+            header, case_input, prelude, (stdin[0], *(writer for _, writer in outputs), header["begun"])
+        )
     for number in (stdin[0], *(writer for _, writer in outputs)):
         os.close(number)
-    text = b"" if header["fn_name"] else str(given).encode(errors="surrogatepass")
+    text = b"" if header["fn_name"] else str(case_input).encode(errors="surrogatepass")
     readers = [reader for reader, _ in outputs]
     said, why = _exchange(pid, stdin[1], text, readers, header["time_s"], header["output_bytes"])
     seconds = time.monotonic() - began
@@ -184,17 +186,17 @@ def _end_all(pid: int) -> tuple[int, Any]:
             except ProcessLookupError:
                 continue
         try:
-            found, status, used = os.wait4(-1, 0)
+            child, status, used = os.wait4(-1, 0)
         except ChildProcessError:
             break
-        if found == pid:
+        if child == pid:
             ended = status, used
     assert ended is not None, "the case was a child of this process"
     return ended
 
 
 def _descendants(pid: int) -> list[int]:
-    found = []
+    descendants = []
     for task in _listed(f"/proc/{pid}/task"):
         try:
             with open(f"/proc/{pid}/task/{task}/children") as file:
@@ -202,8 +204,8 @@ def _descendants(pid: int) -> list[int]:
         except OSError:
             continue
         for child in children:
-            found += [child, *_descendants(child)]
-    return found
+            descendants += [child, *_descendants(child)]
+    return descendants
 
 
 def _listed(folder: str) -> list[str]:
@@ -213,7 +215,9 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-def _become_the_program(header: dict[str, Any], given: Any, prelude: dict[str, Any], pipes: tuple[int, ...]) -> None:
+def _become_the_program(
+    header: dict[str, Any], case_input: Any, prelude: dict[str, Any], pipes: tuple[int, ...]
+) -> None:
     """In the child: standard streams, limits, the program. Never returns."""
     code = _ERROR
     try:
@@ -230,7 +234,7 @@ def _become_the_program(header: dict[str, Any], given: Any, prelude: dict[str, A
         _limit(header)
         os.write(begun, b".")
         os.close(begun)
-        code = _execute(header, given, prelude)
+        code = _execute(header, case_input, prelude)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
@@ -248,7 +252,7 @@ def _become_the_program(header: dict[str, Any], given: Any, prelude: dict[str, A
 
 
 def _limit(header: dict[str, Any]) -> None:
-    for what, wanted in (
+    for what, limit in (
         (resource.RLIMIT_CPU, int(header["time_s"]) + 1),
         (resource.RLIMIT_AS, header["memory_bytes"]),
         (resource.RLIMIT_STACK, min(_STACK_BYTES, header["memory_bytes"] // 2)),
@@ -261,14 +265,14 @@ def _limit(header: dict[str, Any]) -> None:
         (resource.RLIMIT_SIGPENDING, 256),
     ):
         highest = resource.getrlimit(what)[1]
-        value = wanted if highest == resource.RLIM_INFINITY else min(wanted, highest)
+        value = limit if highest == resource.RLIM_INFINITY else min(limit, highest)
         resource.setrlimit(what, (value, value))
     sys.setrecursionlimit(600_000)
     if header["landlock"]:
         _confine(header["readable"], header["scratch"], bytes.fromhex(header["seccomp"]))
 
 
-def _execute(header: dict[str, Any], given: Any, prelude: dict[str, Any]) -> int:
+def _execute(header: dict[str, Any], case_input: Any, prelude: dict[str, Any]) -> int:
     try:
         program = compile(header["code"], "program.py", "exec")
     except BaseException:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, SystemError ...
@@ -281,7 +285,7 @@ def _execute(header: dict[str, Any], given: Any, prelude: dict[str, Any]) -> int
     exec(program, scope)
     if header["fn_name"]:
         function = _function(scope, header["fn_name"])
-        answer = json.dumps(_plain(function(*_arguments(function, given, header["min_arguments"]))))
+        answer = json.dumps(_plain(function(*_arguments(function, case_input, header["min_arguments"]))))
         with os.fdopen(3, "w") as value:
             value.write(answer)
     threading = sys.modules.get("threading")
@@ -299,7 +303,7 @@ def _function(scope: dict[str, Any], name: str) -> Any:
     raise NameError(f"the program defines neither {name} nor Solution.{name}")
 
 
-def _arguments(function: Any, given: list[Any], at_least: int) -> list[Any]:
+def _arguments(function: Any, arguments: list[Any], at_least: int) -> list[Any]:
     """What a function is called with: a single list is spread over several parameters, and beyond the first `at_least`
     arguments it gets only those that it takes."""
     import inspect
@@ -307,13 +311,13 @@ def _arguments(function: Any, given: list[Any], at_least: int) -> list[Any]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return given
+        return arguments
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(given) == 1 and isinstance(given[0], list) and len(needed) > 1:
-        return given[0]
+    if len(arguments) == 1 and isinstance(arguments[0], list) and len(needed) > 1:
+        return arguments[0]
     if at_least and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return given[: max(at_least, len(needed))]
-    return given
+        return arguments[: max(at_least, len(needed))]
+    return arguments
 
 
 def _plain(answer: Any) -> Any:

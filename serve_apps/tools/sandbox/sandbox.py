@@ -104,9 +104,9 @@ class Sandbox:
     @cached_property
     def wall(self) -> Wall:
         """The wall in use: the one asked for, else the first that works."""
-        wanted: Sequence[Wall] = ("bubblewrap", "landlock") if self.config.wall == "auto" else (self.config.wall,)
+        candidates: Sequence[Wall] = ("bubblewrap", "landlock") if self.config.wall == "auto" else (self.config.wall,)
         faults = []
-        for wall in wanted:
+        for wall in candidates:
             try:
                 self._probe(wall)
             except SandboxUnavailable as fault:
@@ -483,9 +483,9 @@ def _remove(folder: str) -> None:
 def _memory_of(pid: int) -> int:
     """Resident bytes of a process and everything below it."""
     total, page = 0, os.sysconf("SC_PAGE_SIZE")
-    for one in (pid, *_below(pid)):
+    for process in (pid, *_below(pid)):
         with suppress(OSError):
-            total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * page
+            total += int(Path(f"/proc/{process}/statm").read_text().split()[1]) * page
     return total
 
 
@@ -495,20 +495,20 @@ def _kill_below(pid: int) -> None:
         below = _below(pid)
         if not below:
             return
-        for one in below:
+        for descendant in below:
             with suppress(ProcessLookupError):
-                os.kill(one, signal.SIGKILL)
+                os.kill(descendant, signal.SIGKILL)
         time.sleep(0.005)
 
 
 def _below(pid: int) -> list[int]:
     """Descendants that are alive."""
-    found, todo = [], [pid]
+    alive, todo = [], [pid]
     while todo:
-        one = todo.pop()
+        current = todo.pop()
         with suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
+            for task in Path(f"/proc/{current}/task").iterdir():
                 todo += map(int, (task / "children").read_text().split())
-            if one != pid and Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                found.append(one)
-    return found
+            if current != pid and Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                alive.append(current)
+    return alive
