@@ -1,4 +1,4 @@
-"""acting_team: everything that acts in an episode: a workflow, its tokenizers, and what answers the agents' model calls."""
+"""acting_team: a workflow, its tokenizers and what answers its agents' model calls -> the team that acts in an episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stores.types import Completion, GenerateRequest, Sampling, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCall:
-    """A model call with what it was built from."""
+    """A model call, with the inputs and the task that its prompt was built from."""
 
     agent: str
     inputs: Mapping[str, str]
@@ -26,24 +26,24 @@ Complete = Callable[[AgentCall], Awaitable[Completion]]
 
 @dataclass(frozen=True, kw_only=True)
 class ActingTeam:
-    """Everything that acts in an episode, as the runner needs it."""
+    """Holds everything that acts in an episode, as the runner needs it."""
 
     workflow: Workflow
     workflow_path: str
     group_of: Mapping[str, str]
-    """Model group of every agent."""
+    """The model group of every agent."""
     tokenizers: Mapping[str, ChatTokenizer]
-    """By model group."""
+    """The tokenizer of every model group."""
     max_model_len: Mapping[str, int]
-    """By model group: prompt and completion together, tokens."""
+    """The context of every model group in tokens, prompt and completion together."""
     sampling: Mapping[str, Sampling]
-    """By agent."""
+    """The sampling settings of every agent."""
     policy_versions: Mapping[str, int]
     team_key: str
 
 
 def via(client: PolicyClient) -> Complete:
-    """Model calls answered by a policy client."""
+    """Returns a `Complete` that hands every model call to a policy client."""
 
     async def complete(call: AgentCall) -> Completion:
         return await client.generate(call.request)

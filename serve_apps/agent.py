@@ -1,4 +1,4 @@
-"""Agents and tools: what a workflow's author declares, and what a call to one gives back."""
+"""agent: the agents and tools that a workflow's author declares, and what a call to one returns."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class TracedText(str):
 
     @classmethod
     def by(cls, text: str, *origins: int) -> TracedText:
-        """`text`, said in these events."""
+        """Returns `text`, marked as coming from these events."""
         traced_text = cls(text)
         traced_text.origins = frozenset(origins)
         return traced_text
 
     @classmethod
     def joined(cls, *parts: str) -> TracedText:
-        """All parts as one text, which remembers where each of them came from."""
+        """Joins the parts to one text, which remembers the events of all of them."""
         return cls.by("".join(parts), *origins_of(parts))
 
 
 def origins_of(value: Any) -> frozenset[int]:
-    """The events that a text, or what a list or mapping holds, came from."""
+    """Returns the events that a text, or the texts in a list or mapping, came from."""
     if isinstance(value, TracedText):
         return value.origins
     if isinstance(value, Mapping):
@@ -46,7 +46,7 @@ def origins_of(value: Any) -> frozenset[int]:
 
 
 def traced(value: Any, origin: int) -> Any:
-    """The same text or data, whose texts remember the event that said them."""
+    """Returns the same text or data, with every text marked as coming from the event `origin`."""
     if isinstance(value, str):
         return TracedText.by(value, origin)
     if isinstance(value, Mapping):
@@ -58,7 +58,7 @@ _attempts: ContextVar[list[int]] = ContextVar("attempts")
 
 
 def count_attempt() -> None:
-    """A tool that tries again calls this before each try: the trace then says how many there were."""
+    """Counts one attempt; a tool that repeats its work calls this before each attempt, and the trace then holds their number."""
     counter = _attempts.get(None)
     if counter is not None:
         counter[0] += 1
@@ -66,7 +66,7 @@ def count_attempt() -> None:
 
 @contextmanager
 def counted_attempts() -> Iterator[list[int]]:
-    """A list whose one number is how often `count_attempt` was called inside."""
+    """Yields a list of one number: how often `count_attempt` was called inside the block."""
     token = _attempts.set([0])
     try:
         yield _attempts.get()
@@ -76,7 +76,7 @@ def counted_attempts() -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an agent answered: `reply["answer"]` is a field of its contract, empty where the agent left it out."""
+    """Holds what an agent answered: `reply["answer"]` is a field of its contract, empty where the agent left it out."""
 
     turn_index: int
     text: TracedText
@@ -84,7 +84,7 @@ class Reply:
     is_format_ok: bool
     is_truncated: bool
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Of a contract that reads data (JSON): what was found, as it is."""
+    """The values that a contract for data (JSON) read, unchanged; empty for other contracts."""
 
     def __getitem__(self, name: str) -> TracedText:
         try:
@@ -95,7 +95,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Agent:
-    """A role: prompt template, output contract and sampling settings.
+    """Declares a role: its prompt template, output contract and sampling settings.
 
     `prompt` and `system` are `str.format` templates over the keyword arguments of the call (double braces escape).
     """
@@ -115,17 +115,17 @@ class Agent:
 
     @property
     def inputs(self) -> frozenset[str]:
-        """Names of the keyword arguments a call must give."""
+        """The names of the keyword arguments that a call must pass."""
         parts = [*string.Formatter().parse(self.system), *string.Formatter().parse(self.prompt)]
         return frozenset(name for _, name, _, _ in parts if name)
 
     @property
     def sampling(self) -> Sampling:
-        """The agent's own sampling; a run config may change it."""
+        """The agent's own sampling settings; a run config may change them."""
         return Sampling(max_tokens=self.max_tokens, temperature=self.temperature)
 
     def messages(self, inputs: Mapping[str, str]) -> list[dict[str, str]]:
-        """Chat messages for these inputs; ValueError names inputs that are missing or not in the template."""
+        """Returns the chat messages for these inputs; ValueError names inputs that are missing or not in the template."""
         if inputs.keys() != self.inputs:
             missing, extra = self.inputs - inputs.keys(), inputs.keys() - self.inputs
             raise ValueError(
@@ -135,29 +135,29 @@ class Agent:
         return [*system, {"role": "user", "content": self.prompt.format(**inputs)}]
 
     def introduced(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A caller's chat messages, after the agent's own system message where it is a plain text and they have none."""
+        """Puts the agent's own system message before a caller's chat messages, where it is plain text and they have none."""
         if not self.system or "{" in self.system or messages[0]["role"] == "system":
             return list(messages)
         return [{"role": "system", "content": self.system}, *messages]
 
     def with_sampling(self, sampling: Sampling, **changes: Any) -> Sampling:
-        """`sampling` with the changes that are not None."""
+        """Returns `sampling` with those of the changes that are not None."""
         return replace(sampling, **{k: v for k, v in changes.items() if v is not None})
 
 
 @dataclass(frozen=True)
 class Tool:
-    """An async function that a workflow calls through `tools.<name>(...)`; every call is recorded.
+    """Declares an async function that a workflow calls through `tools.<name>(...)`; every call is recorded.
 
-    Arguments are checked against its annotations: what does not fit is a failed call, which names the argument.
+    Arguments are checked against its annotations: a value that does not fit makes a failed call, whose error names the argument.
     """
 
     function: Callable[..., Awaitable[Any]]
     timeout_s: float = 30.0
     unrecorded: tuple[str, ...] = ()
-    """Arguments that a call's record only names: what the trace holds elsewhere, or is too large."""
+    """Arguments whose values are left out of the record of a call, because the trace holds them elsewhere or they are too large."""
     fail_open: bool = False
-    """A failed call is recorded with its error, and the workflow goes on with `fallback`."""
+    """True: a failed call is recorded with its error, and the workflow goes on with `fallback`."""
     fallback: Any = ""
 
     async def __call__(self, **arguments: Any) -> Any:
@@ -176,4 +176,4 @@ class Tool:
 
 
 class ToolError(Exception):
-    """A tool failed: the episode becomes `tool_error`."""
+    """Raised where a tool failed: the episode ends with status `tool_error`."""

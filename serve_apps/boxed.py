@@ -1,4 +1,4 @@
-"""boxed: the last \\boxed{...} of a text."""
+"""boxed: a text -> the last \\boxed{...} in it."""
 
 from __future__ import annotations
 

@@ -13,35 +13,35 @@ from serve_apps.boxed import last_boxed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """What a contract read from a completion."""
+    """Holds what a contract read from a completion."""
 
     fields: Mapping[str, str]
-    """Every field of the contract; empty where it was not found."""
+    """Every field of the contract, empty where the completion has none."""
     fault: str
-    """What the format missed, empty where it is ok."""
+    """The first thing that is wrong with the format; empty where nothing is."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Of a contract that reads data: what was found, as it is and not as text."""
+    """The values that a contract for data read, not turned into text; empty for other contracts."""
 
 
 class Contract(Protocol):
-    """The form an agent's output must have."""
+    """Describes the form that an agent's output must have."""
 
     def parse(self, text: str) -> Parsed:
-        """Fields and verdict; never raises on what a model wrote."""
+        """Reads the fields and checks the format; never raises, whatever a model wrote."""
         ...
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Names under which `Reply` offers the fields."""
+        """The names under which `Reply` offers the fields."""
         ...
 
 
 @dataclass(frozen=True)
 class Raw:
-    """The whole text is the one field `text`; only an empty completion is a fault."""
+    """Takes the whole text as the one field `text`; only an empty completion is a fault."""
 
     def parse(self, text: str) -> Parsed:
-        """The stripped text."""
+        """Returns the text without space around it."""
         return Parsed(fields={"text": text.strip()}, fault="" if text.strip() else "empty completion")
 
     @property
@@ -52,17 +52,17 @@ class Raw:
 
 @dataclass(frozen=True)
 class Tags:
-    """Exactly one non-empty `<NAME>...</NAME>` block per name, in this order, and nothing outside.
+    """Requires exactly one non-empty `<NAME>...</NAME>` block per name, in this order, and nothing outside.
 
-    Fields are the lower-case names. Where the format is broken, blocks that can be read are still offered, because
-    the next agent works with what there is; the verdict is what the credit rule punishes.
+    Fields are the lower-case names. Where the format is broken, blocks that can be read are still returned, because
+    the next agent works with them; the credit rule punishes the fault.
     """
 
     names: tuple[str, ...]
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Values a block may have, compared in lower case."""
+    """The values that a block may have, compared in lower case."""
     max_words: Mapping[str, int] = field(default_factory=dict)
-    """How many words a block may have."""
+    """The largest number of words that a block may have."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Tags:
         return tuple(name.lower() for name in self.names)
 
     def parse(self, text: str) -> Parsed:
-        """Reads every block and says what is wrong with the first bad one."""
+        """Reads every block; the fault names the first bad one."""
         fields: dict[str, str] = {}
         fault = ""
         rest = text
@@ -113,14 +113,14 @@ class Tags:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Exactly one of several tags, not empty, and nothing outside: what an agent decides by which tag it writes.
+    """Requires exactly one of several tags, not empty, and nothing outside: an agent decides by which tag it writes.
 
     Every name is a field, empty but for the one that was written; `choice` names that one, empty where none was.
     """
 
     names: tuple[str, ...]
     may_be_empty: tuple[str, ...] = ()
-    """Tags that say all by being there."""
+    """Tags that need no text inside."""
 
     def __init__(self, *names: str, may_be_empty: Sequence[str] = ()) -> None:
         unknown = set(may_be_empty) - set(names)
@@ -137,7 +137,7 @@ class OneOf:
         return (*(name.lower() for name in self.names), "choice")
 
     def parse(self, text: str) -> Parsed:
-        """The first tag that can be read decides; more than one is a fault."""
+        """Reads the first tag; text outside of it, a second tag included, is a fault."""
         found = [name for name in self.names if re.search(rf"<{name}>.*?</{name}>|<{name}/>", text, re.DOTALL)]
         fields = dict.fromkeys(self.field_names, "")
         if not found:
@@ -156,17 +156,17 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Thinking:
-    """A contract behind one `<think>...</think>` block, with which the text begins (Dr. MAS' search agents)."""
+    """Requires one `<think>...</think>` block at the beginning, and applies a contract to the rest (Dr. MAS, arXiv 2602.08847)."""
 
     contract: Contract
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Those of the contract inside."""
+        """The names of the inner contract."""
         return self.contract.field_names
 
     def parse(self, text: str) -> Parsed:
-        """What follows the thoughts; the whole text where there are none, which is a fault."""
+        """Reads the text after the block; a missing block is a fault, and then the whole text is read."""
         match = re.fullmatch(r"\s*<think>(?:(?!</?think>).)*</think>(.*)", text, re.DOTALL)
         if match is None or "<think>" in match[1] or "</think>" in match[1]:
             _, _, rest = text.rpartition("</think>")
@@ -184,7 +184,7 @@ class Boxed:
         return ("answer", "text")
 
     def parse(self, text: str) -> Parsed:
-        """The last complete box; none, or an empty one, is a fault."""
+        """Reads the last complete box; it is a fault if there is none or it is empty."""
         boxed = (last_boxed(text) or "").strip()
         fault = "" if boxed else r"no answer in \boxed{}"
         return Parsed(fields={"answer": boxed, "text": text.strip()}, fault=fault)
@@ -192,11 +192,11 @@ class Boxed:
 
 @dataclass(frozen=True)
 class JsonKeys:
-    """One JSON object with these keys, fenced or bare. Fields are text, JSON where it was none; `data` has the values."""
+    """Requires one JSON object with these keys, fenced or bare. Fields are text, other values as JSON; `data` has the values."""
 
     names: tuple[str, ...]
     max_items: int | None = None
-    """Of lists: the first so many count."""
+    """Of a longer list only so many items are read."""
 
     def __init__(self, *names: str, max_items: int | None = None) -> None:
         if not names:
@@ -206,7 +206,7 @@ class JsonKeys:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """The keys."""
+        """The names of the keys."""
         return self.names
 
     def parse(self, text: str) -> Parsed:

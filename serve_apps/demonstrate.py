@@ -1,8 +1,8 @@
 """demonstrate: tasks and a demonstrator -> traces whose turns were written, not sampled.
 
 The real workflow runs with the real tokenizer and recorder; only the completions come from a function
-`(agent, task, inputs, rng) -> text`. What it yields has the form of any trace, so a warm start learns from
-demonstrations and from chosen traces in the same way. A tool is asked once for the same arguments: demonstrations repeat
+`(agent, task, inputs, rng) -> text`. The result has the form of any trace, so a warm start learns from
+demonstrations and from chosen traces in the same way. A tool is called once for the same arguments: demonstrations repeat
 themselves, and a sandbox takes 20 ms per test.
 """
 
@@ -25,7 +25,7 @@ from stores.types import Completion, FinishReason, Purpose, Task, Trace
 
 Demonstrator = Callable[[str, Task, Mapping[str, str], random.Random], str]
 ToolAnswers = dict[tuple[str, str], Any]
-"""By name of the tool and arguments."""
+"""Responses of tools, by the name of the tool and its arguments."""
 
 
 def demonstrate(
@@ -38,10 +38,10 @@ def demonstrate(
     seed: int,
     answers: ToolAnswers | None = None,
 ) -> list[Trace]:
-    """`count` traces over `tasks` in turn, the same for the same seed.
+    """Returns `count` traces over `tasks` in turn; the same seed gives the same traces.
 
     Args:
-        answers: of tools, from an earlier call; those of this one are added.
+        answers: responses of tools from an earlier call; those of this call are added.
 
     Raises ValueError with the first error if a demonstration does not run to its end.
     """
@@ -81,7 +81,7 @@ def demonstrate(
 
 
 def _remembering(workflow: Workflow, answers: ToolAnswers) -> Workflow:
-    """`workflow` with tools that look into `answers` first."""
+    """Returns a copy of `workflow` whose tools look into `answers` before they are called."""
 
     def remembering(name: str, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         @wraps(function)

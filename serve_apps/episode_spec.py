@@ -11,7 +11,7 @@ from stores.types import Purpose, Task, episode_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSpec:
-    """Which episode to run."""
+    """Names an episode: whose run, which iteration, purpose, team, task and index."""
 
     run_id: str
     iteration: int
@@ -21,16 +21,16 @@ class EpisodeSpec:
     episode_index: int
     run_seed: int
     script: Script | None = None
-    """What the episode replays and changes; None: it is an episode of its own."""
+    """What the episode replays and changes; None where it replays nothing."""
 
     @property
     def variant(self) -> str:
-        """Name of the script; empty without one."""
+        """The name of the script; empty without one."""
         return "" if self.script is None else self.script.variant
 
     @property
     def episode_id(self) -> str:
-        """Key of the episode."""
+        """The key of the episode."""
         return episode_id(
             run_id=self.run_id,
             iteration=self.iteration,
@@ -43,13 +43,13 @@ class EpisodeSpec:
 
     @property
     def seed(self) -> int:
-        """Seed of the episode: same run seed, task and index give the same, whatever team plays (common random numbers)."""
+        """The seed of the episode. It does not depend on the team: two teams play a task with common random numbers."""
         parts = (self.run_seed, self.iteration, self.purpose, self.task.task_id, self.episode_index, self.variant)
         return int.from_bytes(sha256(repr(parts).encode()).digest()[:4], "big") >> 1
 
     @property
     def group_id(self) -> str:
-        """Episodes of the same task, iteration, purpose and team; their variants are groups of their own, by kind."""
+        """The group of the episodes of this task, iteration, purpose and team; each kind of variant has a group of its own."""
         return episode_id(
             run_id=self.run_id,
             iteration=self.iteration,

@@ -1,9 +1,10 @@
-"""expressions: conditions on the edges of a declared graph -> true or false. Parsed into a tree that can do little; never
+"""expressions: conditions on the edges of a declared graph -> true or false. They are parsed into a small tree and are never
 run as code.
 
     answer.text != "" and not (verify.status in ["correct", "uncertain"]) and step < 4
 
-Names, their fields (a.b) and places in lists (a.b[0]), text, numbers, true, false, null, lists of these, == != < <= > >= in, not in, and, or, not.
+The language has names, their fields (a.b) and items of lists (a.b[0]), text, numbers, true, false, null, lists of these,
+== != < <= > >= in, not in, and, or, not.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 @dataclass(frozen=True)
 class Expression:
-    """A condition that has been read."""
+    """Holds a condition that has been parsed."""
 
     text: str
     _tree: ast.expr
     names: frozenset[str]
-    """Dotted names that it reads."""
+    """The dotted names that it reads."""
 
     def __call__(self, values: Mapping[str, Any]) -> bool:
-        """Whether it holds. Names that are missing are null; what cannot be compared is not so."""
+        """Returns whether the condition holds. Missing names are null; a comparison of values that cannot be compared is false."""
         return bool(_value(self._tree, values))
 
 
 def parse_expression(text: str) -> Expression:
-    """Reads a condition; ValueError names the part that is not of this language."""
+    """Parses a condition; ValueError names the part that is not in the language."""
     if len(text) > MAX_CHARS:
         raise ValueError(f"condition of {len(text)} characters, at most {MAX_CHARS}: split the node")
     try:
@@ -99,7 +100,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def look_up(name: str, values: Mapping[str, Any]) -> Any:
-    """`a.b.0`: fields of mappings and places in lists; None where there is none."""
+    """Returns the value at a name like `a.b.0`, through fields of mappings and items of lists; None where there is none."""
     value: Any = values
     for part in name.split("."):
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""prompt_budget: an agent's inputs and the room there is -> a prompt that fits, and what was cut from it.
+"""prompt_budget: an agent's inputs and a number of tokens -> a prompt that fits, and what was cut from it.
 
-Only inputs that the agent names in `cut` lose text, in that order; instructions never do. Of a text the beginning and the
-end stay: what is in the middle goes first, and of the two ends the newer one keeps more.
+Only inputs that the agent names in `cut` lose text, in that order; instructions never do. A text keeps its beginning
+and its end: the middle is cut, and the end, which is newer, keeps more.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Messages = list[dict[str, str]]
 def fit_prompt(
     agent: Agent, inputs: Mapping[str, str], *, encode: Callable[[Messages], Sequence[int]], room: int
 ) -> tuple[Messages, list[int], dict[str, int]]:
-    """Messages, their token ids, and the characters cut per input.
+    """Returns the messages, their token ids, and the number of characters cut per input.
 
     Args:
         agent: its templates, and which inputs may be cut.
         inputs: what the templates are filled with.
         encode: messages -> token ids, as the model will see them.
-        room: tokens that the prompt may have. Where nothing is left to cut it has more: the caller stops then.
+        room: tokens that the prompt may have. It has more where nothing is left to cut, and the caller has to stop.
     """
     fitted = dict(inputs)
     messages = agent.messages(fitted)
@@ -49,7 +49,7 @@ def fit_prompt(
 
 
 def shorten(text: str, num_kept: int) -> str:
-    """`kept` characters of a text, from its two ends."""
+    """Returns `num_kept` characters of a text, from its two ends."""
     if num_kept >= len(text):
         return text
     if num_kept <= 0:
@@ -59,7 +59,7 @@ def shorten(text: str, num_kept: int) -> str:
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` that fits, by halving; 0 if none does."""
+    """Returns the largest number up to `most` that fits, by bisection; 0 if none does."""
     low, high = 0, most - 1
     while low < high:
         middle = (low + high + 1) // 2

@@ -42,23 +42,23 @@ MIN_QUOTE = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What an agent is asked, in tokens, and what it was made of."""
+    """Holds a prompt in tokens, and the texts that it was made of."""
 
     text: str
     token_ids: Sequence[int]
     inputs: Mapping[str, str]
-    """Texts that went into it: events quoted in them are the turn's parents."""
+    """The texts that went into it: events that are quoted in them are the turn's parents."""
     parents: tuple[int, ...] = ()
-    """Further ones that are known."""
+    """Further parents that are known."""
     cut: Mapping[str, int] = field(default_factory=dict)
-    """Characters that each input lost for want of room."""
+    """The number of characters that were cut from each input to make the prompt fit."""
 
 
 class Recorder:
-    """Hands out agents and tools, and writes down what they do. A workflow reaches it as `agents.recorder`."""
+    """Gives a workflow its agents and tools, and records every call. A workflow reaches it as `agents.recorder`."""
 
     def __init__(self, spec: EpisodeSpec, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> None:
-        """One episode, one attempt at it."""
+        """Records one attempt at one episode, which begins now."""
         self.spec, self.team, self.complete, self.limits = spec, team, complete, limits
         self.turns: dict[int, Turn] = {}
         self.tool_calls: dict[int, ToolCall] = {}
@@ -70,12 +70,12 @@ class Recorder:
 
     @property
     def agents(self) -> Calls:
-        """What a workflow is given as `agents`."""
+        """The `agents` that are passed to a workflow."""
         return Calls(self._ask, self.team.workflow.agents, self)
 
     @property
     def tools(self) -> Calls:
-        """What a workflow is given as `tools`."""
+        """The `tools` that are passed to a workflow."""
         return Calls(self._use, self.team.workflow.tools, self)
 
     async def _ask(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
@@ -107,11 +107,11 @@ class Recorder:
         max_tokens: int | None = None,
         stops: Sequence[str] = (),
     ) -> tuple[Turn, Parsed]:
-        """One model call of agent `name`, recorded.
+        """Makes one model call of agent `name` and records it as a turn.
 
         Args:
-            parse: what a contract makes of the completion.
-            max_tokens: at most, where that is less than the agent may say and the context holds.
+            parse: reads the completion, as a contract does.
+            max_tokens: a limit below the agent's own and the context's.
             stops: the completion ends with the token that completes one of these texts.
 
         Raises ContextExhausted, TimeoutError or PolicyCallError, as a workflow's agent call does.
@@ -177,7 +177,7 @@ class Recorder:
     def used(
         self, tool: str, *, caller: str, turn: int, request: Mapping[str, Any], response: str, began: float
     ) -> int:
-        """Records a tool call that a program made by itself, between two turns; returns its place among the events.
+        """Records a tool call that a program made by itself between two turns; returns its index among the events.
 
         Args: turn: the turn that asked for it. began: `time.perf_counter()` when that turn was answered.
         """
@@ -202,7 +202,7 @@ class Recorder:
         return await self.playback.complete(call.agent, call.request, lambda: self.complete(call))
 
     def _fit(self, name: str, prompt_length: int) -> Sampling:
-        """The agent's sampling with what room is left; no room at all is a typed stop."""
+        """Returns the agent's sampling settings with `max_tokens` cut to the context; ContextExhausted where nothing is left."""
         sampling = self.team.sampling[name]
         if self.spec.script is not None and self.spec.script.kind == "greedy":
             sampling = replace(sampling, temperature=0.0)
@@ -266,7 +266,7 @@ class Recorder:
         return self.num_events - 1
 
     def _parents(self, inputs: Mapping[str, Any], index: int) -> tuple[int, ...]:
-        """Events whose text was passed on, whole or quoted."""
+        """Returns the events whose text stands in these inputs, whole or quoted."""
         parents = {*origins_of(inputs)}
         texts = [value for value in inputs.values() if isinstance(value, str)]
         for event, said in self._texts.items():
@@ -278,7 +278,7 @@ class Recorder:
     def trace(
         self, status: EpisodeStatus, stop_reason: str, error: str, outcome: Outcome, started_at: float, attempt: int
     ) -> Trace:
-        """The record of the episode as it is by now. Args: started_at: seconds since 1970. attempt: counted from 1."""
+        """Returns the record of the episode up to now. Args: started_at: seconds since 1970. attempt: counted from 1."""
         turns = tuple(self.turns[i] for i in sorted(self.turns))
         seen: dict[str, set[int]] = {}
         for turn in turns:
@@ -314,7 +314,7 @@ class Recorder:
 
 
 class Calls:
-    """`agents.solver(...)` and `tools.search(...)`: attribute access by name, or `agents["solver"](...)`."""
+    """Calls agents or tools by name: `agents.solver(...)`, `tools.search(...)`, or `agents["solver"](...)`."""
 
     def __init__(self, call: Callable[..., Awaitable[Any]], known: Mapping[str, Any], recorder: Recorder) -> None:
         self._call, self._known, self.recorder = call, known, recorder
@@ -334,7 +334,7 @@ class Calls:
 
 
 def _cut_at(completion: Completion, tokenizer: ChatTokenizer, stops: Sequence[str]) -> Completion:
-    """The completion up to the token that completes a stop text: what follows was sampled, but nobody reads it."""
+    """Returns the completion up to the token that completes a stop text; later tokens were sampled, but nobody reads them."""
     if not stops:
         return completion
     text = TextStream(tokenizer, stops)
@@ -347,5 +347,5 @@ def _cut_at(completion: Completion, tokenizer: ChatTokenizer, stops: Sequence[st
 
 
 def _turn_seed(episode_seed: int, agent: str, round_index: int) -> int:
-    """The same whichever of the agents that work side by side comes first."""
+    """Returns the seed of a turn. It does not depend on which of several agents at work side by side is faster."""
     return int.from_bytes(sha256(f"{episode_seed}/{agent}/{round_index}".encode()).digest()[:4], "big") >> 1

@@ -1,11 +1,11 @@
-"""replay: a finished episode and a change -> the answers with which it is run again.
+"""replay: a finished episode and a change -> the completions and tool responses with which it is run again.
 
     before the change   the recorded turns, token for token, and the recorded tool responses
-    the change          greedy: every turn without chance    counterfactual: one turn sampled anew
-                        without: one agent says nothing
+    the change          greedy: every turn at temperature 0    counterfactual: one turn sampled anew
+                        without: one agent returns empty completions
     after it            live
 
-A workflow must do the same when it is told the same; where a prompt comes out otherwise, the replay has gone astray.
+A workflow must be deterministic: given the same replies it must make the same calls. A prompt that differs is a ReplayError.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ VariantKind = Literal["greedy", "counterfactual", "without"]
 
 
 class ReplayError(RuntimeError):
-    """A workflow did something else than in the episode that is run again."""
+    """Raised where a workflow makes another call than in the episode that is run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What differs from the episode that is run again."""
+    """Describes what differs from the episode that is run again."""
 
     kind: VariantKind
     agent: str = ""
-    """Whose turn is changed; of a greedy episode: nobody's in particular."""
+    """The agent whose turn is changed; empty in a greedy episode."""
     base: Trace | None = None
-    """The episode; None where nothing is replayed (greedy)."""
+    """The episode that is replayed; None where nothing is (greedy)."""
     changed_at: int = 0
-    """Event from which on nothing is replayed: the changed turn."""
+    """The index of the changed turn: later events are not replayed."""
 
     @property
     def variant(self) -> str:
-        """Name of the variant, part of the episode's key."""
+        """The name of the variant, which is part of the episode's key."""
         return {
             "greedy": "greedy",
             "counterfactual": f"counterfactual-{self.changed_at}",
@@ -47,7 +47,7 @@ class Script:
 
 @dataclass(slots=True)
 class Playback:
-    """One run of a script; counts what was asked so far."""
+    """Runs a script once; counts the calls so far, by agent and by tool."""
 
     script: Script
     _turns: dict[str, int] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Playback:
     async def complete(
         self, agent: str, request: GenerateRequest, live: Callable[[], Awaitable[Completion]]
     ) -> Completion:
-        """The answer to an agent's next turn; `live` samples one. ReplayError where the prompt is not the recorded one."""
+        """Returns the completion of an agent's next turn; `live` samples one. ReplayError where the prompt is not the recorded one."""
         base, number = self.script.base, self._turns.get(agent, 0)
         self._turns[agent] = number + 1
         if base is None:
@@ -67,7 +67,7 @@ class Playback:
             if list(turn.prompt_token_ids) != list(request.prompt_token_ids):
                 raise ReplayError(
                     f"turn {turn.turn_index} of {agent!r} has another prompt than in episode {base.episode_id}: the "
-                    "workflow does not do the same when it is told the same"
+                    "workflow makes another call although all replies were the same"
                 )
             return Completion(
                 token_ids=turn.completion_token_ids,
@@ -82,7 +82,7 @@ class Playback:
         return await live()
 
     def response(self, tool: str, request: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Whether the tool's next call was recorded before the change with the same request, and what it answered."""
+        """Returns whether the tool's next call was recorded before the change with the same request, and its response."""
         number = self._calls.get(tool, 0)
         self._calls[tool] = number + 1
         calls = [call for call in self.script.base.tool_calls if call.tool == tool] if self.script.base else []

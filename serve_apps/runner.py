@@ -26,14 +26,14 @@ from serve_apps.workflow import Outcome
 from stores.types import EpisodeStatus, FinishReason, Trace
 
 CONTEXT_EXHAUSTED = "context_exhausted"
-"""Stop reason of an episode in which a prompt left no room for an answer."""
+"""The stop reason of an episode in which a prompt left no room for a completion."""
 
 
 async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> Trace:
     """Runs one episode to its end, whatever happens; only cancellation escapes.
 
-    An infrastructure failure is an attempt, repeated with the same seed; the last attempt is what is recorded. A turn
-    that another version sampled than the one that should act is such a failure: it is not what the team does.
+    An infrastructure failure is an attempt, repeated with the same seed; the last attempt is recorded. A turn
+    that was sampled by another version than the team's is such a failure, too.
     """
     for attempt in range(1, limits.max_attempts + 1):
         recorder = Recorder(spec, team, complete, limits)
@@ -76,7 +76,7 @@ async def run_attempt(recorder: Recorder, attempt: int) -> Trace:
 
 
 def _recordable(returned: Any) -> Outcome:
-    """What `run` returned, as a trace takes it; TypeError where that cannot be."""
+    """Returns the outcome of `run` with plain values, as a trace stores it; TypeError where it is none."""
     if not isinstance(returned, Outcome):
         raise TypeError(f"run returned {type(returned).__name__}, not an Outcome")
     if not isinstance(returned.metadata, Mapping):
@@ -88,6 +88,6 @@ def _recordable(returned: Any) -> Outcome:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody cancelled the task that runs this, rather than one that it waits for."""
+    """Returns whether the task that runs this was cancelled, and not one that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

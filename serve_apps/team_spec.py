@@ -1,4 +1,4 @@
-"""team_spec: who acts in episodes, in plain data that crosses process borders -> an `ActingTeam`."""
+"""team_spec: a team in plain data, which crosses process borders -> an `ActingTeam`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stores.weight_cache import fetch
 
 @dataclass(frozen=True, kw_only=True)
 class TeamSpec:
-    """An `ActingTeam` in plain data, so that it crosses a process border."""
+    """Describes an `ActingTeam` in plain data, so that it crosses a process border."""
 
     workflow: str
     settings: dict[str, Any]
     group_of: dict[str, str]
     tokenizers: dict[str, str | ModelVersionRef]
-    """By model group: the version that the tokenizer lies beside, fetched where the team acts; or a local folder."""
+    """The model version whose folder holds the tokenizer of a model group, fetched where the team acts; or a local folder."""
     max_model_len: dict[str, int]
     sampling: dict[str, Sampling]
     policy_versions: dict[str, int]
@@ -31,12 +31,12 @@ class TeamSpec:
     limits: EpisodeConfig
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
+        """Returns JSON values only."""
         return asdict(self) | {"limits": self.limits.model_dump(mode="json")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TeamSpec:
-        """The inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
+        """Is the inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
         tokenizers = {
             g: ModelVersionRef(**at) if isinstance(at, Mapping) else at for g, at in data["tokenizers"].items()
         }
@@ -45,7 +45,7 @@ class TeamSpec:
         return cls(**{**data, "tokenizers": tokenizers, "sampling": sampling, "limits": limits})
 
     def build(self) -> ActingTeam:
-        """Loads workflow and tokenizers."""
+        """Loads the workflow and the tokenizers."""
         folders = {
             group: source if isinstance(source, str) else str(fetch(whole_model(source), with_tensors=False))
             for group, source in self.tokenizers.items()

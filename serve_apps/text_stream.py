@@ -8,17 +8,17 @@ from serve_apps.tokenizer import ChatTokenizer
 
 
 class TextStream:
-    """The text of one completion. What may turn out to be the beginning of a stop string is held back."""
+    """Decodes one completion token by token. Text that may be the beginning of a stop string is held back."""
 
     def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
         self._stream = tokenizer.decode_stream()
         self._stops = tuple(stops)
         self._held = ""
         self.is_stopped = False
-        """Whether a stop string was found: the text ends before it, and so should sampling."""
+        """True once a stop string has come: the text ends before it, and sampling should end, too."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens add and that no later token can take back."""
+        """Returns the text that these tokens add and that no later token can change."""
         if self.is_stopped:
             return ""
         self._held += self._stream.push(token_ids)
@@ -32,7 +32,7 @@ class TextStream:
         return shown
 
     def end(self) -> str:
-        """What was held back, once no token follows."""
+        """Returns the text that was held back, once no token follows."""
         if self.is_stopped:
             return ""
         shown = self._held + self._stream.end()
@@ -42,7 +42,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`."""
+    """Returns how many characters at the end of `text` are the beginning of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -9,10 +9,10 @@ from typing import Any
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer with a chat template."""
+    """Wraps a Hugging Face tokenizer that has a chat template."""
 
     def __init__(self, folder: str | Path) -> None:
-        """ValueError where the folder has no tokenizer or no chat template."""
+        """Loads the tokenizer of a model folder; ValueError where it has no tokenizer or no chat template."""
         from transformers import PreTrainedTokenizerFast
 
         if not (Path(folder) / "tokenizer.json").is_file():
@@ -25,13 +25,13 @@ class ChatTokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Prompt ids, ready for the assistant's turn; jinja2's TemplateError where the template refuses the messages."""
+        """Returns prompt ids, ready for the assistant's turn; jinja2's TemplateError where the template refuses the messages."""
         return self.encode(self.render_chat(messages, tools=tools))
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
-        """The text of which `encode_chat` makes ids."""
+        """Returns the text that `encode_chat` tokenizes."""
         text = self._tokenizer.apply_chat_template(
             list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
         )
@@ -39,48 +39,48 @@ class ChatTokenizer:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the chat template shows tools to the model."""
+        """True where the chat template shows tools to the model."""
         return "tools" in str(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, no special token added."""
+        """Returns the ids of plain text, without special tokens."""
         return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_completion(self, text: str) -> list[int]:
-        """Ids of a whole completion, ended by the end-of-sequence token."""
+        """Returns the ids of a whole completion, ended by the end-of-sequence token."""
         return [*self.encode(text), self.eos_id]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
+        """Returns the text of ids, special tokens left out."""
         shown = [t for t in token_ids if t not in self._special]
         return self._tokenizer.backend_tokenizer.decode(shown, skip_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token, special ones included; bytes that are no character become the replacement character."""
+        """Returns the text of one token, special ones included; bytes that are no character become the replacement character."""
         return self._tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False)
 
     def decode_stream(self) -> TokenStream:
-        """For the text of tokens that come one after the other."""
+        """Returns a decoder for tokens that come one after the other."""
         return TokenStream(self)
 
     @property
     def eos_id(self) -> int:
-        """Id that ends a completion."""
+        """The id of the token that ends a completion."""
         return int(self._tokenizer.eos_token_id)
 
 
 class TokenStream:
-    """Text of a growing completion, without the beginning of a character whose other bytes are still to come."""
+    """Decodes a growing completion, and holds back a character until all of its bytes have come."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._done = 0
-        """Tokens whose text was given; a few before them are decoded again, for what depends on its neighbours."""
+        """Tokens whose text was returned. A few before them are decoded again: the text of a token may depend on its neighbours."""
         self._start = 0
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """What can be shown of the text that these tokens add."""
+        """Returns the text that these tokens add, as far as its characters are complete."""
         self._ids += token_ids
         before = self._tokenizer.decode(self._ids[self._start : self._done])
         text = self._tokenizer.decode(self._ids[self._start :])
@@ -90,12 +90,12 @@ class TokenStream:
         return text[len(before) :]
 
     def end(self) -> str:
-        """What was held back, a broken character included."""
+        """Returns the text that was held back, a broken character included."""
         before = self._tokenizer.decode(self._ids[self._start : self._done])
         return self._tokenizer.decode(self._ids[self._start :])[len(before) :]
 
 
 @lru_cache(maxsize=16)
 def load_tokenizer(folder: str) -> ChatTokenizer:
-    """The tokenizer of a folder, loaded once per process."""
+    """Returns the tokenizer of a folder, loaded once per process."""
     return ChatTokenizer(folder)

@@ -1,4 +1,4 @@
-"""Workflow: what a user subclasses. Agents and tools are class attributes, `run` is ordinary Python."""
+"""workflow: the class that a user subclasses. Agents and tools are class attributes, `run` is ordinary Python."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an episode ended, in the workflow's own words."""
+    """Describes how an episode ended, as the workflow sees it."""
 
     answer: str
     stop_reason: str = "finished"
     is_truncated: bool = False
-    """True where the workflow itself gave up: a round limit, for example."""
+    """True where the workflow stopped early, at a limit of rounds for example."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values that credit rules or readers want to see."""
+    """JSON values for credit rules and for readers of the trace."""
 
 
 class Workflow:
-    """Control flow among agents. Subclass it, declare `Agent` and `Tool` attributes, write `run`."""
+    """Defines the control flow among agents. Subclass it, declare `Agent` and `Tool` attributes, write `run`."""
 
     agents: Mapping[str, Agent] = MappingProxyType({})
     tools: Mapping[str, Tool] = MappingProxyType({})
@@ -42,33 +42,33 @@ class Workflow:
         cls.tools = {name: value for name, value in attributes if isinstance(value, Tool)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """One episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; everything is recorded.
+        """Plays one episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; every call is recorded.
 
-        `agents.episode` says which episode it is (`EpisodeSpec`): iteration, purpose, seed.
+        `agents.episode` is the episode's `EpisodeSpec`: iteration, purpose, seed.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run(task, agents, tools)")
 
     def preflight(self) -> list[str]:
-        """What this machine gives the workflow, a line each; empty where it needs nothing of it.
+        """Returns what the workflow uses of this machine, a line each; empty where it needs nothing.
 
-        Asked by `troupe validate` and by every collector before its episodes. Raises where the machine lacks something that
-        no episode could do without.
+        `troupe validate` and every collector call it before episodes are played. It raises an error where the machine lacks
+        something that every episode needs.
         """
         return []
 
     @property
     def prompts(self) -> dict[str, str]:
-        """System and user template of every agent, for the team manifest."""
+        """The system and user templates of every agent, for the team manifest."""
         return {name: f"{a.system}\n---\n{a.prompt}" if a.system else a.prompt for name, a in self.agents.items()}
 
     @property
     def prompts_sha256(self) -> str:
-        """Identity of the prompts."""
+        """The hash that identifies the prompts."""
         return sha256(json.dumps(self.prompts, sort_keys=True).encode()).hexdigest()
 
 
 async def together(*calls: Awaitable[T]) -> list[T]:
-    """What these calls give, side by side, in their order. The first that fails ends the others."""
+    """Awaits these calls side by side and returns their results in order. The first failure cancels the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
@@ -79,7 +79,7 @@ async def together(*calls: Awaitable[T]) -> list[T]:
 
 
 def load_object(path: str, *, place: str) -> Any:
-    """What `package.module:Name` names; ValueError with `place` and the fix where it does not import."""
+    """Imports what `package.module:Name` names; ValueError with `place` and the fix where that fails."""
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -93,7 +93,7 @@ def load_object(path: str, *, place: str) -> Any:
 
 
 def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
-    """The workflow a run config names; ValueError where it does not import, is none or refuses its settings."""
+    """Makes the workflow that a run config names; ValueError where it does not import, is none or refuses its settings."""
     cls = load_object(path, place="workflow.path")
     if not (isinstance(cls, type) and issubclass(cls, Workflow)):
         raise ValueError(f"workflow.path: {path!r} is not a subclass of serve_apps.workflow.Workflow")
