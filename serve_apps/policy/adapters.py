@@ -25,22 +25,22 @@ from stores.weight_cache import fetch
 logger = logging.getLogger(__name__)
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as `max_lora_rank`."""
+"""The values that vLLM accepts as `max_lora_rank`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRoom:
-    """What an engine needs to know of the adapters that it will be given; plain values on the wire."""
+    """Describes the adapters that an engine has to have room for; plain values on the wire."""
 
     model_groups: tuple[str, ...]
-    """One adapter each, all of one base."""
+    """The groups with one adapter each, all of one base."""
     max_rank: int
     target_modules: tuple[str, ...]
-    """Layers that any of them changes."""
+    """The layers that any of the adapters changes."""
 
 
 def adapter_arguments(room: AdapterRoom) -> dict[str, Any]:
-    """Keyword arguments of `AsyncEngineArgs`.
+    """Returns keyword arguments of `AsyncEngineArgs`.
 
     Layers that no adapter changes are left as they are. That keeps the output head whole, too: wrapped for adapters it
     takes one row per request, and the engine dies of a request for the logprobs of its prompt, which every proof is.
@@ -56,24 +56,24 @@ def adapter_arguments(room: AdapterRoom) -> dict[str, Any]:
 
 
 class ServedAdapters:
-    """The adapters of one engine, by model group."""
+    """Holds the adapters of one engine, by model group."""
 
     def __init__(self, engine: Any, model_groups: Iterable[str]) -> None:
-        """Args: engine: an `AsyncLLM` with LoRA enabled; nothing is loaded yet."""
+        """Loads nothing yet. Args: engine: an `AsyncLLM` with LoRA enabled."""
         self._engine = engine
         self.states = {group: ServingState() for group in model_groups}
         self._requests: dict[str, Any] = {}
         self._ids = count(1)
 
     def route(self, model_group: str) -> Route | None:
-        """LoRA request and version of what the group is served with now; None while there is nothing."""
+        """Returns the LoRA request and the version that the group is served with now; None while there is none."""
         state = self.states.get(model_group)
         if state is None or state.live is None:
             return None
         return Route(lora_request=self._requests[model_group], version=state.live.version)
 
     async def take(self, wanted: Mapping[str, ModelVersionRef]) -> None:
-        """Makes these versions live, all at once; one that is bad is kept out, with the reason in its state."""
+        """Makes these versions live, all at once; a bad one is kept out, and its state holds the reason."""
         loaded: dict[str, Any] = {}
         for group, ref in wanted.items():
             state = self.states[group]
@@ -113,7 +113,7 @@ class ServedAdapters:
 
 
 def _checked_folder(ref: ModelVersionRef, before: ModelVersionRef | None) -> Path:
-    """A local folder with the adapter, every byte checked, its tensors those of the version before and finite."""
+    """Returns a local folder with the adapter, after a check of every byte, of its tensors' names and shapes, and for NaN."""
     folder, manifest = fetch(ref), read_manifest(ref)
     verify_folder(folder, manifest)
     shapes = (manifest if before is None else read_manifest(before)).tensors

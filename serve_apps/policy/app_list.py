@@ -1,6 +1,6 @@
 """app_list: the desired list of Serve applications, in one place, changed by compare-and-swap.
 
-Serve's declarative door replaces the whole list of applications with each deploy, so two writers that each know only
+Serve's declarative API replaces the whole list of applications with each deploy, so two writers that each know only
 their own applications would remove each other's. The list therefore lives in one detached actor, which deploys every
 accepted change itself, one after another, and writes it to a file so that it survives the cluster.
 """
@@ -21,25 +21,25 @@ from stores.waiting import waiting
 NAMESPACE = "troupe"
 ACTOR_NAME = "app_list"
 ANSWER_TIMEOUT_S = 100.0
-"""It may have to start Serve first."""
+"""How long the actor may take to answer: it may have to start Serve first."""
 
 Apps = dict[str, dict[str, Any]]
 """Application name -> its entry in Serve's config (`ServeApplicationSchema`), JSON values only."""
 
 
 class AppList:
-    """The list and its revision number; the methods run one at a time."""
+    """Holds the list and its revision number; the methods run one at a time."""
 
     def __init__(self, path: str) -> None:
         """Starts from what the file or URI holds, if it exists; nothing is deployed before the first change."""
-        self._place = path
+        self._path = path
         stored = read_file(path)
         state: dict[str, Any] = {"revision": 0, "apps": {}} if stored is None else json.loads(stored)
         self._revision: int = state["revision"]
         self._apps: Apps = state["apps"]
 
     def read(self) -> tuple[int, Apps]:
-        """Revision and list, as last deployed."""
+        """Returns the revision and the list, as last deployed."""
         return self._revision, self._apps
 
     def replace(self, revision: int, apps: Apps) -> bool:
@@ -61,11 +61,11 @@ class AppList:
         ServeSubmissionClient(dashboard_url()).deploy_applications(config)
 
     def _persist(self) -> None:
-        write_file(self._place, json.dumps({"revision": self._revision, "apps": self._apps}, indent=1).encode())
+        write_file(self._path, json.dumps({"revision": self._revision, "apps": self._apps}, indent=1).encode())
 
 
 def dashboard_url() -> str:
-    """Address of the dashboard of the cluster that this process is connected to; ValueError if it has none."""
+    """Returns the address of the dashboard of the cluster that this process is connected to; ValueError if it has none."""
     from ray._private import ray_constants
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -77,7 +77,7 @@ def dashboard_url() -> str:
 
 
 def open_list(path: str | Path | None = None) -> Any:
-    """A handle to the cluster's list; `path`, a file or URI, creates it where there is none yet. ValueError without both."""
+    """Returns a handle to the cluster's list. Where there is none yet `path`, a file or URI, creates it; ValueError without one."""
     if path is None:
         try:
             return ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)
@@ -100,7 +100,7 @@ def open_list(path: str | Path | None = None) -> Any:
 
 
 def change(app_list: Any, edit: Callable[[Apps], Apps], *, is_forced: bool = False) -> Apps:
-    """Applies `edit` to the list until nobody interferes; deploys only if it changed something, or `is_forced`."""
+    """Applies `edit` to the list until no other writer interferes; deploys only if that changed something, or `is_forced`."""
     while True:
         with waiting(f"the actor {ACTOR_NAME} and Serve's controller behind it"):
             revision, apps = ray.get(app_list.read.remote(), timeout=ANSWER_TIMEOUT_S)
@@ -113,14 +113,14 @@ def change(app_list: Any, edit: Callable[[Apps], Apps], *, is_forced: bool = Fal
 
 
 def deployed_apps() -> Apps:
-    """The list as last deployed; ValueError where this cluster has none."""
+    """Returns the list as last deployed; ValueError where this cluster has none."""
     with waiting(f"the actor {ACTOR_NAME}"):
         _, apps = ray.get(open_list().read.remote(), timeout=ANSWER_TIMEOUT_S)
     return dict(apps)
 
 
 def num_replicas(entry: Mapping[str, Any]) -> int:
-    """How many replicas a policy app should have."""
+    """Returns how many replicas a policy app should have."""
     count: int = entry["args"]["serve"]["num_replicas"]
     return count
 
@@ -128,7 +128,7 @@ def num_replicas(entry: Mapping[str, Any]) -> int:
 def new_entry(
     name: str, *, import_path: str, args: Mapping[str, Any], deployment: str, user_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """One application of a Serve config (`ServeApplicationSchema`) with one deployment and no route; JSON values only."""
+    """Returns an application of a Serve config (`ServeApplicationSchema`) with one deployment and no route; JSON values only."""
     return {
         "name": name,
         "route_prefix": None,
@@ -139,6 +139,6 @@ def new_entry(
 
 
 def with_user_config(entry: Mapping[str, Any], user_config: Mapping[str, Any]) -> dict[str, Any]:
-    """`entry` with another `user_config` of its one deployment: the only change that leaves replicas running."""
+    """Returns `entry` with another `user_config` of its one deployment: the only change that leaves replicas running."""
     (deployment,) = entry["deployments"]
     return {**entry, "deployments": [{**deployment, "user_config": dict(user_config)}]}

@@ -19,34 +19,34 @@ from serve_apps.policy.wire import CONTEXT, REFUSED, WireRequest, WireResult, wi
 from stores.types import Completion, FinishReason, GenerateRequest
 
 ANSWERS = {FinishReason.STOP.value, FinishReason.LENGTH.value, CONTEXT, REFUSED}
-"""Finish reasons of a request that has its answer; with any other the engine gave it up, and it is repeated."""
+"""Finish reasons of a request that is finished; with any other the engine gave it up, and it is repeated."""
 FIRST_PAUSE_S = 0.5
 """Pause before the second attempt; it grows fourfold, for a replica that is being replaced."""
 
 
 class PolicyCallError(Exception):
-    """A model call failed for infrastructure reasons at its last attempt: the episode becomes infra_error."""
+    """Raised where a model call failed for infrastructure reasons at its last attempt: the episode becomes infra_error."""
 
 
 class ContextExhausted(Exception):
-    """The prompt leaves too little room in the context; repeating the call cannot help. The policy's own doing."""
+    """Raised where the prompt leaves too little room in the context. Repeating the call cannot help."""
 
 
 class RequestRefused(ValueError):
-    """The engine refuses the request itself (a token id beyond the vocabulary, a bad setting): a bug of the caller."""
+    """Raised where the engine refuses the request itself (a token id beyond the vocabulary, a bad setting): a bug of the caller."""
 
 
 class PolicyClient(Protocol):
-    """What an agent needs of a policy."""
+    """Defines what an agent needs of a policy."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One completion; raises PolicyCallError, ContextExhausted or RequestRefused."""
+        """Returns one completion; raises PolicyCallError, ContextExhausted or RequestRefused."""
         ...
 
 
 @dataclass(slots=True)
 class _Call:
-    """One request on its way."""
+    """Holds a request that has no completion yet."""
 
     request: GenerateRequest
     answer: asyncio.Future[Completion]
@@ -54,12 +54,12 @@ class _Call:
 
 
 class ServeClient:
-    """A PolicyClient over Ray Serve. Lives in one event loop: make it where it is used."""
+    """Implements PolicyClient over Ray Serve. It belongs to one event loop: make it where it is used."""
 
     def __init__(
         self, app_names: Mapping[str, str], call: CallConfig, *, open_app: Callable[[str], Any] | None = None
     ) -> None:
-        """Contacts nothing yet.
+        """Makes the client; nothing is contacted yet.
 
         Args:
             app_names: Serve application of every model group.
@@ -70,7 +70,7 @@ class ServeClient:
         self._lanes = {group: lanes[app] for group, app in app_names.items()}
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One completion from the app of the request's model group, after at most `max_attempts` attempts.
+        """Returns one completion from the app of the request's model group, after at most `max_attempts` attempts.
 
         Raises:
             PolicyCallError: infrastructure failed at every attempt.
@@ -86,7 +86,7 @@ class ServeClient:
 
 
 class _Lane:
-    """Requests of one app, coalesced into streaming Serve calls."""
+    """Coalesces the requests of one app into streaming Serve calls."""
 
     def __init__(self, app: str, config: CallConfig, open_app: Callable[[str], Any]) -> None:
         self._app = app
@@ -117,7 +117,7 @@ class _Lane:
             task.add_done_callback(self._batches.discard)
 
     async def _run(self, batch: list[_Call]) -> None:
-        """One Serve call; afterwards every call of `batch` is answered or back in the lane."""
+        """Makes one Serve call; afterwards every call of `batch` is answered or back in the lane."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
@@ -136,7 +136,7 @@ class _Lane:
             await self._repeat(list(unfinished.values()), fault)
 
     async def _stream(self, unfinished: dict[int, _Call]) -> None:
-        """Sends what is unfinished and takes out of it what comes back.
+        """Sends the unfinished calls and removes those whose results come back.
 
         Raises ConnectionError, after all have come back, if the engine gave up some of them.
         """
@@ -175,7 +175,7 @@ class _Lane:
 
 
 def open_serve_app(app: str) -> Any:
-    """A streaming handle of the app's `generate_batch`; raises RayServeException if there is no such app."""
+    """Returns a streaming handle of the app's `generate_batch`; raises RayServeException if there is no such app."""
     from ray import serve
 
     return serve.get_app_handle(app).options(stream=True, method_name="generate_batch")

@@ -31,40 +31,40 @@ logger = logging.getLogger(__name__)
 
 IMPORT_PATH = "serve_apps.policy.policy_app:build_app"
 POLL_S = 0.03
-LOOK_S = 1.0
-"""How often a sync that waits looks whether Serve has given up."""
+GIVEN_UP_CHECK_S = 1.0
+"""How often a sync that waits checks whether Serve has given up."""
 
 ServedModel = tuple[int, str]
-"""Version and sha256 of its manifest: a run that is begun again counts its versions from 0, too."""
+"""The version and the sha256 of its manifest. The version alone is not enough: a run that is begun again counts from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyAppSpec:
-    """One policy app as it should run."""
+    """Describes one policy app as it should run."""
 
     name: str
     model_group: str
-    """Or the base that several share."""
+    """The model group that the app serves, or the base that several share."""
     model: ModelVersionRef
-    """What a new app starts with; an app that runs already keeps its version (that is for `sync_apps`), not its base."""
+    """The model that a new app starts with. An app that runs already keeps its version (`sync_apps` changes it), not its base."""
     serve: ServeConfig
     adapters: Mapping[str, ModelVersionRef] = field(default_factory=dict)
-    """By model group, where they are adapters of `model`: what a new app starts with, too."""
+    """The adapters that a new app starts with, by model group, where the groups are adapters of `model`."""
     room: AdapterRoom | None = None
-    """For these adapters."""
+    """The room that the engine needs for these adapters."""
 
     @property
     def args(self) -> PolicyArgs:
-        """What the app is built from."""
+        """The arguments that the app is built from."""
         return PolicyArgs(model_group=self.model_group, model=self.model, serve=self.serve, adapters=self.room)
 
 
 def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeout_s: float) -> None:
-    """Deploys what is missing, configured differently or given up by Serve, side by side, and waits until all apps run.
+    """Deploys the apps that are missing, configured differently or given up by Serve, and waits until all of them run.
 
     Args:
-        specs: the apps wanted; other apps on the list stay.
-        state_file: where the list of apps is kept, used if this cluster has none yet.
+        specs: the apps that should run; other apps on the list stay.
+        state_file: the file of the list of apps, used if this cluster has no list yet.
         timeout_s: for all of them together.
 
     Raises RuntimeError with the app's own message when one fails to start, TimeoutError after `timeout_s`.
@@ -81,7 +81,7 @@ def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeo
 
 
 def remove_apps(names: Iterable[str], *, timeout_s: float = 60.0) -> None:
-    """Takes apps off the list and waits until they are gone; unknown names are ignored."""
+    """Takes apps off the list and waits until they have ended; unknown names are ignored."""
     gone = set(names)
     change(open_list(), lambda apps: {name: entry for name, entry in apps.items() if name not in gone})
     deadline = time.monotonic() + timeout_s
@@ -96,8 +96,8 @@ def sync_apps(
 ) -> list[Proof]:
     """Makes every replica of every app serve its targets, in place and in one deploy, and proves each replica.
 
-    Running it again for versions that are served already only proves them again; for one that a replica refused, as it
-    does where storage fails it, the replica tries again.
+    A second call for versions that are served already only proves them again. A replica that refused a version, for example
+    because its storage failed, tries again.
 
     Raises:
         ValueError: a manifest or a file is damaged; nothing was published.
@@ -113,25 +113,25 @@ def sync_apps(
 
 
 def set_low_priority(apps: Iterable[str], low_priority: bool, *, timeout_s: float) -> None:
-    """Has every replica of these apps take the CPU only when nobody else wants it, or again as others do (see priority.py).
+    """Gives every replica of these apps low priority for the CPU, or normal priority again (see priority.py).
 
-    Raises KeyError for an app that is not deployed, TimeoutError where a replica has not followed in `timeout_s`.
+    Raises KeyError for an app that is not deployed, TimeoutError where a replica has not taken it in `timeout_s`.
     """
     names, deadline = sorted(set(apps)), time.monotonic() + timeout_s
-    deployed = change(open_list(), lambda now: now | {name: _standing(now[name], low_priority) for name in names})
+    deployed = change(open_list(), lambda now: now | {name: _with_priority(now[name], low_priority) for name in names})
     for name in names:
         while True:
             statuses = _statuses_if_up(name)
             if len(statuses) >= num_replicas(deployed[name]) and all(s[LOW_PRIORITY] == low_priority for s in statuses):
                 break
             if time.monotonic() > deadline:
-                raise TimeoutError(f"after {timeout_s:g} s replicas of {name} do not take another priority: {statuses}")
-            with waiting(f"replicas of {name} to {'stand back' if low_priority else 'come forward'}"):
+                raise TimeoutError(f"after {timeout_s:g} s replicas of {name} have not taken the priority: {statuses}")
+            with waiting(f"replicas of {name} to take {'low' if low_priority else 'normal'} priority"):
                 time.sleep(POLL_S)
 
 
 def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
-    """{model group: {replica_id: model}} of every replica that answers. Args: apps: the app of every model group."""
+    """Returns {model group: {replica_id: model}} of every replica that answers. Args: apps: the app of every model group."""
     statuses = {app: _statuses_if_up(app) for app in set(apps.values())}
     return {
         group: {
@@ -144,18 +144,18 @@ def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
 
 
 def replica_statuses(app: str) -> list[dict[str, Any]]:
-    """What every replica says of every model group that it serves: `Policy.statuses()`. TimeoutError where one is missing."""
+    """Returns the `Policy.statuses()` of every replica, one per model group; TimeoutError where a replica is missing."""
     answers = Broadcast(app, "statuses").answers(num_replicas(deployed_apps()[app]))
     return [status for statuses in answers for status in statuses]
 
 
 def user_config(ref: ModelVersionRef) -> dict[str, Any]:
-    """What `Policy.reconfigure` takes."""
+    """Returns what `Policy.reconfigure` takes for a whole model."""
     return {"version": ref.version, "uri": ref.uri, "manifest_sha256": ref.manifest_sha256}
 
 
 def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
-    """The application in Serve's config, JSON values only."""
+    """Returns the application in Serve's config, JSON values only."""
     adapters = {group: user_config(ref) for group, ref in spec.adapters.items()}
     settings = {"adapters": adapters} if adapters else user_config(spec.model)
     return new_entry(
@@ -164,9 +164,9 @@ def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
 
 
 def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:
-    """True if `entry` differs from `spec` at most in the version, which never justifies a restart; a base does.
+    """Returns True if `entry` differs from `spec` at most in the version, for which no app is restarted, unlike for a base.
 
-    Unless that version was removed or replaced: a replica that is started again loads it first, and could not.
+    It returns False if that version was removed or replaced: a replica that starts again loads it first, and could not.
     """
     if entry is None:
         return False
@@ -200,10 +200,10 @@ def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float)
 
 
 def _deploy_again(names: Iterable[str]) -> None:
-    """Has Serve try those of these apps again that it has given up; replicas that run go on.
+    """Makes Serve try those of these apps again that it has given up; replicas that run go on.
 
-    It gives up where two replicas in a row fail to start while a version changes, and waits for a change of the deployment
-    from then on. One lost node is enough: until Ray knows of the loss, Serve starts the replacement on it, and again.
+    Serve gives up when two replicas in a row fail to start while a version changes, and then waits for a change of the
+    deployment. One lost node is enough: until Ray notices the loss, Serve starts each replacement on that node.
     """
     live = serve.status().applications
     given_up = {name for name in names if name in live and live[name].status.value == "DEPLOY_FAILED"}
@@ -215,13 +215,13 @@ def _deploy_again(names: Iterable[str]) -> None:
 
 
 def _changed(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """`entry` with a `user_config` that says the same and is another one for Serve."""
+    """Returns `entry` with a `user_config` that means the same and that Serve takes for a change."""
     settings = entry["deployments"][0]["user_config"]
     return with_user_config(entry, settings | {"attempt": settings.get("attempt", 0) + 1})
 
 
 def _message(app: Any) -> str:
-    """What Serve says about an app and its deployments."""
+    """Returns Serve's messages about an app and its deployments."""
     if app is None:
         return "Serve does not know it"
     parts = [app.message, *(f"{name} is {d.status.value}: {d.message}" for name, d in app.deployments.items())]
@@ -229,7 +229,7 @@ def _message(app: Any) -> str:
 
 
 def _ends(message: str) -> str:
-    """The first line of a message and the last ones, where a traceback has its cause."""
+    """Returns the first line of a message and the last ones, where a traceback has its cause."""
     lines = [line for line in message.splitlines() if line.strip()]
     return "\n".join(lines if len(lines) <= 8 else [lines[0], "...", *lines[-6:]])
 
@@ -248,13 +248,13 @@ def _retargeted(apps: Apps, targets: Sequence[Target]) -> Apps:
     return apps
 
 
-def _standing(entry: Mapping[str, Any], low_priority: bool) -> dict[str, Any]:
+def _with_priority(entry: Mapping[str, Any], low_priority: bool) -> dict[str, Any]:
     settings = {k: v for k, v in entry["deployments"][0]["user_config"].items() if k != LOW_PRIORITY}
     return with_user_config(entry, settings | ({LOW_PRIORITY: True} if low_priority else {}))
 
 
 def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:
-    """Has replicas take the targets that they refused: Serve tells them of changes only, and this is none any more."""
+    """Makes replicas try the targets again that they refused: Serve hands over changes only, and this is none any more."""
     for app in dict.fromkeys(target.app for target in targets):
         asked = [target for target in targets if target.app == app]
         if any(_refuses(status, target.model) for status in _statuses_if_up(app) for target in asked):
@@ -265,7 +265,7 @@ def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:
 
 def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, timeout_s: float) -> None:
     """Returns when every replica of every app reports its targets; raises SyncError for a refusal or the deadline."""
-    waiting_for, look_at = list(targets), time.monotonic() + LOOK_S
+    waiting_for, check_at = list(targets), time.monotonic() + GIVEN_UP_CHECK_S
     while True:
         report = {app: _statuses_if_up(app) for app in {target.app for target in waiting_for}}
         for target in list(waiting_for):
@@ -286,15 +286,15 @@ def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, t
             raise SyncTimeoutError(
                 f"after {timeout_s:g} s (sync.timeout_s) {versions_of(waiting_for)} are not served: {seen}"
             )
-        if time.monotonic() > look_at:
+        if time.monotonic() > check_at:
             _deploy_again({target.app for target in waiting_for})
-            look_at = time.monotonic() + LOOK_S
+            check_at = time.monotonic() + GIVEN_UP_CHECK_S
         with waiting(f"replicas to take {versions_of(waiting_for)}"):
             time.sleep(POLL_S)
 
 
 def _statuses_if_up(app: str) -> list[dict[str, Any]]:
-    """Statuses of the replicas that answer; a replica that is being replaced is simply not there yet."""
+    """Returns the statuses of the replicas that answer; one that is being replaced is missing."""
     try:
         answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
     except (RayError, RayServeException):
@@ -303,6 +303,6 @@ def _statuses_if_up(app: str) -> list[dict[str, Any]]:
 
 
 def _refuses(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
-    """Whether a replica says of this version of its group that it does not take it."""
+    """Returns whether a replica reports that it refused this version of its group."""
     refused = status["model_group"], status["wanted_sha256"]
     return status["state"] == "bad" and refused == (ref.model_group, ref.manifest_sha256)

@@ -11,7 +11,7 @@ from serve_apps.policy.adapters import AdapterRoom, adapter_arguments
 
 
 def engine_environment(config: ServeConfig) -> dict[str, str]:
-    """Environment of a replica: no network, few logs, and on a CPU the thread count without pinning.
+    """Returns the environment of a replica: no network, few logs, and on a CPU the thread count without pinning.
 
     vLLM's own pinning puts every engine on the same first core; unpinned engines share the cores with the trainers.
     """
@@ -33,7 +33,7 @@ def engine_environment(config: ServeConfig) -> dict[str, str]:
 
 
 def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | None = None) -> dict[str, Any]:
-    """Keyword arguments of `AsyncEngineArgs`; what `config.engine` sets wins."""
+    """Returns keyword arguments of `AsyncEngineArgs`; what `config.engine` sets wins."""
     arguments: dict[str, Any] = {
         "model": str(model),
         "dtype": config.dtype,
@@ -66,7 +66,7 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
 
 
 def stop_token_ids(folder: Path) -> list[int]:
-    """The end-of-sequence tokens that a model folder declares, generation_config.json before config.json."""
+    """Returns the end-of-sequence tokens that a model folder declares, in generation_config.json or else in config.json."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None

@@ -20,13 +20,13 @@ FLUSH_S = 0.01
 
 
 class Routes(Protocol):
-    """Which weights answer for a model group: `ServedWeights` or `ServedAdapters`."""
+    """Tells which weights answer for a model group: `ServedWeights` or `ServedAdapters`."""
 
     states: dict[str, ServingState]
-    """By model group."""
+    """The state of every model group."""
 
     def route(self, model_group: str) -> Route | None:
-        """The way of a request; None while nothing is served for the group."""
+        """Returns the route of a request; None while nothing is served for the group."""
         ...
 
 
@@ -34,7 +34,7 @@ class Generation:
     """Runs requests on one engine. Every method raises vLLM's EngineDeadError when the engine is gone."""
 
     def __init__(self, engine: Any, routes: Routes, *, stop_token_ids: Sequence[int]) -> None:
-        """Args: engine: an `AsyncLLM`. stop_token_ids: tokens that end a completion."""
+        """Starts nothing. Args: engine: an `AsyncLLM`. stop_token_ids: tokens that end a completion."""
         self._engine = engine
         self._routes = routes
         self._stop_token_ids = list(stop_token_ids)
@@ -98,7 +98,7 @@ class Generation:
             yield WireDelta([], [], [], REFUSED, version, str(error))
 
     async def probe(self, sequences: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, list[list[float]]]:
-        """By model group: log p(seq[j+1] | seq[:j+1]) of its sequences, `len(seq) - 1` each, under the served weights.
+        """Returns log p(seq[j+1] | seq[:j+1]) of each model group's sequences, `len(seq) - 1` values each, under the served weights.
 
         The prefix cache is not read: it may hold what an older version computed.
         """
@@ -150,7 +150,7 @@ class Generation:
         )
 
     def _excess(self, request: WireRequest) -> str:
-        """Why a request does not fit into the context; empty where it does."""
+        """Returns why a request does not fit into the context; empty where it does."""
         num_prompt = len(request.prompt_token_ids)
         excess = num_prompt + request.max_tokens - self._max_model_len
         if excess <= 0:
@@ -187,7 +187,7 @@ class Generation:
         return outputs
 
     async def _final_output(self, prompt_token_ids: Sequence[int], params: Any, lora_request: Any) -> Any:
-        """The one output of a FINAL_ONLY request."""
+        """Returns the one output of a FINAL_ONLY request."""
         async for output in self._outputs(prompt_token_ids, params, lora_request):
             final = output
         return final
@@ -198,7 +198,7 @@ def _error_result(request: WireRequest, reason: str, message: str) -> WireResult
 
 
 def _position_logprobs(flat: Any, token_ids: Sequence[int], num_top: int) -> tuple[list[float], list[dict[int, float]]]:
-    """Of a delta: the logprob of each sampled token, and the `num_top` most likely tokens at its position."""
+    """Returns the logprob of each token of a delta, and the `num_top` most likely tokens at its position."""
     if not num_top:
         return list(flat.logprobs), []
     own, top = [], []
@@ -211,7 +211,7 @@ def _position_logprobs(flat: Any, token_ids: Sequence[int], num_top: int) -> tup
 
 
 def _prompt_logprobs(output: Any) -> list[float]:
-    """Logprobs of the prompt's own tokens after the first, which has none."""
+    """Returns the logprobs of the prompt's own tokens after the first, which has none."""
     flat = output.prompt_logprobs
     token_ids = output.prompt_token_ids
     values = []

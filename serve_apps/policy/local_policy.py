@@ -1,6 +1,6 @@
-"""local_policy: model calls answered in this process, by transformers. Slow and without a cluster: one answer at a time.
+"""local_policy: a model call -> a completion that transformers samples in this process. It is slow, and needs no cluster.
 
-For a registered team that somebody loads where no gateway runs. What it samples is distributed as an engine's, not equal to it.
+It serves a registered team where no gateway runs. Its samples have an engine's distribution, but they are other samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stores.weight_cache import fetch
 
 
 class LocalPolicy:
-    """A PolicyClient over model versions, loaded when they are first asked."""
+    """Implements PolicyClient over model versions, each loaded with its first call."""
 
     def __init__(self, models: Mapping[str, ModelVersionRef]) -> None:
         self._refs = dict(models)
@@ -25,7 +25,7 @@ class LocalPolicy:
         self._lock = asyncio.Lock()
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One completion; ValueError where the version's files are gone."""
+        """Returns one completion; ValueError where the version's files are gone."""
         async with self._lock:
             return await asyncio.to_thread(self._generate, request)
 

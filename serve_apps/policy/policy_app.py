@@ -44,18 +44,18 @@ WATCH_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyArgs:
-    """What a policy app is started with; plain values on the wire."""
+    """Holds the arguments that a policy app is started with; plain values on the wire."""
 
     model_group: str
-    """Or the base that several share."""
+    """The model group that the app serves, or the base that several share."""
     model: ModelVersionRef
-    """The version that a replica loads first; `user_config` may name a later one, unless it is a base."""
+    """The version that a replica loads first. Unless it is a base, `user_config` may name a later one."""
     serve: ServeConfig
     adapters: AdapterRoom | None = None
-    """Where the model is a base that model groups share."""
+    """The room for adapters where the model is a base that model groups share; else None."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
+        """Returns JSON values only."""
         plain: dict[str, Any] = {
             "model_group": self.model_group,
             "model": asdict(self.model),
@@ -65,7 +65,7 @@ class PolicyArgs:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicyArgs:
-        """The inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
+        """Is the inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
         room = data.get("adapters")
         return cls(
             model_group=data["model_group"],
@@ -80,7 +80,7 @@ def _tuple(value: Any) -> Any:
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """A Serve application with one deployment, `Policy`, from `PolicyArgs.to_dict()`."""
+    """Returns a Serve application with one deployment, `Policy`. Args: args: `PolicyArgs.to_dict()`."""
     config = PolicyArgs.from_dict(args).serve
     return Policy.options(  # type: ignore[attr-defined]
         num_replicas=config.num_replicas,
@@ -100,7 +100,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 @serve.deployment(name=DEPLOYMENT)
 class Policy:
-    """One replica: an engine, the versions it serves and how the last change of version went."""
+    """Runs one replica: an engine, the versions that it serves and the result of the last change of version."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         """Starts the engine on the version in `args`; Serve then calls `reconfigure` with the wanted one."""
@@ -164,7 +164,7 @@ class Policy:
     async def probe(
         self, sequences: Mapping[str, Sequence[Sequence[int]]]
     ) -> tuple[list[dict[str, Any]], dict[str, list[list[float]]]]:
-        """`statuses()` and `Generation.probe(sequences)` of this replica, for the proof of a sync."""
+        """Returns `statuses()` and `Generation.probe(sequences)` of this replica, for the proof of a sync."""
         logprobs = await self._generation.probe(sequences)
         return await self.statuses(), logprobs
 
@@ -234,7 +234,7 @@ class Policy:
     # -- state --------------------------------------------------------------------------------------------------
 
     async def statuses(self) -> list[dict[str, Any]]:
-        """What this replica serves, one status for each model group: see `ServingState.to_dict`."""
+        """Returns what this replica serves, one status for each model group: see `ServingState.to_dict`."""
         replica = {
             "replica_id": serve.get_replica_context().replica_tag,
             "pid": os.getpid(),
@@ -249,7 +249,7 @@ class Policy:
         await self._engine.check_health()
 
     def _log_context(self) -> AbstractContextManager[None]:
-        """Log lines inside name this app and model group."""
+        """Makes log lines inside the block name this app and model group."""
         return bound(app=serve.get_replica_context().app_name, model_group=self._args.model_group)
 
 

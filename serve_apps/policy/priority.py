@@ -1,9 +1,9 @@
-"""priority: a process of shadows -> the CPU only when nobody else wants it (SCHED_IDLE), or as any other process.
+"""priority: a process of shadow traffic -> low priority for the CPU (SCHED_IDLE), or normal priority again (SCHED_OTHER).
 
-A shadow must not slow those who answer people. Its processes stand back as a whole: what an engine starts inherits it. For
-a policy app the wish is part of its `user_config`, so that a replica that Serve starts again stands back, too. Whether a process
-may come forward again is for the kernel to say (root may): where it refuses, the replica ends, and the one that Serve starts
-in its place has the usual priority.
+Shadow traffic must not slow production traffic: its processes run only when no other process wants the CPU. What an engine
+starts inherits the priority. For a policy app it is part of the `user_config`, so that a replica that Serve starts again has
+it, too. The kernel decides whether a process may return to normal priority (root may): where it refuses, the replica ends,
+and Serve starts one with normal priority in its place.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import psutil
 logger = logging.getLogger(__name__)
 
 LOW_PRIORITY = "low_priority"
-"""In an app's `user_config`, and in the status of a replica."""
+"""The key in an app's `user_config` and in the status of a replica."""
 
 
 def set_process_priority(low_priority: bool) -> None:
-    """Of this process, what it has started, and all of their threads. PermissionError where it may not come forward."""
+    """Sets the priority of this process, of what it has started, and of all their threads.
+
+    Raises PermissionError where this process may not return to normal priority.
+    """
     policy = os.SCHED_IDLE if low_priority else os.SCHED_OTHER
     is_changed = True
-    while is_changed:  # a thread that was started meanwhile may have the priority of before
+    while is_changed:  # a thread that was started meanwhile may have the old priority
         is_changed = False
         for thread in _threads():
             try:
@@ -37,17 +40,20 @@ def set_process_priority(low_priority: bool) -> None:
 
 
 def warn_if_others_are_nice() -> None:
-    """A process that stands back has weight 3 for the kernel, one of Ray's usual niceness 15 has 36, others have 1024."""
+    """Warns where Ray's processes are nice, which leaves low priority hardly any lower.
+
+    For the kernel a process of low priority has weight 3, one of Ray's usual niceness 15 has 36, others have 1024.
+    """
     if (niceness := os.getpriority(os.PRIO_PROCESS, 0)) > 0:
         logger.warning(
-            "this Ray gives its processes niceness %d, so that those who answer people hardly come before a shadow: "
+            "this Ray gives its processes niceness %d, so that production traffic hardly comes before shadow traffic: "
             "start its nodes with RAY_worker_niceness=0 in their environment",
             niceness,
         )
 
 
 def has_low_priority() -> bool:
-    """Whether this process has the CPU only when nobody else wants it."""
+    """Returns whether this process has low priority."""
     return os.sched_getscheduler(0) == os.SCHED_IDLE
 
 

@@ -1,4 +1,4 @@
-"""proof: what a replica answers on probe sequences -> whether it serves the version it should."""
+"""proof: a replica's logprobs on probe sequences -> whether it serves the version that it should."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ Verdict = Literal["proven", "indistinguishable", "failed"]
 Logprobs = Sequence[Sequence[float]]
 
 NEARLY = 0.75
+"""Share of the largest difference that a shorter sequence has to reach."""
 LEAST_TELLING = 16
-"""Logprobs that are compared in any case: a version that nobody thought of is to be told apart, too."""
+"""The least number of logprobs that are compared, to tell the version from unexpected ones, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What one replica answered after a sync."""
+    """Records what one replica answered after a sync."""
 
     app: str
     model_group: str
     replica_id: str
     pid: int
     version: int | None
-    """What the replica says it serves the model group with; None: nothing yet."""
+    """The version that the replica reports for the model group; None: nothing yet."""
     max_difference_new: float
     """Largest |logprob difference| to the manifest of the version it should serve."""
     max_difference_old: float | None
-    """The same to the manifest of what was served before, or else of the parent; None where there is neither."""
+    """The same difference to the manifest of the version served before, or else of the parent; None where there is neither."""
     verdict: Verdict
     seconds: float
-    """From the beginning of the sync."""
+    """Seconds since the sync began."""
 
 
 class SyncError(RuntimeError):
-    """A replica does not serve what it should; `proofs` holds what all replicas answered, as far as they did."""
+    """Raised where a replica does not serve what it should; `proofs` holds what the replicas answered, as far as they did."""
 
     def __init__(self, message: str, proofs: Sequence[Proof] = ()) -> None:
-        """`message` names app, replica, version and numbers."""
+        """Args: message: names app, replica, version and numbers."""
         super().__init__(message)
         self.proofs = tuple(proofs)
 
 
 class SyncTimeoutError(SyncError, TimeoutError):
-    """Replicas did not take their version in time."""
+    """Raised where replicas did not take their version in time."""
 
 
 def judge(served_on_new: Logprobs, new: Logprobs, served_on_old: Logprobs | None, old: Logprobs | None, *,
           tolerance: float, noise: float) -> tuple[Verdict, float, float | None]:  # fmt: skip
-    """Verdict, difference to the new version's logprobs, difference to the old one's.
+    """Returns the verdict and the differences to the new and to the old version's logprobs.
 
     Proven: within `tolerance` of the new version and nearer to it than to the old one; without an old one to tell it
     apart from, within `noise` of the new one. Where even the old version's logprobs lie within the engine's noise of
@@ -69,7 +70,7 @@ def judge(served_on_new: Logprobs, new: Logprobs, served_on_old: Logprobs | None
 
 
 def telling(new: Logprobs, others: Sequence[Logprobs]) -> tuple[int, int]:
-    """A sequence, and how many of its logprobs tell `new` from all of `others` nearly as well as any sequence does.
+    """Returns the index of a sequence and how many of its logprobs tell `new` from all `others` nearly as well as any sequence.
 
     That is the shortest beginning of at least `LEAST_TELLING` logprobs whose largest difference to each of `others` is
     `NEARLY` the largest that there is. Without others, or where nothing differs, it is the first whole sequence.
@@ -91,7 +92,7 @@ def telling(new: Logprobs, others: Sequence[Logprobs]) -> tuple[int, int]:
 
 
 def max_difference(a: Logprobs, b: Logprobs) -> float:
-    """max |a - b| over two ragged lists of one shape; ValueError if the shapes differ; NaN counts as infinite."""
+    """Returns max |a - b| over two ragged lists of one shape; ValueError if the shapes differ; NaN counts as infinite."""
     if [len(x) for x in a] != [len(x) for x in b]:
         raise ValueError(f"probe lengths differ: {[len(x) for x in a]} and {[len(x) for x in b]}")
     differences = [abs(x - y) for row_a, row_b in zip(a, b, strict=True) for x, y in zip(row_a, row_b, strict=True)]

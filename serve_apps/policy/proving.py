@@ -1,4 +1,4 @@
-"""proving: replicas that serve targets, asked one by one for versions and probe logprobs -> proofs, or a SyncError."""
+"""proving: targets -> a proof from each replica, by its versions and its probe logprobs, or a SyncError."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stores.weights import WeightStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What an app should serve a model group with; an app whose groups are adapters of one base has a target for each."""
+    """Names the version that an app should serve a model group with; an app of adapters has a target for each group."""
 
     app: str
     model: ModelVersionRef
     before: ModelVersionRef | None = None
-    """What it must be told apart from; None: nothing is known."""
+    """The version that it must be told apart from; None: none is known."""
 
 
 def prove_apps(
@@ -99,20 +99,20 @@ def _proof(
 
 
 def serves(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:
-    """Whether a replica says that it serves this very version."""
+    """Returns whether a replica reports that it serves exactly this version."""
     return (status["version"], status["manifest_sha256"]) == (ref.version, ref.manifest_sha256)
 
 
 def versions_of(targets: Iterable[Target]) -> str:
-    """What targets want, for people: `solver@3, verifier@3`."""
+    """Returns the versions of targets for a message: `solver@3, verifier@3`."""
     return ", ".join(f"{target.model.model_group}@{target.model.version}" for target in targets)
 
 
 def _probes(target: Target, weights: WeightStore) -> tuple[Probe, Probe | None]:
-    """What the target is recognised by, and what it is told apart from.
+    """Returns the probe that the target is recognised by, and the probe of the version that it is told apart from.
 
-    Of an adapter it is the beginning of one sequence: all adapters of an app are proven at once, and what tells well
-    proves as much as all that is there.
+    For an adapter both are the beginning of one sequence, which is chosen to tell the versions apart: all adapters of an
+    app are proven in one call, and the whole probes would prove no more.
     """
     manifest = weights.manifest(target.model)
     new, old = manifest.probe, weights.manifest(target.before).probe if target.before else None
@@ -125,12 +125,12 @@ def _probes(target: Target, weights: WeightStore) -> tuple[Probe, Probe | None]:
 
 
 def _only(probe: Probe, index: int, length: int) -> Probe:
-    """The beginning of one sequence: as many tokens as have `length` logprobs, the first of them has none."""
+    """Returns the beginning of one sequence: as many tokens as have `length` logprobs (the first token has none)."""
     return Probe(sequences=(probe.sequences[index][: length + 1],), logprobs=(probe.logprobs[index][:length],))
 
 
 def _probe_sequences(new: Probe, old: Probe | None) -> list[list[int]]:
-    """The new version's probe sequences, then the old one's if they are others."""
+    """Returns the new version's probe sequences, then the old one's if they differ."""
     more = () if old is None or old.sequences == new.sequences else old.sequences
     return [list(sequence) for sequence in (*new.sequences, *more)]
 

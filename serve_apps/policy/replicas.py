@@ -1,7 +1,7 @@
-"""replicas: an app, a method -> what every one of its replicas answers.
+"""replicas: an app, a method -> the answer of each of its replicas.
 
-While Serve hands a new `user_config` to a replica, for about 0.1 s, it is on nobody's list, though it goes on answering: who
-asks "every replica" at that moment asks too few, or none.
+While Serve hands a new `user_config` to a replica, for about 0.1 s, no handle lists it, though it goes on answering: a
+broadcast at that moment reaches too few replicas, or none.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ POLL_S = 0.05
 
 
 def handle_of(app: str) -> Any:
-    """The Serve handle of an app's one deployment."""
+    """Returns the Serve handle of an app's one deployment."""
     return serve.get_app_handle(app)
 
 
 def statuses_of(app: str, *, timeout_s: float) -> list[dict[str, Any]]:
-    """What `status` says on every replica that answers; empty where there is no such app. Raises TimeoutError."""
+    """Returns the `status()` of every replica that answers; empty where there is no such app. Raises TimeoutError."""
     try:
         answers = handle_of(app).broadcast("status").results(timeout_s=timeout_s, return_exceptions=True)
     except (RayError, RayServeException):
@@ -33,14 +33,14 @@ def statuses_of(app: str, *, timeout_s: float) -> list[dict[str, Any]]:
 
 
 class Broadcast:
-    """A call to every replica of an app, on its way; several apps are asked side by side."""
+    """Calls every replica of an app. The call begins at once, so that several apps can be asked side by side."""
 
     def __init__(self, app: str, method: str, *args: Any) -> None:
         self._app, self._method, self._args = app, method, args
         self._sent = handle_of(app).broadcast(method, *args)
 
     def answers(self, num_replicas: int, *, timeout_s: float = REPLICA_TIMEOUT_S) -> list[Any]:
-        """One answer of each replica, at least `num_replicas`; asks again where fewer were on the list.
+        """Returns one answer of each replica, at least `num_replicas`; asks again where fewer were on the list.
 
         Raises TimeoutError when there were fewer for `timeout_s`, and what a replica raises.
         """

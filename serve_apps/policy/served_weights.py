@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 
 
 class ServedWeights:
-    """The weights of one engine. It has the methods of `ServedAdapters`, for a single model group."""
+    """Changes the weights of one engine. It has the methods of `ServedAdapters`, for a single model group."""
 
     def __init__(self, engine: Any, model: ModelVersionRef) -> None:
-        """Args: engine: an `AsyncLLM` that was started with the weights of `model`."""
+        """Changes nothing yet. Args: engine: an `AsyncLLM` that was started with the weights of `model`."""
         self._engine = engine
         self._live = model
         self._state = ServingState(live=model, wanted=model)
         self.states = {model.model_group: self._state}
 
     def route(self, model_group: str) -> Route:
-        """The whole model and its version; there is one for every name, as a policy app has one model group."""
+        """Returns the whole model and its version, for any name: the policy app has one model group."""
         return Route(lora_request=None, version=self._live.version)
 
     async def take(self, wanted: Mapping[str, ModelVersionRef]) -> None:
@@ -55,7 +55,7 @@ class ServedWeights:
         logger.info("serves version %d", ref.version)
 
     async def _stage(self, folder: Path) -> None:
-        """Every worker loads and checks the weights; ValueError with the worker's message if one refuses them."""
+        """Makes every worker load and check the weights; ValueError with the worker's message if one refuses them."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
@@ -66,7 +66,7 @@ class ServedWeights:
             raise ValueError(str(error)) from None
 
     async def _swap(self, ref: ModelVersionRef) -> None:
-        """The staged weights replace the live ones between two engine steps; caches never outlive a version."""
+        """Replaces the live weights by the staged ones between two engine steps; caches never outlive a version."""
         await self._engine.pause_generation(mode="keep", clear_cache=True)
         await self._engine.collective_rpc("troupe_swap")
         await self._engine.update_weight_version(str(ref.version))
@@ -76,7 +76,7 @@ class ServedWeights:
 
 
 def _verified_folder(ref: ModelVersionRef) -> Path:
-    """A local folder with the files of `ref`, every byte checked; ValueError names what differs."""
+    """Returns a local folder with the files of `ref`, every byte checked; ValueError names what differs."""
     folder = fetch(ref)
     verify_folder(folder, read_manifest(ref))
     return folder

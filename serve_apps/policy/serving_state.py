@@ -10,15 +10,15 @@ from stores.types import ModelVersionRef
 
 @dataclass(slots=True)
 class ServingState:
-    """What one model group is served with, and what it should be."""
+    """Holds the version that one model group is served with, and the one that it should be."""
 
     live: ModelVersionRef | None = None
     wanted: ModelVersionRef | None = None
     error: str = ""
-    """Why the wanted version was refused."""
+    """The reason why the wanted version was refused; empty where it was not."""
 
     def to_dict(self, model_group: str) -> dict[str, Any]:
-        """Plain values; `state` is "bad" while the wanted version was refused."""
+        """Returns plain values; `state` is "bad" while the wanted version was refused."""
         live, wanted = self.live, self.wanted
         return {
             "model_group": model_group,
@@ -32,7 +32,7 @@ class ServingState:
 
 
 class Route(NamedTuple):
-    """How a request of a model group goes through the engine."""
+    """Tells how a request of a model group goes through the engine."""
 
     lora_request: Any
     """vLLM's request for the group's adapter; None where the group is a whole model."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WeightsExtension:
-    """Methods for every vLLM worker: `troupe_stage` checks new weights, `troupe_swap` makes them live."""
+    """Adds methods to every vLLM worker: `troupe_stage` checks new weights, `troupe_swap` makes them live."""
 
     vllm_config: Any
     model_runner: Any
@@ -63,7 +63,7 @@ class WeightsExtension:
 
 
 def load_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the safetensors files in `folder`, on the CPU; ValueError if there is none or one is damaged."""
+    """Returns every tensor of the safetensors files in `folder`, on the CPU; ValueError if there is no file or one is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

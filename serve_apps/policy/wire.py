@@ -16,10 +16,10 @@ NO_VERSION = -1
 
 
 class WireRequest(NamedTuple):
-    """One completion to sample."""
+    """Asks for one completion."""
 
     key: int
-    """The caller's own; it comes back with the result."""
+    """The caller's own number; it comes back with the result."""
     prompt_token_ids: Sequence[int]
     max_tokens: int
     temperature: float
@@ -31,30 +31,30 @@ class WireRequest(NamedTuple):
 
 
 class WireResult(NamedTuple):
-    """One completion, whole."""
+    """Holds one whole completion, or the error."""
 
     key: int
     token_ids: list[int]
     logprobs: list[float]
-    """One per token, under the weights that sampled it."""
+    """The logprob of each token, under the weights that sampled it."""
     finish_reason: str
     """A `FinishReason`, or CONTEXT or REFUSED, where the request cannot run and `error` says why."""
     policy_version: int
-    """Of the last token; NO_VERSION where the request cannot run."""
+    """The version that sampled the last token; NO_VERSION where the request cannot run."""
     is_version_mixed: bool
-    """Whether the weights changed while it was sampled."""
+    """True if the weights changed while it was sampled."""
     error: str
 
 
 class WireDelta(NamedTuple):
-    """What is new of a streamed completion."""
+    """Holds what is new of a streamed completion."""
 
     token_ids: list[int]
     logprobs: list[float]
     top_logprobs: list[dict[int, float]]
-    """At each token's position the logprobs of the most likely tokens, where the request asks for them."""
+    """The logprobs of the most likely tokens at each token's position, where the request asks for them."""
     finish_reason: str
-    """As of WireResult; empty while more follows."""
+    """As in WireResult; empty while more follows."""
     policy_version: int
     error: str
 
@@ -62,7 +62,7 @@ class WireDelta(NamedTuple):
 def wire_request(
     key: int, prompt_token_ids: Sequence[int], sampling: Sampling, *, model_group: str, seed: int
 ) -> WireRequest:
-    """The request with these sampling settings."""
+    """Returns the request with these sampling settings."""
     return WireRequest(
         key=key,
         prompt_token_ids=prompt_token_ids,
