@@ -6,7 +6,7 @@ The names below are all that the author of a workflow needs; everything else is 
 
     class SolverVerifier(Workflow):
         solver = Agent(prompt="Solve: {question}", contract=Tags("ANSWER"))
-        verifier = Agent(prompt="Is {answer} right? {question}", contract=Tags("VERDICT", choices={"VERDICT": ("yes", "no")}))
+        verifier = Agent(prompt="Is {answer} right? {question}", contract=Tags("VERDICT"))
 
         async def run(self, task, agents, tools):
             solution = await agents.solver(question=task.prompt)

@@ -58,7 +58,10 @@ _attempts: ContextVar[list[int]] = ContextVar("attempts")
 
 
 def count_attempt() -> None:
-    """Counts one attempt; a tool that repeats its work calls this before each attempt, and the trace then holds their number."""
+    """Counts one attempt.
+
+    A tool that repeats its work calls this before each attempt, and the trace then holds their number.
+    """
     counter = _attempts.get(None)
     if counter is not None:
         counter[0] += 1
@@ -135,7 +138,8 @@ class Agent:
         return [*system, {"role": "user", "content": self.prompt.format(**inputs)}]
 
     def introduced(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Puts the agent's own system message before a caller's chat messages, where it is plain text and they have none."""
+        """Puts the agent's own system message before a caller's chat messages, where it is plain text and they have
+        none."""
         if not self.system or "{" in self.system or messages[0]["role"] == "system":
             return list(messages)
         return [{"role": "system", "content": self.system}, *messages]
@@ -149,13 +153,14 @@ class Agent:
 class Tool:
     """Declares an async function that a workflow calls through `tools.<name>(...)`; every call is recorded.
 
-    Arguments are checked against its annotations: a value that does not fit makes a failed call, whose error names the argument.
+    Arguments are checked against its annotations: where one does not fit the call fails, and the error names it.
     """
 
     function: Callable[..., Awaitable[Any]]
     timeout_s: float = 30.0
     unrecorded: tuple[str, ...] = ()
-    """Arguments whose values are left out of the record of a call, because the trace holds them elsewhere or they are too large."""
+    """Arguments whose values are left out of the record of a call, because the trace holds them elsewhere or they
+    are too large."""
     fail_open: bool = False
     """True: a failed call is recorded with its error, and the workflow goes on with `fallback`."""
     fallback: Any = ""

@@ -138,11 +138,11 @@ class OneOf:
 
     def parse(self, text: str) -> Parsed:
         """Reads the first tag; text outside of it, a second tag included, is a fault."""
-        found = [name for name in self.names if re.search(rf"<{name}>.*?</{name}>|<{name}/>", text, re.DOTALL)]
+        written = [name for name in self.names if re.search(rf"<{name}>.*?</{name}>|<{name}/>", text, re.DOTALL)]
         fields = dict.fromkeys(self.field_names, "")
-        if not found:
+        if not written:
             return Parsed(fields=fields, fault=f"none of {', '.join(f'<{name}>' for name in self.names)}")
-        first = min(found, key=lambda name: text.find(f"<{name}"))
+        first = min(written, key=lambda name: text.find(f"<{name}"))
         match = re.search(rf"<{first}>(.*?)</{first}>|<{first}/>", text, re.DOTALL)
         assert match is not None, "it was found above"
         value = (match[1] or "").strip()
@@ -156,7 +156,10 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Thinking:
-    """Requires one `<think>...</think>` block at the beginning, and applies a contract to the rest (Dr. MAS, arXiv 2602.08847)."""
+    """Requires one `<think>...</think>` block at the beginning, and applies a contract to the rest (Dr.
+
+    MAS, arXiv 2602.08847).
+    """
 
     contract: Contract
 
@@ -192,7 +195,10 @@ class Boxed:
 
 @dataclass(frozen=True)
 class JsonKeys:
-    """Requires one JSON object with these keys, fenced or bare. Fields are text, other values as JSON; `data` has the values."""
+    """Requires one JSON object with these keys, fenced or bare. Fields are text, other values as JSON.
+
+    `data` has the values.
+    """
 
     names: tuple[str, ...]
     max_items: int | None = None
@@ -218,12 +224,12 @@ class JsonKeys:
             data = None
         if not isinstance(data, Mapping):
             return Parsed(fields=dict.fromkeys(self.names, ""), fault="no JSON object")
-        found = {name: self._value(data.get(name)) for name in self.names}
-        missing = [name for name in self.names if found[name] in (None, "", [], {})]
+        values = {name: self._value(data.get(name)) for name in self.names}
+        missing = [name for name in self.names if values[name] in (None, "", [], {})]
         return Parsed(
-            fields={name: "" if name in missing else _as_text(value) for name, value in found.items()},
+            fields={name: "" if name in missing else _as_text(value) for name, value in values.items()},
             fault=f"key {missing[0]!r} is missing or empty" if missing else "",
-            data={name: value for name, value in found.items() if name not in missing},
+            data={name: value for name, value in values.items() if name not in missing},
         )
 
     def _value(self, value: Any) -> Any:

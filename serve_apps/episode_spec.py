@@ -49,7 +49,10 @@ class EpisodeSpec:
 
     @property
     def group_id(self) -> str:
-        """The group of the episodes of this task, iteration, purpose and team; each kind of variant has a group of its own."""
+        """The group of the episodes of this task, iteration, purpose and team.
+
+        Each kind of variant has a group of its own.
+        """
         return episode_id(
             run_id=self.run_id,
             iteration=self.iteration,

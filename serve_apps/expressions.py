@@ -40,7 +40,10 @@ class Expression:
     """The dotted names that it reads."""
 
     def __call__(self, values: Mapping[str, Any]) -> bool:
-        """Returns whether the condition holds. Missing names are null; a comparison of values that cannot be compared is false."""
+        """Returns whether the condition holds. Missing names are null.
+
+        A comparison of values that cannot be compared is false.
+        """
         return bool(_value(self._tree, values))
 
 

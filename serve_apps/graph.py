@@ -1,4 +1,4 @@
-"""graph: a workflow declared in YAML -> nodes and edges that have been checked. Errors name the node and the line.
+"""graph: a workflow declared in YAML -> checked nodes and edges. Errors name the node and the line.
 
 nodes:
   decompose: {type: model, prompt: "... {question}", parser: {json: [queries]}}
@@ -32,7 +32,7 @@ FIELD = re.compile(r"\{([a-zA-Z_][\w.]*)\}")
 NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 GIVEN = frozenset({"question", "step"})
 TAKEN = GIVEN | {"true", "false", "null", "and", "or", "not", "in"}
-"""No node may be called so: conditions and templates mean something else by them."""
+"""Names that no node may have: conditions and templates use them for something else."""
 
 
 class _Strict(BaseModel):
@@ -40,20 +40,20 @@ class _Strict(BaseModel):
 
 
 class ParserSpec(_Strict):
-    """How a model node's completion is read; exactly one form."""
+    """Describes how a model node's completion is read, in exactly one form."""
 
     tags: tuple[str, ...] = ()
     one_of: tuple[str, ...] = ()
     json_keys: tuple[str, ...] = Field((), alias="json")
     choices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Of tags: values a tag may have."""
+    """The values that a tag may have, where `tags` is used."""
     max_items: int | None = Field(None, ge=1)
-    """Of json: how many items of a list count."""
+    """How many items of a list are read, where `json` is used."""
     valid_reward: float = 0.0
     invalid_reward: float = -1.0
 
     def contract(self) -> Contract:
-        """The output contract; raw text where no form is given."""
+        """Returns the output contract; raw text where no form is set."""
         forms = [f for f in (self.tags, self.one_of, self.json_keys) if f]
         if len(forms) > 1:
             raise ValueError("parser: give one of tags, one_of and json")
@@ -68,34 +68,35 @@ class ParserSpec(_Strict):
 
 
 class NodeSpec(_Strict):
-    """One node as it is written."""
+    """Describes one node as it is written in the file."""
 
     type: Literal["model", "tool"]
     prompt: str = ""
-    """Of a model node, which is an agent of its own name: template over `question` and earlier nodes."""
+    """The prompt of a model node, a template over `question` and earlier nodes. The node is an agent of the same name."""
     system: str = ""
     parser: ParserSpec = ParserSpec()
     max_tokens: int = Field(512, ge=1)
     cut: tuple[str, ...] = ()
-    """Of a model node: what its templates read that loses text where the prompt has no room, the least needed first."""
+    """The fields of a model node's templates that lose text where the prompt has no room, the least needed first."""
     tool: str = ""
-    """Of a tool node: which tool of the workflow's settings."""
+    """The tool of the workflow's settings that a tool node calls."""
     arguments: dict[str, str] = Field(default_factory=dict)
-    """Of a tool node: templates; one that is a single `{name}` hands on the value as it is, a list as a list."""
+    """The arguments of a tool node, as templates;
+    a template that is a single `{name}` passes the value on, a list as a list."""
     each: str = ""
-    """Of a tool node: an argument that is a list. The tool is called for each of its items side by side, and the node's value
-    is the list of what it gave."""
+    """An argument of a tool node that is a list. The tool is called for each of its items side by side, and the node's value
+    is the list of the results."""
     timeout_s: float = Field(60.0, gt=0)
     fail_open: bool = False
-    """A node that fails leaves empty fields, and the graph goes on."""
+    """True: the fields of a node that fails are empty, and the graph goes on."""
     max_visits: int | None = Field(None, ge=1)
     """How often it may run in an episode; default once. A cycle needs a node with this bound."""
     trainable: bool = True
-    """Of a model node: whether `GraphReward` pays it, and so whether it trains."""
+    """Whether `GraphReward` pays a model node, and so whether it trains."""
 
 
 class EdgeSpec(_Strict):
-    """One edge as it is written."""
+    """Describes one edge as it is written in the file."""
 
     source: str = Field(alias="from")
     target: str = Field(alias="to")
@@ -103,7 +104,7 @@ class EdgeSpec(_Strict):
 
 
 class GraphSpec(_Strict):
-    """The file."""
+    """Describes the whole file."""
 
     nodes: dict[str, NodeSpec] = Field(min_length=1)
     edges: tuple[EdgeSpec, ...] = ()
@@ -112,12 +113,12 @@ class GraphSpec(_Strict):
     answer: str
     max_steps: int = Field(32, ge=1)
     stop_on_end: bool = True
-    """An end node ends the episode; else it goes on while nodes are left to run."""
+    """True: an end node ends the episode; else it goes on while nodes are left to run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """An edge that has been checked."""
+    """Connects two nodes of a checked graph."""
 
     source: str
     target: str
@@ -126,7 +127,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A declared workflow that can run."""
+    """Holds a declared workflow that has been checked."""
 
     nodes: Mapping[str, NodeSpec]
     edges: tuple[Edge, ...]
@@ -136,12 +137,12 @@ class Graph:
     max_steps: int
     stop_on_end: bool
     text: str
-    """What it was read from."""
+    """The text of the file."""
     reaches: Mapping[str, frozenset[str]]
-    """By node: those that can be reached from it without going back to where a cycle began."""
+    """By node, the nodes that can be reached from it without an edge that closes a cycle."""
 
     def leaving(self, node: str) -> list[Edge]:
-        """The edges out of a node, in the order of the file."""
+        """Returns the edges out of a node, in the order of the file."""
         return [edge for edge in self.edges if edge.source == node]
 
 
@@ -163,7 +164,7 @@ def load_graph(path: str | Path) -> Graph:
 def check_graph(
     data: Any, *, place: str, lines: Mapping[tuple[str | int, ...], int] | None = None, text: str = ""
 ) -> Graph:
-    """Checks a graph given as data; `lines` maps places in it to the lines of its file, whose `text` is kept."""
+    """Checks a graph in plain data; `lines` maps paths in it to lines of the file, whose text is `text`."""
     at = _Places(place, lines or {})
     try:
         spec = GraphSpec.model_validate(data)
@@ -211,17 +212,17 @@ def check_graph(
 
 
 def fields_of(template: str) -> list[str]:
-    """The dotted names that a template reads, each once."""
+    """Returns the dotted names that a template reads, each once."""
     return list(dict.fromkeys(FIELD.findall(_masked(template))))
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """A template with its fields; `{{` and `}}` stand for braces."""
+    """Fills in a template's fields; `{{` and `}}` stand for braces."""
     return _unmasked(FIELD.sub(lambda match: as_text(look_up(match[1], values)), _masked(template)))
 
 
 def as_prompt(template: str) -> str:
-    """A template as an agent takes it: every dotted name an input of its own (`input_name`)."""
+    """Returns a template as an agent takes it: every dotted name is an input of its own (`input_name`)."""
     return (
         FIELD.sub(lambda match: f"{{{input_name(match[1])}}}", _masked(template))
         .replace("\0", "{{")
@@ -230,12 +231,12 @@ def as_prompt(template: str) -> str:
 
 
 def input_name(field: str) -> str:
-    """`a.b.0` as the name of an agent's input."""
+    """Returns the name of an agent's input for a dotted name like `a.b.0`."""
     return field.replace(".", "__")
 
 
 def as_text(value: Any) -> str:
-    """A value as a prompt shows it: text as it is, lists line by line, numbers and objects as JSON writes them."""
+    """Returns a value as a prompt shows it: text unchanged, lists line by line, numbers and objects as JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -255,7 +256,7 @@ def _unmasked(text: str) -> str:
 
 
 class _Places:
-    """Where in the file something stands."""
+    """Maps a path in the data to the file and line where it stands."""
 
     def __init__(self, place: str, lines: Mapping[tuple[str | int, ...], int]) -> None:
         self._place, self._lines = place, lines
@@ -288,7 +289,7 @@ def _known(name: str, names: set[str], at: str, what: str) -> None:
 
 
 def _known_field(name: str, spec: GraphSpec, at: str, what: str) -> None:
-    """A name in a template or condition: `question`, `step`, a tool node, or a field of what a model node parses."""
+    """Checks a name in a template or condition: `question`, `step`, a tool node, or a field of a model node's contract."""
     node, _, field = name.partition(".")
     if name in GIVEN:
         return
@@ -346,7 +347,7 @@ def _check_node(name: str, node: NodeSpec, spec: GraphSpec, at: _Places) -> None
 
 
 def _check_no_key_twice(node: yaml.Node | None, place: str) -> None:
-    """YAML takes the last of two equal keys; in a graph that is a node lost."""
+    """Raises ValueError for two equal keys: YAML takes the last one, and a node would be lost."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -375,7 +376,7 @@ def _reachability(names: set[str], edges: Sequence[Edge]) -> dict[str, frozenset
 
 
 def _forward(start: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
-    """Edges without those that lead back into a path from the start: what is left has no cycle."""
+    """Returns the edges without those that lead back into a path from the start: the rest has no cycle."""
     back: set[int] = set()
     done: set[str] = set()
 

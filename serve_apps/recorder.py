@@ -202,7 +202,10 @@ class Recorder:
         return await self.playback.complete(call.agent, call.request, lambda: self.complete(call))
 
     def _fit(self, name: str, prompt_length: int) -> Sampling:
-        """Returns the agent's sampling settings with `max_tokens` cut to the context; ContextExhausted where nothing is left."""
+        """Returns the agent's sampling settings with `max_tokens` cut to the context.
+
+        Raises ContextExhausted where nothing is left.
+        """
         sampling = self.team.sampling[name]
         if self.spec.script is not None and self.spec.script.kind == "greedy":
             sampling = replace(sampling, temperature=0.0)
@@ -334,7 +337,10 @@ class Calls:
 
 
 def _cut_at(completion: Completion, tokenizer: ChatTokenizer, stops: Sequence[str]) -> Completion:
-    """Returns the completion up to the token that completes a stop text; later tokens were sampled, but nobody reads them."""
+    """Returns the completion up to the token that completes a stop text.
+
+    Later tokens were sampled, but nobody reads them.
+    """
     if not stops:
         return completion
     text = TextStream(tokenizer, stops)

@@ -56,7 +56,10 @@ class Playback:
     async def complete(
         self, agent: str, request: GenerateRequest, live: Callable[[], Awaitable[Completion]]
     ) -> Completion:
-        """Returns the completion of an agent's next turn; `live` samples one. ReplayError where the prompt is not the recorded one."""
+        """Returns the completion of an agent's next turn; `live` samples one.
+
+        Raises ReplayError where the prompt is not the recorded one.
+        """
         base, number = self.script.base, self._turns.get(agent, 0)
         self._turns[agent] = number + 1
         if base is None:

@@ -23,7 +23,8 @@ class TeamSpec:
     settings: dict[str, Any]
     group_of: dict[str, str]
     tokenizers: dict[str, str | ModelVersionRef]
-    """The model version whose folder holds the tokenizer of a model group, fetched where the team acts; or a local folder."""
+    """The model version whose folder holds the tokenizer of a model group, fetched where the team acts;
+    or a local folder."""
     max_model_len: dict[str, int]
     sampling: dict[str, Sampling]
     policy_versions: dict[str, int]

@@ -25,7 +25,10 @@ class ChatTokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Returns prompt ids, ready for the assistant's turn; jinja2's TemplateError where the template refuses the messages."""
+        """Returns prompt ids, ready for the assistant's turn.
+
+        Raises jinja2's TemplateError where the template refuses the messages.
+        """
         return self.encode(self.render_chat(messages, tools=tools))
 
     def render_chat(
@@ -56,7 +59,10 @@ class ChatTokenizer:
         return self._tokenizer.backend_tokenizer.decode(shown, skip_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
-        """Returns the text of one token, special ones included; bytes that are no character become the replacement character."""
+        """Returns the text of one token, special ones included.
+
+        Bytes that are no character become the replacement character.
+        """
         return self._tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False)
 
     def decode_stream(self) -> TokenStream:
@@ -76,7 +82,8 @@ class TokenStream:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._done = 0
-        """Tokens whose text was returned. A few before them are decoded again: the text of a token may depend on its neighbours."""
+        """Tokens whose text was returned.
+        A few before them are decoded again: the text of a token may depend on its neighbours."""
         self._start = 0
 
     def push(self, token_ids: Sequence[int]) -> str:

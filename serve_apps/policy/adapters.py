@@ -113,7 +113,8 @@ class ServedAdapters:
 
 
 def _checked_folder(ref: ModelVersionRef, before: ModelVersionRef | None) -> Path:
-    """Returns a local folder with the adapter, after a check of every byte, of its tensors' names and shapes, and for NaN."""
+    """Returns a local folder with the adapter, after a check of every byte, of its tensors' names and shapes, and
+    for NaN."""
     folder, manifest = fetch(ref), read_manifest(ref)
     verify_folder(folder, manifest)
     shapes = (manifest if before is None else read_manifest(before)).tensors

@@ -77,7 +77,10 @@ def dashboard_url() -> str:
 
 
 def open_list(path: str | Path | None = None) -> Any:
-    """Returns a handle to the cluster's list. Where there is none yet `path`, a file or URI, creates it; ValueError without one."""
+    """Returns a handle to the cluster's list. Where there is none yet `path`, a file or URI, creates it.
+
+    Raises ValueError without one.
+    """
     if path is None:
         try:
             return ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)
@@ -100,7 +103,10 @@ def open_list(path: str | Path | None = None) -> Any:
 
 
 def change(app_list: Any, edit: Callable[[Apps], Apps], *, is_forced: bool = False) -> Apps:
-    """Applies `edit` to the list until no other writer interferes; deploys only if that changed something, or `is_forced`."""
+    """Applies `edit` to the list until no other writer interferes.
+
+    Deploys only if that changed something, or `is_forced`.
+    """
     while True:
         with waiting(f"the actor {ACTOR_NAME} and Serve's controller behind it"):
             revision, apps = ray.get(app_list.read.remote(), timeout=ANSWER_TIMEOUT_S)
@@ -128,7 +134,10 @@ def num_replicas(entry: Mapping[str, Any]) -> int:
 def new_entry(
     name: str, *, import_path: str, args: Mapping[str, Any], deployment: str, user_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns an application of a Serve config (`ServeApplicationSchema`) with one deployment and no route; JSON values only."""
+    """Returns an application of a Serve config (`ServeApplicationSchema`) with one deployment and no route.
+
+    JSON values only.
+    """
     return {
         "name": name,
         "route_prefix": None,

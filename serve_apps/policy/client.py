@@ -33,7 +33,8 @@ class ContextExhausted(Exception):
 
 
 class RequestRefused(ValueError):
-    """Raised where the engine refuses the request itself (a token id beyond the vocabulary, a bad setting): a bug of the caller."""
+    """Raised where the engine refuses the request itself (a token id beyond the vocabulary, a bad setting): a bug of
+    the caller."""
 
 
 class PolicyClient(Protocol):

@@ -46,7 +46,8 @@ class PolicyAppSpec:
     model_group: str
     """The model group that the app serves, or the base that several share."""
     model: ModelVersionRef
-    """The model that a new app starts with. An app that runs already keeps its version (`sync_apps` changes it), not its base."""
+    """The model that a new app starts with.
+    An app that runs already keeps its version (`sync_apps` changes it), not its base."""
     serve: ServeConfig
     adapters: Mapping[str, ModelVersionRef] = field(default_factory=dict)
     """The adapters that a new app starts with, by model group, where the groups are adapters of `model`."""
@@ -131,7 +132,10 @@ def set_low_priority(apps: Iterable[str], low_priority: bool, *, timeout_s: floa
 
 
 def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
-    """Returns {model group: {replica_id: model}} of every replica that answers. Args: apps: the app of every model group."""
+    """Returns {model group: {replica_id: model}} of every replica that answers.
+
+    Args: apps: the app of every model group.
+    """
     statuses = {app: _statuses_if_up(app) for app in set(apps.values())}
     return {
         group: {

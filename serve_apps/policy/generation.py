@@ -98,7 +98,7 @@ class Generation:
             yield WireDelta([], [], [], REFUSED, version, str(error))
 
     async def probe(self, sequences: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, list[list[float]]]:
-        """Returns log p(seq[j+1] | seq[:j+1]) of each model group's sequences, `len(seq) - 1` values each, under the served weights.
+        """Returns log p(seq[j+1] | seq[:j+1]) under the served weights, `len(seq) - 1` values for each sequence of each group.
 
         The prefix cache is not read: it may hold what an older version computed.
         """

@@ -186,7 +186,10 @@ class Policy:
                 await self._served.take(wanted)
 
     def _set_priority(self, low_priority: bool) -> None:
-        """Follows the app's settings; ends this process where it may not raise its priority: the next one starts with it."""
+        """Follows the app's settings.
+
+        Ends this process where it may not raise its priority: the next one starts with it.
+        """
         if low_priority == has_low_priority():
             return
         try:

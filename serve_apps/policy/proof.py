@@ -30,14 +30,18 @@ class Proof:
     max_difference_new: float
     """Largest |logprob difference| to the manifest of the version it should serve."""
     max_difference_old: float | None
-    """The same difference to the manifest of the version served before, or else of the parent; None where there is neither."""
+    """The same difference to the manifest of the version served before, or else of the parent;
+    None where there is neither."""
     verdict: Verdict
     seconds: float
     """Seconds since the sync began."""
 
 
 class SyncError(RuntimeError):
-    """Raised where a replica does not serve what it should; `proofs` holds what the replicas answered, as far as they did."""
+    """Raised where a replica does not serve what it should.
+
+    `proofs` holds what the replicas answered, as far as they did.
+    """
 
     def __init__(self, message: str, proofs: Sequence[Proof] = ()) -> None:
         """Args: message: names app, replica, version and numbers."""
@@ -70,7 +74,7 @@ def judge(served_on_new: Logprobs, new: Logprobs, served_on_old: Logprobs | None
 
 
 def telling(new: Logprobs, others: Sequence[Logprobs]) -> tuple[int, int]:
-    """Returns the index of a sequence and how many of its logprobs tell `new` from all `others` nearly as well as any sequence.
+    """Returns the index of a sequence, and how many of its logprobs tell `new` from `others` nearly as well as any sequence.
 
     That is the shortest beginning of at least `LEAST_TELLING` logprobs whose largest difference to each of `others` is
     `NEARLY` the largest that there is. Without others, or where nothing differs, it is the first whole sequence.

@@ -63,7 +63,10 @@ class WeightsExtension:
 
 
 def load_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
-    """Returns every tensor of the safetensors files in `folder`, on the CPU; ValueError if there is no file or one is damaged."""
+    """Returns every tensor of the safetensors files in `folder`, on the CPU.
+
+    Raises ValueError if there is no file or one is damaged.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -14,18 +14,18 @@ from stores.types import FinishReason, Turn
 def answer_body(
     episode_id: str, request: ChatRequest, turn: Turn, message: Mapping[str, Any], tokenizer: ChatTokenizer
 ) -> dict[str, Any]:
-    """The completion that answers a request; `message`: what the turn says."""
+    """Returns the chat completion that answers a request. Args: message: the assistant's message of the turn."""
     reason = "length" if turn.finish_reason is FinishReason.LENGTH else "stop"
     if reason == "stop" and "tool_calls" in message:
         reason = "tool_calls"
     logprobs = None
     if request.logprobs:
         texts = [tokenizer.token_text(token) for token in turn.completion_token_ids]
-        places = [
+        contents = [
             {"token": text, "logprob": max(float(value), -9999.0), "bytes": list(text.encode()), "top_logprobs": []}
             for text, value in zip(texts, turn.rollout_logprobs, strict=True)
         ]
-        logprobs = {"content": places, "refusal": None}
+        logprobs = {"content": contents, "refusal": None}
     num_prompt, num_completion = len(turn.prompt_token_ids), len(turn.completion_token_ids)
     return {
         "id": f"chatcmpl-{episode_id}-{turn.turn_index}",
@@ -44,7 +44,7 @@ def answer_body(
 
 
 def as_chunks(body: Mapping[str, Any], *, with_usage: bool) -> list[dict[str, Any]]:
-    """A whole answer as the chunks of `stream: true`: a turn is recorded whole, and streamed when it is."""
+    """Returns a whole answer as the chunks of `stream: true`: a turn is recorded first and streamed afterwards."""
     (choice,) = body["choices"]
     message = choice["message"]
     envelope = {k: v for k, v in body.items() if k not in ("choices", "usage", "object")}

@@ -1,12 +1,12 @@
-"""conversations: the messages that a program sends -> prompt ids that continue, token by token, what was said before.
+"""conversations: the messages that a program sends -> prompt ids that continue the earlier calls token by token.
 
-    call 1   messages A            -> ids of A      the model says B
+    call 1   messages A            -> ids of A      the completion is B
     call 2   messages A, B, C      -> ids of A + the sampled ids of B + ids of C
 
-A conversation that is tokenized anew with every call need not begin with the tokens that were sampled: the text of a tool
-call is written again from its parsed form, and a text has many tokenizations. So what the model said stands in a later prompt
-as it was sampled, wherever the rendered text allows that. Turns that continue each other exactly are merged into one training
-row; those that do not are counted.
+If every call were tokenized anew, a prompt need not begin with the tokens that were sampled: the text of a tool call is
+rendered again from its parsed form, and a text has many tokenizations. So the sampled ids of a completion are reused in
+later prompts, wherever the rendered text allows that. Turns that continue each other exactly become one training row;
+turns that do not are counted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Literal
 from serve_apps.tokenizer import ChatTokenizer
 
 CONVERSATIONS = "conversations"
-"""Under which the metadata of an episode's outcome holds `Conversations.counts` of every agent."""
+"""The key of every agent's `Conversations.counts` in the metadata of an episode's outcome."""
 Growth = Literal["new", "grown", "broken"]
-"""Of a call: it begins a conversation, continues one token by token, or continues one in other words or tokens."""
+"""How a call grows: it begins a conversation, continues one token by token, or continues one in other words or tokens."""
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -36,28 +36,31 @@ class _Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationPrompt:
-    """A prompt and what it continues."""
+    """Holds a prompt and the turn that it continues."""
 
     text: str
     token_ids: tuple[int, ...]
     growth: Growth
     continues: int | None
-    """Turn whose prompt and completion it begins with."""
+    """The index of the turn whose prompt and completion it begins with; None where there is none."""
 
 
 class Conversations:
-    """What one agent was asked and said in one episode."""
+    """Remembers the calls of one agent in one episode."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._calls: list[_Call] = []
-        self._said: dict[Any, str] = {}
-        """A message that was given back -> the text that it was made from."""
+        self._completions: dict[Any, str] = {}
+        """A message that was returned to the program -> the completion that it was made from."""
         self.counts: Counter[str] = Counter()
 
     def prompt(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]]) -> ConversationPrompt:
-        """The prompt for these messages, as OpenAI's clients send them; jinja2's TemplateError where the template refuses them."""
-        is_continued = any(_key(message) in self._said for message in messages)
+        """Returns the prompt for messages as OpenAI's clients send them.
+
+        Raises jinja2's TemplateError where the template refuses them.
+        """
+        is_continued = any(_key(message) in self._completions for message in messages)
         is_continued |= any(len(c.messages) < len(messages) and _begins(messages, c.messages) for c in self._calls)
         text = self._tokenizer.render_chat([self._for_template(m) for m in messages], tools=tools)
         begun = max((c for c in self._calls if text.startswith(c.text)), key=lambda c: len(c.text), default=None)
@@ -78,26 +81,26 @@ class Conversations:
         answered: Mapping[str, Any],
         turn_index: int,
     ) -> None:
-        """What the model said to a prompt, and the message that the program was given for it."""
+        """Remembers the completion of a prompt, and the message that was returned to the program for it."""
         self.counts[prompt.growth] += 1
         has_end = bool(completion_ids) and completion_ids[-1] == self._tokenizer.eos_id
         completion = "".join(self._tokenizer.decode(completion_ids[: len(completion_ids) - has_end]))
-        self._said[_key(answered)] = completion
+        self._completions[_key(answered)] = completion
         end = self._tokenizer.token_text(self._tokenizer.eos_id) if has_end else ""
         whole = prompt.text + completion + end
         ids = (*prompt.token_ids, *completion_ids)
         self._calls.append(_Call(messages=list(messages), text=whole, token_ids=ids, turn_index=turn_index))
 
     def _for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """As the chat template reads it: what the model said stands as it said it."""
-        completion = self._said.get(_key(message))
+        """Returns a message as the chat template reads it; a completion is put back as it was sampled."""
+        completion = self._completions.get(_key(message))
         if completion is not None:
             return {"role": "assistant", "content": completion}
         return dict(message)
 
 
 def _key(message: Mapping[str, Any]) -> Any:
-    """What a program sends back of a message that it was given."""
+    """Returns the parts of a message by which it is recognised when a program sends it back."""
     calls = message.get("tool_calls") or ()
     return (
         message["role"],
@@ -107,7 +110,7 @@ def _key(message: Mapping[str, Any]) -> Any:
 
 
 def _text(arguments: Any) -> str:
-    """Arguments are JSON text in a message, and data for a template."""
+    """Returns arguments as canonical JSON: they are JSON text in a message, and data for a template."""
     import json
 
     data = arguments

@@ -1,7 +1,7 @@
 """episode: the calls of one program -> turns of its episode.
 
-What a program asks for is what it gets, but for the sampling: temperature and seed are the run's, for the turn is trained on
-or judged, and `max_tokens` is the less of both.
+A program's requests are followed except for the sampling: temperature and seed are the run's, because the turn is trained on
+or evaluated, and the smaller `max_tokens` counts.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from serve_apps.workflow import Outcome
 from stores.types import Turn
 
 TURN_LIMIT = "turn_limit"
-"""Stop reason of an episode whose program asked for more turns than it may have."""
+"""The stop reason of an episode whose program asked for more turns than it may have."""
 
 
 class PostedOutcome(Body):
-    """`POST /v1/episodes/{episode_id}/outcome`: how it ended, by the program or a grader."""
+    """Is the body of `POST /v1/episodes/{episode_id}/outcome`: how the episode ended, by the program or a grader."""
 
     answer: str | None = None
     score: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    """0 to 1; the credit rule `posted_score` pays it."""
+    """A score of 0 to 1; the credit rule `posted_score` pays it."""
     metadata: Metadata = Field(default_factory=dict)
     """JSON values for other credit rules and for readers."""
 
 
 @dataclass
 class _Asked:
-    """A tool call that the program has not answered yet."""
+    """Holds a tool call that the program has not answered yet."""
 
     tool: str
     arguments: str
@@ -53,45 +53,45 @@ class _Asked:
 
 @dataclass(kw_only=True)
 class ProgramEpisode:
-    """One episode that a program plays."""
+    """Runs one episode that a program plays."""
 
     recorder: Recorder
     id: str
-    """By which its calls and answers name it."""
+    """The id in its URLs and its answers."""
     max_turns: int | None = None
-    """A call beyond them is refused, and the program told."""
+    """The largest number of calls: a further one is refused with an error."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    """The API key that its calls bring along."""
+    """The API key that its calls must send."""
     outcome: PostedOutcome | None = None
     exhausted: ContextExhausted | None = None
-    """A prompt that did not fit: the program was told."""
+    """The last prompt that did not fit; the program got an error."""
     is_at_limit: bool = False
-    """A call beyond `max_turns` was asked for: the program was told."""
+    """True where the program made a call beyond `max_turns`, and got an error."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set where it waits for nothing more of its program."""
+    """Set when the episode waits for nothing more from its program."""
     failure: BaseException | None = None
-    """What ends the episode whatever the program does: the engines or we ourselves failed, not the program."""
+    """The error that ends the episode whatever the program does: the engines or Troupe failed, not the program."""
     _num_calls: int = 0
     _conversations: dict[str, Conversations] = field(default_factory=dict)
     _asked: dict[str, _Asked] = field(default_factory=dict)
 
     @property
     def agents(self) -> list[str]:
-        """Names that a program may call."""
+        """The names of the agents that a program may call."""
         return list(self.recorder.team.group_of)
 
     @property
     def growth(self) -> dict[str, dict[str, int]]:
-        """By agent, how many calls were new, grown or broken."""
+        """The number of new, grown and broken calls of every agent."""
         return {name: {**conversations.counts} for name, conversations in self._conversations.items()}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of its answers."""
+        """The HTTP headers of its answers."""
         return {}
 
     def agent_of(self, path: str | None, model: str) -> str:
-        """The agent that a path names, or else the model; where there is one agent every model name means it."""
+        """Returns the agent that the path names, or else the model; where there is one agent every model name means it."""
         agents = self.agents
         name = path if path is not None else agents[0] if len(agents) == 1 else model
         if name in agents:
@@ -104,7 +104,7 @@ class ProgramEpisode:
         )
 
     async def chat(self, agent: str, request: ChatRequest) -> dict[str, Any]:
-        """The answer to one call, recorded as a turn; raises ApiError, and ends the episode with any other error."""
+        """Answers one call and records it as a turn; raises ApiError, and ends the episode with any other error."""
         try:
             return await self._chat(agent, request)
         except ApiError:
@@ -119,7 +119,8 @@ class ProgramEpisode:
         self.is_over.set()
 
     def outcome_of(self, returned: Any) -> Outcome:
-        """What was posted, or else what the program said; how its conversations grew is in the metadata."""
+        """Returns the outcome that was posted, or else the one the program returned, with the growth of its
+        conversations."""
         result: Mapping[str, Any] = returned if isinstance(returned, Mapping) else {"answer": returned}
         posted = self.outcome
         answer = result.get("answer", "") if posted is None or posted.answer is None else posted.answer
@@ -153,7 +154,7 @@ class ProgramEpisode:
         messages = own.introduced([message.for_template() for message in request.messages])
         results = self._note_tool_answers(agent, request)
         conversations = self._conversations.setdefault(agent, Conversations(tokenizer))
-        prompt = _made(lambda: conversations.prompt(messages, tools=tools))
+        prompt = _rendered(lambda: conversations.prompt(messages, tools=tools))
         names = {tool.function.name for tool in request.offered_tools}
         prefix = f"call_{secrets.token_hex(6)}"
         turn, parsed = await self._turn(
@@ -180,7 +181,7 @@ class ProgramEpisode:
         return answer_body(self.id, request, turn, message, tokenizer)
 
     def _count(self) -> None:
-        """One more call; ApiError where there were enough."""
+        """Counts one more call; ApiError where that is too many."""
         if self.max_turns is not None and self._num_calls >= self.max_turns:
             self.is_at_limit = True
             raise ApiError(400, f"an episode has at most {self.max_turns} turns: post its outcome", code=TURN_LIMIT)
@@ -205,7 +206,7 @@ class ProgramEpisode:
             raise ApiError(503, str(error), code="engine_unavailable") from None
 
     def _note_tool_answers(self, agent: str, request: ChatRequest) -> tuple[int, ...]:
-        """Records the tool calls that these messages answer, once each; returns their places among the events."""
+        """Records the tool calls that these messages answer, once each; returns their indices among the events."""
         call_indices = []
         for message in request.messages:
             asked = self._asked.pop(message.tool_call_id or "", None)
@@ -222,8 +223,8 @@ class ProgramEpisode:
         return tuple(call_indices)
 
 
-def _made(make: Any) -> Any:
-    """What `make` gives; ApiError where the chat template refuses the messages."""
+def _rendered(make: Any) -> Any:
+    """Returns what `make` returns; ApiError where the chat template refuses the messages."""
     from jinja2 import TemplateError
 
     try:
@@ -235,5 +236,5 @@ def _made(make: Any) -> Any:
 
 
 def _until(text: str, stops: list[str]) -> str:
-    """What stands before the first stop text."""
+    """Returns the text before the first stop text."""
     return text[: min((at for at in (text.find(stop) for stop in stops) if at >= 0), default=len(text))]

@@ -1,4 +1,4 @@
-"""process: a command, its environment -> what it printed and how it ended. Ends with whatever it started."""
+"""process: a command, its environment -> its output and exit code. All that it started ends with it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 MAX_OUTPUT = 1_000_000
-"""Bytes of output that are kept; what a program prints beyond is read and dropped."""
+"""The number of bytes of output that are kept; further output is read and dropped."""
 TAIL = 2_000
-"""Characters of standard error that an error quotes."""
+"""The number of characters of standard error that an error quotes."""
 
 
 class ProgramError(Exception):
-    """The program failed by itself; the message says how, with the end of what it wrote on standard error."""
+    """Raised where the program failed by itself; the message holds the end of its standard error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A program that has ended."""
+    """Describes a program that has ended."""
 
     exit_code: int
     output: str
@@ -59,7 +59,7 @@ async def run_process(
 
 
 async def _read(stream: asyncio.StreamReader, limit: int) -> str:
-    """The first `limit` bytes, as text."""
+    """Returns the first `limit` bytes as text, and reads the rest."""
     blocks, size = [], 0
     while block := await stream.read(65_536):
         if size < limit:

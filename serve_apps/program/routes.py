@@ -1,8 +1,8 @@
-"""routes: an OpenAI API per episode, for those of one process and for the gateway's.
+"""routes: HTTP requests below /v1/episodes -> an OpenAI API per episode, in a collector's process and in the gateway.
 
 /v1/episodes/ID/chat/completions                 the agent that `model` names
 /v1/episodes/ID/agents/AGENT/chat/completions    the agent in the path
-/v1/episodes/ID/models, .../outcome              who may be called; how it ended
+/v1/episodes/ID/models, .../outcome              the agents of the episode; how it ended
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 
 
 class Episodes(Protocol):
-    """The episodes that the routes lead to."""
+    """Finds the episodes that the routes lead to, and answers their calls."""
 
     def find(self, episode_id: str, request: Request) -> ProgramEpisode:
-        """An episode under way that this caller may see; ApiError."""
+        """Returns an episode under way that this caller may see; ApiError where there is none."""
         ...
 
     async def chat(self, episode: ProgramEpisode, agent: str, body: ChatRequest) -> dict[str, Any]:
-        """The answer to one call; ApiError."""
+        """Answers one call; raises ApiError."""
         ...
 
     async def outcome(self, episode: ProgramEpisode, posted: PostedOutcome) -> dict[str, Any]:
-        """What the poster of an outcome is told; ApiError."""
+        """Takes a posted outcome and returns the body of the answer; raises ApiError."""
         ...
 
 
 def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute) -> APIRouter:
-    """Routes below `/v1/episodes/{episode_id}`."""
+    """Returns the routes below `/v1/episodes/{episode_id}`."""
     routes = APIRouter(prefix="/v1/episodes/{episode_id}", route_class=route_class)
 
     async def answered(episode: ProgramEpisode, agent: str, body: ChatRequest, request: Request) -> Response:
@@ -51,19 +51,19 @@ def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute
 
     @routes.post("/chat/completions")
     async def episode_chat_by_model(episode_id: str, body: ChatRequest, request: Request) -> Response:
-        """A call of the agent that `model` names; where there is one agent, every name means it."""
+        """Calls the agent that `model` names; where there is one agent, every name means it."""
         episode = episodes.find(episode_id, request)
         return await answered(episode, episode.agent_of(None, body.model), body, request)
 
     @routes.post("/agents/{agent}/chat/completions")
     async def episode_chat_by_path(episode_id: str, agent: str, body: ChatRequest, request: Request) -> Response:
-        """A call of the agent in the path."""
+        """Calls the agent in the path."""
         episode = episodes.find(episode_id, request)
         return await answered(episode, episode.agent_of(agent, body.model), body, request)
 
     @routes.get("/models")
     async def episode_models(episode_id: str, request: Request) -> dict[str, Any]:
-        """The episode's agents."""
+        """Lists the episode's agents."""
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "troupe"}
             for name in episodes.find(episode_id, request).agents
@@ -72,7 +72,7 @@ def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute
 
     @routes.post("/outcome")
     async def episode_outcome(episode_id: str, body: PostedOutcome, request: Request) -> dict[str, Any]:
-        """How the episode ended, by the program or a grader."""
+        """Takes how the episode ended, from the program or a grader."""
         return await episodes.outcome(episodes.find(episode_id, request), body)
 
     return routes

@@ -1,9 +1,9 @@
-"""server: where the programs of one process reach their episodes. An OpenAI API on a port of its own.
+"""server: calls of programs -> their episodes in this process, by an OpenAI API on a port of its own.
 
     program ── OPENAI_BASE_URL = http://127.0.0.1:PORT/v1/episodes/EPISODE ──> ProgramEpisode.chat ──> policy app
 
-It lives in the process that plays the episode, a collector or a gateway replica, and in its event loop: turns are recorded
-where they happen, and no token takes a second way. It is started with the first episode and ends with the loop.
+It runs in the process that plays the episode, a collector or a gateway replica, and in its event loop, so that turns are
+recorded where they are sampled. It is started with the first episode and ends with the loop.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ START_S = 10.0
 
 
 class EpisodeServer:
-    """The episodes under way in this event loop, by id."""
+    """Serves the episodes under way in this event loop, by id."""
 
     def __init__(self, host: str) -> None:
-        """Not started yet. Args: host: the address that programs reach this machine by."""
+        """Binds a port; `start` serves it. Args: host: the address that programs reach this machine by."""
         self.host = host
         self.episodes: dict[str, ProgramEpisode] = {}
         # Of this protocol by name: asyncio turns Nagle off for no other, and every answer would wait 40 ms for an ACK.
@@ -46,7 +46,7 @@ class EpisodeServer:
         self._http: Any = None
 
     async def start(self) -> None:
-        """Returns when it listens."""
+        """Starts the server and returns when it listens."""
         async with self._is_starting:
             if self._serving is None:
                 self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
@@ -57,7 +57,7 @@ class EpisodeServer:
                     await asyncio.sleep(0.005)
 
     def async_client(self, base_url: str, key: str) -> Any:
-        """An `openai.AsyncOpenAI` for one episode; connections are shared, as making them anew takes 40 ms."""
+        """Returns an `openai.AsyncOpenAI` for one episode; connections are shared, because a new one takes 40 ms."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         if self._http is None:
@@ -65,14 +65,14 @@ class EpisodeServer:
         return AsyncOpenAI(base_url=base_url, api_key=key, http_client=self._http, max_retries=0)
 
     def client(self, base_url: str, key: str) -> Any:
-        """An `openai.OpenAI` for one episode."""
+        """Returns an `openai.OpenAI` for one episode."""
         from openai import OpenAI
 
         return OpenAI(base_url=base_url, api_key=key, max_retries=0)
 
     @contextmanager
     def playing(self, episode: ProgramEpisode) -> Iterator[str]:
-        """The episode answers at the base URL that this gives, until the block ends."""
+        """Yields the base URL at which the episode answers until the block ends."""
         key = episode.id if episode.id not in self.episodes else f"{episode.id}-{secrets.token_hex(4)}"
         self.episodes[key] = episode
         try:
@@ -85,7 +85,7 @@ _servers: WeakKeyDictionary[Any, dict[str, EpisodeServer]] = WeakKeyDictionary()
 
 
 async def episode_server(host: str) -> EpisodeServer:
-    """The server of this event loop on an address, running."""
+    """Returns the running server of this event loop on an address."""
     of_loop = _servers.setdefault(asyncio.get_running_loop(), {})
     if host not in of_loop:
         of_loop[host] = EpisodeServer(host)
@@ -94,14 +94,14 @@ async def episode_server(host: str) -> EpisodeServer:
 
 
 class OfThisProcess:
-    """`Episodes` that programs of this process play, each with a key of its own."""
+    """Implements `Episodes` for programs of this process; each episode has an API key of its own."""
 
     def __init__(self, episodes: dict[str, ProgramEpisode]) -> None:
-        """Args: episodes: by id; looked at anew with every call."""
+        """Keeps `episodes`, by id, which may change between calls."""
         self._episodes = episodes
 
     def find(self, episode_id: str, request: Request) -> ProgramEpisode:
-        """See Episodes."""
+        """Implements `Episodes`."""
         episode = self._episodes.get(episode_id)
         if episode is None:
             raise ApiError(404, f"no episode {episode_id!r} is under way here: it has ended", code="episode_not_found")
@@ -111,17 +111,17 @@ class OfThisProcess:
         return episode
 
     async def chat(self, episode: ProgramEpisode, agent: str, body: ChatRequest) -> dict[str, Any]:
-        """See Episodes."""
+        """Implements `Episodes`."""
         return await episode.chat(agent, body)
 
     async def outcome(self, episode: ProgramEpisode, posted: PostedOutcome) -> dict[str, Any]:
-        """A later one replaces an earlier one, until the program ends."""
+        """Takes an outcome; until the program ends a later one replaces it."""
         episode.outcome = posted
         return {"status": "noted"}
 
 
 def build_api(episodes: dict[str, ProgramEpisode]) -> FastAPI:
-    """The application over the episodes that `episodes` holds at the time of a call."""
+    """Returns the application over the episodes that `episodes` holds at the time of a call."""
     api = FastAPI(title="Troupe episodes", version="1", docs_url=None, redoc_url=None)
     api.include_router(episode_routes(OfThisProcess(episodes)))
     add_errors(api)

@@ -1,4 +1,4 @@
-"""checkers: what a program said, what was expected -> whether it is right. Runs outside the sandbox, on plain data."""
+"""checkers: a program's output, the expected one -> whether it is right. They run outside the sandbox, on plain data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def is_right_output(expected: str, actual: str) -> bool:
-    """Equal but for space at the ends of lines and of the text, for the case of yes and no, or in numbers by 1e-6.
+    """Returns whether outputs are equal but for space around lines, the case of yes and no, and 1e-6 in numbers.
 
-    What is expected decides (seed-systems 1.1.5): the tolerance holds where it has a point or an exponent. An integer
-    wants exactly its value, which may be spelled 3.0, so that no submission brings the tolerance along.
+    The expected number decides (UnityMAS-O, arXiv 2605.26646): the tolerance holds where it has a point or an exponent. For
+    an integer exactly its value is right, which may be spelled 3.0, so that no submission can choose the tolerance.
     """
     expected_lines, actual_lines = [_tokens(text) for text in (expected, actual)]
     if expected_lines == actual_lines:
@@ -37,12 +37,15 @@ def is_right_output(expected: str, actual: str) -> bool:
 
 
 def has_same_tokens(expected: str, actual: str) -> bool:
-    """Equal words in any order."""
+    """Returns whether both have the same words, in any order."""
     return Counter(expected.split()) == Counter(actual.split())
 
 
 def is_right_value(expected: Any, actual: Any) -> bool:
-    """Equal as JSON, by 1e-6 where a float is expected; `[x]` is taken for `x` where the tests wrap a single result."""
+    """Returns whether values are equal as JSON, by 1e-6 where a float is expected.
+
+    Where `[x]` is expected `x` is right, too.
+    """
     return _is_equal(expected, actual) or (
         isinstance(expected, list) and len(expected) == 1 and _is_equal(expected[0], actual)
     )

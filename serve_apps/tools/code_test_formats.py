@@ -27,9 +27,9 @@ NESTED = ("tests", "test_cases", "input_output")
 PUBLIC = ("public_tests", "public_test_cases")
 PRIVATE = ("private_tests", "private_test_cases")
 INPUTS, OUTPUTS = ("inputs", "input", "stdin"), ("outputs", "output", "stdout")
-"""Names of columns."""
+"""The names of columns."""
 INPUT, OUTPUT = ("input", "stdin", "given"), ("output", "stdout", "expected")
-"""Names of the fields of a single test."""
+"""The names of the fields of a single test."""
 MAX_UNPACKED_BYTES = 256 << 20
 
 _UNPACKING_ERRORS = (
@@ -38,11 +38,11 @@ _UNPACKING_ERRORS = (
 )
 
 Pair = tuple[Any, Any]
-"""Input and output, as the data set has them."""
+"""The input and the output, as the data set has them."""
 
 
 class Pairs(NamedTuple):
-    """The tests of a task. Those that a data set does not tell apart are private."""
+    """Holds the tests of a task. Tests that a data set does not divide are private."""
 
     public: list[Pair]
     private: list[Pair]
@@ -50,7 +50,7 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One form of tests."""
+    """Recognises and reads one form of tests."""
 
     name: str
     recognises: Callable[[Any], bool]
@@ -59,7 +59,7 @@ class Format:
 
 
 def read_pairs(data: Any) -> Pairs:
-    """The tests in data that `opened` returned; ValueError where no format recognises it, or it cannot be read."""
+    """Reads the tests in data that `opened` returned; ValueError where no format recognises it, or it cannot be read."""
     for form in FORMATS:
         if form.recognises(data):
             return form.read(data)
@@ -68,7 +68,7 @@ def read_pairs(data: Any) -> Pairs:
 
 
 def opened(raw: Any) -> Any:
-    """Data all the way down to the cases: what was JSON text or packed is neither any more."""
+    """Parses JSON text and unpacks packed tests at every level down to the cases."""
     data = _parsed(raw)
     if not isinstance(data, Mapping):
         return data
@@ -76,7 +76,7 @@ def opened(raw: Any) -> Any:
 
 
 def _parsed(raw: Any) -> Any:
-    """Data out of JSON strings and LiveCodeBench's packing, as often as one is wrapped in another."""
+    """Returns the data in JSON text and LiveCodeBench's packing, which may be wrapped in one another up to four times."""
     for _ in range(4):
         if not isinstance(raw, (str, bytes)):
             return raw
@@ -88,7 +88,7 @@ def _parsed(raw: Any) -> Any:
 
 
 def _unpacked(raw: str | bytes) -> Any:
-    """base64(zlib(pickle(text))), read without the power of pickle to run code."""
+    """Reads base64(zlib(pickle(text))); only text is unpickled, so that no code can run."""
     try:
         packed = base64.b64decode(raw, validate=True)
         data = zlib.decompressobj().decompress(packed, MAX_UNPACKED_BYTES)
@@ -103,7 +103,8 @@ class _TextOnly(pickle.Unpickler):
 
 
 def enclosing_objects(data: Any) -> list[Mapping[str, Any]]:
-    """The objects around the cases, the innermost first: a field beside the tests wins over the same field of the row."""
+    """Returns the objects around the cases, the innermost first: a field beside the tests wins over the same field
+    of the row."""
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and data and isinstance(data[0], Mapping):
         return enclosing_objects(data[0])
     if not isinstance(data, Mapping):
@@ -117,7 +118,7 @@ def enclosing_objects(data: Any) -> list[Mapping[str, Any]]:
 
 
 def first_value(objects: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Any:
-    """The first value of any of these fields that is not empty; None where there is none."""
+    """Returns the first value of any of these fields that is not empty; None where there is none."""
     return next((level[f] for level in objects for f in fields if level.get(f)), None)
 
 

@@ -1,6 +1,6 @@
 """code_tests: the tests of a code task, in any data set's format -> cases to run, and how they are compared.
 
-Which formats there are is in `code_test_formats.py`; the rules about what pays are here.
+The formats are in `code_test_formats.py`; the rules about which cases pay are here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BATCHED = re.compile(r"\b(?:test\s*cases?|testcases?|tests)\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One input and the output of a right program."""
+    """Holds one input and the output of a right program."""
 
     given: Any
     """Text for standard input, or the list of arguments."""
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeTests:
-    """What a submission is judged by."""
+    """Holds the cases that a submission is judged by."""
 
     cases: tuple[Case, ...]
     public: tuple[Case, ...] = ()
@@ -45,10 +45,10 @@ class CodeTests:
 
 
 def read_tests(raw: Any, *, place: str, fn_name: str = "") -> CodeTests:
-    """The tests in `raw`; cases that are both public and private count as public only.
+    """Reads the tests in `raw`; cases that are both public and private count as public only.
 
     Raises ValueError, naming `place`, where there is no case that pays, where a program that prints nothing passes them
-    all, where two cases with the same input expect different outputs, and where a shape is not known.
+    all, where two cases with the same input expect different outputs, and where the format is not known.
     """
     try:
         return _read(opened(raw), fn_name)
@@ -59,12 +59,12 @@ def read_tests(raw: Any, *, place: str, fn_name: str = "") -> CodeTests:
 
 
 def expand_batched(tests: CodeTests, statement: str, *, place: str = "tests") -> CodeTests:
-    """The tests as a task with this statement needs them: batches taken apart, and nothing that is shown pays.
+    """Returns the tests of a task with this statement: batches are taken apart, and a case that is shown does not pay.
 
-    Cases of `t` one-line tests each are taken apart, so that a program that is right on some of them earns a part: only where
-    the statement mentions test cases, the first line of the input is t, exactly t lines follow, t lines are expected, and the
-    parts agree with one another. A case whose input and, further on, output stand in the
-    statement as lines of their own is public, whatever the data set calls it.
+    A case of `t` one-line tests is taken apart, so that a program that is right on some of them earns a part. That is done
+    only where the statement mentions test cases, the first line of the input is t, exactly t lines follow, t lines are
+    expected, and the parts agree with one another. A case whose input and, further on, output stand in the statement as
+    lines of their own is public, whatever the data set calls it.
 
     Raises ValueError, naming `place`, where this leaves no case that pays.
     """
@@ -126,13 +126,13 @@ def _taken_apart(case: Case) -> list[Case]:
 
 
 def _stands_in(given: str, expected: str, text: str) -> bool:
-    """Whether input and then output are whole lines of `text`, one after another."""
+    """Returns whether input and then output are whole lines of `text`, one after another."""
     start = text.find(_block(given))
     return start >= 0 and text.find(_block(expected), start + len(_block(given)) - 1) >= 0
 
 
 def _block(text: str) -> str:
-    """Its lines that are not blank, each between line ends."""
+    """Returns the lines of a text that are not blank, each between line ends."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n" + "".join(f"{line}\n" for line in lines)
 
@@ -168,7 +168,7 @@ def _text(value: Any) -> str:
 
 
 def _arguments(given: Any) -> list[Any]:
-    """A list of arguments; of a text each line is one, as JSON."""
+    """Returns a list of arguments; in a text each line is one, as JSON."""
     if isinstance(given, str):
         return [_value(line) for line in given.splitlines() if line.strip()]
     return list(given) if isinstance(given, Sequence) else [given]
@@ -184,7 +184,7 @@ def _value(text: Any) -> Any:
 
 
 def _key(case: Case) -> str:
-    """Equal for inputs that no program tells apart, or should: text but for space at the ends of lines."""
+    """Returns a key that is equal for inputs that differ only in space around lines, which programs do not tell apart."""
     if isinstance(case.given, str):
         return "\n".join(line.rstrip() for line in case.given.strip().splitlines())
     return json.dumps(case.given, sort_keys=True, default=str)
@@ -198,7 +198,10 @@ def _once(cases: Sequence[Case]) -> list[Case]:
 
 
 def _contradiction(cases: Sequence[Case], checker: str, *, is_call: bool) -> tuple[Any, Any, Any] | None:
-    """An input with two expectations of which the task's checker accepts neither for the other."""
+    """Returns an input and two expected outputs of it of which the checker accepts neither for the other.
+
+    None without one.
+    """
     if checker == "custom":
         return None
     agree = is_right_value if is_call else OUTPUT_CHECKERS[checker]

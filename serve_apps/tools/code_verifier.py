@@ -1,9 +1,9 @@
-"""code_verifier: a submission and hidden tests -> a verdict per case. The grader: it never enters the sandbox.
+"""code_verifier: a submission and hidden tests -> a verdict per case. It never enters the sandbox.
 
     judge(code, tests) ── inputs only ──> Sandbox ── outputs ──> checkers ──> Judgement(verdict, passed / total)
 
-A program is right where what it said is right; its exit code, what it prints about itself and what it does to the process
-that ran it count for nothing. Where no sandbox can be had there is no verdict at all: the episode is left out.
+Only the output of a program decides: its exit code, what it prints about itself and what it does to the process that ran it
+count for nothing. Where no sandbox can be started there is no verdict at all: the episode is left out.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _OF_STATUS: dict[str, Verdict] = {
     "lost": "runtime_error",
     "compile": "compile_error",
 }
-MAX_SAID = 200
+MAX_OUTPUT_CHARS = 200
 MAX_DEPTH = 100
 NOT_JUDGED = ("checker_error", "sandbox_error")
-"""Verdicts that say nothing about the program: such an episode is left out, never paid 0 or 1."""
+"""Verdicts that are not about the program: such an episode is left out, never paid 0 or 1."""
 
 _CODE_TAG = re.compile(r"<(/?)code>", re.IGNORECASE)
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -54,19 +54,19 @@ _TIME_LIMIT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseVerdict:
-    """One case."""
+    """Holds the verdict on one case."""
 
     verdict: Verdict
     seconds: float
     message: str = ""
-    """The end of what the program said on standard error; never what was expected."""
-    said: str = ""
-    """The beginning of what it printed, or of what its function returned; never what was expected."""
+    """The end of the program's standard error; never the expected output."""
+    output: str = ""
+    """The beginning of the program's output, or of its function's value; never the expected output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a submission is worth. JSON values throughout."""
+    """Holds the verdict on a submission, in JSON values throughout."""
 
     verdict: Verdict
     """`pass` if all cases passed, else the verdict of the first that did not."""
@@ -77,11 +77,11 @@ class Judgement:
 
     @property
     def pass_rate(self) -> float:
-        """Share of the cases that passed; 0 where there is no code."""
+        """The share of the cases that passed; 0 where there is no code."""
         return self.passed / self.total if self.total else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns plain data."""
         return asdict(self)
 
 
@@ -91,18 +91,18 @@ class CodeVerifier:
 
     sandbox: Sandbox
     max_cases: int = 32
-    """The first so many cases are run, so that one task cannot hold up all others."""
+    """Only so many cases are run, so that one task cannot hold up all others."""
     parallel: int = 1
-    """Sandboxes side by side for one submission."""
+    """The number of sandboxes side by side for one submission."""
     total_s: float = 60.0
-    """Seconds for all cases of a submission. What has not been run by then is `time`."""
+    """Seconds for all cases of a submission. The verdict on cases that have not been run by then is `time`."""
 
     def judge(self, code: str, tests: CodeTests, *, time_s: float | None = None, problem: str = "") -> Judgement:
         """Runs `code` on every case; after MAX_TIMEOUTS that took too long the rest are `time`, too.
 
         Args:
-            code: source; empty: no code at all, which passes nothing.
-            tests: what it is judged by.
+            code: source; without any code no case passes.
+            tests: the hidden cases.
             time_s: seconds per case that the task allows, at most the settings' `max_time_s`; default as they say.
             problem: the statement, for a task's own checker.
 
@@ -143,7 +143,7 @@ class CodeVerifier:
         ]
 
     def _runs(self, program: Program, inputs: Sequence[Any], time_s: float | None) -> list[CaseRun]:
-        """One per input, the same however many sandboxes share them."""
+        """Returns one run per input, the same for any number of sandboxes."""
         num_lanes = min(self.parallel, len(inputs))
 
         def run(lane: int) -> list[CaseRun]:
@@ -163,9 +163,9 @@ class CodeVerifier:
     def _by_custom_checker(
         self, tests: CodeTests, cases: Sequence[Case], runs: Sequence[CaseRun], problem: str
     ) -> list[CaseVerdict]:
-        """The task's own `check`, in a sandbox of its own: it is somebody else's code, too.
+        """Judges by the task's own `check`, in a sandbox of its own, because it is not our code either.
 
-        Where it fails it is asked again, about what was expected: if it can judge that, what the program said is no answer.
+        Where it fails it is called again with the expected output: if it can judge that, the program's output was at fault.
         """
         actual_of = {
             i: run.value if tests.fn_name else run.stdout for i, run in enumerate(runs) if run.status == "ended"
@@ -187,14 +187,14 @@ class CodeVerifier:
     def _checked(
         self, tests: CodeTests, cases: Sequence[Case], actual: Mapping[int, Any], problem: str
     ) -> dict[int, CaseRun]:
-        """`check(given, expected, actual)`, and `problem` and `metadata` if it takes them, for some of the cases."""
+        """Runs `check(given, expected, actual)`, with `problem` and `metadata` if it takes them, for some of the cases."""
         checker = Program(code=tests.checker_code, fn_name="check", min_arguments=3)
         questions = [[cases[i].given, cases[i].expected, value, problem, {}] for i, value in actual.items()]
         return dict(zip(actual, self.sandbox.run(checker, questions, total_s=self.total_s), strict=True))
 
 
 def extract_code(text: str) -> str:
-    """The code in a completion: in the last `<code>` tags, else the last fence that is Python, else all of it."""
+    """Returns the code in a completion: in the last `<code>` tags, else the last fence that is Python, else all of it."""
     begin, tagged = None, None
     for tag in _CODE_TAG.finditer(text):
         if not tag[1]:
@@ -210,7 +210,7 @@ def extract_code(text: str) -> str:
 
 
 def time_limit(statement: str) -> float | None:
-    """Seconds that a statement allows per test; None where it names none."""
+    """Returns the seconds that a statement allows per test; None where it names none."""
     match = _TIME_LIMIT.search(statement)
     if match is None:
         return None
@@ -227,7 +227,7 @@ def _is_python(text: str) -> bool:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether lists in lists go further down than a checker's question can be written and read."""
+    """Returns whether lists are nested deeper than a checker's question can be written and read."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -240,7 +240,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def _opinion(answer: CaseRun) -> bool | None:
-    """What a checker found; None where it failed."""
+    """Returns the checker's verdict; None where it failed."""
     is_verdict = answer.status == "ended" and isinstance(answer.value, int) and answer.value in (0, 1)
     return bool(answer.value) if is_verdict else None
 
@@ -256,11 +256,11 @@ def _is_right(run: CaseRun, case: Case, tests: CodeTests) -> bool:
 
 def _verdict(run: CaseRun, tests: CodeTests, *, is_right: bool) -> CaseVerdict:
     verdict: Verdict = "pass" if is_right else _OF_STATUS.get(run.status, "wrong_answer")
-    return CaseVerdict(verdict=verdict, seconds=run.seconds, message=run.stderr[-1000:], said=_beginning(run, tests))
+    return CaseVerdict(verdict=verdict, seconds=run.seconds, message=run.stderr[-1000:], output=_beginning(run, tests))
 
 
 def _beginning(run: CaseRun, tests: CodeTests) -> str:
     try:
-        return (repr(run.value) if tests.fn_name and run.has_value else run.stdout)[:MAX_SAID]
+        return (repr(run.value) if tests.fn_name and run.has_value else run.stdout)[:MAX_OUTPUT_CHARS]
     except (ValueError, RecursionError):
         return ""

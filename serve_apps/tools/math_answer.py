@@ -1,4 +1,4 @@
-"""math_answer: an answer as a model wrote it, reference answers -> is it correct.
+"""math_answer: an answer as a model wrote it, reference answers -> whether it is correct.
 
 Numbers are compared here; everything else is judged by math-verify in a child process of its own, because a
 deadline must hold in any thread and against code that no signal handler can interrupt (`9^{9^{9^9}}` is one C call).
@@ -28,9 +28,9 @@ from typing import Any, Literal
 from serve_apps.boxed import last_boxed
 
 MAX_ANSWER_CHARS = 1000
-"""A longer answer is not correct (unless it is the reference, letter by letter)."""
+"""The largest number of characters: a longer answer is not correct, unless it equals the reference."""
 DEADLINE_S = 5
-"""Seconds math-verify may think about one pair of answers."""
+"""Seconds that math-verify may take for one pair of answers."""
 _START_DEADLINE_S = 120
 _MEMORY_BYTES = 4 << 30
 
@@ -60,12 +60,12 @@ def extract_answer(text: str) -> str:
 def is_correct(answer: str, references: Sequence[str], *, rules: Literal["verify", "strings"] = "verify") -> bool:
     """Whether `answer` means the same as any of `references`. Never raises on what a model wrote.
 
-    A reference that is a plain number wants a number: an expression that has yet to be evaluated is not an answer.
+    Where the reference is a plain number only a number is right: an expression that has yet to be evaluated is not an answer.
     (math-verify alone takes `7+6*8` for 55, so that a model would learn to copy the question.) Against symbolic
     references math-verify's notion of equality holds. What it cannot judge within `DEADLINE_S` is not correct.
 
     With `rules="strings"`: equal numbers, fractions included, or the same spelling but for case, space and how LaTeX
-    writes fractions, roots, text, degrees and large brackets (UnityMAS-O, seed-systems 1.1.6).
+    writes fractions, roots, text, degrees and large brackets (UnityMAS-O, arXiv 2605.26646).
 
     Raises RuntimeError only if math-verify itself cannot be started.
     """
@@ -94,16 +94,17 @@ def _is_same_string(answer: str, references: Sequence[str]) -> bool:
     stated = _canonical(extract_answer(answer))
     number = _plain_number(stated.replace(",", ""))
     for reference in references:
-        wanted = _canonical(extract_answer(reference))
-        if stated and stated == wanted:
+        expected = _canonical(extract_answer(reference))
+        if stated and stated == expected:
             return True
-        if number is not None and number == _plain_number(wanted.replace(",", "")):
+        if number is not None and number == _plain_number(expected.replace(",", "")):
             return True
     return False
 
 
 def _canonical(text: str) -> str:
-    """One spelling: `\\dfrac{X}{2}` and `x/2`, `\\sqrt2` and `\\sqrt{2}`, `90^\\circ` and `90`, `\\text{ cm}` and `cm`."""
+    """Returns one spelling for `\\dfrac{X}{2}` and `x/2`, `\\sqrt2` and `\\sqrt{2}`, `90^\\circ` and `90`, `\\text{
+    cm}` and `cm`."""
     text = _clean(text)
     if len(text) > MAX_ANSWER_CHARS:
         return text
@@ -125,7 +126,7 @@ def _bracketed(part: str) -> str:
 
 
 def _clean(text: str) -> str:
-    r"""Without dollar signs, spacing commands and the full stop at its end."""
+    r"""Returns an answer without dollar signs, spacing commands and the full stop at its end."""
     text = re.sub(r"\\[$]|[$]|\\left\b|\\right\b|\\[!,;: ]", "", text).strip()
     return text.removesuffix(".").strip()
 
@@ -135,35 +136,35 @@ def _matches(stated: str, reference: str) -> bool:
         return True
     if len(stated) > MAX_ANSWER_CHARS or not reference:
         return False
-    wanted = _plain_number(reference)
-    if wanted is None:
+    expected = _plain_number(reference)
+    if expected is None:
         return _JUDGE.verdict(stated, reference)
     value = stated.rpartition("=")[2].strip()
     number = _plain_number(value)
     if number is not None:
         is_division = not _NUMBER.fullmatch(value)
-        return number == wanted and not (is_division and wanted.denominator == 1)
+        return number == expected and not (is_division and expected.denominator == 1)
     if _UNEVALUATED.search(_SCIENTIFIC.sub("", value)):
         return False
     return any(c.isdigit() for c in value) and _JUDGE.verdict(value, reference)
 
 
 def _plain_number(text: str) -> Fraction | None:
-    """The value of an integer, decimal or fraction of integers; None for anything else."""
+    """Returns the value of an integer, decimal or fraction of integers; None for anything else."""
     if len(text) > MAX_ANSWER_CHARS:
         return None
     if _NUMBER.fullmatch(text):
         return Fraction(text.replace(",", ""))
-    found = _FRACTION.fullmatch(text)
-    if found is None:
+    match = _FRACTION.fullmatch(text)
+    if match is None:
         return None
-    sign, *parts = found.groups()
+    sign, *parts = match.groups()
     numerator, denominator = (int(p) for p in parts if p is not None)
     return Fraction(numerator, denominator) * (-1 if sign == "-" else 1) if denominator else None
 
 
 class _Judge:
-    """The child process that runs math-verify; started when first needed, replaced when it dies."""
+    """Owns the child process that runs math-verify: it is started when first needed, and replaced when it dies."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -171,7 +172,7 @@ class _Judge:
         self._owner_pid = 0
 
     def verdict(self, stated: str, reference: str) -> bool:
-        """math-verify's verdict; False where it died of its deadline, or twice of anything else."""
+        """Returns math-verify's verdict; False where the child died of its deadline, or twice of anything else."""
         with self._lock:
             for _ in range(2):
                 child = self._alive()
@@ -190,7 +191,7 @@ class _Judge:
             return False
 
     def _alive(self) -> subprocess.Popen[str]:
-        """The running child; a fork of this process starts its own."""
+        """Returns the running child; a fork of this process starts its own."""
         if self._child is not None and self._owner_pid == os.getpid() and self._child.poll() is None:
             return self._child
         child = subprocess.Popen(
@@ -214,7 +215,10 @@ _JUDGE = _Judge()
 
 
 def _serve() -> None:
-    """The child: verdicts until stdin ends. The alarm keeps its default action, so that the kernel enforces it."""
+    """Runs as the child: writes verdicts until stdin ends.
+
+    The alarm keeps its default action, so that the kernel enforces it.
+    """
     import resource
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

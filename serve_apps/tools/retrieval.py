@@ -5,7 +5,7 @@
                                                        further keys are its arguments
     {"urls": ["http://host:8000/retrieve"], ...}       servers of Search-R1's contract; further keys as HttpRetriever has
 
-A retriever that gives nothing leaves its error in the trace.
+The trace holds the error of a retriever that fails.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MAX_DOCUMENT_CHARS = 2000
 
 
 def retriever_tool(settings: Mapping[str, Any], *, top_k: int, fail_open: bool = True, timeout_s: float = 60.0) -> Tool:
-    """A tool `retrieve(queries)` that gives the documents of all queries as text.
+    """Returns a tool `retrieve(queries)` that returns the documents of all queries as text.
 
-    With `fail_open` the agents go on without documents where the retriever gives none; the trace holds the error. Raises
-    ValueError for settings that name no retriever, or one that is unknown.
+    With `fail_open` the agents go on without documents where the retriever fails; the trace holds the error. Raises
+    ValueError for settings that name no retriever, or an unknown one.
     """
     retriever = open_retriever(settings)
 
@@ -47,7 +47,7 @@ def retriever_tool(settings: Mapping[str, Any], *, top_k: int, fail_open: bool =
 
 
 def open_retriever(settings: Mapping[str, Any]) -> Retriever:
-    """The retriever that settings name."""
+    """Opens the retriever that settings name."""
     options = dict(settings)
     if "corpus" in options and "urls" not in options:
         unknown = sorted(options.keys() - {"corpus"})
@@ -68,7 +68,7 @@ def open_retriever(settings: Mapping[str, Any]) -> Retriever:
 
 
 def _built(path: str, settings: Mapping[str, Any]) -> str:
-    """The corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
+    """Returns the corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
     documents = load_object(path, place="workflow.settings.retriever.documents")
     key = sha256(json.dumps([path, settings, inspect.getsource(documents)], sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora" / key
@@ -79,6 +79,6 @@ def _built(path: str, settings: Mapping[str, Any]) -> str:
             with lines.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(document) + "\n" for document in documents(**settings))
             build_corpus(str(Path(scratch) / "index"), lines)
-            with suppress(OSError):  # another process was first: what it made is the same
+            with suppress(OSError):  # another process was first: its corpus is the same
                 (Path(scratch) / "index").rename(folder)
     return str(folder)

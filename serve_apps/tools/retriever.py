@@ -1,8 +1,9 @@
-"""retriever: queries -> documents, from an index in this process or from servers that speak Search-R1's contract.
+"""retriever: queries -> documents, from an index in this process or from servers of Search-R1's contract (arXiv 2503.09516).
 
     await retriever.search(["who ...", "", "when ..."], top_k=3) ──> [[Document, ...], [], [Document, ...]]
 
-Whatever a server answers, rows and queries stay aligned, or the call fails with what was wrong: no reward by accident.
+Whatever a server answers, rows and queries stay aligned, or the call fails with the reason: a row of another query could
+earn a reward by accident.
 """
 
 from __future__ import annotations
@@ -20,33 +21,36 @@ from serve_apps.agent import ToolError, count_attempt
 from stores.corpus import Corpus, Document
 
 Request = Literal["queries", "query", "questions"]
-"""What a server wants: Search-R1's batch, Dr. MAS' single query, UnityMAS-O's pool."""
+"""The form of a request: Search-R1's batch, Dr. MAS' single query, UnityMAS-O's pool."""
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 MAX_ANSWER_BYTES = 16 << 20
 
 
 class Retriever(Protocol):
-    """Finds documents."""
+    """Finds documents for queries."""
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """One row per query, in order; nothing for a blank one. Raises ToolError where no answer can be had."""
+        """Returns one row per query, in order, an empty one for a blank query.
+
+        Raises ToolError where every attempt failed.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class EmbeddedRetriever:
-    """An index in this process."""
+    """Searches an index in this process."""
 
     corpus: Corpus
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """See `Retriever`."""
+        """Implements `Retriever`."""
         return await asyncio.to_thread(self.corpus.search, queries, top_k)
 
 
 @dataclass
 class _Endpoint:
-    """One server, and whether it is worth asking."""
+    """Holds one server and its recent faults."""
 
     url: str
     num_faults: int = 0
@@ -54,29 +58,29 @@ class _Endpoint:
 
 
 class _Refusal(ValueError):
-    """A server takes no such request: to ask it again is of no use."""
+    """Raised where a server refuses a request: repeating it cannot help."""
 
 
 @dataclass
 class HttpRetriever:
-    """Servers that answer POST with documents, asked in turn.
+    """Searches by POST to servers that are asked in turn.
 
     A server that failed `max_faults` times in a row is left alone for `rest_s`, unless there is no other. One that
     refuses a request (HTTP 404, say) is not asked the same again, the others are.
     """
 
     urls: Sequence[str]
-    """Whole addresses, e.g. http://host:8000/retrieve."""
+    """Whole addresses, for example http://host:8000/retrieve."""
     request: Request = "queries"
     timeout_s: float = 5.0
-    """Per attempt, from the connection to the answer's last byte."""
+    """Seconds for one attempt, from the connection to the answer's last byte."""
     deadline_s: float = 30.0
-    """All attempts and pauses together."""
+    """Seconds for all attempts and pauses together."""
     max_attempts: int = 5
-    """Besides those that were refused."""
+    """The largest number of attempts, without those that were refused."""
     max_in_flight: int = 64
     cache_size: int = 10_000
-    """Queries whose documents are remembered; 0: none."""
+    """The number of queries whose documents are remembered; 0: none."""
     max_faults: int = 3
     rest_s: float = 10.0
     _endpoints: list[_Endpoint] = field(init=False, repr=False)
@@ -92,21 +96,21 @@ class HttpRetriever:
         self._endpoints = [_Endpoint(url) for url in dict.fromkeys(self.urls)]
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """See `Retriever`."""
+        """Implements `Retriever`."""
         asked = list(dict.fromkeys(query for query in queries if query.strip()))
-        found = {query: self._cache[query, top_k] for query in asked if (query, top_k) in self._cache}
-        for query in found:
+        row_of = {query: self._cache[query, top_k] for query in asked if (query, top_k) in self._cache}
+        for query in row_of:
             self._cache.move_to_end((query, top_k))
-        wanted = [query for query in asked if query not in found]
-        if wanted:
-            batches = [wanted] if self.request != "query" else [[query] for query in wanted]
+        missing = [query for query in asked if query not in row_of]
+        if missing:
+            batches = [missing] if self.request != "query" else [[query] for query in missing]
             parts = await asyncio.gather(*(self._ask(batch, top_k) for batch in batches))
-            rows = dict(zip(wanted, [row for part in parts for row in part], strict=True))
+            rows = dict(zip(missing, [row for part in parts for row in part], strict=True))
             self._cache.update(((query, top_k), row) for query, row in rows.items())
-            found |= rows
+            row_of |= rows
         while len(self._cache) > self.cache_size:
             self._cache.popitem(last=False)
-        return [found[query] if query.strip() else [] for query in queries]
+        return [row_of[query] if query.strip() else [] for query in queries]
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -148,7 +152,7 @@ class HttpRetriever:
         raise ToolError(f"no documents after {self.max_attempts} attempts; last {fault}")
 
     async def _post(self, url: str, body: bytes) -> bytes:
-        """The answer to one request; ValueError says why there is none."""
+        """Returns the answer to one request; ValueError says why there is none."""
         import httpx
 
         answer = bytearray()
@@ -168,18 +172,23 @@ class HttpRetriever:
         except httpx.HTTPError as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if response.status_code != 200:
-            said = f"HTTP {response.status_code}: {bytes(answer[:200]).decode(errors='replace')!r}"
-            raise ValueError(said) if response.status_code in RETRIED else _Refusal(f"answered {said}")
+            answer_start = f"HTTP {response.status_code}: {bytes(answer[:200]).decode(errors='replace')!r}"
+            raise ValueError(answer_start) if response.status_code in RETRIED else _Refusal(f"answered {answer_start}")
         return bytes(answer)
 
     def _payload(self, queries: Sequence[str], top_k: int) -> dict[str, Any]:
         if self.request == "questions":
             return {"questions": list(queries), "N": top_k}
-        wanted: dict[str, Any] = {"topk": top_k, "return_scores": True}
-        return {"queries": list(queries), **wanted} if self.request == "queries" else {"query": queries[0], **wanted}
+        settings: dict[str, Any] = {"topk": top_k, "return_scores": True}
+        return (
+            {"queries": list(queries), **settings} if self.request == "queries" else {"query": queries[0], **settings}
+        )
 
     def _choose(self, refusals: Collection[str]) -> _Endpoint:
-        """The next server in turn that did not refuse and is not at rest; where all are, the one whose rest ends first."""
+        """Returns the next server that did not refuse and is not paused.
+
+        Where all are paused, the one whose pause ends first.
+        """
         now = time.monotonic()
         self._next += 1
         turn = [self._endpoints[(self._next + i) % len(self._endpoints)] for i in range(len(self._endpoints))]
@@ -193,10 +202,10 @@ class HttpRetriever:
 
 
 def read_rows(answer: Any, num_queries: int) -> list[list[Document]]:
-    """The documents in any answer of the field (seed-systems 1.1.4), one row per query.
+    """Reads the documents in an answer of any of the three forms, one row per query.
 
-    Raises ValueError where the shape is not known, or rows and queries do not match: better no answer than another
-    query's.
+    Raises ValueError where the shape is not known, or rows and queries do not match: no answer is better than
+    another query's.
     """
     if isinstance(answer, Mapping):
         answer = next((answer[name] for name in ("result", "results", "top_k_docs") if name in answer), answer)
@@ -211,7 +220,7 @@ def read_rows(answer: Any, num_queries: int) -> list[list[Document]]:
 
 
 def as_information(documents: Sequence[Document]) -> str:
-    """Documents as Search-R1 shows them to a model, within <information> tags."""
+    """Returns documents as Search-R1 shows them to a model, within <information> tags."""
     lines = []
     for number, document in enumerate(documents, 1):
         title, newline, text = document.contents.partition("\n")

@@ -1,7 +1,7 @@
-"""retriever_app: a corpus behind Search-R1's contract, so that its own client, and any other of the field, works on it.
+"""retriever_app: a corpus -> an HTTP API of Search-R1's contract (arXiv 2503.09516), which the clients of three systems use.
 
 POST /retrieve  {"queries": [...], "topk": 3, "return_scores": true}  ──> {"result": [[{"document", "score"}, ...]]}
-POST /retrieve  {"query": "..."}  or  {"questions": [...], "N": 3}        the other dialects (seed-systems 1.1.4)
+POST /retrieve  {"query": "..."}  or  {"questions": [...], "N": 3}        Dr. MAS', UnityMAS-O's form
 GET  /health
 """
 
@@ -17,7 +17,7 @@ from stores.corpus import Corpus, Document
 
 
 class Search(BaseModel):
-    """What is asked; exactly one of the three names for the questions."""
+    """Is the body of a search; exactly one of the three names for the queries is set."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -36,7 +36,7 @@ class Search(BaseModel):
 
 
 def build_retriever(corpus: Corpus, *, top_k: int = 3) -> FastAPI:
-    """The application; `top_k` where a request names none."""
+    """Returns the application. Args: top_k: the number of documents where a request names none."""
     app = FastAPI(title="Troupe retriever")
 
     @app.post("/retrieve")

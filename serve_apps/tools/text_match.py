@@ -1,4 +1,4 @@
-"""text_match: a short answer against references, by words (SQuAD's normalisation; seed-systems 1.1.3)."""
+"""text_match: a short answer, references -> exact match and F1 by words (SQuAD's normalisation, arXiv 1606.05250)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize(text: str) -> str:
-    """Lower case, no punctuation, no articles, single spaces."""
+    """Returns the text in lower case, without punctuation and articles, with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
-    """1 if the answer is any of the references but for case, punctuation, articles and space; else 0, as for none at all."""
+    """Returns 1 if the normalised answer equals any normalised reference, else 0; without a reference 0."""
     return float(any(_words(answer) == _words(reference) != [] for reference in references))
 
 
 def f1(answer: str, references: Sequence[str]) -> float:
-    """Largest harmonic mean of word precision and recall over the references; 0 without any.
+    """Returns the largest harmonic mean of word precision and recall over the references; 0 without any.
 
     Words count as often as they occur. No answer: 0.
     """
@@ -30,7 +30,7 @@ def f1(answer: str, references: Sequence[str]) -> float:
 
 
 def _words(text: str) -> list[str]:
-    """Normalised; as it stands where that leaves nothing ("A", "+")."""
+    """Returns the normalised words, or the words unchanged where that leaves none ("A", "+")."""
     return normalize(text).split() or text.split()
 
 

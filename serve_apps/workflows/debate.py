@@ -1,5 +1,5 @@
-"""Debate: agents answer, read each other with the answers hidden, answer again; then a vote or a summarizer (MAVERL/UMAD,
-seed-systems 1.3)."""
+"""debate: agents answer, read each other with the answers hidden, answer again; then a vote or a summarizer (MAVERL/UMAD,
+arXiv 2603.01221)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SUMMARY = (
 
 
 class Debate(Workflow):
-    """`debater_0` to `debater_<n-1>`, and `summarizer` where it decides. Any mix of models: map the agents as you like.
+    """Runs `debater_0` to `debater_<n-1>`, and `summarizer` where it decides. The agents may be of any model groups.
 
-    Peers' answers are hidden, so that nobody learns to copy the majority instead of the argument. A round in which all
+    Peers' answers are hidden, so that no agent learns to copy the majority instead of the argument. A round in which all
     agree is the last one.
     """
 
@@ -52,7 +52,7 @@ class Debate(Workflow):
             self.agents["summarizer"] = Agent(prompt=SUMMARY, contract=Tags("ANSWER"), cut=("solutions",))
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The answer that the team settles on; its metadata counts the votes."""
+        """Returns the answer that the team agrees on; its metadata counts the votes."""
         first = {"question": task.prompt, "review": "", "own": "", "others": ""}
         replies = await together(*(agents[name](**first) for name in self.debaters))
         for _ in range(self.num_rounds - 1):
@@ -73,7 +73,7 @@ class Debate(Workflow):
 
 
 def _review(replies: Sequence[Reply], i: int) -> dict[str, str]:
-    """What debater `i` reads in the next round."""
+    """Returns what debater `i` reads in the next round."""
     others = [part for j, reply in enumerate(replies) if j != i for part in (without_answer(reply), "\n")]
     return {
         "review": REVIEW,
@@ -88,7 +88,7 @@ def _agree(replies: Sequence[Reply]) -> bool:
 
 
 def without_answer(reply: Reply) -> TracedText:
-    """The solution, with its last box and every mention of the answer hidden; a number inside another one is no mention."""
+    """Hides the solution's last box and every mention of the answer; a number inside another one is no mention."""
     solution, answer = reply["solution"], reply["answer"]
     boxed = last_boxed(solution)
     text = str(solution)

@@ -1,6 +1,6 @@
-"""Declared: runs a graph from YAML (`serve_apps/graph.py`) as a workflow. Every model node is an agent of its name.
+"""declared: a graph from YAML (`serve_apps/graph.py`) -> a workflow. Every model node is an agent of its name.
 
-start nodes -> ready nodes, all at once -> what they said opens edges -> ... -> an end node, or max_steps
+start nodes -> ready nodes, all at once -> their values open edges -> ... -> an end node, or max_steps
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stores.types import Task
 
 
 class Declared(Workflow):
-    """A node runs when an edge to it has opened and no node that works or waits could still open another: so branches
-    join without being told how many of them are taken. An edge to a node that has no visits left does not open.
+    """Runs a node when an edge to it has opened and no other running or waiting node can still open one, so that branches
+    join without a count of those that were taken. An edge to a node that has no visits left does not open.
     """
 
     def __init__(self, graph: str, tools: dict[str, dict[str, Any]] | None = None) -> None:
@@ -48,11 +48,14 @@ class Declared(Workflow):
 
     @property
     def prompts(self) -> dict[str, str]:
-        """Those of the agents, and the file, whose edges and conditions make the team as much as its prompts do."""
+        """The prompts of the agents, and the file: its edges and conditions are part of the team's identity."""
         return {**super().prompts, "graph": self.graph.text}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The template `answer`, filled with what the nodes said. Metadata: `failed_nodes`, those that failed open."""
+        """Returns the template `answer`, filled with the nodes' values.
+
+        Metadata: `failed_nodes`, those that failed open.
+        """
         episode = _Walk(self.graph, task)
         try:
             await episode.go(agents, tools)
@@ -67,7 +70,7 @@ class Declared(Workflow):
 
 
 class _Walk:
-    """One episode's way through a graph."""
+    """Runs one episode through a graph."""
 
     def __init__(self, graph: Graph, task: Task) -> None:
         self._graph = graph
@@ -79,7 +82,7 @@ class _Walk:
         self.failed: dict[str, str] = {}
 
     async def go(self, agents: Any, tools: Any) -> None:
-        """Until an end node is done, nothing is left to do, or the steps are; what works then may end."""
+        """Runs nodes until an end node is done, no node is left, or the steps are used up; nodes that run then may end."""
         while self._waiting or self._running:
             for name in self._ready():
                 if self.values["step"] >= self._graph.max_steps:
@@ -104,13 +107,13 @@ class _Walk:
                     self._open_edges(name)
 
     async def cancel(self) -> None:
-        """Ends what is still running."""
+        """Cancels the nodes that are still running."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def _ready(self) -> list[str]:
-        """Waiting nodes that nothing at work or waiting could still send something to."""
+        """Returns the waiting nodes that no other running or waiting node can still reach."""
         active = {*self._running.values(), *self._waiting}
         return [
             name
@@ -168,7 +171,7 @@ def _tool(name: str, settings: Mapping[str, Any]) -> Tool:
         except TypeError as error:
             raise TypeError(f"{place}: {settings['path']!r} makes no Tool of {sorted(more)}: {error}") from None
         if not isinstance(made, Tool):
-            raise TypeError(f"{place}.path: {settings['path']!r} is no Tool, and what it makes is none")
+            raise TypeError(f"{place}.path: {settings['path']!r} is no Tool, and makes none")
         return made
     if "retriever" not in settings:
         raise TypeError(f"{place}: give `retriever`, or `path` of a tool")

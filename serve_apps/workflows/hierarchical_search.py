@@ -1,5 +1,5 @@
-"""Hierarchical search: a router sends the question to the searcher or to the answerer, up to four rounds (Dr. MAS search,
-seed-systems 1.2)."""
+"""hierarchical_search: a router sends the question to the searcher or to the answerer, up to four rounds (Dr. MAS search,
+arXiv 2602.08847)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ENOUGH, MORE = "yes", "no"
 
 
 class HierarchicalSearch(Workflow):
-    """In the last round the answerer speaks in any case: a router that never says yes does not lose the episode.
+    """Calls the answerer after the last round in any case: a router that never says yes does not lose the episode.
 
-    A missing verdict is a fault of format and means no: silence answers nothing.
+    A missing verdict is a fault of format and means no.
     """
 
     router = Agent(
@@ -57,7 +57,7 @@ class HierarchicalSearch(Workflow):
         self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The answerer's answer."""
+        """Returns the answerer's answer."""
         found, reason = "", "last_round"
         for _ in range(self.max_rounds - 1):
             route = await agents.router(question=task.prompt, found=found)

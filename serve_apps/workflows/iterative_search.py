@@ -1,4 +1,4 @@
-"""M-ASK: plan, answer, then search, read, edit the thinking trajectory and answer again (UnityMAS-O, seed-systems 1.1.2 B)."""
+"""iterative_search: plan, answer, then search, read, edit the thoughts, answer again (UnityMAS-O's M-ASK, arXiv 2605.26646)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _EDIT = re.compile(r"t(\d+)\s*:?\s*(.*)", re.DOTALL)
 
 
 class Plan:
-    """`<plan>` of one to five numbered pairs `<q1>question</q1><a1>answer</a1>`, no question twice, then `<final_answer>`."""
+    """Requires a `<plan>` of one to five numbered pairs `<q1>question</q1><a1>answer</a1>`, no question twice, then
+    `<final_answer>`."""
 
     field_names = ("plan", "final_answer")
     _tags = Tags("plan", "final_answer")
 
     def parse(self, text: str) -> Parsed:
-        """The two blocks, whatever the plan is like."""
+        """Reads the two blocks; a plan of another form is a fault."""
         parsed = self._tags.parse(text)
         pairs = _PAIR.findall(parsed.fields["plan"])
         questions = [question.strip() for _, question, _ in pairs]
@@ -40,7 +41,7 @@ class Plan:
 
 
 class IterativeSearch(Workflow):
-    """Five agents around a trajectory of thoughts `t1: question -> answer`, which the updater edits.
+    """Runs five agents on a list of thoughts `t1: question -> answer`, which the updater edits.
 
     Summaries reach the search history of the next round, by the agents that wrote them.
     """
@@ -93,7 +94,7 @@ class IterativeSearch(Workflow):
         self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The last answer."""
+        """Returns the last answer."""
         plan = await agents.planner(question=task.prompt)
         pairs = _PAIR.findall(plan["plan"])
         thoughts = {int(n): TracedText.by(f"{q.strip()} -> {a.strip()}", plan.turn_index) for n, q, a in pairs}
@@ -120,7 +121,7 @@ def _shown(thoughts: dict[int, TracedText]) -> TracedText:
 
 
 def _apply(edit: str, thoughts: dict[int, TracedText], origin: int) -> None:
-    """`tK: text` replaces thought K or adds it; text without a number is a new thought."""
+    """Applies edits: `tK: text` replaces thought K or adds it; text without a number is a new thought."""
     match = _EDIT.match(edit.strip())
     if match:
         thoughts[int(match[1])] = TracedText.by(match[2].strip(), origin)

@@ -1,4 +1,4 @@
-"""Math chain: solver -> verifier -> refiner -> finalizer, no loop (UnityMAS-O, seed-systems 1.1.2 C)."""
+"""math_chain: solver -> verifier -> refiner -> finalizer, no loop (UnityMAS-O, arXiv 2605.26646)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ERROR_TYPES = ("none", "calculation", "reasoning", "missing_case", "misread_prob
 
 
 class MathChain(Workflow):
-    """Four agents, each reads what came before; the finalizer's answer is the team's."""
+    """Runs four agents, each of which reads the earlier replies; the finalizer's answer is the team's."""
 
     solver = Agent(
         prompt=(
@@ -51,7 +51,7 @@ class MathChain(Workflow):
     )
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """Answer of the finalizer."""
+        """Returns the answer of the finalizer."""
         draft = await agents.solver(question=task.prompt)
         check = await agents.verifier(question=task.prompt, solution=draft["solution"], answer=draft["answer"])
         refined = await agents.refiner(

@@ -1,4 +1,4 @@
-"""Pioneer and observer: one answers, the other answers having read it (CORY); `swap` has their models change places."""
+"""pioneer_observer: one agent answers, the other reads that and answers, too (CORY, arXiv 2410.06101)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PROMPT = (
 
 
 class PioneerObserver(Workflow):
-    """Two agents of different model groups; the credit rule pays both with r1 + r2.
+    """Runs two agents of different model groups; the credit rule pays both with r1 + r2.
 
-    Which model is the pioneer changes with the run config's `swap: {groups: [a, b], every: 5}`.
+    The two models exchange their agents with the run config's `swap: {groups: [a, b], every: 5}`.
     """
 
     pioneer = Agent(prompt=PROMPT, contract=Tags("SOLUTION", "ANSWER"), cut=("reference",))
     observer = Agent(prompt=PROMPT, contract=Tags("SOLUTION", "ANSWER"), cut=("reference",))
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The observer's answer."""
+        """Returns the observer's answer."""
         draft = await agents.pioneer(question=task.prompt, reference="")
         reference = TracedText.joined("Another solution: ", draft["solution"], " Answer: ", draft["answer"], "\n")
         final = await agents.observer(question=task.prompt, reference=reference)

@@ -1,4 +1,4 @@
-"""A program that speaks OpenAI's API, as a workflow: trained and served as it is.
+"""program: a program that uses OpenAI's API -> a workflow, which trains and serves it unchanged.
 
     workflow:
       path: "serve_apps.workflows.program:Program"
@@ -7,7 +7,7 @@
         agents: {assistant: {max_tokens: 256}}
 
 The program finds OPENAI_BASE_URL and OPENAI_API_KEY in its environment and calls agents as models; several agents may also
-have a base URL each. What it prints is the answer, unless it, or a grader, posts an outcome.
+have a base URL each. Its output is the answer, unless it, or a grader, posts an outcome.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stores.types import Task
 
 
 class Program(Workflow):
-    """An unchanged program: every model call that it makes is a turn of its episode."""
+    """Runs an unchanged program: every model call that it makes is a turn of its episode."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Program(Workflow):
         host: str = "127.0.0.1",
         failure: Literal["error", "no_answer"] = "error",
     ) -> None:
-        """Exactly one of `command`, `function` and `container` is needed.
+        """Takes exactly one of `command`, `function` and `container`.
 
         Args:
             agents: their `max_tokens` and `temperature`, as of any agent.
@@ -55,19 +55,19 @@ class Program(Workflow):
             function: `module:name`, called as `function(prompt, client)`; async with an `openai.AsyncOpenAI`, otherwise in a
                 thread with an `openai.OpenAI`. It returns the answer, or {"answer", "score", "metadata"}.
             container: {image, arguments, engine}: what `docker run` (or another engine) starts, on the host's network.
-            answer: what counts of the output where no outcome was posted.
+            answer: the part of the output that is the answer where no outcome was posted.
             stdin: the prompt is written to the program's standard input.
             folder: working directory of a command.
             environment: further variables.
             host: the address that programs reach this machine by.
             failure: `error`: a program that fails makes an episode that does not count; `no_answer`: it counts, with an empty
-                answer, as is right where what the model says can make it fail.
+                answer, as is right where the model's replies can make it fail.
         """
-        given = [
+        sources = [
             name for name, value in (("command", command), ("function", function), ("container", container)) if value
         ]
-        if len(given) != 1:
-            raise TypeError(f"needs one of command, function and container, got {' and '.join(given) or 'none'}")
+        if len(sources) != 1:
+            raise TypeError(f"needs one of command, function and container, got {' and '.join(sources) or 'none'}")
         if answer not in ("output", "last_line") or failure not in ("error", "no_answer"):
             raise TypeError(
                 f"answer is 'output' or 'last_line', got {answer!r}; failure is 'error' or 'no_answer', got {failure!r}"
@@ -85,11 +85,11 @@ class Program(Workflow):
 
     @property
     def prompts(self) -> dict[str, str]:
-        """Prompts are the program's own: what identifies it stands for them."""
+        """The program has its own prompts: its identity stands for them in the team manifest."""
         return dict.fromkeys(self.agents, f"program {self._sha256()}")
 
     def _sha256(self) -> str:
-        """Of the command and the files that it names, or of the function's file."""
+        """The hash of the command and the files that it names, or of the function's file."""
         parts = [json.dumps(self.command).encode(), json.dumps(self.environment, sort_keys=True).encode()]
         if self._function is not None:
             parts.append(Path(inspect.getfile(self._function)).read_bytes())
@@ -98,7 +98,7 @@ class Program(Workflow):
         return sha256(b"\x1f".join(parts)).hexdigest()[:16]
 
     def preflight(self) -> list[str]:
-        """How the program is started; ValueError where it cannot be."""
+        """Returns how the program is started; ValueError where it cannot be."""
         if self._function is not None:
             return [f"program: {self.function_path}"]
         if shutil.which(self.command[0], path=None) is None and not Path(self.folder or ".", self.command[0]).is_file():
@@ -106,21 +106,24 @@ class Program(Workflow):
         return [f"program: {' '.join(self.command)}"]
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The program's answer. Raises ProgramError where it failed, and what the engines failed with."""
+        """Returns the program's answer.
+
+        Raises ProgramError where it failed, and the error of the engines where they did.
+        """
         episode = ProgramEpisode(recorder=agents.recorder, id=agents.episode.episode_id)
         server = await episode_server(self.host)
         with server.playing(episode) as url:
-            said, error = await self._played(task, episode, server, url)
+            result, error = await self._played(task, episode, server, url)
         if error and self.failure == "error" and not episode.exhausted:
             raise error
-        if episode.exhausted and not said and episode.outcome is None:
+        if episode.exhausted and not result and episode.outcome is None:
             raise episode.exhausted
-        return episode.outcome_of(said)
+        return episode.outcome_of(result)
 
     async def _played(
         self, task: Task, episode: ProgramEpisode, server: EpisodeServer, url: str
     ) -> tuple[Any, Exception | None]:
-        """What the program said, or how it failed; raises what the engines failed with."""
+        """Returns the program's result, or how it failed; raises the error of the engines where they failed."""
         playing = asyncio.ensure_future(self._play(task, episode, server, url))
         failing = asyncio.ensure_future(episode.is_over.wait())
         try:
@@ -148,11 +151,13 @@ class Program(Workflow):
             **{f"TROUPE_{name.upper()}_URL": f"{url}/agents/{name}" for name in self.agents},
             **self.environment,
         }
-        given = {"prompt": task.prompt, "task_id": task.task_id, "task": _public(task)}
-        command = [_filled(part, given) for part in self.command]
+        fields = {"prompt": task.prompt, "task_id": task.task_id, "task": _public(task)}
+        command = [_filled(part, fields) for part in self.command]
         if self.is_container:
-            at = command.index("--rm") + 1
-            command[at:at] = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
+            position = command.index("--rm") + 1
+            command[position:position] = [
+                part for name, value in variables.items() for part in ("--env", f"{name}={value}")
+            ]
         ended = await run_process(
             command, environment=variables, stdin=task.prompt if self.stdin else None, folder=self.folder
         )
@@ -171,13 +176,13 @@ def _container_command(
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:
-    """Other braces than these places stay as they are, and so do those in what is filled in."""
+    """Fills in the named fields; other braces stay, also those in the values."""
     names = "|".join(values)
     return re.sub(rf"{{({names})}}", lambda match: values[match[1]], part)
 
 
 def _public(task: Task) -> str:
-    """The task as a program may know it."""
+    """Returns the task without its answers."""
     return json.dumps(
         {"task_id": task.task_id, "prompt": task.prompt, "source": task.source, "metadata": dict(task.metadata)}
     )

@@ -1,4 +1,4 @@
-"""Reflective code: plan, code, run the tests, reflect, up to three rounds (UnityMAS-O, seed-systems 1.1.2 A)."""
+"""reflective_code: plan, code, run the tests, reflect, up to three rounds (UnityMAS-O, arXiv 2605.26646)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from stores.types import Task
 
 MAX_HISTORY_CHARS, MAX_EXAMPLE_CHARS = 12_000, 3_000
 VERIFY_TIMEOUT_S = 1_800.0
-"""Waiting for a free lane counts; what a program may take is bounded by the judge itself."""
+"""Seconds, the wait for a free lane included; the judge itself bounds the time of a program."""
 
 
 class ReflectiveCode(Workflow):
-    """planner -> coder -> verify (tool) -> reflector. What a prompt shows are public tests; hidden ones pay.
+    """Runs planner -> coder -> verify (tool) -> reflector. Prompts show public tests; hidden ones pay.
 
-    The tests are in `task.metadata["tests"]`, in any shape of the field.
+    The tests are in `task.metadata["tests"]`, in any format of `code_test_formats.py`.
     """
 
     planner = Agent(
@@ -74,11 +74,11 @@ class ReflectiveCode(Workflow):
         self.tools = {"verify": Tool(self._verify, timeout_s=VERIFY_TIMEOUT_S, unrecorded=("tests",))}
 
     def preflight(self) -> list[str]:
-        """The walls of the sandbox here."""
+        """Returns the layers of the sandbox on this machine."""
         return [self._judge.sandbox.describe()]
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The last program; stops when it passes every test."""
+        """Returns the last program; stops when it passes every test."""
         place = f"task {task.task_id}"
         tests = expand_batched(read_tests(task.metadata.get("tests"), place=place), task.prompt, place=place)
         shown = tests.public[: self.max_examples]
@@ -112,16 +112,19 @@ class ReflectiveCode(Workflow):
         return Outcome(answer=program, stop_reason=stop_reason, metadata={"pass_rate": checked["pass_rate"]})
 
     async def _verify(self, code: str, tests: CodeTests, num_shown: int, statement: str) -> dict[str, Any]:
-        """The share of hidden tests that pass; in words how many, and what the first shown one that failed gave."""
+        """Returns the share of hidden tests that pass, and a text: how many passed, and the output of the first
+        shown test that failed."""
         judged = await self._judged(code, tests, statement)
         result = f"{judged.passed} of {judged.total} tests passed; {judged.verdict.replace('_', ' ')}"
         if judged.verdict != "pass" and num_shown:
             shown = replace(tests, cases=tests.public[:num_shown])
-            looked = await self._judged(code, shown, statement)
-            for case, found in zip(shown.cases, looked.cases, strict=True):
-                if found.verdict != "pass":
-                    said = found.said or found.message[-200:] or found.verdict.replace("_", " ")
-                    result += f"\nFor {case.given} it should give {case.expected}, it gave: {said}"
+            shown_judgement = await self._judged(code, shown, statement)
+            for case, case_verdict in zip(shown.cases, shown_judgement.cases, strict=True):
+                if case_verdict.verdict != "pass":
+                    output = (
+                        case_verdict.output or case_verdict.message[-200:] or case_verdict.verdict.replace("_", " ")
+                    )
+                    result += f"\nFor {case.given} it should give {case.expected}, it gave: {output}"
                     break
         return {
             "pass_rate": judged.pass_rate,
@@ -132,7 +135,7 @@ class ReflectiveCode(Workflow):
         }
 
     async def _judged(self, code: str, tests: CodeTests, statement: str) -> Judgement:
-        """ToolError where there is no verdict: the episode is left out."""
+        """Raises ToolError where there is no verdict: the episode is left out."""
         ask = partial(self._judge.judge, code, tests, time_s=time_limit(statement), problem=statement)
         judged = await asyncio.get_running_loop().run_in_executor(self._lanes, ask)
         if judged.verdict in NOT_JUDGED:

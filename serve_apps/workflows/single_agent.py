@@ -1,4 +1,4 @@
-"""Single agent with tools, turn by turn: the degenerate case, a loop of one role (Search-R1's form)."""
+"""single_agent: one agent with a search tool, turn by turn (Search-R1, arXiv 2503.09516)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stores.types import Task
 
 
 class SingleAgent(Workflow):
-    """One agent that searches as often as it likes, up to a bound, and answers."""
+    """Runs one agent that searches as often as it likes, up to a bound, and answers."""
 
     agent = Agent(
         prompt=(
@@ -33,7 +33,7 @@ class SingleAgent(Workflow):
         self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The answer, or none where the turns ran out."""
+        """Returns the answer, or an empty one where the turns ran out."""
         found = ""
         for _ in range(self.max_turns):
             step = await agents.agent(question=task.prompt, found=found)

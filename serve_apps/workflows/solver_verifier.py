@@ -1,4 +1,4 @@
-"""Solver-verifier loop: the solver answers, the verifier approves or rejects, until approved (Dr. MAS math, seed-systems 1.2)."""
+"""solver_verifier: the solver answers, the verifier approves or rejects, until approved (Dr. MAS math, arXiv 2602.08847)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ APPROVED, REJECTED = "approve", "reject"
 
 
 class SolverVerifier(Workflow):
-    """Two agents. What the verifier said of an answer goes back to the solver; the last answer is not verified.
+    """Runs two agents. The verifier's reply to an answer goes back to the solver; the last answer is not verified.
 
-    A missing verdict is a fault of format and rejects: silence is no approval.
+    A missing verdict is a fault of format and counts as a rejection.
     """
 
     solver = Agent(
@@ -40,7 +40,7 @@ class SolverVerifier(Workflow):
         self.max_rounds = max_rounds
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """The last answer of the solver."""
+        """Returns the last answer of the solver."""
         answer, critique = "", ""
         for left in reversed(range(self.max_rounds)):
             draft = await agents.solver(question=task.prompt, answer=answer, critique=critique)

@@ -2,11 +2,11 @@
 
     stdin   {"code", "fn_name", limits}   {"input"}   {"input"} ...      one JSON line each
     stdout  {"ready": true}               {case}      {case}    ...
-    begun                                 a byte      a byte    ...      from the child, just before the program has its say
+    begun                                 a byte      a byte    ...      from the child, just before the program runs
 
-It knows inputs, never what is expected: who asked compares the outputs, outside. Whatever a program does to this process
-costs it its own remaining cases. Where no pid namespace ends what a dead runner leaves, the process that was started stays
-above it as its supervisor and does so. Run as a script with the standard library alone; nothing of Troupe is importable here.
+It knows inputs, never expected outputs: those are compared outside. Whatever a program does to this process costs only its
+own remaining cases. Where there is no pid namespace to end what a dead runner leaves behind, the process that was started
+stays as its supervisor and ends it. It runs as a script with the standard library alone; Troupe cannot be imported here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 _CHUNK = 1 << 16
 _ERROR, _COMPILE_ERROR = 1, 120
 _STACK_BYTES = 110 << 20
-"""Enough for 20,000 calls by way of C; the kernel keeps 128 MiB free below the stack of a process."""
+"""Stack for 20,000 nested calls through C; the kernel keeps 128 MiB free below the stack of a process."""
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 22, 36, 38
 _PRELUDE = (
     "from typing import *\nfrom collections import *\nfrom itertools import *\nfrom functools import *\nfrom math import *\n"
@@ -38,7 +38,7 @@ _PRELUDE = (
     "from builtins import *\n"  # math and operator have a `pow` of their own, of two arguments
     "import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys\n"
 )
-"""What judges of function-call tasks have imported already when a program begins (LeetCode's convention)."""
+"""The names that a program of a function-call task may use without an import (LeetCode's convention)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _leave_a_supervisor() -> None:
-    """Goes on in a child; this process stays, and when the child has ended ends all that is left of it."""
+    """Continues in a child; this process waits until the child has ended, and ends all its descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     runner = os.fork()
     if runner:
@@ -92,21 +92,21 @@ def _run_case(header: dict[str, Any], case_input: Any, prelude: dict[str, Any]) 
         os.close(number)
     text = b"" if header["fn_name"] else str(case_input).encode(errors="surrogatepass")
     readers = [reader for reader, _ in outputs]
-    said, why = _exchange(pid, stdin[1], text, readers, header["time_s"], header["output_bytes"])
+    outputs_read, why = _exchange(pid, stdin[1], text, readers, header["time_s"], header["output_bytes"])
     seconds = time.monotonic() - began
     status, used = _end_all(pid)
-    for place, reader in enumerate(readers):
-        while sum(map(len, said)) <= header["output_bytes"] and (data := _read(reader)):
-            said[place] += data
+    for index, reader in enumerate(readers):
+        while sum(map(len, outputs_read)) <= header["output_bytes"] and (data := _read(reader)):
+            outputs_read[index] += data
         os.close(reader)
     code = os.waitstatus_to_exitcode(status)
     why = why or {-signal.SIGXCPU: "time", -signal.SIGXFSZ: "output", _COMPILE_ERROR: "compile"}.get(code, "")
     return {
         "exit_code": code,
         "why": why,
-        "stdout": said[0].decode(errors="replace"),
-        "stderr": said[1][-4000:].decode(errors="replace"),
-        "value": said[2].decode(errors="replace"),
+        "stdout": outputs_read[0].decode(errors="replace"),
+        "stderr": outputs_read[1][-4000:].decode(errors="replace"),
+        "value": outputs_read[2].decode(errors="replace"),
         "seconds": seconds,
         "cpu_s": used.ru_utime + used.ru_stime,
         "max_rss_mib": used.ru_maxrss / 1024,
@@ -116,8 +116,8 @@ def _run_case(header: dict[str, Any], case_input: Any, prelude: dict[str, Any]) 
 def _exchange(
     pid: int, stdin: int, text: bytes, readers: Sequence[int], time_s: float, output_bytes: int
 ) -> tuple[list[bytearray], str]:
-    """Writes the input and reads the outputs until the child ends, says too much, or its time is over."""
-    said = [bytearray() for _ in readers]
+    """Writes the input and reads the outputs until the child ends, writes too much, or its time is over."""
+    outputs = [bytearray() for _ in readers]
     child = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(child, select.POLLIN)
@@ -143,19 +143,19 @@ def _exchange(
             else:
                 data = _read(number)
                 if data:
-                    said[readers.index(number)] += data
+                    outputs[readers.index(number)] += data
                 elif data is not None:
                     poll.unregister(number)
-                if sum(map(len, said)) > output_bytes:
+                if sum(map(len, outputs)) > output_bytes:
                     why = "output"
     os.close(child)
     if not is_fed:
         os.close(stdin)
-    return said, why
+    return outputs, why
 
 
 def _write(number: int, text: bytes) -> bytes:
-    """What is left to be written; nothing where nobody reads."""
+    """Writes, and returns the rest; nothing where the reader has gone."""
     try:
         return text[os.write(number, text[:_CHUNK]) :]
     except BlockingIOError:
@@ -165,7 +165,7 @@ def _write(number: int, text: bytes) -> bytes:
 
 
 def _read(number: int) -> bytes | None:
-    """What is there; empty at the end, None where nothing is there yet."""
+    """Returns the bytes that are there; empty at the end, None where there are none yet."""
     try:
         return os.read(number, _CHUNK)
     except BlockingIOError:
@@ -177,7 +177,7 @@ def _close_from(number: int) -> None:
 
 
 def _end_all(pid: int) -> tuple[int, Any]:
-    """Kills every descendant until none is left, daemons included; the case's exit status and what it used."""
+    """Kills every descendant until none is left, daemons included; returns the case's exit status and resource usage."""
     ended = None
     while True:
         for descendant in _descendants(os.getpid()):
@@ -218,12 +218,12 @@ def _listed(folder: str) -> list[str]:
 def _become_the_program(
     header: dict[str, Any], case_input: Any, prelude: dict[str, Any], pipes: tuple[int, ...]
 ) -> None:
-    """In the child: standard streams, limits, the program. Never returns."""
+    """Runs the program in the child, behind standard streams and limits of its own. Never returns."""
     code = _ERROR
     try:
         os.setsid()
-        for place, number in enumerate([fcntl.fcntl(number, fcntl.F_DUPFD, 64) for number in pipes]):
-            os.dup2(number, place)
+        for stream, number in enumerate([fcntl.fcntl(number, fcntl.F_DUPFD, 64) for number in pipes]):
+            os.dup2(number, stream)
         _close_from(len(pipes))
         begun = len(pipes) - 1
         os.chdir(header["scratch"])
@@ -304,8 +304,8 @@ def _function(scope: dict[str, Any], name: str) -> Any:
 
 
 def _arguments(function: Any, arguments: list[Any], at_least: int) -> list[Any]:
-    """What a function is called with: a single list is spread over several parameters, and beyond the first `at_least`
-    arguments it gets only those that it takes."""
+    """Returns the arguments of a call: a single list is spread over several parameters, and arguments after the first
+    `at_least` are passed only where the function takes them."""
     import inspect
 
     try:
@@ -321,7 +321,7 @@ def _arguments(function: Any, arguments: list[Any], at_least: int) -> list[Any]:
 
 
 def _plain(answer: Any) -> Any:
-    """Sets as sorted lists: JSON has no word for them."""
+    """Turns sets into sorted lists, because JSON has no sets."""
     if isinstance(answer, (list, tuple)):
         return [_plain(item) for item in answer]
     if isinstance(answer, (set, frozenset)):
@@ -348,13 +348,13 @@ class _PathBeneath(ctypes.Structure):
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _READ = 1 << 0 | 1 << 2 | 1 << 3  # execute, read file, read directory
 _ALL = (1 << 16) - 1
-"""Every right to files of version 5 (linux/landlock.h)."""
+"""All rights to files of version 5 (linux/landlock.h)."""
 _LEAST_VERSION = 6
-"""The first that keeps signals in."""
+"""The first version that confines signals."""
 
 
 def landlock_version() -> int:
-    """The version of the kernel's Landlock interface; 0 where it has none."""
+    """Returns the version of the kernel's Landlock interface; 0 where it has none."""
     return max(0, _libc.syscall(_CREATE_RULESET, None, 0, 1))
 
 
@@ -367,7 +367,8 @@ def check_landlock(version: int) -> None:
 
 
 def _confine(readable: Sequence[str], scratch: str, seccomp: bytes) -> None:
-    """This process and its children read `readable`, write `scratch`, reach no network and signal nobody outside."""
+    """Confines this process and its children: they read `readable`, write `scratch`, and reach no network and no
+    process outside."""
     check_landlock(landlock_version())
     attr = _RulesetAttr(_ALL, 3, 3)
     ruleset = _libc.syscall(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)

@@ -1,12 +1,14 @@
-"""sandbox: starts the runner behind as many walls as this machine has, and takes what comes out of it as hostile.
+"""sandbox: a program, inputs -> what it did with each input, run behind as many walls as this machine has.
+
+Whatever comes out of the sandbox is treated as hostile.
 
 Walls, strongest first:
     bubblewrap   own user, pid, net, ipc, uts and mount namespaces; a read-only root with the interpreter and nothing else;
                  an empty scratch of bounded size; no capabilities; seccomp; another user where this process is root
     landlock     where user namespaces are blocked: files, network and signals by Landlock (Linux 6.12), seccomp, limits, a
                  supervisor above the runner. The total of memory and disk is less well guarded
-    none         limits alone, and only where the settings ask for it: programs then run as this user
-Limits on time, memory, processes, files and output hold behind all of them. A kernel is shared in any case.
+    none         limits alone, and only where the settings ask for it: programs then run as this process's user
+Limits on time, memory, processes, files and output hold behind all of them. The kernel is shared in any case.
 """
 
 from __future__ import annotations
@@ -34,58 +36,58 @@ from serve_apps.tools.sandbox.seccomp import seccomp_program
 
 logger = logging.getLogger(__name__)
 RUNNER_SOURCE = Path(__file__).with_name("runner.py").read_bytes()
-"""Read when this module is loaded, which is the last moment at which it can be read in any case: a process that gives up
-root's rights afterwards may not be allowed into the folder of this package any more. Both files are then of one version, too.
-"""
+"""Read when this module is loaded, because it may not be readable later: a process that gives up root's rights afterwards
+may no longer enter the folder of this package. The two files are then also of the same version."""
 START_DEADLINE_S = 20.0
-"""A sandbox that is not ready by then is a fault of this machine, not of the program."""
+"""Seconds until a sandbox must be ready; a later one is a fault of this machine, not of the program."""
 END_DEADLINE_S = 5.0
 REMOVE_DEADLINE_S = 60.0
 GRACE_S = 2.0
-"""Beyond a case's own limit, for ending it and everything it started."""
+"""Seconds beyond a case's own limit, for ending it and everything it started."""
 MAX_TIMEOUTS = 2
-"""Cases of a program that may take too long; the rest are not waited for."""
+"""The number of cases that may take too long; later ones are not run."""
 MAX_STARTS = 3
-"""New sandboxes for a program that was not begun: it has had no say, and a machine under load may just have been late."""
+"""The number of sandboxes for a program that did not begin: it is not to blame,
+and a machine under load may just be late."""
 NOBODY = 65534
 MAX_LINE_BYTES = 64 << 20
 WATCH_S = 0.1
-"""How often the memory of all processes of a sandbox is added up."""
+"""Seconds between two looks at the memory of all processes of a sandbox."""
 
 Wall = Literal["bubblewrap", "landlock", "none"]
 
 
 class SandboxUnavailable(RuntimeError):
-    """No wall works here, or a sandbox did not start, or did not start the program: it was not judged."""
+    """Raised where no wall works here, or a sandbox did not start, or did not start the program: it was not judged."""
 
 
 class _NotBegun(SandboxUnavailable):
-    """The walls stand, the program was not started behind them."""
+    """Raised where the sandbox started and the program did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What is run."""
+    """Describes a program to run."""
 
     code: str
     fn_name: str = ""
-    """Function, or method of `Solution`, to call with each input; empty: a program that reads standard input."""
+    """The function, or method of `Solution`, to call with each input; empty for a program that reads standard input."""
     min_arguments: int = 0
-    """Of a function: the arguments after so many are passed only where it takes them. 0: all are."""
+    """Arguments of a function after so many are passed only where it takes them. 0: all are passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseRun:
-    """What a program did with one input."""
+    """Describes what a program did with one input."""
 
     status: Literal["ended", "time", "memory", "output", "compile", "error", "lost"]
-    """`ended`: by itself, with exit code 0. `error`: with another one, or by a signal. `time`: too long, or not run any more.
-    `lost`: it, or an earlier case of the same program, took the runner down."""
+    """`ended`: by itself, with exit code 0. `error`: with another code, or by a signal. `time`: too slow, or not run.
+    `lost`: it, or an earlier case of the same program, ended the runner."""
     stdout: str = ""
     stderr: str = ""
-    """Its end, at most 4,000 characters."""
+    """The end of standard error, at most 4,000 characters."""
     value: Any = None
-    """What the function returned, as JSON has it."""
+    """The value that the function returned, as JSON."""
     has_value: bool = False
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -96,14 +98,14 @@ class CaseRun:
 class Sandbox:
     """Runs programs behind the walls of this machine. Safe to use from several threads.
 
-    Raises SandboxUnavailable, naming what failed, where the wall that the settings ask for does not hold here.
+    Raises SandboxUnavailable, naming what failed, where the wall that the settings ask for does not work here.
     """
 
     config: SandboxConfig = field(default_factory=SandboxConfig)
 
     @cached_property
     def wall(self) -> Wall:
-        """The wall in use: the one asked for, else the first that works."""
+        """The wall in use: the one in the settings, else the first that works."""
         candidates: Sequence[Wall] = ("bubblewrap", "landlock") if self.config.wall == "auto" else (self.config.wall,)
         faults = []
         for wall in candidates:
@@ -119,7 +121,7 @@ class Sandbox:
         )
 
     def describe(self) -> str:
-        """One line on the layers that are active here."""
+        """Returns one line about the layers that are active here."""
         parts = {
             "bubblewrap": ["namespaces (user, pid, net, ipc, uts, mount)", "read-only root", "no capabilities"],
             "landlock": ["Landlock on files and network", "no namespaces"],
@@ -138,13 +140,13 @@ class Sandbox:
     def run(
         self, program: Program, inputs: Sequence[Any], *, time_s: float | None = None, total_s: float = math.inf
     ) -> list[CaseRun]:
-        """One result per input, in order. Raises SandboxUnavailable only if the sandbox itself does not start a program.
+        """Returns one result per input, in order. Raises SandboxUnavailable only if the sandbox does not start a program.
 
         Args:
-            program: what is run, anew for every input.
+            program: the program, which is started anew for every input.
             inputs: text for standard input; with `fn_name` the list of arguments.
-            time_s: seconds per input, by the clock; default as the settings say.
-            total_s: seconds for all. What has not been run by then, or when MAX_TIMEOUTS inputs took too long, is `time`.
+            time_s: seconds per input, by the clock; by default those of the settings.
+            total_s: seconds for all inputs. Those that are left then, or after MAX_TIMEOUTS that took too long, are `time`.
         """
         return self._run(self.wall, program, inputs, time_s or self.config.time_s, total_s)
 
@@ -179,10 +181,10 @@ class Sandbox:
         time_s: float,
         deadline: float,
     ) -> None:
-        """Adds to the results until there are enough, or the sandbox is of no more use.
+        """Adds to the results until there are enough, or the sandbox can no longer be used.
 
         A program that does not begin in a new sandbox is a fault of this machine: `_NotBegun`. In a used one an earlier
-        input may have seen to that: the rest then get a new one.
+        input may be the cause: the remaining inputs then get a new one.
         """
         is_new = True
         with self._started(wall, program, time_s) as runner:
@@ -231,7 +233,7 @@ class Sandbox:
                     bufsize=0,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,  # bwrap's own words, where it does not start; the runner closes it
+                    stderr=subprocess.PIPE,  # bwrap's own message, where it does not start; the runner closes it
                     cwd="/",
                     env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": scratch},
                     pass_fds=files,
@@ -296,7 +298,7 @@ class Sandbox:
 
 
 class _Runner:
-    """A started sandbox: a request, an answer, until one does not come."""
+    """Exchanges requests and answers with a started sandbox, until an answer does not come."""
 
     def __init__(self, process: subprocess.Popen[bytes], begun: int, memory_bytes: int, *, has_namespace: bool) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -309,11 +311,11 @@ class _Runner:
         self._first: int | None = None
         self.is_lost = False
         self.has_begun = False
-        """Whether the program that was asked for last had its say: what goes wrong then is its own doing."""
+        """True if the program of the last request has begun to run: a later failure is then its own."""
         self.is_over_memory = False
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Waits until the walls stand."""
+        """Waits until the sandbox is ready."""
         if self.ask(header, START_DEADLINE_S) != {"ready": True}:
             self.end()
             stderr = self._process.stderr.read() if self._process.stderr else b""
@@ -327,7 +329,7 @@ class _Runner:
             self._first = os.pidfd_open(first)
 
     def ask(self, request: Mapping[str, Any], deadline_s: float) -> Any:
-        """The answer; None, and nothing from then on, where none comes in time or it is no JSON object."""
+        """Returns the answer; None, and nothing from then on, where none comes in time or it is no JSON object."""
         try:
             answer = json.loads(self._exchange(json.dumps(request).encode() + b"\n", time.monotonic() + deadline_s))
         except (OSError, ValueError, RecursionError):
@@ -340,13 +342,16 @@ class _Runner:
         return answer
 
     def end(self) -> None:
-        """Ends everything, and waits until it has. With its first process the kernel ends all of a pid namespace; without
-        one they are hunted, and the supervisor, the last to go, ends what loses its parent meanwhile."""
+        """Ends all processes of the sandbox, and waits until they have ended.
+
+        The kernel ends a whole pid namespace with its first process. Without a namespace every descendant is killed one by
+        one, and the supervisor, which ends last, kills those that lose their parent meanwhile.
+        """
         if self._process.returncode is not None:
             return
         if self._first is not None:
-            # Not bwrap outside: that one then takes leave of it, and no zombie is left to this machine. It goes as soon as the
-            # runner is gone, which may be before the rest is.
+            # Kill the namespace's first process and not the bwrap outside: that one then reaps it, and leaves no zombie. It
+            # ends as soon as the runner has ended, which may be before the rest of the namespace has.
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
             gone = select.poll()
@@ -365,7 +370,7 @@ class _Runner:
         self._stdout.close()
 
     def _exchange(self, request: bytes, deadline: float) -> bytes:
-        """The line that a request is answered with; empty where one of the two does not come through in time."""
+        """Sends a request and returns the line that answers it; empty where that takes too long."""
         stdin, stdout, rest = self._stdin.fileno(), self._stdout.fileno(), memoryview(request)
         poll = select.poll()
         poll.register(stdin, select.POLLOUT)
@@ -402,7 +407,7 @@ def _fault(line: Any) -> str:
 
 
 def _case(line: Any, program: Program) -> CaseRun:
-    """A result from what the runner, which a program may have taken over, says about it."""
+    """Reads a result from the runner's line, which a hostile program may have written."""
     try:
         code, why = int(line["exit_code"]), str(line["why"])
         status = why if why in ("time", "output", "compile") else "ended" if code == 0 else "error"
@@ -428,7 +433,7 @@ def _case(line: Any, program: Program) -> CaseRun:
 
 
 def _file_of(content: bytes) -> int:
-    """A descriptor from which `content` can be read, and no more."""
+    """Returns a descriptor from which `content` can be read."""
     number = os.memfd_create("sandbox")
     os.write(number, content)
     os.lseek(number, 0, os.SEEK_SET)
@@ -437,10 +442,10 @@ def _file_of(content: bytes) -> int:
 
 
 def _as_nobody(wall: Wall) -> list[str]:
-    """What a command of root is put behind to give its rights up.
+    """Returns the command that makes a command of root run without root's rights; empty for other users.
 
-    A command, not `subprocess.Popen(user=...)`: with that one Python forks, which runs the fork handlers of every library
-    in this process, and that of grpcio (Ray brings it) was seen to wait for ever in the child. Without, it is a vfork.
+    It is a command, not `subprocess.Popen(user=...)`: with that Python forks instead of a vfork, and runs the fork handlers
+    of every library in this process; the one of grpcio (Ray depends on it) has waited for ever in the child.
     """
     if os.geteuid() != 0 or wall == "none":
         return []
@@ -454,7 +459,7 @@ def _is_open_to_all(path: Path) -> bool:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """A folder for one program's files."""
+    """Makes a folder for one program's files, and removes it at the end."""
     folder = tempfile.mkdtemp(prefix="troupe-sandbox-")
     try:
         if os.geteuid() == 0:
@@ -465,7 +470,10 @@ def _scratch() -> Iterator[str]:
 
 
 def _remove(folder: str) -> None:
-    """By `rm`: folders in folders are too deep for shutil. What a program closed to its own user is opened first."""
+    """Removes a folder with `rm`: nested folders may be too deep for shutil.
+
+    Folders closed to their own user are opened first.
+    """
     fault = ""
     for command in (["rm", "-rf", "--"], ["chmod", "-R", "u+rwx", "--"], ["rm", "-rf", "--"]):
         try:
@@ -481,7 +489,7 @@ def _remove(folder: str) -> None:
 
 
 def _memory_of(pid: int) -> int:
-    """Resident bytes of a process and everything below it."""
+    """Returns the resident bytes of a process and all its descendants."""
     total, page = 0, os.sysconf("SC_PAGE_SIZE")
     for process in (pid, *_below(pid)):
         with suppress(OSError):
@@ -490,7 +498,7 @@ def _memory_of(pid: int) -> int:
 
 
 def _kill_below(pid: int) -> None:
-    """Kills everything below a process that takes in what loses its parent, until nothing is left but the dying."""
+    """Kills all descendants of a process that adopts orphans, until only dying ones are left."""
     for _ in range(200):
         below = _below(pid)
         if not below:
@@ -502,7 +510,7 @@ def _kill_below(pid: int) -> None:
 
 
 def _below(pid: int) -> list[int]:
-    """Descendants that are alive."""
+    """Returns the descendants that are alive."""
     alive, todo = [], [pid]
     while todo:
         current = todo.pop()

@@ -1,9 +1,9 @@
-"""seccomp: what a sandboxed program may not ask of the kernel -> a BPF program, as bubblewrap and prctl take it.
+"""seccomp: the system calls that a sandboxed program may not make -> a BPF program, as bubblewrap and prctl take it.
 
-Everything a judged program needs is allowed. Refused, with an error number and not with a kill, so that a program that
-probes for a feature goes on without it: namespaces, mounts and keys; sockets of every family, but for connected pairs;
-other processes' memory, limits and priority; kernel objects that no limit counts or that outlive a program; modes, owners,
-times and attributes of files, which Landlock leaves open.
+Every call that a judged program needs is allowed. The calls below are refused with an error number, not with a kill, so that
+a program that probes for a feature goes on without it: namespaces, mounts and keys; sockets of every family, except connected
+pairs; other processes' memory, limits and priority; kernel objects that no limit counts or that outlive a program; modes,
+owners, times and attributes of files, which Landlock does not restrict.
 """
 
 from __future__ import annotations
@@ -236,11 +236,11 @@ _APART = ("clone", "clone3", "socket", "socketpair", "prlimit64", "ioctl")
 
 
 def seccomp_program(machine: str = "") -> bytes | None:
-    """The filter as an array of `struct sock_filter`; None on a machine whose numbers are not known here."""
-    known = _MACHINES.get(machine or platform.machine())
-    if known is None:
+    """Returns the filter as an array of `struct sock_filter`; None on a machine whose numbers are not known here."""
+    machine_numbers = _MACHINES.get(machine or platform.machine())
+    if machine_numbers is None:
         return None
-    arch, numbers = known
+    arch, numbers = machine_numbers
     program = [
         (_LOAD, 0, 0, _ARCH),
         *_unless(_JUMP_EQ, arch, [(_RETURN, 0, 0, _KILL)]),

@@ -158,10 +158,10 @@ def test_a_single_list_is_spread_where_the_function_takes_several(judge: CodeVer
 
 
 def test_a_verdict_tells_the_beginning_of_what_was_said(judge: CodeVerifier) -> None:
-    assert judge.judge("print('x' * 1000)", ADD).cases[0].said == "x" * 200
+    assert judge.judge("print('x' * 1000)", ADD).cases[0].output == "x" * 200
     (first, _) = judge.judge("def order(xs): return xs + ['y']", FUNCTION).cases
     assert first.said == "[3, 1, 2, 'y']"
-    assert judge.judge("", ADD).cases[0].said == ""
+    assert judge.judge("", ADD).cases[0].output == ""
 
 
 def test_after_two_cases_that_took_too_long_no_more_is_run(judge: CodeVerifier) -> None:
