@@ -13,107 +13,23 @@ answer: "{answer.answer}"
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from serve_apps.agent import TracedText
-from serve_apps.contracts import Contract, JsonKeys, OneOf, Raw, Tags
-from serve_apps.expressions import Expression, look_up, parse_expression
+from serve_apps.expressions import Expression, parse_expression
+from serve_apps.graph_spec import NAME, GraphSpec, NodeSpec
+from serve_apps.templates import fields_of, stray_brace
 
-FIELD = re.compile(r"\{([a-zA-Z_][\w.]*)\}")
-NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-GIVEN = frozenset({"question", "step"})
-TAKEN = GIVEN | {"true", "false", "null", "and", "or", "not", "in"}
+BUILT_IN = frozenset({"question", "step"})
+"""Names that templates and conditions read without a node."""
+TAKEN = BUILT_IN | {"true", "false", "null", "and", "or", "not", "in"}
 """Names that no node may have: conditions and templates use them for something else."""
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class ParserSpec(_Strict):
-    """Describes how a model node's completion is read, in exactly one form."""
-
-    tags: tuple[str, ...] = ()
-    one_of: tuple[str, ...] = ()
-    json_keys: tuple[str, ...] = Field((), alias="json")
-    choices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """The values that a tag may have, where `tags` is used."""
-    max_items: int | None = Field(None, ge=1)
-    """How many items of a list are read, where `json` is used."""
-    valid_reward: float = 0.0
-    invalid_reward: float = -1.0
-
-    def contract(self) -> Contract:
-        """Returns the output contract; raw text where no form is set."""
-        forms = [f for f in (self.tags, self.one_of, self.json_keys) if f]
-        if len(forms) > 1:
-            raise ValueError("parser: give one of tags, one_of and json")
-        odd = [name for name in (*self.tags, *self.one_of) if not NAME.fullmatch(name)]
-        if odd:
-            raise ValueError(f"parser: {odd[0]!r} is no name of a tag: letters, digits and _")
-        if self.tags:
-            return Tags(*self.tags, choices=self.choices)
-        if self.one_of:
-            return OneOf(*self.one_of)
-        return JsonKeys(*self.json_keys, max_items=self.max_items) if self.json_keys else Raw()
-
-
-class NodeSpec(_Strict):
-    """Describes one node as it is written in the file."""
-
-    type: Literal["model", "tool"]
-    prompt: str = ""
-    """The prompt of a model node, a template over `question` and earlier nodes. The node is an agent of the same name."""
-    system: str = ""
-    parser: ParserSpec = ParserSpec()
-    max_tokens: int = Field(512, ge=1)
-    cut: tuple[str, ...] = ()
-    """The fields of a model node's templates that lose text where the prompt has no room, the least needed first."""
-    tool: str = ""
-    """The tool of the workflow's settings that a tool node calls."""
-    arguments: dict[str, str] = Field(default_factory=dict)
-    """The arguments of a tool node, as templates;
-    a template that is a single `{name}` passes the value on, a list as a list."""
-    each: str = ""
-    """An argument of a tool node that is a list. The tool is called for each of its items side by side, and the node's value
-    is the list of the results."""
-    timeout_s: float = Field(60.0, gt=0)
-    fail_open: bool = False
-    """True: the fields of a node that fails are empty, and the graph goes on."""
-    max_visits: int | None = Field(None, ge=1)
-    """How often it may run in an episode; default once. A cycle needs a node with this bound."""
-    trainable: bool = True
-    """Whether `GraphReward` pays a model node, and so whether it trains."""
-
-
-class EdgeSpec(_Strict):
-    """Describes one edge as it is written in the file."""
-
-    source: str = Field(alias="from")
-    target: str = Field(alias="to")
-    when: str = ""
-
-
-class GraphSpec(_Strict):
-    """Describes the whole file."""
-
-    nodes: dict[str, NodeSpec] = Field(min_length=1)
-    edges: tuple[EdgeSpec, ...] = ()
-    start: tuple[str, ...] = Field(min_length=1)
-    end: tuple[str, ...] = Field(min_length=1)
-    answer: str
-    max_steps: int = Field(32, ge=1)
-    stop_on_end: bool = True
-    """True: an end node ends the episode; else it goes on while nodes are left to run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,50 +127,6 @@ def check_graph(
     )
 
 
-def fields_of(template: str) -> list[str]:
-    """Returns the dotted names that a template reads, each once."""
-    return list(dict.fromkeys(FIELD.findall(_masked(template))))
-
-
-def fill(template: str, values: Mapping[str, Any]) -> str:
-    """Fills in a template's fields; `{{` and `}}` stand for braces."""
-    return _unmasked(FIELD.sub(lambda match: as_text(look_up(match[1], values)), _masked(template)))
-
-
-def as_prompt(template: str) -> str:
-    """Returns a template as an agent takes it: every dotted name is an input of its own (`input_name`)."""
-    return (
-        FIELD.sub(lambda match: f"{{{input_name(match[1])}}}", _masked(template))
-        .replace("\0", "{{")
-        .replace("\1", "}}")
-    )
-
-
-def input_name(field: str) -> str:
-    """Returns the name of an agent's input for a dotted name like `a.b.0`."""
-    return field.replace(".", "__")
-
-
-def as_text(value: Any) -> str:
-    """Returns a value as a prompt shows it: text unchanged, lists line by line, numbers and objects as JSON."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (list, tuple)):
-        lines = [part for item in value for part in (as_text(item), "\n")]
-        return TracedText.joined(*lines[:-1])
-    return json.dumps(value)
-
-
-def _masked(template: str) -> str:
-    return template.replace("{{", "\0").replace("}}", "\1")
-
-
-def _unmasked(text: str) -> str:
-    return text.replace("\0", "{").replace("\1", "}")
-
-
 class _Places:
     """Maps a path in the data to the file and line where it stands."""
 
@@ -291,7 +163,7 @@ def _known(name: str, names: set[str], at: str, what: str) -> None:
 def _known_field(name: str, spec: GraphSpec, at: str, what: str) -> None:
     """Checks a name in a template or condition: `question`, `step`, a tool node, or a field of a model node's contract."""
     node, _, field = name.partition(".")
-    if name in GIVEN:
+    if name in BUILT_IN:
         return
     if node not in spec.nodes:
         raise ValueError(f"{at}: {what} reads {name!r}: no node {node!r}; there are {', '.join(sorted(spec.nodes))}")
@@ -308,11 +180,10 @@ def _known_field(name: str, spec: GraphSpec, at: str, what: str) -> None:
 def _check_template(template: str, spec: GraphSpec, at: str, what: str) -> None:
     for name in fields_of(template):
         _known_field(name, spec, at, what)
-    left = FIELD.sub("", _masked(template))
-    odd = re.search(r"\{[^{}]*\}?|\}", left)
-    if odd:
+    stray = stray_brace(template)
+    if stray:
         raise ValueError(
-            f"{at}: {what}: {odd[0]!r} is no field: fields are {{node.field}} or {{node.field.0}}; a brace is written twice"
+            f"{at}: {what}: {stray!r} is no field: fields are {{node.field}} or {{node.field.0}}; a brace is written twice"
         )
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from serve_apps.agent import Agent, Tool, ToolError, traced
 from serve_apps.expressions import look_up
-from serve_apps.graph import FIELD, Graph, NodeSpec, as_prompt, as_text, fields_of, fill, input_name, load_graph
+from serve_apps.graph import Graph, load_graph
+from serve_apps.graph_spec import NodeSpec
+from serve_apps.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
 from serve_apps.tools.retrieval import retriever_tool
 from serve_apps.workflow import Outcome, Workflow, load_object, together
 from stores.types import Task
