@@ -81,17 +81,6 @@ def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeo
     _wait_until_running([s.name for s in specs], deadline, timeout_s)
 
 
-def remove_apps(names: Iterable[str], *, timeout_s: float = 60.0) -> None:
-    """Takes apps off the list and waits until they have ended; unknown names are ignored."""
-    gone = set(names)
-    change(open_list(), lambda apps: {name: entry for name, entry in apps.items() if name not in gone})
-    deadline = time.monotonic() + timeout_s
-    while left := gone & serve.status().applications.keys():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"apps {sorted(left)} are still there {timeout_s:g} s after their removal")
-        time.sleep(POLL_S)
-
-
 def sync_apps(
     targets: Sequence[Target], weights: WeightStore, *, tolerance: float, noise: float, timeout_s: float
 ) -> list[Proof]:
@@ -145,12 +134,6 @@ def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
         }
         for group, app in apps.items()
     }
-
-
-def replica_statuses(app: str) -> list[dict[str, Any]]:
-    """Returns the `Policy.statuses()` of every replica, one per model group; TimeoutError where a replica is missing."""
-    answers = Broadcast(app, "statuses").answers(num_replicas(deployed_apps()[app]))
-    return [status for statuses in answers for status in statuses]
 
 
 def user_config(ref: ModelVersionRef) -> dict[str, Any]:

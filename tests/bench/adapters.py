@@ -11,12 +11,13 @@ from pipelines.cluster.connect import connect
 from pipelines.config.sections import SyncConfig
 from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
-from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, replica_statuses, sync_apps
+from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, sync_apps
 from serve_apps.policy.proving import Target
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 from tests.bench.figures import Figure, ratio
 from tests.bench.setting import build_100m
+from tests.serve_apps.deployed_apps import replica_statuses
 from train_loops.config import LoraConfig
 
 GROUPS = ("solver", "verifier", "refiner")

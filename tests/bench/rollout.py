@@ -19,12 +19,12 @@ from pipelines.episodes.sampling import sample_episodes
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, start
 from pipelines.runners.begin import make_version_zero
-from serve_apps.policy.deployment import remove_apps
 from serve_apps.policy.engine_settings import engine_environment
 from stores.types import Purpose, TracesRef
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer
 from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run
+from tests.serve_apps.deployed_apps import remove_apps
 
 AGENTS = ["solver", "verifier", "refiner", "finalizer"]
 WARM_UP_PASSES = 1

@@ -11,10 +11,10 @@ from pipelines.cluster.connect import connect
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, serve, start
 from pipelines.runners.begin import make_version_zero
-from serve_apps.policy.deployment import replica_statuses
 from stores.types import ModelVersionRef
 from tests.bench.figures import Figure
 from tests.bench.setting import open_run
+from tests.serve_apps.deployed_apps import replica_statuses
 
 NUM_SYNCS = 5
 

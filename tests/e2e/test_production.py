@@ -30,9 +30,9 @@ from pipelines.runners.watch_champion import watch
 from pipelines.stages.run_stage import run_stage
 from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.gateway.routes import gateway_apps, gateway_statuses
-from serve_apps.policy.deployment import remove_apps
 from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
 from tests.e2e.local_runs import config_in
+from tests.serve_apps.deployed_apps import remove_apps
 
 PREDICT = """
 import json, os, sys

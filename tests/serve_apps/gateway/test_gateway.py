@@ -29,11 +29,12 @@ from serve_apps.gateway.app import shadows_name
 from serve_apps.gateway.figures import by_version
 from serve_apps.gateway.routes import RouteError, gateway_apps, gateway_statuses, gateway_teams, route
 from serve_apps.gateway.teams import DeployedTeam, TeamRoute
-from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, remove_apps, replica_statuses
+from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps
 from serve_apps.team_spec import TeamSpec
 from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
 from stores.weights import WeightStore
+from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 
 AGENTS = ("solver", "verifier", "refiner", "finalizer")
 HELLO: list[Any] = [{"role": "user", "content": "Compute 12 + 3 * 45"}]

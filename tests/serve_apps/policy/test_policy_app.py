@@ -28,8 +28,6 @@ from serve_apps.policy.deployment import (
     _changed,
     _retargeted,
     ensure_apps,
-    remove_apps,
-    replica_statuses,
     served_models,
     set_low_priority,
     sync_apps,
@@ -40,6 +38,7 @@ from serve_apps.policy.replicas import Broadcast, handle_of
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
+from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 
 APP = "policy-test"
 SEQUENCES = tuple(tuple((i * 37 + j * 11) % 300 + 3 for j in range(32)) for i in range(3))

@@ -19,8 +19,6 @@ from serve_apps.policy.client import RequestRefused, ServeClient
 from serve_apps.policy.deployment import (
     PolicyAppSpec,
     ensure_apps,
-    remove_apps,
-    replica_statuses,
     served_models,
     sync_apps,
 )
@@ -29,6 +27,7 @@ from serve_apps.policy.proving import Target, prove_apps
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
+from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 from train_loops.config import LoraConfig
 
 APP, DEAF = "adapters-test", "deaf-test"
