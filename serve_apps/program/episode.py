@@ -194,7 +194,7 @@ class ProgramEpisode:
             shown = _until(text, request.stops)
             message = assistant_message(shown, names, id_prefix=prefix)
             is_unreadable = bool(names) and OPEN in (message["content"] or "")
-            return Parsed(fields={}, fault="a tool call that is none" if is_unreadable else "", data=message)
+            return Parsed(fields={}, fault="a tool call that cannot be read" if is_unreadable else "", data=message)
 
         try:
             return await self.recorder.turn(agent, prompt, parse=parse, max_tokens=request.limit, stops=request.stops)

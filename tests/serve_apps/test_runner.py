@@ -282,11 +282,11 @@ class Waits(Workflow):
         return ""
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        found = await tools.again()
+        value = await tools.again()
         with suppress(TimeoutError):
             async with asyncio.timeout(0.1):
                 await tools.slow()
-        return Outcome(answer=found)
+        return Outcome(answer=value)
 
 
 def test_a_tools_attempts_and_a_call_that_was_given_up_are_recorded(tiny_model: Path) -> None:

@@ -281,7 +281,7 @@ def test_an_app_stands_back_through_syncs_and_restarts_until_it_comes_forward(se
     set_low_priority([APP], True, timeout_s=60)
     assert all(s["low_priority"] for s in replica_statuses(APP)) and {s["pid"] for s in replica_statuses(APP)} == before
     served.sync(1, old=0)
-    assert all(s["low_priority"] for s in replica_statuses(APP)), "another version is no reason to come forward"
+    assert all(s["low_priority"] for s in replica_statuses(APP)), "another version does not change the priority"
     os.kill(replica_statuses(APP)[0]["pid"], signal.SIGKILL)
     set_low_priority([APP], True, timeout_s=240)  # waits for the one that Serve starts in its place
     assert len({s["pid"] for s in replica_statuses(APP)} & before) == 1

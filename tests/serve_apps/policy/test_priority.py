@@ -1,4 +1,4 @@
-"""A process and all that it has started stand back and come forward, where the kernel lets them."""
+"""A process and all that it has started take low priority and normal priority again, where the kernel lets them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if sys.argv[1] == "ordinary":
     os.setuid(65534)
 try:
     set_process_priority(False)
-    print("forward", {os.sched_getscheduler(t) for t in _threads()} == {os.SCHED_OTHER})
+    print("normal", {os.sched_getscheduler(t) for t in _threads()} == {os.SCHED_OTHER})
 except PermissionError:
     print("refused", has_low_priority())
 wait.set(); child.stdin.close()
@@ -31,11 +31,11 @@ wait.set(); child.stdin.close()
 
 
 @pytest.mark.parametrize("user", ["root", "ordinary"])
-def test_every_thread_of_a_process_and_its_children_stands_back_and_only_root_comes_forward(user: str) -> None:
+def test_every_thread_of_a_process_and_its_children_takes_low_priority_and_only_root_returns(user: str) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can be both")
     done = subprocess.run(
         [sys.executable, "-c", BOTH_WAYS, user], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split("\n")[:2] == ["heir True", "forward True" if user == "root" else "refused True"]
+    assert done.stdout.split("\n")[:2] == ["heir True", "normal True" if user == "root" else "refused True"]

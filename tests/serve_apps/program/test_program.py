@@ -94,8 +94,8 @@ def code(body: str) -> list[str]:
 
 def say(*messages: dict[str, Any] | str, **more: Any) -> str:
     whole = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
-    given = ", ".join(f"{k}={v!r}" for k, v in more.items())
-    return f"client.chat.completions.create(model='m', messages={whole!r}, {given}).choices[0].message"
+    settings = ", ".join(f"{k}={v!r}" for k, v in more.items())
+    return f"client.chat.completions.create(model='m', messages={whole!r}, {settings}).choices[0].message"
 
 
 @pytest.mark.parametrize(
@@ -296,9 +296,9 @@ def _is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_a_prompt_that_does_not_fit_is_told_and_the_episode_is_truncated(tiny_model: Path) -> None:
-    told = f"try:\n    {say('word ' * 200)}\nexcept Exception as e:\n    print(e.code)\n"
-    trace = play(Program(ONE, command=code(told)), tiny_model, by_turn(), max_model_len=64)
+def test_a_prompt_that_does_not_fit_is_an_error_and_the_episode_is_truncated(tiny_model: Path) -> None:
+    body = f"try:\n    {say('word ' * 200)}\nexcept Exception as e:\n    print(e.code)\n"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn(), max_model_len=64)
     assert (trace.status, trace.answer) == (EpisodeStatus.TRUNCATED, "context_length_exceeded")
     trace = play(Program(ONE, command=code(say("word " * 200))), tiny_model, by_turn(), max_model_len=64)
     assert (trace.status, trace.stop_reason) == (EpisodeStatus.TRUNCATED, "context_exhausted")
@@ -310,7 +310,7 @@ def test_a_tool_call_that_cannot_be_read_is_a_broken_format(tiny_model: Path) ->
         tiny_model,
         by_turn('<tool_call>{"name": '),
     )
-    assert [t.format_fault for t in trace.turns] == ["a tool call that is none"]
+    assert [t.format_fault for t in trace.turns] == ["a tool call that cannot be read"]
     assert trace.answer == '<tool_call>{"name": '
 
 
@@ -322,8 +322,9 @@ def test_a_container_is_started_with_the_episodes_variables(tiny_model: Path, tm
     container = {"image": "me/agent:1", "arguments": ["--ask", "{prompt}"], "engine": str(engine)}
     lines = play(Program(ONE, container=container), tiny_model, by_turn()).answer.splitlines()
     assert lines[:2] == ["run", "--rm"] and lines[-3:] == ["me/agent:1", "--ask", "7+6*8"]
-    given = dict(lines[i + 1].split("=", 1) for i, line in enumerate(lines) if line == "--env")
-    assert given["OPENAI_BASE_URL"] + "/agents/calculator" == given["TROUPE_CALCULATOR_URL"] and given["OPENAI_API_KEY"]
+    variables = dict(lines[i + 1].split("=", 1) for i, line in enumerate(lines) if line == "--env")
+    assert variables["OPENAI_BASE_URL"] + "/agents/calculator" == variables["TROUPE_CALCULATOR_URL"]
+    assert variables["OPENAI_API_KEY"]
 
 
 def test_another_program_is_another_team(tmp_path: Path) -> None:

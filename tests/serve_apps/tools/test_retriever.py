@@ -225,8 +225,8 @@ def test_a_server_that_refuses_is_passed_over_for_the_next() -> None:
 
 def test_the_call_fails_where_every_server_refuses() -> None:
     with Server(lambda _: (404, b"Not Found")) as one, Server(lambda _: (422, b"no")) as other:
-        said = r"answered HTTP 4\d\d: .*; http.* answered HTTP 4\d\d: .*; is it the address of the retriever"
-        with pytest.raises(ToolError, match=said):
+        message = r"answered HTTP 4\d\d: .*; http.* answered HTTP 4\d\d: .*; is it the address of the retriever"
+        with pytest.raises(ToolError, match=message):
             ask(HttpRetriever([one.url, other.url, one.url]), ["a"])
         assert (len(one.requests), len(other.requests)) == (1, 1)
 

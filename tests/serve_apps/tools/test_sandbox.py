@@ -115,7 +115,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 def inhabitants() -> set[int]:
     """Processes below this one, and orphans of users whom nothing but a sandbox uses."""
-    found = {p.pid for p in psutil.Process().children(recursive=True)}
+    pids = {p.pid for p in psutil.Process().children(recursive=True)}
     users = (NOBODY, ORDINARY) if os.getuid() in (0, ORDINARY) else ()
     own = {0, 1, os.getpid(), *(p.pid for p in psutil.Process().parents())}
     for process in psutil.process_iter():
@@ -123,25 +123,25 @@ def inhabitants() -> set[int]:
             if process.uids().real in users and process.status() != psutil.STATUS_ZOMBIE:
                 above = next((p for p in process.parents() if p.uids().real not in users), None)
                 if above is None or above.pid in own:  # else it is another judge's
-                    found.add(process.pid)
-    return found
+                    pids.add(process.pid)
+    return pids
 
 
 def newcomers(before: set[int]) -> set[int]:
     """Inhabitants that were not there before, but for what older processes started: Ray's workers come when they like."""
-    found = set()
+    pids = set()
     for pid in inhabitants() - before:
         with suppress(psutil.NoSuchProcess):
             if not before & {p.pid for p in psutil.Process(pid).parents()}:
-                found.add(pid)
-    return found
+                pids.add(pid)
+    return pids
 
 
 def ipc_objects(kind: str) -> set[str]:
     """Ids of System V objects, but for those of a PostgreSQL that another test started, as nobody, too."""
     head, *lines = [line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()]
-    found = [dict(zip(head, line, strict=False)) for line in lines]
-    return {of[head[1]] for of in found if _name_of(of.get("cpid", "0")) != "postgres"}
+    objects = [dict(zip(head, line, strict=False)) for line in lines]
+    return {ipc_object[head[1]] for ipc_object in objects if _name_of(ipc_object.get("cpid", "0")) != "postgres"}
 
 
 def _name_of(pid: str) -> str:
@@ -173,10 +173,10 @@ def withstands(sandbox: Sandbox, world: World, name: str) -> None:
         seconds = time.monotonic() - began
         assert beside.result().verdict == "pass", "an honest program beside it"
     (ran,) = sandbox.run(Program(code=PROGRAMS[name]), [world.tests.cases[0].given])
-    said = f"{judged} {ran}"
-    assert judged.verdict not in ("pass", "sandbox_error"), said
+    everything_returned = f"{judged} {ran}"
+    assert judged.verdict not in ("pass", "sandbox_error"), everything_returned
     assert judged.passed == 0
-    assert world.secret not in said
+    assert world.secret not in everything_returned
     assert seconds < ENDED_S
     assert not newcomers(before), "something of it is still running"
     assert traces(world) == left
@@ -378,22 +378,22 @@ def as_ordinary_user(action: Callable[[], None]) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        said = ""
+        error = ""
         try:
             os.setgroups([])
             os.setgid(ORDINARY)
             os.setuid(ORDINARY)
             action()
-        except BaseException:  # noqa: BLE001 - whatever it is, it is told outside
-            said = traceback.format_exc()
+        except BaseException:  # noqa: BLE001 - whatever it is, the parent raises it
+            error = traceback.format_exc()
         finally:
-            os.write(writer, said.encode()[-60_000:])
+            os.write(writer, error.encode()[-60_000:])
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:
-        said = file.read()
+        error = file.read()
     os.waitpid(pid, 0)
-    assert not said, said
+    assert not error, error
 
 
 def scratches() -> set[str]:

@@ -103,18 +103,18 @@ def test_solver_and_verifier_go_on_until_approved(
     assert trace.answer == str(spoke.count("solver") - 1)
     solvers = [t for t in trace.turns if t.agent == "solver"]
     if len(solvers) > 1:
-        said = "add them" if REJECTS in verdicts else "reject"
-        assert f"Earlier answer: 0\nWhat the verifier said of it: {said}" in solvers[1].prompt_text
+        feedback = "add them" if REJECTS in verdicts else "reject"
+        assert f"Earlier answer: 0\nWhat the verifier said of it: {feedback}" in solvers[1].prompt_text
         assert set(solvers[1].parents) == ({0, 1} if REJECTS in verdicts else {0})
     assert [t.is_format_ok for t in trace.turns if t.agent == "verifier"] == ["VERDICT" in v for v in verdicts]
 
 
 def test_debaters_do_not_read_each_others_answers_and_vote(tokenizer: ChatTokenizer) -> None:
-    said = {"debater_0": ["7", "8"], "debater_1": ["9", "8"], "debater_2": ["9", "6"]}
+    answers = {"debater_0": ["7", "8"], "debater_1": ["9", "8"], "debater_2": ["9", "6"]}
     trace = play(
         Debate(num_agents=3, num_rounds=2),
         SUM,
-        lambda agent, n, _: solution(said[agent][n], steps=f"{agent} says it is {said[agent][n]}"),
+        lambda agent, n, _: solution(answers[agent][n], steps=f"{agent} says it is {answers[agent][n]}"),
         tokenizer,
     )
     assert (trace.answer, trace.stop_reason, trace.outcome_metadata) == ("8", "last_round", {"votes": {"8": 2, "6": 1}})
