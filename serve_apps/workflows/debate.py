@@ -37,10 +37,12 @@ class Debate(Workflow):
     def __init__(
         self, num_agents: int = 2, num_rounds: int = 2, decide: Literal["vote", "summarizer"] = "vote"
     ) -> None:
-        """Args:
-        num_agents: debaters.
-        num_rounds: answers of each at most.
-        decide: majority of the last answers (of the first among equals), or an agent that reads all solutions.
+        """Sets the workflow up.
+
+        Args:
+            num_agents: debaters.
+            num_rounds: answers of each at most.
+            decide: majority of the last answers (of the first among equals), or an agent that reads all solutions.
         """
         if decide not in ("vote", "summarizer"):
             raise TypeError(f"decide = {decide!r}: vote or summarizer")

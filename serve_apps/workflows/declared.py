@@ -26,10 +26,12 @@ class Declared(Workflow):
     """
 
     def __init__(self, graph: str, tools: dict[str, dict[str, Any]] | None = None) -> None:
-        """Args:
-        graph: YAML file.
-        tools: by name: `{retriever: {...}, top_k: 5}`, or `{path: "module:name", ...}` of a `Tool`, or of what makes one
-            from the further keys.
+        """Sets the workflow up.
+
+        Args:
+            graph: YAML file.
+            tools: by name: `{retriever: {...}, top_k: 5}`, or `{path: "module:name", ...}` of a `Tool`, or of what makes one
+                from the further keys.
         """
         self.graph = load_graph(graph)
         self.agents = {

@@ -43,11 +43,13 @@ class HierarchicalSearch(Workflow):
     def __init__(
         self, max_rounds: int = 4, top_k: int = 3, retriever: dict[str, Any] | None = None, think: bool = False
     ) -> None:
-        """Args:
-        max_rounds: decisions of the router at most; the last of them is made for it.
-        top_k: documents per search.
-        retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
-        think: replies of searcher and answerer begin with one <think> block, as those of Dr. MAS do.
+        """Sets the workflow up.
+
+        Args:
+            max_rounds: decisions of the router at most; the last of them is made for it.
+            top_k: documents per search.
+            retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
+            think: replies of searcher and answerer begin with one <think> block, as those of Dr. MAS do.
         """
         self.max_rounds = max_rounds
         if think:

@@ -85,10 +85,12 @@ class IterativeSearch(Workflow):
     )
 
     def __init__(self, max_rounds: int = 3, top_k: int = 5, retriever: dict[str, Any] | None = None) -> None:
-        """Args:
-        max_rounds: searches at most.
-        top_k: documents per search.
-        retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
+        """Sets the workflow up.
+
+        Args:
+            max_rounds: searches at most.
+            top_k: documents per search.
+            retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
         """
         self.max_rounds = max_rounds
         self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}

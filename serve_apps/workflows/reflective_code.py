@@ -62,11 +62,13 @@ class ReflectiveCode(Workflow):
         max_cases: int = 8,
         sandbox: dict[str, Any] | None = None,
     ) -> None:
-        """Args:
-        max_rounds: programs at most.
-        max_examples: public tests that prompts show.
-        max_cases: hidden tests that are run per program.
-        sandbox: settings of the sandbox (`SandboxConfig`).
+        """Sets the workflow up.
+
+        Args:
+            max_rounds: programs at most.
+            max_examples: public tests that prompts show.
+            max_cases: hidden tests that are run per program.
+            sandbox: settings of the sandbox (`SandboxConfig`).
         """
         self.max_rounds, self.max_examples = max_rounds, max_examples
         self._judge = CodeVerifier(sandbox=Sandbox(SandboxConfig(**(sandbox or {}))), max_cases=max_cases)

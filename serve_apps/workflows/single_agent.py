@@ -24,10 +24,12 @@ class SingleAgent(Workflow):
     )
 
     def __init__(self, max_turns: int = 4, top_k: int = 3, retriever: dict[str, Any] | None = None) -> None:
-        """Args:
-        max_turns: turns at most; one that searches in the last has no answer.
-        top_k: documents per search.
-        retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
+        """Sets the workflow up.
+
+        Args:
+            max_turns: turns at most; one that searches in the last has no answer.
+            top_k: documents per search.
+            retriever: where documents come from, see `serve_apps/tools/retrieval.py`.
         """
         self.max_turns = max_turns
         self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}

@@ -36,7 +36,7 @@ class SolverVerifier(Workflow):
     )
 
     def __init__(self, max_rounds: int = 2) -> None:
-        """Args: max_rounds: answers at most; 1 is a solver alone."""
+        """Sets the workflow up. Args: max_rounds: answers at most; 1 is a solver alone."""
         self.max_rounds = max_rounds
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
