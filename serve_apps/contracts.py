@@ -156,9 +156,9 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Thinking:
-    """Requires one `<think>...</think>` block at the beginning, and applies a contract to the rest (Dr.
+    """Requires one `<think>...</think>` block at the beginning, and applies a contract to the rest.
 
-    MAS, arXiv 2602.08847).
+    The search agents of Dr. MAS (arXiv 2602.08847) write in this form.
     """
 
     contract: Contract

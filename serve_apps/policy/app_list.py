@@ -79,7 +79,7 @@ def dashboard_url() -> str:
 def open_list(path: str | Path | None = None) -> Any:
     """Returns a handle to the cluster's list. Where there is none yet `path`, a file or URI, creates it.
 
-    Raises ValueError without one.
+    Raises ValueError where there is neither a list nor a path.
     """
     if path is None:
         try:

@@ -173,8 +173,8 @@ class Policy:
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Makes the versions in `user_config` live, or keeps the old weights and records why.
 
-        It is {version, uri, manifest_sha256}, or where the groups are adapters {adapters: {model group: the same}}; either
-        may ask for low priority (see priority.py), and have an `attempt`, which is Serve's alone. Never raises for bad
+        `user_config` is {version, uri, manifest_sha256}, or where the groups are adapters {adapters: {model group: the
+        same}}. Either may ask for low priority (see priority.py), and have an `attempt`, which only makes it differ. Never raises for bad
         weights: Serve would kill the replica.
         """
         self._set_priority(bool(user_config.get(LOW_PRIORITY)))
@@ -188,7 +188,7 @@ class Policy:
     def _set_priority(self, low_priority: bool) -> None:
         """Follows the app's settings.
 
-        Ends this process where it may not raise its priority: the next one starts with it.
+        Ends this process where it may not return to normal priority: Serve starts another, which has it from the start.
         """
         if low_priority == has_low_priority():
             return

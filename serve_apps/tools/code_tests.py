@@ -200,7 +200,7 @@ def _once(cases: Sequence[Case]) -> list[Case]:
 def _contradiction(cases: Sequence[Case], checker: str, *, is_call: bool) -> tuple[Any, Any, Any] | None:
     """Returns an input and two expected outputs of it of which the checker accepts neither for the other.
 
-    None without one.
+    Returns None where there is none.
     """
     if checker == "custom":
         return None

@@ -58,7 +58,7 @@ def extract_answer(text: str) -> str:
 
 
 def is_correct(answer: str, references: Sequence[str], *, rules: Literal["verify", "strings"] = "verify") -> bool:
-    """Whether `answer` means the same as any of `references`. Never raises on what a model wrote.
+    """Returns whether `answer` means the same as any of `references`. Never raises on what a model wrote.
 
     Where the reference is a plain number only a number is right: an expression that has yet to be evaluated is not an answer.
     (math-verify alone takes `7+6*8` for 55, so that a model would learn to copy the question.) Against symbolic

@@ -187,7 +187,7 @@ class HttpRetriever:
     def _choose(self, refusals: Collection[str]) -> _Endpoint:
         """Returns the next server that did not refuse and is not paused.
 
-        Where all are paused, the one whose pause ends first.
+        Where all are paused it returns the one whose pause ends first.
         """
         now = time.monotonic()
         self._next += 1
