@@ -157,10 +157,10 @@ def test_a_single_list_is_spread_where_the_function_takes_several(judge: CodeVer
     assert judge.judge(code, tests).verdict == "pass"
 
 
-def test_a_verdict_tells_the_beginning_of_what_was_said(judge: CodeVerifier) -> None:
+def test_a_verdict_holds_the_beginning_of_the_output(judge: CodeVerifier) -> None:
     assert judge.judge("print('x' * 1000)", ADD).cases[0].output == "x" * 200
     (first, _) = judge.judge("def order(xs): return xs + ['y']", FUNCTION).cases
-    assert first.said == "[3, 1, 2, 'y']"
+    assert first.output == "[3, 1, 2, 'y']"
     assert judge.judge("", ADD).cases[0].output == ""
 
 
