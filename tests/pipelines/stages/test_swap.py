@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.run.run import Run
-from pipelines.run.scoring import assign
+from pipelines.run.scoring import assign_credit
 from serve_apps.runner import AgentCall, EpisodeSpec, run_episode
 from stores.types import Completion, FinishReason, ModelVersionRef, Purpose, Trace
 from train_loops.rows import samples_of
@@ -67,7 +67,7 @@ def test_traces_name_the_swapped_group_and_it_is_what_trains_on_the_turn(
     run = Run(config())
     trace = play(run, iteration, tiny_model)
     assert {turn.agent: turn.model_group for turn in trace.turns} == group_of
-    (rewards,) = assign(run, [trace])
+    (rewards,) = assign_credit(run, [trace])
     assert [r.reward for r in rewards.rewards] == [2.0, 2.0], "both are paid r1 + r2"
     for group in ("first", "second"):
         (row,) = samples_of(trace, rewards, model_group=group, statuses=["ok"])
