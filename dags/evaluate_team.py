@@ -1,10 +1,10 @@
-"""evaluate_team: the champion on the test and sentinel tasks, on a schedule of its own (`schedule.evaluate`).
+"""evaluate_team: check the champion on the test and sentinel tasks, on a schedule of its own (`schedule.evaluate`).
 
     watch: troupe watch --run RUN ──> state ──> sound | alarm | learning
 
-It waits while a stage of `train_team` uses the engines. Its result is what `schedule.target_accuracy` is compared with. A
-figure that left the range that is usual for the champion (section `watch`) fails the DAG run, with the reason; `learning`
-says that some have too little history to be judged yet.
+It waits while a stage of `train_team` uses the engines. Its accuracy is compared with `schedule.target_accuracy`. A figure
+outside the range that is usual for the champion (section `watch`) fails the DAG run with the reason; `learning` means that
+some figures have too little history to be judged yet.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def evaluate_team(run: ScheduledRun) -> DAG:
     ) as dag:
 
         @task.branch(task_id="state")
-        def state(found: Any) -> str:
-            return str(found["state"])
+        def state(check: Any) -> str:
+            return str(check["state"])
 
         @task(task_id="alarm", retries=0)
-        def alarm(found: Any) -> None:
-            raise AirflowFailException(f"team version {found['team_version']}: {found['reason']}")
+        def alarm(check: Any) -> None:
+            raise AirflowFailException(f"team version {check['team_version']}: {check['reason']}")
 
         watch = team_job(run, "watch", arguments=["--run", name, "--team", "{{ params.team }}"])
         state(watch.output) >> [

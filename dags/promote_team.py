@@ -1,4 +1,4 @@
-"""promote_team: put a registered team version into service, by hand.
+"""promote_team: make a registered team version the champion, by hand.
 
     approve (a person, in Airflow's page) ──> promote: troupe promote ... ──> asset troupe://team/<run>
 
@@ -20,7 +20,7 @@ def promote_team(run: ScheduledRun) -> DAG:
     with team_dag(
         run,
         "promote_team",
-        what=f"Put a team version of {name} into service",
+        what=f"Make a team version of {name} the champion",
         doc=str(__doc__),
         params={
             "team_version": Param(type="integer", minimum=1, title="Team version", description="As MLflow numbers it"),
@@ -29,7 +29,7 @@ def promote_team(run: ScheduledRun) -> DAG:
     ) as dag:
         approve = ApprovalOperator(
             task_id="approve",
-            subject=f"Put team version {{{{ params.team_version }}}} of {name} into service?",
+            subject=f"Make team version {{{{ params.team_version }}}} of {name} the champion?",
             body="Reason: {{ params.reason }}",
         )
         chosen = ["--team-version", "{{ params.team_version }}", "--reason", "{{ params.reason }}"]

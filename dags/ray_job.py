@@ -23,20 +23,21 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from pipelines.cluster.job_api import ClusterUnreachable, JobApi, address_of
 from pipelines.cluster.jobs import Follower, Outcome, Work, attach, begin_work, stage_work
-from pipelines.config.run_config import parse_config
+from pipelines.config.run_config import RunConfig, parse_config
+from pipelines.stages.table import STAGES
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 DEFAULT_TIMEOUT_S = 7200.0
-STAGES_IN = {"begin": 2, "watch": 2}
-"""Commands that do more than one stage's work: warm start and `before`; test and sentinel tasks."""
+DEADLINES_IN = {"begin": 2, "watch": 2}
+"""Commands that do the work of two stages: warm start and `before`; test and sentinel tasks."""
 EAGER_S = 60.0
-"""For how long a job is asked after twice a second; later every five seconds."""
+"""For how long a job is polled twice a second; later it is every five seconds."""
 
 
 class RayJobOperator(BaseOperator):
-    """Runs one troupe command on the run's cluster and returns the small ref that it hands back."""
+    """Runs one troupe command on the run's cluster and returns the small result that it hands back."""
 
     template_fields: Sequence[str] = ("arguments", "iteration", "model_group", "since")
 
@@ -56,10 +57,10 @@ class RayJobOperator(BaseOperator):
         run_config: the run config by value, JSON.
         command: `begin`, `stage collect`, `record`, ...
         folder: where the job starts on the cluster.
-        iteration: that the work belongs to; without one the work is that of this DAG run and no other.
-        since: when the run was begun, unix seconds, as `begin` hands it on.
+        iteration: the iteration that the work belongs to; without one it is work of this DAG run alone.
+        since: when the run was begun, unix seconds, as `begin` returns it.
         arguments: what follows the command, for all but `begin` and `stage`; empty ones are left out.
-        kwargs: Airflow's own; assets among `outlets` get the ref as extra of their event.
+        kwargs: Airflow's own; assets among `outlets` get the result as extra of their event.
         """
         super().__init__(**kwargs)
         self.run_config, self.command, self.folder = run_config, command, folder
@@ -68,7 +69,7 @@ class RayJobOperator(BaseOperator):
         self._attached: tuple[str, str] | None = None
 
     def execute(self, context: Context) -> Any:
-        """Attaches to the job or starts it, and hands over to the triggerer."""
+        """Attaches to the job or starts it, then defers to the triggerer."""
         config = parse_config(json.loads(self.run_config), "the DAG's run config")
         try:
             api = JobApi(address_of(config.cluster))
@@ -80,14 +81,11 @@ class RayJobOperator(BaseOperator):
             raise AirflowException(str(error)) from None
         self._attached = (api.address, job)
         self.log.info("Ray job %s at %s/#/jobs/%s", job, api.address, job)
-        timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
-        deadline = time.time() + timeout_s * STAGES_IN.get(self.command, 1)
-        if self.command == "canary" or (self.command == "stage promote" and config.promote.into_service == "canary"):
-            deadline += config.canary_timeout_s
+        deadline = time.time() + self._timeout_s(config)
         self.defer(trigger=RayJobTrigger(api.address, job, deadline, is_new), method_name="resume")
 
     def resume(self, context: Context, event: dict[str, Any]) -> Any:
-        """The ref of a job that succeeded; what its log says at the end if it did not."""
+        """Returns the result of a job that succeeded; raises with the end of its log for one that did not."""
         is_new = event["is_new"]
         outcome = Outcome(**event["outcome"])
         if outcome.status == "STOPPED" and not is_new:  # it was going down already, with the try that was cleared
@@ -110,6 +108,14 @@ class RayJobOperator(BaseOperator):
             address, job = self._attached
             JobApi(address).stop(job)
 
+    def _timeout_s(self, config: RunConfig) -> float:
+        timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
+        command, *more = self.command.split()
+        if command == "stage":
+            return timeout_s + STAGES[more[0]].extra_s(config)
+        canary_s = config.canary_timeout_s if command == "canary" else 0.0
+        return timeout_s * DEADLINES_IN.get(command, 1) + canary_s
+
     def _work(self, run: str, context: Context) -> Work:
         claim = f"{context['dag_run'].dag_id}/{context['dag_run'].run_id}"
         command, *more = self.command.split()
@@ -118,20 +124,20 @@ class RayJobOperator(BaseOperator):
         if command == "stage":
             return stage_work(run, more[0], int(self.iteration), str(self.model_group or ""))
         arguments = tuple(str(argument) for argument in self.arguments if argument != "")
-        whose = f"it{self.iteration}" if self.iteration is not None else sha256(claim.encode()).hexdigest()[:8]
-        return Work(run=run, command=command, arguments=arguments, label=f"{whose}-{command}")
+        scope = f"it{self.iteration}" if self.iteration is not None else sha256(claim.encode()).hexdigest()[:8]
+        return Work(run=run, command=command, arguments=arguments, label=f"{scope}-{command}")
 
 
 class RayJobTrigger(BaseTrigger):
-    """Waits for a Ray job in the triggerer; its log goes into the task's."""
+    """Waits for a Ray job in the triggerer and copies its log into the task's."""
 
     def __init__(self, address: str, submission_id: str, deadline: float, is_new: bool) -> None:
-        """Args: is_new: see `pipelines.cluster.jobs.Attached`; handed on with the event."""
+        """Args: is_new: see `pipelines.cluster.jobs.Attached`; passed on with the event."""
         super().__init__()
         self.address, self.submission_id, self.deadline, self.is_new = address, submission_id, deadline, is_new
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """How a triggerer makes it again."""
+        """What a triggerer makes it from again."""
         names = ("address", "submission_id", "deadline", "is_new")
         return "dags.ray_job.RayJobTrigger", {name: getattr(self, name) for name in names}
 
@@ -158,7 +164,7 @@ class RayJobTrigger(BaseTrigger):
 
 
 def _links(api: JobApi, context: Context) -> dict[str, str]:
-    """Where people look at what starts the job, see pipelines/cluster/owner_links.py; and how Airflow's own environment says to log."""
+    """Environment of the job: pages that show what started it, see pipelines/cluster/owner_links.py, and Airflow's log settings."""
     dag_run = context["dag_run"]
     base = conf.get("api", "base_url", fallback="") or "http://localhost:8080"
     own = ("TROUPE_MLFLOW_URL", "TROUPE_RAY_DASHBOARD_URL", "TROUPE_LOG")

@@ -1,9 +1,9 @@
-"""roll_out_team: a registered team version answers ever more of the gateway's requests, and is promoted or sent back.
+"""roll_out_team: raise a registered team version's share of the gateway's requests step by step, then promote it or send it back.
 
     canary: troupe canary TEAM@VERSION --auto ──> verdict ──> promoted (asset troupe://team/<run>) | sent_back | undecided
 
-`pipelines/release/traffic.py` decides on the gateway's figures, by the run config's section `traffic`. A team that was sent back
-fails the DAG run, with the reason; where too little was known the canary keeps its share.
+`pipelines/release/traffic.py` decides by the gateway's figures and the run config's section `traffic`. A team that was sent back
+fails the DAG run with the reason; if too little is known the canary keeps its share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def roll_out_team(run: ScheduledRun) -> DAG:
     with team_dag(
         run,
         "roll_out_team",
-        what=f"A team version of {name} answers ever more requests, and is promoted or sent back",
+        what=f"Raise a team version of {name} step by step to all requests, or send it back",
         doc=str(__doc__),
         params={
             "team": Param(
@@ -38,12 +38,12 @@ def roll_out_team(run: ScheduledRun) -> DAG:
     ) as dag:
 
         @task.branch(task_id="verdict")
-        def verdict(found: Any) -> str:
-            return str(found["verdict"])
+        def verdict(decision: Any) -> str:
+            return str(decision["verdict"])
 
         @task(task_id="sent_back", retries=0)
-        def sent_back(found: Any) -> None:
-            raise AirflowFailException(f"team version {found['team_version']} was sent back: {found['reason']}")
+        def sent_back(decision: Any) -> None:
+            raise AirflowFailException(f"team version {decision['team_version']} was sent back: {decision['reason']}")
 
         canary = team_job(run, "canary", arguments=[f"{name}@{{{{ params.team }}}}", "--auto"])
         verdict(canary.output) >> [

@@ -1,4 +1,4 @@
-"""rollback_team: put an earlier champion back into service, by hand.
+"""rollback_team: make an earlier champion the champion again, by hand.
 
 approve (a person, in Airflow's page) ──> rollback: troupe rollback ... ──> asset troupe://team/<run>
 """
@@ -18,7 +18,7 @@ def rollback_team(run: ScheduledRun) -> DAG:
     with team_dag(
         run,
         "rollback_team",
-        what=f"Put an earlier champion of {name} back into service",
+        what=f"Make an earlier champion of {name} the champion again",
         doc=str(__doc__),
         params={
             "to": Param(

@@ -64,14 +64,14 @@ def find_runs() -> tuple[list[ScheduledRun], list[str]]:
 def _paths() -> tuple[list[str], list[str]]:
     """Files in order, one that is named without a wildcard whether it exists or not; a message per pattern without any."""
     default = str(CHECKOUT / "infra" / "runs" / "*.yaml")
-    found: list[str] = []
+    paths: list[str] = []
     errors: list[str] = []
     for pattern in filter(None, os.environ.get(VARIABLE, default).split(os.pathsep)):
         matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
         if not matches and VARIABLE in os.environ:
             errors.append(f"{VARIABLE}: no file is called {pattern!r}: check the path, as the user of Airflow")
-        found += [path for path in matches if path not in found]
-    return found, errors
+        paths += [path for path in matches if path not in paths]
+    return paths, errors
 
 
 def _check_assets(uris: Sequence[str], path: str) -> None:

@@ -1,4 +1,4 @@
-"""team_dag: a run config and what a DAG does with it -> the DAG's frame, the same for every kind: name, times, retries."""
+"""team_dag: a run config and the kind of a DAG -> its frame, the same for every kind: name, times, retries."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from airflow.sdk import DAG, Asset, AssetAll, AssetOrTimeSchedule, CronTriggerTi
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun
+from pipelines.stages.table import STAGES
 
 
 def team_dag(
@@ -26,9 +27,9 @@ def team_dag(
     """An empty DAG `<kind>__<run>`; one DAG run at a time, a late one waits for the one before.
 
     Args:
-        what: what it does, in a line; doc: the same in full, Markdown.
-        cron: when, as in the `schedule` section; empty: only by hand.
-        on_assets: also whenever all of these were updated.
+        what: its description in one line; doc: the full description, Markdown.
+        cron: its times, as in the `schedule` section; empty: it runs by hand only.
+        on_assets: it also runs whenever all of these were updated.
     """
     settings, name = run.settings, run.config.run
     return DAG(
@@ -50,8 +51,13 @@ def team_job(run: ScheduledRun, task_id: str, command: str = "", **kwargs: Any) 
     return RayJobOperator(task_id=task_id, command=command or task_id, run_config=run.json, folder=run.folder, **kwargs)
 
 
+def stage_job(run: ScheduledRun, task_id: str, *, stage: str = "", **kwargs: Any) -> RayJobOperator:
+    """A task that runs one stage, by default the one that is called as the task; KeyError for an unknown one."""
+    return team_job(run, task_id, f"stage {STAGES[stage or task_id].name}", **kwargs)
+
+
 def team_asset(run: ScheduledRun) -> Asset:
-    """`troupe://team/<run>`: updated whenever another team is put into service; other DAGs are scheduled on it."""
+    """The asset `troupe://team/<run>`, which is updated whenever the champion changes; other DAGs are scheduled on it."""
     return Asset(name=f"team/{run.config.run}", uri=f"troupe://team/{run.config.run}")
 
 

@@ -3,10 +3,10 @@
     begin ──> collect ──> score ──> train (mapped over model groups) ──> sync ──> evaluate ──> gate ─┬─> promote ─┬─> record
                                                                                                       └─> report ──┘
 
-`begin` fixes the iteration or skips the DAG run, saying why. `promote` moves the champion and updates the asset
-`troupe://team/<run>`; `report` writes down why the champion stays. With `promote.into_service: canary` the canary is part of
-`promote`, and only a team that was not sent back (`moved`) updates the asset. `record` hands on what was found by watching the
-iteration (XCom `watch`); with `watch.on_alarm: hold` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
+`begin` gives the DAG run its iteration, or skips the DAG run and says why. `promote` moves the champion and updates the asset
+`troupe://team/<run>`; `report` records why the champion stays. With `promote.into_service: canary` the canary is part of
+`promote`, and only a team that was not sent back (`moved`) updates the asset. `record` returns the check of the iteration's
+figures (XCom `watch`); with `watch.on_alarm: hold` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
-from dags.team_dag import team_asset, team_dag, team_job
+from dags.team_dag import stage_job, team_asset, team_dag, team_job
 
 
 def train_team(run: ScheduledRun) -> DAG:
@@ -44,8 +44,8 @@ def train_team(run: ScheduledRun) -> DAG:
     with dag:
         begin = team_job(run, "begin", multiple_outputs=True)
         iteration, since = _result(begin, "iteration"), _result(begin, "since")
-        collect = team_job(run, "collect", "stage collect", iteration=iteration, since=since)
-        score = team_job(run, "score", "stage score", iteration=iteration, since=since)
+        collect = stage_job(run, "collect", iteration=iteration, since=since)
+        score = stage_job(run, "score", iteration=iteration, since=since)
         train = RayJobOperator.partial(
             task_id="train",
             command="stage train",
@@ -55,19 +55,18 @@ def train_team(run: ScheduledRun) -> DAG:
             since=since,
             map_index_template="{{ task.model_group }}",
         ).expand(model_group=list(run.config.train_tasks))
-        sync = team_job(run, "sync", "stage sync", iteration=iteration, since=since)
-        evaluate = team_job(run, "evaluate", "stage evaluate", iteration=iteration, since=since, multiple_outputs=True)
+        sync = stage_job(run, "sync", iteration=iteration, since=since)
+        evaluate = stage_job(run, "evaluate", iteration=iteration, since=since, multiple_outputs=True)
         may_be_sent_back = run.config.promote.into_service == "canary"
-        promote = team_job(
+        promote = stage_job(
             run,
             "promote",
-            "stage promote",
             iteration=iteration,
             since=since,
             multiple_outputs=True,
             outlets=[] if may_be_sent_back else [team_asset(run)],
         )
-        report = team_job(run, "report", "stage promote", iteration=iteration, since=since)
+        report = stage_job(run, "report", stage="promote", iteration=iteration, since=since)
         record = team_job(
             run,
             "record",
@@ -94,21 +93,21 @@ def train_team(run: ScheduledRun) -> DAG:
         if run.config.watch.on_alarm == "hold":
 
             @task.branch(task_id="watched")
-            def watched(told: Any) -> str | None:
-                return "alarm" if told["state"] == "alarm" else None
+            def watched(check: Any) -> str | None:
+                return "alarm" if check["state"] == "alarm" else None
 
             @task(task_id="alarm", retries=0)
-            def alarm(told: Any) -> None:
-                raise AirflowFailException(f"an alarm holds the schedule: {told['reason']}")
+            def alarm(check: Any) -> None:
+                raise AirflowFailException(f"an alarm holds the schedule: {check['reason']}")
 
-            told = _result(record, "watch")
-            watched(told) >> alarm(told)
+            check = _result(record, "watch")
+            watched(check) >> alarm(check)
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
     return dag
 
 
 def _result(job: RayJobOperator, key: str) -> Any:
-    """One value of the ref that a task hands on."""
+    """One value of the result that a task returns."""
     return job.output[key]  # type: ignore[index]
 
 

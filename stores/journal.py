@@ -1,4 +1,4 @@
-"""journal: what was done, and who is doing what now. SQLAlchemy: SQLite by default, PostgreSQL past one machine.
+"""journal: which stages are done, and which process does which now. SQLite by default, PostgreSQL past one machine.
 
     once(key, work) ── done? ──────────────────────────────> the recorded ref, at once
                     └─ free, failed, expired, owner dead? ──> take the lease (compare-and-swap on `token`)
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 RUNNING, DONE, FAILED, FREE = "running", "done", "failed", "free"
 LOCK = "lock"
-"""The stage name of what is held rather than done; `model_group` is the lock's name."""
+"""The stage name of a lock, which is held but never done; its `model_group` is the name of the lock."""
 HOLD_WAIT_S = 3600.0
-"""How long `Journal.hold` waits for whoever has it: an evaluation of a large team, at most."""
+"""How long `Journal.hold` waits for a lock that another process has: as long as the evaluation of a large team takes."""
 LIBPQ_DEADLINES = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -44,7 +44,7 @@ LIBPQ_DEADLINES = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""A server that vanished without a word is noticed within 30 s; seconds, but for the last one."""
+"""With these a server that vanished is noticed within 30 s; in seconds, but `tcp_user_timeout` in milliseconds."""
 
 METADATA = sa.MetaData()
 RUNS = sa.Table(
@@ -83,12 +83,12 @@ VALUES = sa.Table(
 
 
 class LeaseLost(Exception):
-    """Somebody else took over the stage: stop, and write nothing more."""
+    """Another process took the stage over: stop, and write nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageKey:
-    """What is done at most once."""
+    """The key of a stage, which is done at most once, or of a lock."""
 
     run_id: str
     iteration: int
@@ -104,7 +104,7 @@ class StageKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """One stage as the journal knows it."""
+    """One stage as the journal has it."""
 
     run_id: str
     iteration: int
@@ -131,11 +131,6 @@ class StageRow:
         return StageKey(self.run_id, self.iteration, self.stage, self.model_group)
 
     @property
-    def attempts(self) -> int:
-        """How often the stage was started."""
-        return self.token
-
-    @property
     def is_free(self) -> bool:
         """True if anybody may take the lease: nobody has it, or its owner is gone."""
         return self.status in (FAILED, FREE) or self.expires_at < time.time() or is_dead(self.process)
@@ -143,7 +138,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """One run as the journal knows it."""
+    """One run as the journal has it."""
 
     run_id: str
     config_sha256: str
@@ -159,7 +154,7 @@ class Lease:
         self._is_lost = threading.Event()
 
     def check(self) -> None:
-        """Raises LeaseLost if somebody took over: call before anything that cannot be done twice."""
+        """Raises LeaseLost if another process took over. Call it before anything that must not be done twice."""
         if self._is_lost.is_set():
             raise LeaseLost(f"{self.key}: lease {self.token} was taken over, another process does this stage now")
 
@@ -224,7 +219,7 @@ class Journal:
         lease_s: float = 30.0,
         wait_s: float = 3600.0,
     ) -> dict[str, Any]:
-        """The ref of a finished stage; does the stage first if nobody has, waits if somebody else is at it.
+        """Returns the ref of a finished stage; does the stage first if it is not done, and waits if another process does it.
 
         Args:
             key: what is done at most once.
@@ -233,11 +228,11 @@ class Journal:
             owner: who is doing it, for people to read.
             lease_s: how long a silent owner on another machine keeps the stage. A dead one on this machine loses it
                 at once.
-            wait_s: how long to wait for somebody else.
+            wait_s: how long to wait for another process.
 
         Raises:
-            TimeoutError: somebody else was still at it after `wait_s`.
-            LeaseLost: somebody took over while `work` ran; its result is not recorded.
+            TimeoutError: another process was still doing it after `wait_s`.
+            LeaseLost: another process took over while `work` ran; its result is not recorded.
         """
         lease = self._acquire(key, owner, lease_s, wait_s)
         if isinstance(lease, dict):
@@ -259,9 +254,9 @@ class Journal:
     def hold(
         self, run_id: str, name: str, *, owner: str = "", lease_s: float = 30.0, wait_s: float = HOLD_WAIT_S
     ) -> Iterator[Lease]:
-        """Keeps others out of something that only one may use at a time; waits while somebody else has it.
+        """Holds a lock, so that only one process at a time uses something; waits while another process has it.
 
-        Raises TimeoutError if somebody else still had it after `wait_s`.
+        Raises TimeoutError if another process still has it after `wait_s`.
         """
         lease = self._acquire(StageKey(run_id, 0, LOCK, name), owner, lease_s, wait_s)
         assert isinstance(lease, Lease), "a lock is never done"
@@ -289,7 +284,7 @@ class Journal:
             stopped.set()
 
     def fail(self, lease: Lease, error: str) -> bool:
-        """Gives a lease back with the reason, for whoever ends the process that has it; False if it was lost before."""
+        """Marks a leased stage as failed before its process is ended; False if the lease was lost before."""
         return self._finish(lease, time.perf_counter(), status=FAILED, error=error)
 
     def ref(self, key: StageKey) -> dict[str, Any] | None:
@@ -309,29 +304,29 @@ class Journal:
     def runs(self) -> list[RunRow]:
         """Every run, oldest first."""
         with self._connect() as connection:
-            found = connection.execute(sa.select(RUNS).order_by(RUNS.c.created_at, RUNS.c.run_id))
-            return [RunRow(**row._mapping) for row in found]
+            rows = connection.execute(sa.select(RUNS).order_by(RUNS.c.created_at, RUNS.c.run_id))
+            return [RunRow(**row._mapping) for row in rows]
 
     def put_value(self, run_id: str, name: str, value: Mapping[str, Any]) -> None:
-        """Keeps a small fact of a run (JSON values); the last writer wins."""
+        """Keeps a small fact of a run (JSON values) under a name of `RunValue`; the last writer wins."""
         row = {"run_id": run_id, "name": name, "value": json.dumps(dict(value))}
         if not self._insert(VALUES, row):
-            place = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
+            is_row = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
             with self._connect() as connection:
-                connection.execute(VALUES.update().where(place).values(value=row["value"]))
+                connection.execute(VALUES.update().where(is_row).values(value=row["value"]))
 
     def pin_value(self, run_id: str, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Keeps a small fact of a run unless there is one of this name; returns the one that is kept. First writer wins."""
+        """Keeps a small fact of a run unless there is one of this name; returns the one that is there. The first writer wins."""
         self._insert(VALUES, {"run_id": run_id, "name": name, "value": json.dumps(dict(value))})
-        kept = self.value(run_id, name)
-        assert kept is not None, f"{name} of {run_id} was just pinned"
-        return kept
+        pinned = self.value(run_id, name)
+        assert pinned is not None, f"{name} of {run_id} was just pinned"
+        return pinned
 
     def value(self, run_id: str, name: str) -> dict[str, Any] | None:
         """A fact kept by `put_value`, else None."""
-        place = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
+        is_row = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
         with self._connect() as connection:
-            text = connection.execute(sa.select(VALUES.c.value).where(place)).scalar_one_or_none()
+            text = connection.execute(sa.select(VALUES.c.value).where(is_row)).scalar_one_or_none()
         return None if text is None else json.loads(text)
 
     def _acquire(self, key: StageKey, owner: str, lease_s: float, wait_s: float) -> Lease | dict[str, Any]:
@@ -370,8 +365,9 @@ class Journal:
         if token == 1:
             return self._insert(STAGES, {**_parts(key), **lease})
         with self._connect() as connection:
-            place = _place(key) & (STAGES.c.token == token - 1) & (STAGES.c.status != DONE)
-            return connection.execute(STAGES.update().where(place).values(lease)).rowcount == 1
+            # Only one process can raise this token, so that two that saw the same free row do not both get it.
+            is_row = _is_row(key) & (STAGES.c.token == token - 1) & (STAGES.c.status != DONE)
+            return connection.execute(STAGES.update().where(is_row).values(lease)).rowcount == 1
 
     def _beat(self, lease: Lease, lease_s: float, stopped: threading.Event) -> None:
         """Moves the end of the lease until `stopped`, or until the lease is lost."""
@@ -379,8 +375,8 @@ class Journal:
         while not stopped.wait(lease_s / 4):
             try:
                 with self._connect() as connection:
-                    place = _place(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
-                    moved = STAGES.update().where(place).values(expires_at=time.time() + lease_s)
+                    is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
+                    moved = STAGES.update().where(is_row).values(expires_at=time.time() + lease_s)
                     is_ours = connection.execute(moved).rowcount == 1
             except OperationalError as error:  # busy or unreachable: the lease is ours for as long as it lasts
                 logger.warning("%s: heartbeat failed: %s", lease.key, error.orig)
@@ -392,14 +388,14 @@ class Journal:
                 return
 
     def _finish(self, lease: Lease, started: float, **values: Any) -> bool:
-        place = _place(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
+        is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
         values |= {"ended_at": time.time(), "seconds": time.perf_counter() - started}
         with self._connect() as connection:
-            return connection.execute(STAGES.update().where(place).values(values)).rowcount == 1
+            return connection.execute(STAGES.update().where(is_row).values(values)).rowcount == 1
 
     def _row(self, key: StageKey) -> StageRow | None:
         with self._connect() as connection:
-            row = connection.execute(sa.select(STAGES).where(_place(key))).one_or_none()
+            row = connection.execute(sa.select(STAGES).where(_is_row(key))).one_or_none()
         return None if row is None else _stage_row(row)
 
     def _insert(self, table: sa.Table, row: Mapping[str, Any]) -> bool:
@@ -453,7 +449,7 @@ def _parts(key: StageKey) -> dict[str, Any]:
     return {f.name: getattr(key, f.name) for f in fields(key)}
 
 
-def _place(key: StageKey) -> sa.ColumnElement[bool]:
+def _is_row(key: StageKey) -> sa.ColumnElement[bool]:
     return sa.and_(*(STAGES.c[name] == value for name, value in _parts(key).items()))
 
 

@@ -1,4 +1,4 @@
-"""cli_jobs: the commands around Ray jobs: `begin` (what a schedule starts an iteration with), `submit`, `jobs`, `stop`."""
+"""jobs: the commands around Ray jobs: `begin` (with which a schedule starts an iteration), `submit`, `jobs`, `stop`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import Address, Changes, ConfigPath, Debug, Root, RunName, errors, find_run, load
+from pipelines.cli.options import Address, Changes, ConfigPath, Root, RunName, find_run, load, reports_errors
 from pipelines.cluster.faults import EXIT_CODES, FaultKind
 
 if TYPE_CHECKING:
@@ -20,105 +20,108 @@ if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
 
 Cluster = Annotated[
-    str, typer.Option("--cluster", metavar="URL", help="Ray's job API, http://HOST:8265; default as in a run config.")
+    str,
+    typer.Option(
+        "--cluster", metavar="URL", help="The URL of Ray's job API, http://HOST:8265. Default: as in a run config."
+    ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the commands of this file commands of `app`."""
+    """Adds the commands of this file to `app`."""
     for command in (begin, submit, jobs, stop):
         app.command()(command)
 
 
 def hand_back(ref: dict[str, Any]) -> None:
-    """Prints a small result as the line that whoever follows this command as a job looks for."""
+    """Prints a small result as the line that a follower of this command's job looks for."""
     from pipelines.cluster.jobs import REF_PREFIX
 
     print(f"{REF_PREFIX}{json.dumps(ref)}")
 
 
+@reports_errors
 def begin(
     config: RunName,
-    claim: Annotated[str, typer.Option(help="Who asks, e.g. a DAG run's id: the same claim gets the same iteration.")],
-    force: Annotated[bool, typer.Option("--force", help="Train even where the schedule would skip.")] = False,
+    claim: Annotated[
+        str, typer.Option(help="Identifies the caller, e.g. a DAG run; the same claim always gets the same iteration.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Trains even where the schedule would skip.")] = False,
     root: Root = "runs",
     changes: Changes = None,
     address: Address = "",
-    debug: Debug = False,
 ) -> None:
-    """Begin an iteration: version 0 and the first team if there are none, and which iteration the claim does."""
-    with errors(debug):
-        from pipelines.report.progress import Screen
-        from pipelines.runners.begin import begin_iteration
+    """Begin an iteration for a schedule: make version 0 and the first team if there are none, and give the claim its iteration."""
+    from pipelines.report.progress import Screen
+    from pipelines.runners.begin import begin_iteration
 
-        run = find_run(config, root, changes)
-        hand_back(begin_iteration(run, claim, is_forced=force, address=address, screen=Screen()))
+    run = find_run(config, root, changes)
+    hand_back(begin_iteration(run, claim, is_forced=force, address=address, screen=Screen()))
 
 
+@reports_errors
 def submit(
     config: ConfigPath,
-    stage: Annotated[str, typer.Option(help="Only this stage; default: every iteration that is not done yet.")] = "",
+    stage: Annotated[
+        str, typer.Option(help="Runs this stage only. Default: every iteration that is not done yet.")
+    ] = "",
     iteration: Annotated[
-        int | None, typer.Option("--iteration", min=1, help="With --stage: of which iteration.")
+        int | None, typer.Option("--iteration", min=1, help="The iteration of the stage; with --stage only.")
     ] = None,
-    model_group: Annotated[str, typer.Option("--model-group", help="With --stage train: which model group.")] = "",
+    model_group: Annotated[str, typer.Option("--model-group", help="The model group; with --stage train only.")] = "",
     detach: Annotated[
-        bool, typer.Option("--detach", help="Do not follow the job; Ctrl-C stops a followed one.")
+        bool, typer.Option("--detach", help="Does not follow the job. (Ctrl-C stops a job that is followed.)")
     ] = False,
     changes: Changes = None,
     cluster: Cluster = "",
-    debug: Debug = False,
 ) -> None:
-    """Send a run, or one stage of it, to a Ray cluster as a job and follow it; attaches to one that runs already."""
-    with errors(debug):
-        from pipelines.cluster.job_api import JobApi, address_of
-        from pipelines.cluster.jobs import attach
+    """Submit a run, or one stage of it, to a Ray cluster as a job and follow it. If the job is running already, follow that one."""
+    from pipelines.cluster.job_api import JobApi, address_of
+    from pipelines.cluster.jobs import attach
 
-        given = load(config, [*(changes or []), *([f"cluster.address={cluster}"] if cluster else [])])
-        work = _work(given, stage, iteration, model_group)
-        api = JobApi(address_of(given.cluster))
-        links = {"TROUPE_RAY_DASHBOARD_URL": os.environ.get("TROUPE_RAY_DASHBOARD_URL", api.address)}
-        name, is_new = attach(api, given, work, folder=os.getcwd(), links=links, takes_done=False)
-        print(f"job {name} at {api.address}{'' if is_new else ', which is there already'}", file=sys.stderr)
-        if detach:
-            print(f"follow it: troupe submit {config} ...; stop it: troupe stop {name}", file=sys.stderr)
-            return
-        limit = given.schedule.stage_timeout_s if given.schedule and stage else float("inf")
-        _finish(_followed(api, name, time.time() + limit))
+    loaded = load(config, [*(changes or []), *([f"cluster.address={cluster}"] if cluster else [])])
+    work = _work(loaded, stage, iteration, model_group)
+    api = JobApi(address_of(loaded.cluster))
+    links = {"TROUPE_RAY_DASHBOARD_URL": os.environ.get("TROUPE_RAY_DASHBOARD_URL", api.address)}
+    name, is_new = attach(api, loaded, work, folder=os.getcwd(), links=links, takes_done=False)
+    print(f"job {name} at {api.address}{'' if is_new else ', which was there already'}", file=sys.stderr)
+    if detach:
+        print(f"follow it: troupe submit {config} ...; stop it: troupe stop {name}", file=sys.stderr)
+        return
+    limit = loaded.schedule.stage_timeout_s if loaded.schedule and stage else float("inf")
+    _finish(_followed(api, name, time.time() + limit))
 
 
+@reports_errors
 def jobs(
     cluster: Cluster = "",
-    run: Annotated[str, typer.Option("--run", help="Only jobs of this run.")] = "",
-    debug: Debug = False,
+    run: Annotated[str, typer.Option("--run", help="Lists the jobs of this run only.")] = "",
 ) -> None:
     """List the jobs that were submitted to a cluster, newest first."""
-    with errors(debug):
-        from rich.console import Console
-        from rich.table import Column, Table
+    from rich.console import Console
+    from rich.table import Column, Table
 
-        table = Table(Column("job", no_wrap=True), "status", "started", "seconds")
-        for job in _api(cluster).jobs():
-            if job.run == run if run else job.submission_id.startswith("troupe-"):
-                started = datetime.fromtimestamp(job.started_at).strftime("%F %T") if job.started_at else ""
-                seconds = (job.ended_at or time.time()) - job.started_at if job.started_at else 0.0
-                code = f" ({job.exit_code})" if job.exit_code else ""
-                table.add_row(job.submission_id, f"{job.status}{code}", started, f"{seconds:.0f}")
-        Console().print(table)
+    table = Table(Column("job", no_wrap=True), "status", "started", "seconds")
+    for job in _api(cluster).jobs():
+        if job.run == run if run else job.submission_id.startswith("troupe-"):
+            started = datetime.fromtimestamp(job.started_at).strftime("%F %T") if job.started_at else ""
+            seconds = (job.ended_at or time.time()) - job.started_at if job.started_at else 0.0
+            code = f" ({job.exit_code})" if job.exit_code else ""
+            table.add_row(job.submission_id, f"{job.status}{code}", started, f"{seconds:.0f}")
+    Console().print(table)
 
 
+@reports_errors
 def stop(
-    job: Annotated[str, typer.Argument(help="Submission id of the job (`troupe jobs`).")],
+    job: Annotated[str, typer.Argument(help="The submission id of the job, as `troupe jobs` shows it.")],
     cluster: Cluster = "",
-    debug: Debug = False,
 ) -> None:
-    """Stop a job; what it has finished is kept, and the same submit goes on."""
-    with errors(debug):
-        api = _api(cluster)
-        if not api.stop(job):
-            known = ", ".join(j.submission_id for j in api.jobs() if not j.has_ended) or "none"
-            raise ValueError(f"{api.address} has no job {job!r}; running are: {known}")
-        print(f"job {job} is told to stop")
+    """Stop a job. What it has finished is kept; submitting the same again continues it."""
+    api = _api(cluster)
+    if not api.stop(job):
+        known = ", ".join(j.submission_id for j in api.jobs() if not j.has_ended) or "none"
+        raise ValueError(f"{api.address} has no job {job!r}; running are: {known}")
+    print(f"job {job} is being stopped")
 
 
 def _api(cluster: str) -> JobApi:
@@ -136,7 +139,7 @@ def _work(config: RunConfig, stage: str, iteration: int | None, model_group: str
             raise ValueError("--iteration and --model-group need --stage: without it every iteration is run")
         return loop_work(config)
     if iteration is None:
-        raise ValueError(f"--stage {stage} needs --iteration: which one?")
+        raise ValueError(f"--stage {stage} needs --iteration: give the number of the iteration")
     return stage_work(config.run, stage, iteration, model_group)
 
 

@@ -1,4 +1,4 @@
-"""cli: `troupe ...`. Every command parses its input, says in one line what is wrong with it, and exits non-zero.
+"""main: the command `troupe`. Every command parses its input, reports in one line what is wrong with it, and exits non-zero.
 
 Nothing heavy is imported before a command needs it: `troupe --help` answers at once.
 """
@@ -20,16 +20,20 @@ from pipelines.cli.options import (
     Address,
     Changes,
     ConfigPath,
-    Debug,
+    IterationNumber,
     Root,
+    RunArgument,
     RunName,
+    TeamName,
     config_of_job,
-    errors,
     existing_run,
     find_run,
     load,
     open_run,
+    reports_errors,
+    split_team,
 )
+from pipelines.stages.table import STAGES, stage_named
 
 if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
@@ -44,270 +48,258 @@ app = typer.Typer(
 
 
 @app.command()
+@reports_errors
 def train(
     config: ConfigPath,
     changes: Changes = None,
     address: Address = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved config and the plan, start nothing.")
+        bool, typer.Option("--dry-run", help="Prints the resolved config and the plan, and starts nothing.")
     ] = False,
     from_traces: Annotated[
         str,
         typer.Option(
             "--from-traces",
             metavar="RUN@ITERATION",
-            help="Train one iteration on the stored traces of another run instead of sampling: paid by this config's "
-            "credit rule, importance weights always on, refused where their effective sample size is too small.",
+            help="Trains one iteration on the stored traces of another run instead of sampling. They are scored by this "
+            "config's credit rule and weighed by importance; traces with too small an effective sample size are refused.",
         ),
     ] = "",
     store: Annotated[
         str,
         typer.Option(
-            help="With --from-traces: where that run is found, the folder that holds it or its journal's URL; default: "
-            "where this one is."
+            help="With --from-traces: the folder that holds that run, or its journal's URL. Default: where this run is."
         ),
     ] = "",
-    debug: Debug = False,
 ) -> None:
-    """Run every iteration that is not done yet. Ctrl-C is safe: the same command goes on."""
-    with errors(debug):
-        loaded = load(config, changes)
-        if store and not from_traces:
-            raise ValueError(f"--store {store} says where the run of --from-traces is: give that too")
-        _check(loaded)
-        if dry_run:
-            _print_plan(loaded, from_traces)
-            return
-        from pipelines.report.progress import Screen
-        from pipelines.runners.local_runner import train_on_traces, train_team
+    """Run every iteration that is not done yet. After Ctrl-C the same command continues the run."""
+    loaded = load(config, changes)
+    if store and not from_traces:
+        raise ValueError(f"--store {store} says where the run of --from-traces is: give that option, too")
+    _check(loaded)
+    if dry_run:
+        _print_plan(loaded, from_traces)
+        return
+    from pipelines.report.progress import Screen
+    from pipelines.runners.local_runner import train_on_traces, train_team
 
-        if not from_traces:
-            train_team(loaded, address=address, screen=Screen())
-            return
-        iteration, trained = train_on_traces(loaded, from_traces, store=store, address=address, screen=Screen())
-        for group, ref in trained.items():
-            weight = (
-                f", effective sample size {ref['metrics']['train/ess']:.3f}" if "train/ess" in ref["metrics"] else ""
-            )
-            print(f"{group} v{ref['model']['version']}{weight}{': ' if ref['reason'] else ''}{ref['reason']}")
-        print(f"iteration {iteration} is trained; the same command without --from-traces evaluates it and goes on")
+    if not from_traces:
+        train_team(loaded, address=address, screen=Screen())
+        return
+    iteration, trained = train_on_traces(loaded, from_traces, store=store, address=address, screen=Screen())
+    for group, result in trained.items():
+        ess = result.metrics.get("train/ess")
+        weight = "" if ess is None else f", effective sample size {ess:.3f}"
+        reason = f": {result.reason}" if result.reason else ""
+        print(f"{group} v{result.model.version}{weight}{reason}")
+    print(
+        f"iteration {iteration} is trained; the same command without --from-traces evaluates it and continues the run"
+    )
 
 
 @app.command()
+@reports_errors
 def stage(
-    name: Annotated[str, typer.Argument(help="collect, score, train, sync, evaluate or promote.")],
+    name: Annotated[str, typer.Argument(help=f"The stage: {', '.join(STAGES)}.")],
     config: RunName,
-    iteration: Annotated[int, typer.Option("--iteration", min=1, help="Which iteration, from 1.")],
-    model_group: Annotated[str, typer.Option("--model-group", help="For train: which model group.")] = "",
+    iteration: IterationNumber,
+    model_group: Annotated[str, typer.Option("--model-group", help="The model group; for train only.")] = "",
     root: Root = "runs",
     changes: Changes = None,
     address: Address = "",
-    debug: Debug = False,
 ) -> None:
-    """Run one stage of one iteration, or return its recorded ref if it is done. Prints the ref as JSON."""
-    with errors(debug):
-        run = find_run(config, root, changes)
-        run.open()
-        key = run.key(iteration, name, model_group)
-        ref = run.journal.ref(key)
-        if ref is None:
-            from pipelines.cluster.connect import connect
-            from pipelines.stages.run_stage import STAGES, run_stage
+    """Run one stage of one iteration unless it is done, and print its recorded result as JSON."""
+    work = stage_named(name)
+    run = find_run(config, root, changes)
+    run.open()
+    key = run.key(iteration, name, model_group)
+    ref = run.journal.ref(key)
+    if ref is None:
+        from pipelines.cluster.connect import connect
+        from pipelines.stages.running import run_stage
 
-            if name not in STAGES:
-                raise ValueError(f"unknown stage {name!r}: one of {', '.join(STAGES)}")
-            if name != "score" and (name != "promote" or run.config.promote.into_service != "never"):
-                connect(address)
-            ref = run_stage(run, name, iteration, model_group=model_group)
-        from pipelines.runners.claim import handed_on
-
-        if config_of_job(run.run_id) is None:  # a job's log is read by people who have the journal, too
-            print(json.dumps(ref, indent=2))
-        jobs.hand_back(handed_on(name, ref))
+        work.check_model_group(run.config, model_group)
+        if work.needs_cluster(run.config):
+            connect(address)
+        ref = run_stage(run, name, iteration, model_group=model_group).to_json()
+    if config_of_job(run.run_id) is None:  # a job's log is read by people who have the journal, too
+        print(json.dumps(ref, indent=2))
+    jobs.hand_back(work.hand_on(ref))
 
 
 @app.command("record")
+@reports_errors
 def record_iteration(
     config: RunName,
-    iteration: Annotated[int, typer.Option("--iteration", min=1, help="Which iteration, from 1.")],
+    iteration: IterationNumber,
     root: Root = "runs",
     address: Address = "",
-    debug: Debug = False,
 ) -> None:
-    """Show a finished iteration to people: its MLflow run with metrics, traces and links; report.json and report.html.
+    """Record a finished iteration: write its MLflow run with metrics, traces and links, report.json and report.html.
 
-    After the last iteration the champion plays the test tasks, too, and the run's own MLflow run ends.
+    After the last iteration the champion also plays the test tasks, and the MLflow run of the whole run ends.
     """
-    with errors(debug):
-        from pipelines.monitoring.watching import handed_on
-        from pipelines.report.progress import Screen
-        from pipelines.report.record import finish_parent, record
-        from pipelines.runners.begin import measure_last
+    from pipelines.monitoring.watching import handed_on
+    from pipelines.report.progress import Screen
+    from pipelines.report.record import finish_parent, record
+    from pipelines.runners.begin import measure_last
 
-        run = existing_run(config, root)
-        ref = record(run, iteration)
-        if iteration == run.config.iterations:
-            measure_last(run, address=address, screen=Screen())
-            finish_parent(run)
-        jobs.hand_back(ref | ({"watch": handed_on(ref["watch"])} if "watch" in ref else {}))
+    run = existing_run(config, root)
+    ref = record(run, iteration)
+    if iteration == run.config.iterations:
+        measure_last(run, address=address, screen=Screen())
+        finish_parent(run)
+    jobs.hand_back(ref | ({"watch": handed_on(ref["watch"])} if "watch" in ref else {}))
 
 
 @app.command()
-def warmstart(config: ConfigPath, changes: Changes = None, debug: Debug = False) -> None:
+@reports_errors
+def warmstart(config: ConfigPath, changes: Changes = None) -> None:
     """Make version 0 of every model group: supervised training on demonstrations or chosen traces."""
-    with errors(debug):
-        from pipelines.report.progress import Screen
-        from pipelines.runners.begin import make_version_zero
+    from pipelines.report.progress import Screen
+    from pipelines.runners.begin import make_version_zero
 
-        run = open_run(config, changes)
-        run.open()
-        with Screen().stage("warm start") as progress:
-            result = make_version_zero(run, progress=progress)
-        for group, ref in result["models"].items():
-            print(f"{group} v{ref['version']}  {ref['uri']}")
-
-
-@app.command()
-def validate(config: ConfigPath, changes: Changes = None, debug: Debug = False) -> None:
-    """Check a run config, its workflow, credit rule and task files without starting anything."""
-    with errors(debug):
-        loaded = load(config, changes)
-        _check(loaded)
-        print(f"{config}: ok ({len(loaded.model_groups)} model groups, {len(loaded.group_of)} agents)")
+    run = open_run(config, changes)
+    run.open()
+    with Screen().stage("warm start") as progress:
+        result = make_version_zero(run, progress=progress)
+    for group, ref in result.models.items():
+        print(f"{group} v{ref.version}  {ref.uri}")
 
 
 @app.command()
+@reports_errors
+def validate(config: ConfigPath, changes: Changes = None) -> None:
+    """Check a run config with its workflow, credit rule and task files, without starting anything."""
+    loaded = load(config, changes)
+    _check(loaded)
+    print(f"{config}: ok ({len(loaded.model_groups)} model groups, {len(loaded.group_of)} agents)")
+
+
+@app.command()
+@reports_errors
 def evaluate(
-    team: Annotated[
-        str, typer.Argument(metavar="TEAM@ALIAS", help="Run (name or RUN.yaml) and alias or team version.")
-    ],
-    tasks: Annotated[Path, typer.Option(help="JSON, JSONL or Parquet file of tasks.")],
+    team: TeamName,
+    tasks: Annotated[Path, typer.Option(help="A JSON, JSONL or Parquet file of tasks.")],
     root: Root = "runs",
     address: Address = "",
-    debug: Debug = False,
 ) -> None:
-    """Let a registered team play a file of tasks; print accuracy with its interval and the format per agent."""
-    with errors(debug):
-        from pipelines.report.inspect import evaluate_team
+    """Have a registered team solve a file of tasks, and print its accuracy with a 95% interval and figures per agent."""
+    from pipelines.report.inspect import evaluate_team
 
-        name, alias = _team(team)
-        print(json.dumps(evaluate_team(existing_run(name, root), alias, tasks, address=address), indent=2))
+    name, alias = split_team(team)
+    print(json.dumps(evaluate_team(existing_run(name, root), alias, tasks, address=address), indent=2))
 
 
 @app.command("serve-config")
+@reports_errors
 def print_serve_config(
-    team: Annotated[
-        str, typer.Argument(metavar="TEAM@ALIAS", help="Run (name or RUN.yaml) and alias or team version.")
-    ],
+    team: TeamName,
     root: Root = "runs",
-    debug: Debug = False,
 ) -> None:
-    """Print the Serve config of a registered team's policy apps, for `serve deploy` or a RayService."""
-    with errors(debug):
-        from pipelines.report.inspect import serve_config
+    """Print the Ray Serve config of a registered team's policy apps, for `serve deploy` or a RayService."""
+    from pipelines.report.inspect import serve_config
 
-        name, alias = _team(team)
-        print(yaml.safe_dump(serve_config(existing_run(name, root), alias), sort_keys=False), end="")
+    name, alias = split_team(team)
+    print(yaml.safe_dump(serve_config(existing_run(name, root), alias), sort_keys=False), end="")
 
 
 @app.command()
+@reports_errors
 def runs(
-    root: Annotated[str, typer.Option(help="Folder that holds the runs, or a journal's URL.")] = "runs",
-    debug: Debug = False,
+    root: Annotated[str, typer.Option(help="The folder that holds the runs, or the URL of their journal.")] = "runs",
 ) -> None:
-    """List runs: how far they are and what they reached."""
-    with errors(debug):
-        from rich.console import Console
+    """List the runs: how many iterations are done, the last stage, and the champion."""
+    from rich.console import Console
 
-        from pipelines.report.inspect import runs_table
-        from pipelines.run.stored_runs import journals
+    from pipelines.report.inspect import runs_table
+    from pipelines.run.stored_runs import journals
 
-        Console().print(runs_table(journals(root)))
+    Console().print(runs_table(journals(root)))
 
 
 @app.command()
+@reports_errors
 def show(
-    episode: Annotated[str, typer.Argument(help="Episode id or a unique beginning of it.")],
+    episode: Annotated[str, typer.Argument(help="The id of the episode, or a unique beginning of it.")],
     config: RunName,
     root: Root = "runs",
-    debug: Debug = False,
 ) -> None:
-    """Show an episode: every turn with prompt, completion, format verdict and credit."""
-    with errors(debug):
-        from rich.console import Console
+    """Show an episode: every turn with its prompt, completion, format check and credit."""
+    from rich.console import Console
 
-        from pipelines.report.inspect import episode_view
+    from pipelines.report.inspect import episode_view
 
-        Console().print(episode_view(existing_run(config, root), episode))
+    Console().print(episode_view(existing_run(config, root), episode))
 
 
 @app.command()
+@reports_errors
 def diff(
-    task: Annotated[str, typer.Argument(help="Task id.")],
-    first: Annotated[int, typer.Argument(help="Iteration of the first version (0: before training).")],
-    second: Annotated[int, typer.Argument(help="Iteration of the second version.")],
+    task: Annotated[str, typer.Argument(help="The id of the task.")],
+    first: Annotated[
+        int, typer.Argument(help="The iteration after which the first version played; 0: before training.")
+    ],
+    second: Annotated[int, typer.Argument(help="The iteration after which the second version played.")],
     config: RunName,
     root: Root = "runs",
-    debug: Debug = False,
 ) -> None:
-    """Show how two versions of the team played the same task, side by side."""
-    with errors(debug):
-        from rich.console import Console
+    """Show side by side how two versions of the team played the same task."""
+    from rich.console import Console
 
-        from pipelines.report.inspect import diff_view
+    from pipelines.report.inspect import diff_view
 
-        Console().print(diff_view(existing_run(config, root), task, first, second))
+    Console().print(diff_view(existing_run(config, root), task, first, second))
 
 
 @app.command()
+@reports_errors
 def export(
-    model_group: Annotated[str, typer.Argument(help="Model group.")],
-    version: Annotated[int, typer.Argument(help="Version of its model.")],
-    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    model_group: Annotated[str, typer.Argument(help="The model group.")],
+    version: Annotated[int, typer.Argument(help="The version of its model.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
     config: RunName,
     is_merged: Annotated[
-        bool, typer.Option("--merged", help="An adapter: merged with its base into one model, not as peft's folder.")
+        bool, typer.Option("--merged", help="Merges an adapter with its base into one model.")
     ] = False,
     root: Root = "runs",
-    debug: Debug = False,
 ) -> None:
-    """Write a model version as a Hugging Face folder, an adapter as a peft folder, hashes checked."""
-    with errors(debug):
-        from pipelines.report.inspect import export_version
+    """Write a model version as a Hugging Face folder (an adapter as a peft folder) after checking its hashes."""
+    from pipelines.report.inspect import export_version
 
-        print(export_version(existing_run(config, root), model_group, version, out, is_merged=is_merged))
+    print(export_version(existing_run(config, root), model_group, version, out, is_merged=is_merged))
 
 
 @app.command()
+@reports_errors
 def report(
-    config: Annotated[str, typer.Argument(metavar="RUN", help="Run config, or the name of a run below --root.")],
+    config: RunArgument,
     root: Root = "runs",
-    debug: Debug = False,
 ) -> None:
-    """Write report.json and report.html again from what is stored."""
-    with errors(debug):
-        from pipelines.report.record import write_reports
+    """Write report.json and report.html anew from what is stored."""
+    from pipelines.report.record import write_reports
 
-        _, places = write_reports(existing_run(config, root))
-        for place in places.values():
-            print(place)
+    _, paths = write_reports(existing_run(config, root))
+    for path in paths.values():
+        print(path)
 
 
 @app.command()
+@reports_errors
 def maintain(
     config: RunName,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Prints what would be removed, and changes nothing.")
+    ] = False,
     root: Root = "runs",
-    debug: Debug = False,
 ) -> None:
-    """Merge small files and remove old versions, weights and checkpoints that nothing needs (section `maintain`)."""
-    with errors(debug):
-        from pipelines.runners.maintain import described
-        from pipelines.runners.maintain import maintain as tidy
+    """Merge small files, and remove old versions, weights and checkpoints that nothing needs (config section `maintain`)."""
+    from pipelines.runners.maintain import described
+    from pipelines.runners.maintain import maintain as maintain_run
 
-        ref = tidy(existing_run(config, root), is_dry_run=dry_run)
-        print("\n".join(described(ref)))
-        jobs.hand_back(ref)
+    ref = maintain_run(existing_run(config, root), is_dry_run=dry_run)
+    print("\n".join(described(ref)))
+    jobs.hand_back(ref)
 
 
 jobs.add_to(app)
@@ -320,13 +312,6 @@ def _check(config: RunConfig) -> None:
 
     for line in check(config):
         print(line, file=sys.stderr)
-
-
-def _team(text: str) -> tuple[str, str]:
-    name, _, alias = text.rpartition("@")
-    if not name:
-        raise ValueError(f"{text!r} is not of the form TEAM@ALIAS, e.g. demo@champion or my_run.yaml@3")
-    return name, alias
 
 
 def _print_plan(config: RunConfig, from_traces: str = "") -> None:

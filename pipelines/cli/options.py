@@ -1,12 +1,14 @@
-"""cli_options: what the commands of `troupe` share: options, the run they name, how they say what is wrong."""
+"""options: what the commands of `troupe` share: options, finding the run that they name, and reporting errors."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,18 +22,54 @@ if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
     from pipelines.run.run import Run
 
-RunName = Annotated[
-    str, typer.Option("--run", metavar="RUN", help="Run config (RUN.yaml), or the name of a run below --root.")
+RUN_HELP = "A run config (RUN.yaml), or the name of a run in --root."
+RunName = Annotated[str, typer.Option("--run", metavar="RUN", help=RUN_HELP)]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+TeamName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TEAM@ALIAS", help="A run (its name or RUN.yaml) and an alias or team version, e.g. demo@champion."
+    ),
 ]
 Root = Annotated[
-    str, typer.Option(help="Where runs given by name are found: the folder that holds them, or a journal's URL.")
+    str, typer.Option(help="The folder that holds the runs which are given by name, or the URL of their journal.")
 ]
-ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run config.")]
+ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run config.")]
+IterationNumber = Annotated[int, typer.Option("--iteration", min=1, help="The number of the iteration, from 1.")]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. train.optimizer.lr=1e-4.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Changes a key of the config, e.g. train.optimizer.lr=1e-4."),
 ]
-Address = Annotated[str, typer.Option(help="Ray cluster; default RAY_ADDRESS, else a local head for this command.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Address = Annotated[
+    str,
+    typer.Option(help="The address of the Ray cluster. Default: RAY_ADDRESS, or else a local head for this command."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Shows the traceback of an error.")]
+
+
+def reports_errors(function: Callable[..., None]) -> Callable[..., None]:
+    """Makes a function fit to be a command: an error ends it in one message, and it gets the option `--debug`."""
+
+    @wraps(function)
+    def run_command(*args: Any, debug: bool = False, **kwargs: Any) -> None:
+        with errors(debug):
+            function(*args, **kwargs)
+
+    # Typer reads options from the signature, so that it must show `debug`, too.
+    signature = inspect.signature(function, eval_str=True)
+    option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    parameters = [*signature.parameters.values(), option]
+    run_command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run_command
+
+
+def split_team(text: str) -> tuple[str, str]:
+    """`TEAM@ALIAS` as the run's name and the alias or version; ValueError for another form."""
+    name, _, alias = text.rpartition("@")
+    if not name or not alias:
+        raise ValueError(f"{text!r} is not of the form TEAM@ALIAS, e.g. demo@champion or my_run.yaml@3")
+    return name, alias
 
 
 def open_run(config: Path, changes: list[str] | None) -> Run:
@@ -46,8 +84,8 @@ def find_run(name: str, root: str, changes: list[str] | None = None) -> Run:
     from pipelines.run.run import Run
     from pipelines.run.stored_runs import stored_run
 
-    if given := config_of_job(name):
-        return Run(given)
+    if config := config_of_job(name):
+        return Run(config)
     if Path(name).is_file() or name.endswith((".yaml", ".yml")):
         return open_run(Path(name), changes)
     add_user_code()
@@ -84,28 +122,28 @@ def config_of_job(name: str) -> RunConfig | None:
 
 
 def load(config: Path, changes: list[str] | None) -> RunConfig:
-    """The run config of a file, or of the job where it bears that name."""
+    """The run config of a file; in a Ray job the one that it carries, if it is of that run."""
     from pipelines.config.run_config import load_config
 
-    if given := config_of_job(str(config)):
-        return given
+    if carried := config_of_job(str(config)):
+        return carried
     add_user_code()
     return load_config(config, _overrides(changes or []))
 
 
 def _overrides(changes: list[str]) -> dict[str, Any]:
-    found = {}
+    values = {}
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} is not of the form KEY=VALUE")
-        found[key] = yaml.safe_load(value)
-    return found
+        values[key] = yaml.safe_load(value)
+    return values
 
 
 @contextmanager
 def errors(debug: bool) -> Iterator[None]:
-    """A failure ends in one message and the exit code of its kind, see pipelines/cluster/faults.py."""
+    """Ends the process with one message and the exit code of its kind where something fails, see cluster/faults.py."""
     try:
         configure()
         yield

@@ -1,4 +1,4 @@
-"""cluster: the Ray cluster that stages run on: the one named, or a local head for the life of this process."""
+"""connect: connects this process to the Ray cluster that stages run on: a named one, or a local head that ends with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def connect(address: str = "") -> None:
     """Connects to `address` (or RAY_ADDRESS); without either, starts a local head. Once connected, does nothing.
 
     Raises ValueError for an address that cannot be one and for a cluster of another Ray or Python, InfrastructureLost
-    where nobody answers.
+    where no cluster answers.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
     address = address or os.environ.get("RAY_ADDRESS", "")
@@ -49,11 +49,11 @@ def connect(address: str = "") -> None:
 
 
 def connect_for_good(address: str = "") -> None:
-    """`connect` for what goes on after this command; ValueError where the cluster would end with it."""
+    """Connects for work that goes on after this command; ValueError where the cluster would end with the command."""
     if not (address or os.environ.get("RAY_ADDRESS", "")):
         raise ValueError(
-            "a team in service needs a Ray cluster that outlives this command: start one with `make up` and give its address "
-            "with --address or RAY_ADDRESS"
+            "a team can be served only on a Ray cluster that outlives this command: start one with `make up` and give its "
+            "address with --address or RAY_ADDRESS"
         )
     connect(address)
 
@@ -100,9 +100,9 @@ def is_answering() -> bool:
 
 
 def memory_deaths(run_id: str, within_s: float) -> list[str]:
-    """Ray's words on each process of a run that it ended for want of memory in the last `within_s` seconds, latest last.
+    """Ray's message on each process of a run that it ended for lack of memory in the last `within_s` seconds, latest last.
 
-    The run's are those of this job and those named for it; a trainer's workers bear no name, so that all count.
+    The run's processes are those of this job and those named for it; a trainer's workers have no name, so all count.
     """
     import ray
     from ray.util.state import list_workers

@@ -41,11 +41,11 @@ class InfrastructureLost(RuntimeError):
 
 
 class ClusterLost(InfrastructureLost):
-    """The Ray cluster is gone with its head. Ray ends the process soon, with exit code 1 and without a word."""
+    """The Ray cluster is gone with its head. Ray ends the process soon, with exit code 1 and without a message."""
 
 
 class OutOfMemory(RuntimeError):
-    """Raised where Troupe itself finds that a process was ended for want of memory: its message is Ray's."""
+    """Raised where Troupe itself finds that a process was ended for lack of memory: its message is Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ LOST = {
     "WorkerGroupStartupTimeoutError",
     "WorkerGroupStartupFailedError",
 }
-"""Classes, with all that inherit from them, after which the same command may succeed. An `TrainJobError` is judged by the
-class that it names."""
+"""Classes, with all that inherit from them, after which the same command may succeed. For a `TrainJobError` the class that
+it names counts."""
 
 REFUSED = {"AuthenticationError"}
 """Classes that are bad input though no ValueError."""
@@ -133,7 +133,7 @@ PARTS = (
     ),
     (
         re.compile(r"trainer:|TrainerSupervisor|TrainController"),
-        "a trainer's holder",
+        "a trainer's supervisor",
         "the number of warm trainers: train.keep_warm: false for some model groups",
     ),
     (
@@ -147,7 +147,7 @@ OWN = ("this command itself", "collect.tasks_per_iteration x collect.episodes_pe
 
 
 def diagnose(error: BaseException) -> Fault:
-    """The fault behind an exception; of an unknown one, what it says itself, as one that may be repeated."""
+    """Tells the fault behind an exception; an unknown one counts as a failure that may be repeated, with its own message."""
     if isinstance(error, KeyboardInterrupt):
         return Fault(
             kind=FaultKind.INTERRUPTED, message="interrupted: what is finished is kept, the same command goes on"
@@ -164,19 +164,19 @@ def diagnose(error: BaseException) -> Fault:
         if fault is not None:
             return fault
     names = {name for link in chain for name in _names(link)}
-    said = _said(error)
+    message = _message_of(error)
     if names & REFUSED or any(_is_database(link, DATABASE_REFUSED) for link in chain):
-        return Fault(kind=FaultKind.BAD_INPUT, message=said)
+        return Fault(kind=FaultKind.BAD_INPUT, message=message)
     if names & LOST and not any(getattr(link, "actor_init_failed", False) for link in chain):
-        return Fault(kind=FaultKind.LOST, message=f"{said}\ninfrastructure lost, repeat: what is finished is kept")
+        return Fault(kind=FaultKind.LOST, message=f"{message}\ninfrastructure lost, repeat: what is finished is kept")
     if any(_is_database(link, DATABASE_LOST) for link in chain):
         return Fault(
             kind=FaultKind.LOST,
-            message=f"{said}\nthe database (storage.journal or storage.mlflow) does not answer: repeat once it does",
+            message=f"{message}\nthe database (storage.journal or storage.mlflow) does not answer: repeat once it does",
         )
     if isinstance(error, ValueError) or getattr(error, "kind", "") == "ValueError":
-        return Fault(kind=FaultKind.BAD_INPUT, message=said)
-    return Fault(kind=FaultKind.FAILED, message=said)
+        return Fault(kind=FaultKind.BAD_INPUT, message=message)
+    return Fault(kind=FaultKind.FAILED, message=message)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -192,7 +192,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _names(error: BaseException) -> set[str]:
-    """Names of the classes of an error; for an order that failed in a trainer, the one that was raised there too."""
+    """Names of the classes of an error; for a job that failed in a trainer, also of the one that was raised there."""
     return {cls.__name__ for cls in type(error).__mro__} | {str(getattr(error, "kind", ""))}
 
 
@@ -212,38 +212,40 @@ def _storage_fault(text: str) -> Fault | None:
     """What object storage said, if that is what an error is about and it was no missing file."""
     quoted = STORAGE.search(text)
     reason = next((part for part in quoted.groups() if part), "") if quoted else ""
-    place = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
     if STORAGE_REFUSED.search(reason):
         message = (
-            f"object storage at {place} refused ({reason}): see that the bucket of `storage` exists and that "
+            f"object storage at {endpoint} refused ({reason}): see that the bucket of `storage` exists and that "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY may use it"
         )
         return Fault(kind=FaultKind.BAD_INPUT, message=message)
     if STORAGE_LOST.search(reason):
-        message = f"object storage at {place} does not answer ({reason}): repeat once it does, what is finished is kept"
+        message = (
+            f"object storage at {endpoint} does not answer ({reason}): repeat once it does, what is finished is kept"
+        )
         return Fault(kind=FaultKind.LOST, message=message)
     return None
 
 
-def _said(error: BaseException) -> str:
-    """What an error says, without the traceback of another process."""
+def _message_of(error: BaseException) -> str:
+    """The message of an error, without the traceback of another process."""
     cause = getattr(error, "cause", None)
     if "RayTaskError" in _names(error) and isinstance(cause, BaseException):
         error = cause
-    is_told = isinstance(error, ValueError) or type(error).__module__.partition(".")[0] in OWN_PACKAGES
-    return str(error) if is_told else f"{type(error).__name__}: {error}"
+    is_clear = isinstance(error, ValueError) or type(error).__module__.partition(".")[0] in OWN_PACKAGES
+    return str(error) if is_clear else f"{type(error).__name__}: {error}"
 
 
 def _disk_full(error: BaseException) -> str:
-    place = getattr(error, "filename", None) or "a store"
-    return f"disk full while writing {place}: free some space, what is finished is kept; the same command goes on"
+    target = getattr(error, "filename", None) or "a store"
+    return f"disk full while writing {target}: free some space, what is finished is kept; the same command goes on"
 
 
 def _memory_message(error: BaseException) -> str:
     """Which process was ended, what it is for, what to lower, and who used most of the memory."""
     text = str(error)
     victim, node = VICTIM.search(text), NODE.search(text)
-    said = next((line.strip() for line in text.splitlines() if NO_MEMORY.search(line)), "") or type(error).__name__
+    line = next((line.strip() for line in text.splitlines() if NO_MEMORY.search(line)), "") or type(error).__name__
     part, keys = _part(victim["name"] if victim else f"{type(error).__name__} {text}")
     if victim and node:
         head = (
@@ -251,7 +253,7 @@ def _memory_message(error: BaseException) -> str:
             f"{node['ip']}, which used {node['used']} of {node['limit']}"
         )
     else:
-        head = f"out of memory in {part}: {said}"
+        head = f"out of memory in {part}: {line}"
     users = [f"{command.strip()} {used} GB" for _, used, command in LARGEST.findall(text)[:3]]
     largest = f"; the largest there: {', '.join(users)}" if users else ""
     return f"{head}{largest}\nlower {keys}; repeated as it is, it would end the same way"

@@ -3,7 +3,7 @@
     JobApi(address).submit / job / jobs / log / stop / upload ──HTTP──> dashboard of the cluster
 
 Plain HTTP and the standard library: no import of Ray, so that Airflow's processes stay light, and every request has a
-deadline. What is wrong with the address or the token is a ValueError; silence, which may pass, ClusterUnreachable.
+deadline. A wrong address or token is a ValueError; no answer, which may pass, is ClusterUnreachable.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 class ClusterUnreachable(ConnectionError):
-    """Nobody answers at the address, or not yet: may pass."""
+    """No cluster answers at the address, which may pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job as the cluster knows it."""
+    """One job as the cluster reports it."""
 
     submission_id: str
     status: str
@@ -41,7 +41,7 @@ class Job:
     exit_code: int | None
     entrypoint: str
     run: str
-    """Of which run; empty for a job that is not Troupe's."""
+    """The run that it works for; empty for a job that is not Troupe's."""
     config_sha256: str
     """Identity of the run config that it was submitted with; empty for a job that is not Troupe's."""
     started_at: float | None
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass
 class JobApi:
-    """Ray's job API at one address. Raises ValueError for what is wrong with the address, ClusterUnreachable for silence."""
+    """Ray's job API at one address. Raises ValueError for a wrong address or token, ClusterUnreachable without an answer."""
 
     address: str
     timeout_s: float = REQUEST_TIMEOUT_S
@@ -153,8 +153,8 @@ class JobApi:
 
     def _token(self) -> str:
         """Ray's token; on this machine also without RAY_AUTH_MODE."""
-        is_wanted = os.environ.get("RAY_AUTH_MODE", "") == "token" or is_on_this_machine(self.address)
-        return auth_token() if is_wanted else ""
+        is_sent = os.environ.get("RAY_AUTH_MODE", "") == "token" or is_on_this_machine(self.address)
+        return auth_token() if is_sent else ""
 
     def _refusal(self, code: int) -> str:
         if self._token():

@@ -31,9 +31,9 @@ NEVER_REPEAT = (2, 3, 127)
 """Exit codes that a second attempt cannot change: bad input, out of memory, no `troupe` on the cluster."""
 KILLED = (-9, 137)
 """Exit codes of a command that somebody killed with SIGKILL: the command's own, and what the shell makes of it."""
-RAYS_OWN = ("Running entrypoint for job", "Runtime env is setting up.")
-"""Lines of Ray's, not the command's, with which every job's log begins."""
-PATIENCE_S = 120.0
+RAY_LINES = ("Running entrypoint for job", "Runtime env is setting up.")
+"""Parts of the lines that Ray, not the command, writes at the beginning of every job's log."""
+UNREACHABLE_S = 120.0
 """How long a cluster may be out of reach before its job is given up."""
 
 Status = Literal["SUCCEEDED", "FAILED", "STOPPED", "LOST", "UNREACHABLE", "REFUSED", "TIMEOUT"]
@@ -48,7 +48,7 @@ class Work:
     """`begin`, `stage`, `train`, ..."""
     arguments: tuple[str, ...] = ()
     label: str
-    """What tells it from other work of the run: `it3-train-solver`, `begin-4f2a`."""
+    """Identifies it among the work of the run: `it3-train-solver`, `begin-4f2a`."""
 
     @property
     def name(self) -> str:
@@ -73,13 +73,13 @@ def stage_work(run: str, stage: str, iteration: int, model_group: str = "") -> W
 
 
 def begin_work(run: str, claim: str, *, is_forced: bool = False) -> Work:
-    """`troupe begin` for a claim; a claim's job is not another claim's."""
+    """`troupe begin` for a claim; each claim has a job of its own."""
     arguments = ("--run", run, "--claim", claim, *(("--force",) if is_forced else ()))
     return Work(run=run, command="begin", arguments=arguments, label=f"begin-{sha256(claim.encode()).hexdigest()[:8]}")
 
 
 def loop_work(config: RunConfig) -> Work:
-    """`troupe train`: all iterations in one job; with more iterations it is other work."""
+    """`troupe train`: all iterations in one job; with another number of iterations it is other work."""
     return Work(run=config.run, command="train", arguments=(config.run,), label=f"to-it{config.iterations}")
 
 
@@ -127,7 +127,8 @@ def attach(
         folder: where the job starts on the cluster, if the run config says neither a folder nor a working directory.
         links: environment variables that say where the job was started from, for MLflow and logs.
         since: unix seconds when the run was begun; what was done before was for a removed run of the same name.
-        takes_done: False where nobody can say that (`troupe submit`): what is done then says so itself, in a new job.
+        takes_done: False where `since` is not known (`troupe submit`): then a new job is submitted, which ends at once if
+            the work is done.
 
     Raises ValueError where a job of this name runs with another config.
     """
@@ -155,7 +156,7 @@ def attach(
 
 
 class Follower:
-    """A job's new log text, and how it ends. Out of reach for a while is borne; every wait has its end."""
+    """Reads a job's new log text and how it ends. A cluster may be out of reach for a while; every wait has a limit."""
 
     def __init__(self, api: JobApi, submission_id: str, *, deadline: float) -> None:
         """Args: deadline: unix seconds after which the job is stopped."""
@@ -171,9 +172,9 @@ class Follower:
         except ClusterUnreachable as error:
             now = time.monotonic()
             self._silent_since = self._silent_since or now
-            if now - self._silent_since < PATIENCE_S:
+            if now - self._silent_since < UNREACHABLE_S:
                 return "", None
-            return "", self._outcome("UNREACHABLE", f"{error}; waited {PATIENCE_S:g} s")
+            return "", self._outcome("UNREACHABLE", f"{error}; waited {UNREACHABLE_S:g} s")
         except ValueError as error:
             return "", self._outcome("REFUSED", str(error))
         self._silent_since = None
@@ -222,7 +223,7 @@ def outcome(job: Job, log: str) -> Outcome:
                 "put its bin folder on the PATH of `ray start`, or name an image (cluster.runtime_env)"
             )
         elif job.exit_code in KILLED:
-            error += "\nended by kill -9: by hand, or by the system for want of memory (its log, dmesg, says which)"
+            error += "\nended by kill -9: by hand, or by the system for lack of memory (its log, dmesg, says which)"
     elif job.status == "STOPPED":
         error = "stopped by hand (troupe stop, or the task was cleared)"
     elif ref is None:
@@ -238,10 +239,10 @@ def outcome(job: Job, log: str) -> Outcome:
 
 def failure(log: str) -> str:
     """The lines of a log that say why a command failed: its own message, else the last lines."""
-    lines = [line for line in log.splitlines() if line.strip() and not any(words in line for words in RAYS_OWN)]
-    for place in range(len(lines) - 1, -1, -1):
-        if lines[place].startswith("troupe: "):
-            return "\n".join(lines[place : place + 20])
+    lines = [line for line in log.splitlines() if line.strip() and not any(words in line for words in RAY_LINES)]
+    for start in range(len(lines) - 1, -1, -1):
+        if lines[start].startswith("troupe: "):
+            return "\n".join(lines[start : start + 20])
     return "\n".join(lines[-12:])
 
 
@@ -253,17 +254,17 @@ def _request(
     api: JobApi, config: RunConfig, work: Work, submission_id: str, folder: str, links: Mapping[str, str]
 ) -> dict[str, Any]:
     cluster = config.cluster
-    place = "" if cluster.working_dir else cluster.folder or folder
-    given = dict(cluster.runtime_env)
-    variables = {**given.pop("env_vars", {}), **links, RUN_CONFIG_VARIABLE: config.model_dump_json()}
-    if place:  # replicas and collectors find the user's modules where the driver does
-        variables["PYTHONPATH"] = os.pathsep.join(p for p in (place, variables.get("PYTHONPATH", "")) if p)
+    start_folder = "" if cluster.working_dir else cluster.folder or folder
+    runtime_env = dict(cluster.runtime_env)
+    variables = {**runtime_env.pop("env_vars", {}), **links, RUN_CONFIG_VARIABLE: config.model_dump_json()}
+    if start_folder:  # replicas and collectors find the user's modules where the driver does
+        variables["PYTHONPATH"] = os.pathsep.join(p for p in (start_folder, variables.get("PYTHONPATH", "")) if p)
     if cluster.working_dir:
-        given["working_dir"] = api.upload(*package(Path(cluster.working_dir)))
+        runtime_env["working_dir"] = api.upload(*package(Path(cluster.working_dir)))
     return {
-        "entrypoint": work.entrypoint(place),
+        "entrypoint": work.entrypoint(start_folder),
         "submission_id": submission_id,
-        "runtime_env": {**given, "env_vars": variables},
+        "runtime_env": {**runtime_env, "env_vars": variables},
         "metadata": {
             "troupe_run": work.run,
             "troupe_work": work.label,

@@ -1,8 +1,8 @@
-"""links: the environment of this process -> who works here, and where people look at it: Airflow's DAG run, Ray's jobs.
+"""owner_links: the environment of this process -> who works here, and the pages that show it: Airflow's DAG run, Ray's jobs.
 
 TROUPE_DAG_RUN_URL         page of the DAG run that does this iteration (set by whoever submits the job)
 TROUPE_RAY_DASHBOARD_URL   Ray's dashboard as a browser reaches it (same)
-RAY_JOB_CONFIG_JSON_ENV_VAR   Ray's own: says which submitted job this process is
+RAY_JOB_CONFIG_JSON_ENV_VAR   set by Ray: says which submitted job this process is
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JOB_OWNER = "Ray job "
 
 
 def stage_owner() -> str:
-    """Who does a stage, as the journal shows it: the submitted Ray job, or host and pid."""
+    """Names who does a stage, as the journal shows it: the submitted Ray job, or host and pid."""
     job = submission_id()
     return f"{JOB_OWNER}{job}" if job else f"{socket.gethostname()}:{os.getpid()}"
 
@@ -30,14 +30,14 @@ def submission_id() -> str:
     return str(metadata.get("job_submission_id", ""))
 
 
-def links(rows: Iterable[StageRow]) -> dict[str, str]:
+def owner_links(rows: Iterable[StageRow]) -> dict[str, str]:
     """Name -> URL (or id, where no dashboard is known) of the DAG run and of the job that did each stage of `rows`."""
-    found = {"dag_run": os.environ.get("TROUPE_DAG_RUN_URL", "")}
+    links = {"dag_run": os.environ.get("TROUPE_DAG_RUN_URL", "")}
     for row in rows:
         if row.owner.startswith(JOB_OWNER):
             stage = f"{row.stage}/{row.model_group}" if row.model_group else row.stage
-            found[f"ray_job/{stage}"] = _job_url(row.owner.removeprefix(JOB_OWNER))
-    return {name: link for name, link in found.items() if link}
+            links[f"ray_job/{stage}"] = _job_url(row.owner.removeprefix(JOB_OWNER))
+    return {name: link for name, link in links.items() if link}
 
 
 def as_markdown(links: Mapping[str, str]) -> str:

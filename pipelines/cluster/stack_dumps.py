@@ -1,11 +1,11 @@
-"""stacks: every process that works for a run, on every node -> one text file of what each of them is doing.
+"""stack_dumps: every process that works for a run, on every node -> one text file of what each of them is doing.
 
     this process ── faulthandler ──┐
     this machine ── py-spy ────────┼──> <run folder>/stacks/<stage>-<iteration>-<time>.txt
     other nodes  ── a Ray task each┘
 
 Which ones: this process, and below the raylets of its Ray session every worker that has a task or an actor, with what
-they started: collectors, replicas and their engines, trainers with controller and holder. On a cluster that several
+they started: collectors, replicas and their engines, trainers with controller and supervisor. On a cluster that several
 runs share, theirs too. py-spy reads from outside, so that a process that hangs in C or was stopped is shown as well.
 """
 
@@ -29,16 +29,16 @@ MAX_PROCESSES = 64
 """Per machine."""
 DUMP_TIMEOUT_S = 10.0
 NODES_TIMEOUT_S = 20.0
-WITHOUT_TASK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::stacks_here")
+WITHOUT_TASK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::stack_dumps_here")
 
 
-def stacks_file(folder: str, name: str) -> Path:
+def stack_dump_file(folder: str, name: str) -> Path:
     """`<folder>/stacks/<name>-<time>.txt`; where `folder` is a URI, below the folder for temporary files."""
     root = Path(tempfile.gettempdir()) / "troupe" if "://" in folder else Path(folder)
     return root / "stacks" / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
 
 
-def write_stacks(path: Path, *, title: str) -> None:
+def write_stack_dumps(path: Path, *, title: str) -> None:
     """Writes the file, nearest processes first; a node that does not answer in NODES_TIMEOUT_S is named in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -49,13 +49,13 @@ def write_stacks(path: Path, *, title: str) -> None:
     with path.open("a") as file:  # appended part by part: a later part that fails leaves the earlier ones
         session = _session()
         if session:
-            file.write(f"\n== processes of {session} on this machine\n{stacks_here(session)}\n")
+            file.write(f"\n== processes of {session} on this machine\n{stack_dumps_here(session)}\n")
             file.flush()
-            for node, text in _stacks_elsewhere(session):
+            for node, text in _stack_dumps_elsewhere(session):
                 file.write(f"\n== processes of {session} on node {node}\n{text}\n")
 
 
-def stacks_here(session: str) -> str:
+def stack_dumps_here(session: str) -> str:
     """The stacks of the session's processes on this machine."""
     chosen = list(processes_of(session))
     with ThreadPoolExecutor(max_workers=4) as pool:
@@ -136,7 +136,7 @@ def _session() -> str:
     return str(global_worker.node.session_name) if global_worker.node is not None else ""
 
 
-def _stacks_elsewhere(session: str) -> list[tuple[str, str]]:
+def _stack_dumps_elsewhere(session: str) -> list[tuple[str, str]]:
     """(address, stacks) of every other machine of the cluster."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -145,7 +145,7 @@ def _stacks_elsewhere(session: str) -> list[tuple[str, str]]:
     others = {
         n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] != here
     }
-    task: Any = ray.remote(num_cpus=0, max_retries=0)(stacks_here)
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(stack_dumps_here)
     pending = {
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(session): address
         for address, node in others.items()
@@ -153,10 +153,10 @@ def _stacks_elsewhere(session: str) -> list[tuple[str, str]]:
     if not pending:
         return []
     ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=NODES_TIMEOUT_S)
-    found = []
+    dumps = []
     for ref in ready:
         try:
-            found.append((pending[ref], ray.get(ref, timeout=5)))
+            dumps.append((pending[ref], ray.get(ref, timeout=5)))
         except ray.exceptions.RayError as error:
-            found.append((pending[ref], f"not read: {type(error).__name__}: {error}"))
-    return found + [(pending[ref], f"no answer after {NODES_TIMEOUT_S:g} s") for ref in late]
+            dumps.append((pending[ref], f"not read: {type(error).__name__}: {error}"))
+    return dumps + [(pending[ref], f"no answer after {NODES_TIMEOUT_S:g} s") for ref in late]

@@ -1,4 +1,4 @@
-"""chosen_traces: what went well in another run -> demonstrations, none of a task that this run is measured on.
+"""chosen_traces: another run's best episodes -> demonstrations, none of a task that this run is measured on.
 
 Reads: episodes that the other run trained on, their rewards, and its model versions for the tokenizer.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary, vocabulary_of
 from pipelines.run.run import Run
+from pipelines.tasks.splits import HELD_OUT
 from stores.traces import TraceStore
 from stores.types import Purpose, Trace
 from stores.weights import WeightStore
@@ -22,11 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT = ("gate", "test", "sentinel")
-"""Sections of `tasks` that nothing is trained on."""
 
-
-def choose(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping[str, Path]) -> list[Trace]:
+def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping[str, Path]) -> list[Trace]:
     """At most `count` traces that are good enough, drawn evenly from all that are and the same at every call.
 
     Args:
@@ -40,13 +38,13 @@ def choose(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping
     held_out = HeldOut(run)
     free = (trace for trace in good if not held_out.has(trace))
     traces = heapq.nsmallest(count, free, key=lambda trace: trace.episode_id)  # ids are hashes: an even draw
-    told = f"{held_out.num_seen} are left out, their tasks are in tasks.{', tasks.'.join(HELD_OUT)} of this run"
+    left_out = f"{held_out.num_seen} are left out, their tasks are in tasks.{', tasks.'.join(HELD_OUT)} of this run"
     if held_out.num_seen:
-        logger.warning("traces of run %s for the warm start: %s", choice.run, told)
+        logger.warning("traces of run %s for the warm start: %s", choice.run, left_out)
     if not traces:
         raise ValueError(
             f"warmstart.traces: no training episode of run {choice.run!r} in {choice.uri} has an outcome of "
-            f"{choice.min_outcome:g} or more{f' ({told})' if held_out.num_seen else ''}"
+            f"{choice.min_outcome:g} or more{f' ({left_out})' if held_out.num_seen else ''}"
         )
     for group, folder in folders.items():
         _check_group(group, traces)
@@ -79,11 +77,11 @@ def _check_group(group: str, traces: Sequence[Trace]) -> None:
 
 
 def _check_tokenizer(choice: ChosenTracesConfig, group: str, traces: Sequence[Trace], folder: Path) -> None:
-    place = choice.weights or f"{choice.uri.rstrip('/').rpartition('/')[0] or '.'}/weights"
-    ref = version_that_acted(WeightStore(place), group, traces)
+    weights_uri = choice.weights or f"{choice.uri.rstrip('/').rpartition('/')[0] or '.'}/weights"
+    ref = version_that_acted(WeightStore(weights_uri), group, traces)
     if ref is None:
         raise ValueError(
-            f"warmstart.traces: {place} holds none of the versions of {group!r} that acted, so nothing tells whether "
+            f"warmstart.traces: {weights_uri} holds none of the versions of {group!r} that acted, so nothing tells whether "
             f"their tokenizer is that of {folder}: set warmstart.traces.weights to the model versions of {choice.run!r}"
         )
     if vocabulary_of(ref) != vocabulary(folder):

@@ -42,17 +42,17 @@ WRITE_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStop:
-    """What lets groups begin in a pass that may end early."""
+    """Which groups may begin in a pass that may end early."""
 
     pass_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     begun: frozenset[str]
-    """Groups of which something is stored: they are completed in any case."""
+    """Groups of which some episodes are stored: they are completed in any case."""
     open_s: float
     """Seconds after which no other group is begun."""
 
 
 class _EarlyStopState:
-    """A early_stop at work in one collector."""
+    """An `EarlyStop` at work in one collector."""
 
     def __init__(self, early_stop: EarlyStop) -> None:
         self._begun = set(early_stop.begun)
@@ -67,7 +67,7 @@ class _EarlyStopState:
         return True
 
     def close(self, *, is_cut: bool) -> None:
-        """No group begins any more; `is_cut`: those under way end here, too."""
+        """Lets no other group begin; with `is_cut` those under way are cancelled as well."""
         self._closes_at = 0.0
         for task in self.tasks if is_cut else ():
             task.cancel()
@@ -101,7 +101,7 @@ def end_collectors() -> None:
 def hand_over(
     batch: dict[str, np.ndarray], workers: Sequence[Any], work: Mapping[str, Any]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """A Ray Data task: gives each share of the specs to its collector and passes on what comes back."""
+    """Gives each share of the specs to its collector and passes on what comes back; a Ray Data task."""
     import ray
 
     for place, specs in zip(batch["place"], batch["specs"], strict=True):
@@ -114,8 +114,8 @@ PULSE = {"groups": np.array(["{}"]), "statuses": np.array(["{}"])} | {
     name: np.zeros(1, kind)
     for name, kind in (("num", int), ("num_tokens", int), ("started_at", float), ("ended_at", float))
 }
-"""A row of no episode. Ray Data holds each row back until the next one comes: without it nobody would learn in time that
-the group which the pass was waiting for is complete."""
+"""A row of no episode. Ray Data holds each row back until the next one comes: without it the caller would learn too late
+that the group which the pass was waiting for is complete."""
 
 
 class Collector:
@@ -123,7 +123,7 @@ class Collector:
 
     def __init__(self) -> None:
         import lancedb  # noqa: F401
-        import pyarrow  # noqa: F401 - while nobody waits
+        import pyarrow  # noqa: F401 - imported now, so that the first episode does not wait for it
         from ray import serve  # noqa: F401
         from transformers import PreTrainedTokenizerFast  # noqa: F401
 
@@ -152,20 +152,20 @@ class Collector:
         for line in team.workflow.preflight():
             logger.info("%s", line)
         complete = via(self.client(apps, call))
-        room = asyncio.Semaphore(in_flight)
+        slots = asyncio.Semaphore(in_flight)
 
         stop_state = _EarlyStopState(early_stop) if early_stop else None
         if early_stop and stop_state:
             self._stop_states = {early_stop.pass_id: stop_state}
 
-        async def one(spec: EpisodeSpec) -> Trace | None:
-            async with room:
+        async def play(spec: EpisodeSpec) -> Trace | None:
+            async with slots:
                 if stop_state and not stop_state.lets_in(spec.group_id):
                     return None
                 return await run_episode(spec, team=team, complete=complete, limits=team_spec.limits)
 
         missing = await asyncio.to_thread(_missing, specs, store, replaced)
-        left = {asyncio.create_task(one(spec)) for spec in missing}
+        left = {asyncio.create_task(play(spec)) for spec in missing}
         if stop_state:
             stop_state.tasks = set(left)
         finished: list[Trace] = []
@@ -188,7 +188,7 @@ class Collector:
             self._stop_states[pass_id].close(is_cut=is_cut)
 
     def client(self, apps: Mapping[str, str], call: CallConfig) -> PolicyClient:
-        """What answers the model calls."""
+        """The client that answers the model calls."""
         from serve_apps.policy.client import ServeClient
 
         return ServeClient(dict(apps), call)

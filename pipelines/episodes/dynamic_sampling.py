@@ -1,7 +1,7 @@
-"""dynamic_sampling: groups in which everything earned the same -> other tasks' groups in their place (DAPO, 2503.14476).
+"""dynamic_sampling: groups in which all rewards are equal -> other tasks' groups in their place (DAPO, arXiv 2503.14476).
 
-Which groups teach nothing is judged by the run's own credit rule over what is stored, so that a repetition comes to the
-same end. They stay stored, unseen by the iteration's ref.
+Which groups have no signal is decided by the run's own credit rule over what is stored, so that a repetition comes to the
+same end. Their episodes stay stored, but the iteration's ref excludes them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import pyarrow.compute as pc
 from pipelines.episodes.groups import busy_seconds
 from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
 from pipelines.run.run import Run
-from pipelines.run.scoring import assign, scored_statuses
+from pipelines.run.scoring import assign_credit, scored_statuses
 from pipelines.run.serving import app_names
 from serve_apps.team_spec import TeamSpec
 from stores.types import EpisodeRewards, Purpose, Task, Trace, TracesRef
 
 SHARE_OF_TIME = 0.5
-"""Of the stage's deadline: no pass begins after it."""
+"""Share of the stage's deadline after which no pass begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refilled:
-    """What the passes after the first one brought; the last ref leaves groups without signal out."""
+    """The passes after the first one; the last ref leaves groups without signal out."""
 
     passes: list[Sampled]
     counts: dict[str, int]
@@ -44,21 +44,21 @@ def refill(
     team_spec: TeamSpec,
     progress: Progress | None = None,
 ) -> Refilled:
-    """Plays as many other tasks as groups taught nothing, again and again, up to `max_refills`, time and token budget."""
+    """Plays as many other tasks as there are groups without signal, repeatedly, up to `max_refills`, time and token budget."""
     settings = run.config.collect
     assert settings.dynamic_sampling is not None, "collect: only where it is asked for"
     used = {task.task_id for task in tasks}
     left = [task for task in run.tasks("train") if task.task_id not in used]
     random.Random(f"refill/{run.config.seed}/{iteration}").shuffle(left)
     passes: list[Sampled] = []
-    good, empty = _judged(run, first.traces)
+    good, empty = _by_signal(run, first.traces)
     while len(good) < settings.tasks_per_iteration and left and len(passes) < settings.dynamic_sampling.max_refills:
         spent = [first, *passes]
         is_late = sum(p.seconds for p in spent) > SHARE_OF_TIME * settings.stage_timeout_s
         if is_late or _is_spent(run, spent):
             break
-        wanted = settings.tasks_per_iteration - len(good)
-        chosen, left = left[:wanted], left[wanted:]
+        num_missing = settings.tasks_per_iteration - len(good)
+        chosen, left = left[:num_missing], left[num_missing:]
         passes.append(
             sample_episodes(
                 chosen,
@@ -74,8 +74,8 @@ def refill(
                 progress=progress,
             )
         )
-        more, none = _judged(run, passes[-1].traces)
-        good, empty = good | more, empty | none
+        with_signal, without_signal = _by_signal(run, passes[-1].traces)
+        good, empty = good | with_signal, empty | without_signal
     last = [first, *passes][-1]
     pinned = _pin(run, last.traces, good)
     counts = {
@@ -84,8 +84,8 @@ def refill(
         "refills": len(passes),
         "refilled": sum(len(p.groups) for p in passes),
     }
-    kept = replace(last, traces=pinned, num_new=0, statuses={}, num_tokens=0, sampling_seconds=0.0)
-    return Refilled(passes=[*passes, kept], counts=counts)
+    final = replace(last, traces=pinned, num_new=0, statuses={}, num_tokens=0, sampling_seconds=0.0)
+    return Refilled(passes=[*passes, final], counts=counts)
 
 
 def groups_without_signal(traces: Sequence[Trace], rewards: Sequence[EpisodeRewards]) -> set[str]:
@@ -95,11 +95,11 @@ def groups_without_signal(traces: Sequence[Trace], rewards: Sequence[EpisodeRewa
     for episode in rewards:
         for reward in episode.rewards if episode.episode_id in group_of else ():
             earned[group_of[episode.episode_id]].setdefault(reward.agent, set()).add(reward.reward)
-    return {group for group, of in earned.items() if all(len(values) < 2 for values in of.values())}
+    return {group for group, by_agent in earned.items() if all(len(values) < 2 for values in by_agent.values())}
 
 
 def _is_spent(run: Run, passes: Sequence[Sampled]) -> bool:
-    """Whether these passes, with what was kept of interrupted ones, have used up the budget; other episodes are not theirs."""
+    """Whether these passes, with what interrupted ones had stored, have used up the budget; other episodes do not count."""
     budget = run.config.collect.budget
     if budget.tokens is None and budget.seconds is None:
         return False
@@ -114,12 +114,12 @@ def _is_spent(run: Run, passes: Sequence[Sampled]) -> bool:
     )
 
 
-def _judged(run: Run, ref: TracesRef) -> tuple[set[str], set[str]]:
+def _by_signal(run: Run, ref: TracesRef) -> tuple[set[str], set[str]]:
     """Pinned groups with and without signal."""
     statuses = scored_statuses(run)
     traces = list(run.traces.read_traces(ref))
-    paid = [trace for trace in traces if trace.status in statuses and not trace.variant]
-    empty = groups_without_signal(traces, assign(run, paid, statuses=statuses))
+    scored = [trace for trace in traces if trace.status in statuses and not trace.variant]
+    empty = groups_without_signal(traces, assign_credit(run, scored, statuses=statuses))
     every = {trace.group_id for trace in traces if not trace.variant}
     return every - empty, empty & every
 

@@ -1,10 +1,10 @@
-"""from_service: served episodes that callers have judged -> episodes of an iteration, beside those that it samples.
+"""from_service: served episodes that callers gave feedback on -> episodes of an iteration, beside those that it samples.
 
-    stores/served.py ── judged, trainable, near enough ──> copies in the run's store, one group ── score ──> the caller's word
+    stores/served.py ── scored, trainable, recent enough ──> copies in the run's store, one group ── score ──> caller's score
 
 Each is taken once in a run. Other versions than the parent sampled them: the trainer weighs their tokens by importance and
 leaves those of an agent out whose effective sample size is too small (train_loops/mismatch.py). All of an iteration are one
-group, so that group-relative estimators hold what was liked against what was not.
+group, so that group-relative estimators compare answers with a good score with those with a bad one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pipelines.episodes.chosen_traces import HeldOut
 from pipelines.run.run import Run
 from serve_apps.team_spec import TeamSpec
 from stores.files import is_uri, local_path
+from stores.run_values import RunValue
 from stores.served import Feedback, ServedStore
 from stores.types import SERVED, EpisodeStatus, ModelVersionRef, Purpose, Trace, episode_id
 
-JOURNAL_KEY = "from_service"
-TAKEN = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+TRAINABLE = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
 def take_served(
@@ -35,17 +35,18 @@ def take_served(
     """
     config = run.config.collect.from_service
     assert config is not None, "collect: only where it is asked for"
-    name = f"{JOURNAL_KEY}/{iteration}"
-    kept = run.journal.value(run.run_id, name)
-    if kept is None:
-        kept = run.journal.pin_value(
-            run.run_id, name, _chosen(run, iteration, config, team_spec=team_spec, models=models)
-        )
-    wanted = set(kept["trace_ids"])
+    name = RunValue.FROM_SERVICE.of(iteration)
+    selection = run.journal.value(run.run_id, name)
+    if selection is None:  # pinned before anything is copied, so that a repetition takes the same ones
+        fresh = _select(run, iteration, config, team_spec=team_spec, models=models)
+        selection = run.journal.pin_value(run.run_id, name, fresh)
+    trace_ids = set(selection["trace_ids"])
     store = ServedStore(run.served_uri)
-    found = [(t, f) for t, f in store.judged(since=0) if t.episode_id in wanted] if wanted else []
-    run.traces.write_episodes([_copy(run, iteration, trace, said, team_spec=team_spec) for trace, said in found])
-    return {"taken": len(found), "held_out": kept["held_out"], "left": kept["left"]}
+    taken = [(t, f) for t, f in store.judged(since=0) if t.episode_id in trace_ids] if trace_ids else []
+    run.traces.write_episodes(
+        [_copy(run, iteration, trace, feedback, team_spec=team_spec) for trace, feedback in taken]
+    )
+    return {"taken": len(taken), "held_out": selection["held_out"], "left": selection["left"]}
 
 
 def served_group(run: Run, iteration: int) -> str:
@@ -55,7 +56,8 @@ def served_group(run: Run, iteration: int) -> str:
 
 def taken_ids(run: Run, iteration: int) -> list[str]:
     """Ids of the served episodes that an iteration took in; empty where it took none."""
-    return list((run.journal.value(run.run_id, f"{JOURNAL_KEY}/{iteration}") or {}).get("trace_ids", []))
+    selection = run.journal.value(run.run_id, RunValue.FROM_SERVICE.of(iteration)) or {}
+    return list(selection.get("trace_ids", []))
 
 
 def copy_id(run: Run, iteration: int, trace_id: str, *, team_key: str) -> str:
@@ -68,12 +70,12 @@ def _key(run: Run, iteration: int, team_key: str) -> dict[str, Any]:
 
 
 def has_store(run: Run) -> bool:
-    """Whether anything was ever to be kept of what was served; a folder is not made by looking."""
-    is_place = is_uri(run.served_uri) or local_path(run.served_uri).exists()
-    return is_place and ServedStore(run.served_uri).is_there()
+    """Whether the run has a store of served episodes; a local one is not made by looking for it."""
+    may_exist = is_uri(run.served_uri) or local_path(run.served_uri).exists()
+    return may_exist and ServedStore(run.served_uri).is_there()
 
 
-def _chosen(
+def _select(
     run: Run, iteration: int, config: FromServiceConfig, *, team_spec: TeamSpec, models: Mapping[str, ModelVersionRef]
 ) -> dict[str, Any]:
     """Ids of the episodes that the iteration takes, and how many it cannot."""
@@ -81,30 +83,30 @@ def _chosen(
         return {"trace_ids": [], "held_out": 0, "left": 0}
     used = {trace_id for k in range(1, iteration) for trace_id in taken_ids(run, k)}
     judged = ServedStore(run.served_uri).judged(since=time.time() - config.max_age_days * 86_400)
-    fresh = [(trace, said) for trace, said in judged if trace.episode_id not in used]
+    fresh = [(trace, feedback) for trace, feedback in judged if trace.episode_id not in used]
     held_out = HeldOut(run)
-    own = [(trace, said) for trace, said in fresh if not held_out.has(trace)]
-    good = [t for t, said in own if _can_train(t, said, config, team_spec=team_spec, models=models)]
+    allowed = [(trace, feedback) for trace, feedback in fresh if not held_out.has(trace)]
+    trainable = [t for t, f in allowed if _can_train(t, f, config, team_spec=team_spec, models=models)]
     return {
-        "trace_ids": [trace.episode_id for trace in good[-config.max_episodes :]],
+        "trace_ids": [trace.episode_id for trace in trainable[-config.max_episodes :]],
         "held_out": held_out.num_seen,
-        "left": len(own) - len(good),
+        "left": len(allowed) - len(trainable),
     }
 
 
 def _can_train(
     trace: Trace,
-    said: Feedback,
+    feedback: Feedback,
     config: FromServiceConfig,
     *,
     team_spec: TeamSpec,
     models: Mapping[str, ModelVersionRef],
 ) -> bool:
-    """Whether its tokens are what the agents' own policies said, lately, and the caller's word is a number."""
+    """Whether recent versions of the agents' own policies sampled its tokens, and the caller's feedback is a number."""
     return (
-        said.score is not None
+        feedback.score is not None
         and trace.outcome_metadata.get(SERVED, {}).get("is_trainable", False)
-        and trace.status in TAKEN
+        and trace.status in TRAINABLE
         and not trace.is_version_mixed
         and all(
             team_spec.group_of.get(turn.agent) == turn.model_group
@@ -115,9 +117,9 @@ def _can_train(
     )
 
 
-def _copy(run: Run, iteration: int, trace: Trace, said: Feedback, *, team_spec: TeamSpec) -> Trace:
+def _copy(run: Run, iteration: int, trace: Trace, feedback: Feedback, *, team_spec: TeamSpec) -> Trace:
     """The episode as one of the iteration, under an id of its own."""
-    about = {**trace.outcome_metadata[SERVED], "trace_id": trace.episode_id, "score": said.score}
+    about = {**trace.outcome_metadata[SERVED], "trace_id": trace.episode_id, "score": feedback.score}
     return replace(
         trace,
         **_key(run, iteration, team_spec.team_key),

@@ -1,7 +1,7 @@
 """groups: what is stored of each group -> whether a sampling pass has enough, and which groups it leaves out.
 
-A group (GRPO sense) is what its tasks' episodes are compared in, so only whole ones are trained on and only whole ones
-are dropped: leaving out single slow episodes would leave each group its short ones.
+Episodes are compared within their group (GRPO sense), so only whole groups are trained on and only whole groups are
+dropped: if single slow episodes were left out, each group would keep its short ones.
 
     planned ──start in order──> under way ──last episode stored──> complete ──> pinned
         │                            │
@@ -78,7 +78,7 @@ class Groups:
         return [group for group, missing in self._missing.items() if missing > 0]
 
     def describe(self) -> str:
-        """What a pass waits for."""
+        """Describes what a pass waits for."""
         left = self.left_out
         names = ", ".join(self.task_of[group] for group in left[:3])
         return f"{len(left)} of {len(self._missing)} groups, of tasks {names}{' ...' if len(left) > 3 else ''}"

@@ -1,4 +1,4 @@
-"""sampling: tasks, a team spec, a purpose -> episodes in the trace store. What collect and evaluate share.
+"""sampling: tasks, a team spec, a purpose -> episodes in the trace store; for collect and evaluate.
 
     specs ── Ray Data ──> Collector (warm actor, one event loop, many episodes at once) ──> policy apps
                               │ finished episodes, in batches
@@ -37,10 +37,10 @@ from stores.waiting import waiting
 
 FAILED = (EpisodeStatus.AGENT_ERROR, EpisodeStatus.TOOL_ERROR, EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
 INFRASTRUCTURE = (EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
-"""Failures that neither the policy nor the workflow's code is to blame for."""
+"""Failures that neither the policy nor the workflow's code causes."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with episodes done, episodes in all, and a word on what is waited for."""
+"""Called with the number of episodes done, the number of all, and what is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class PromptsTooLong(ValueError):
 
 
 class InfrastructureFailures(TooManyFailures, InfrastructureLost):
-    """Too many failures, most of them not of the run's own making."""
+    """Too many failures, most of them of the infrastructure."""
 
 
 def sample_episodes(
@@ -95,8 +95,8 @@ def sample_episodes(
     """Runs the episodes that are not stored yet and pins the complete groups, which is all of them by default.
 
     A repetition goes on with what is stored. Where more of it failed than the limit allows, the failed episodes are
-    played again under their ids and seeds and replaced: what the policy did comes out as before, what the world did to
-    it need not. Nothing was pinned then, so nobody ever sees both.
+    played again under their ids and seeds and replaced: the policy does the same again, tools and timing may not. Nothing
+    was pinned before, so that no reader sees both.
 
     Args:
         tasks: each gives `episodes_per_task` episodes, one GRPO group.
@@ -105,7 +105,7 @@ def sample_episodes(
 
     Raises:
         TooManyFailures: more than `config.max_failed_share` of the episodes failed.
-        PromptsTooLong: more than `config.max_failed_share` of them had no turn for want of context.
+        PromptsTooLong: more than `config.max_failed_share` of them had no turn because their prompts are too long.
         InfrastructureLost: collectors ended and groups are incomplete all the same.
     """
     where: dict[str, Any] = {
@@ -119,7 +119,7 @@ def sample_episodes(
         for task in tasks
         for index in range(episodes_per_task)
     ]
-    return play(
+    return play_specs(
         specs,
         where=where,
         team_spec=team_spec,
@@ -131,7 +131,7 @@ def sample_episodes(
     )
 
 
-def play(
+def play_specs(
     specs: Sequence[EpisodeSpec],
     *,
     where: Mapping[str, Any],
@@ -143,7 +143,7 @@ def play(
     kept_groups: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Sampled:
-    """`sample_episodes` of given specs.
+    """Does what `sample_episodes` does, for given specs.
 
     Args:
         where: run, iteration, purpose and team of all of them.
@@ -157,15 +157,15 @@ def play(
     if again:
         stored = stored.filter(pc.invert(pc.is_in(stored["episode_id"], pa.array(again))))
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
-    kept = set(stored["episode_id"].to_pylist())
-    todo = [spec for spec in specs if spec.episode_id not in kept]
+    stored_ids = set(stored["episode_id"].to_pylist())
+    todo = [spec for spec in specs if spec.episode_id not in stored_ids]
     if reason := groups.stopped_by(0.0):
         todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
     statuses: dict[str, int] = {}
     num_new, num_tokens, first, last = 0, 0, np.inf, 0.0
     if todo:
         if progress:
-            progress(len(specs) - len(todo), len(specs), "")  # not what the pass before has said
+            progress(len(specs) - len(todo), len(specs), "")  # clears what the pass before reported
         replaced = FAILED if again else ()
         for row in _run(todo, groups, replaced=replaced, team_spec=team_spec, apps=apps, store=store, config=config):
             num_new += int(row["num"])
@@ -190,7 +190,7 @@ def play(
     return Sampled(
         traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
         num_new=num_new,
-        num_kept=len(kept),
+        num_kept=len(stored_ids),
         statuses=statuses,
         num_tokens=num_tokens,
         sampling_seconds=max(0.0, last - first) if num_new else 0.0,
@@ -202,9 +202,9 @@ def play(
 
 
 def _to_repeat(stored: pa.Table, groups: Groups, *, limit: float) -> list[str]:
-    """Ids of the stored episodes to play again: those that failed, where they are too many whatever the rest brings.
+    """Ids of the stored episodes to play again: those that failed, where they are too many however the others end.
 
-    Other passes under the same key (refills, variants) are judged by themselves.
+    Other passes under the same key (refills, variants) are counted by themselves.
     """
     rows = stored.select(["episode_id", "group_id", "status"]).to_pylist()
     rows = [row for row in rows if row["group_id"] in groups.task_of]
@@ -223,11 +223,11 @@ def _check_failures(stored: pa.Table, complete: set[str], *, config: CollectConf
         return
     kinds = Counter((row["status"], _without_ids(row["error"])) for row in failed)
     counts = Counter(row["status"] for row in rows)
-    told = "; ".join(f"{number} x {status}: {error}" for (status, error), number in kinds.most_common(3))
+    causes = "; ".join(f"{number} x {status}: {error}" for (status, error), number in kinds.most_common(3))
     is_infrastructure = sum(row["status"] in INFRASTRUCTURE for row in failed) > len(failed) / 2
     raise (InfrastructureFailures if is_infrastructure else TooManyFailures)(
         f"{len(failed)} of {len(rows)} episodes failed ({dict(counts)}), more than collect.max_failed_share = "
-        f"{config.max_failed_share:g}: {told}; a repetition of the stage plays the failed ones again"
+        f"{config.max_failed_share:g}: {causes}; a repetition of the stage plays the failed ones again"
     )
 
 
@@ -240,14 +240,14 @@ def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConf
         return
     first = min(stuck, key=lambda row: row["task_id"])
     raise PromptsTooLong(
-        f"{len(stuck)} of {len(rows)} episodes had no turn for want of context, more than collect.max_failed_share = "
+        f"{len(stuck)} of {len(rows)} episodes had no turn because their prompts are too long, more than collect.max_failed_share = "
         f"{config.max_failed_share:g}; task {first['task_id']}: {first['error']}: raise serve.max_model_len or leave out "
         "such tasks"
     )
 
 
 def _without_ids(error: str) -> str:
-    """An error with its ids and numbers blotted out, so that the same fault of many episodes counts as one."""
+    """An error with its ids and numbers replaced by #, so that the same fault of many episodes counts as one."""
     return re.sub(r"[0-9a-f]{16,}(-\d+)?|\b\d+(\.\d+)?\b", "#", error)[:500]
 
 
@@ -272,7 +272,7 @@ def _run(
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.target_max_block_size = 1  # hand on every batch at once: it is news for the person who waits
+    context.target_max_block_size = 1  # hands on every batch at once, so that progress is shown as it happens
     early_stop = EarlyStop(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
     work = {
         "team_spec": team_spec,
@@ -292,27 +292,27 @@ def _run(
         batch_size=None,
         num_cpus=0.01,
     )
-    began = told_at = time.monotonic()
-    told: StoppedBy | None = None
+    began = sent_at = time.monotonic()
+    sent: StoppedBy | None = None
     with waiting(groups.describe):
         for row in rows.iter_rows():
             groups.add(json.loads(row["groups"]), int(row["num_tokens"]))
             now = time.monotonic()
             reason = groups.stopped_by(now - began)
             if (
-                early_stop and reason and (reason != told or now > told_at + 1)
+                early_stop and reason and (reason != sent or now > sent_at + 1)
             ):  # repeated: a collector may be a new one
                 for worker in workers:
                     worker.stop.remote(early_stop.pass_id, is_cut=reason == "enough")
-                told, told_at = reason, now
+                sent, sent_at = reason, now
             if row["num"]:
                 yield row
 
 
 def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[list[EpisodeSpec]]:
-    """Whole groups in turn, in order: who starts the first episode of a group also starts the others."""
-    place: dict[str, int] = {}
+    """Deals whole groups in turn, in order, so that one collector starts all episodes of a group."""
+    share_of: dict[str, int] = {}
     shares: list[list[EpisodeSpec]] = [[] for _ in range(num_shares)]
     for spec in specs:
-        shares[place.setdefault(spec.group_id, len(place) % num_shares)].append(spec)
+        shares[share_of.setdefault(spec.group_id, len(share_of) % num_shares)].append(spec)
     return shares

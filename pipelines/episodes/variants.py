@@ -1,4 +1,4 @@
-"""variants: stored episodes -> more of them, with one thing changed: what remax and its like hold turns against.
+"""variants: stored episodes -> more of them, with one thing changed: the baselines of remax, counterfactual and leave_one_out.
 
 Which turn of which episode is changed is drawn by the run's seed, so that a repetition plays the same ones.
 """
@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.episodes.sampling import Progress, Sampled, play
+from pipelines.episodes.sampling import Progress, Sampled, play_specs
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names
 from serve_apps.episode_spec import EpisodeSpec
@@ -23,7 +23,7 @@ COUNTED = ("ok", "truncated")
 def play_variants(
     run: Run, iteration: int, passes: Sequence[Sampled], *, team_spec: TeamSpec, progress: Progress | None = None
 ) -> Sampled:
-    """Plays the variants of what was sampled and pins both; the last pass's ref says what was sampled."""
+    """Plays the variants of what was sampled and pins both; the ref of the last of `passes` names the sampled episodes."""
     where: dict[str, Any] = {
         "run_id": run.run_id,
         "iteration": iteration,
@@ -33,7 +33,9 @@ def play_variants(
     settings = run.config.collect.variants
     assert settings is not None, "collect: only where variants are asked for"
     traces = [trace for trace in run.traces.read_traces(passes[-1].traces) if not trace.variant]
-    scripts = choose(traces, kind=settings.kind, per_task=settings.per_task, seed=f"{run.config.seed}/{iteration}")
+    scripts = choose_variants(
+        traces, kind=settings.kind, per_task=settings.per_task, seed=f"{run.config.seed}/{iteration}"
+    )
     specs = [
         EpisodeSpec(
             **where,
@@ -44,21 +46,21 @@ def play_variants(
         )
         for trace, script in scripts
     ]
-    kept = {trace.group_id for trace in traces}
-    return play(
+    groups = {trace.group_id for trace in traces}
+    return play_specs(
         specs,
         where=where,
         team_spec=team_spec,
         apps=app_names(run),
         store=run.traces,
         config=run.config.collect,
-        kept_groups=kept,
+        kept_groups=groups,
         progress=progress,
     )
 
 
-def choose(traces: Sequence[Trace], *, kind: str, per_task: int, seed: str) -> list[tuple[Trace, Script]]:
-    """Per task `per_task` episodes and what is changed in each, fewer where there are no more; tasks in order of their ids.
+def choose_variants(traces: Sequence[Trace], *, kind: str, per_task: int, seed: str) -> list[tuple[Trace, Script]]:
+    """Draws `per_task` episodes per task and what is changed in each, fewer where there are no more; by id of the task.
 
     Turns are drawn without replacement among those of episodes that came to an end; each agent's turn before any agent's
     second one, so that every agent has a baseline as soon as there are as many variants as agents.
@@ -66,14 +68,14 @@ def choose(traces: Sequence[Trace], *, kind: str, per_task: int, seed: str) -> l
     by_task: dict[str, list[Trace]] = {}
     for trace in sorted(traces, key=lambda t: (t.task.task_id, t.episode_index)):
         by_task.setdefault(trace.task.task_id, []).append(trace)
-    found: list[tuple[Trace, Script]] = []
+    chosen: list[tuple[Trace, Script]] = []
     for task_id, episodes in by_task.items():
         if kind == "greedy":
-            found.append((episodes[0], Script(kind="greedy")))
+            chosen.append((episodes[0], Script(kind="greedy")))
             continue
         drawn = random.Random(f"variants/{seed}/{task_id}")
-        found += [_changed(trace, agent, kind, drawn) for trace, agent in _turns(episodes, drawn)[:per_task]]
-    return found
+        chosen += [_changed(trace, agent, kind, drawn) for trace, agent in _turns(episodes, drawn)[:per_task]]
+    return chosen
 
 
 def _turns(episodes: Sequence[Trace], drawn: random.Random) -> list[tuple[Trace, str]]:

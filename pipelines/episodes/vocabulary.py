@@ -17,9 +17,9 @@ NO_IDS = ("truncation", "padding", "version")
 
 
 def version_that_acted(weights: WeightStore, group: str, traces: Iterable[Trace]) -> ModelVersionRef | None:
-    """A version whose tokenizer made the traces' token ids of a model group, None where none is left.
+    """A version whose tokenizer made the traces' token ids of a model group; None where none is left.
 
-    Every version of a model group has the tokenizer of version 0, so any that is still there tells.
+    Every version of a model group has the tokenizer of version 0, so that any version will do.
     """
     acted = {trace.policy_versions[group] for trace in traces if group in trace.policy_versions}
     return next((ref for version in sorted({0, *acted}) if (ref := weights.ref(group, version))), None)
@@ -31,7 +31,7 @@ def vocabulary_of(ref: ModelVersionRef) -> dict[str, Any]:
 
 
 def vocabulary(folder: Path) -> dict[str, Any]:
-    """What decides, in a model folder, which text has which token ids."""
+    """The entries of a model folder's tokenizer.json that decide which text has which token ids."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{folder} has no tokenizer.json, by which the tokenizers of stored traces are compared")

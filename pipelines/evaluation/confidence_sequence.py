@@ -1,9 +1,10 @@
 """confidence_sequence: paired differences that come in steps -> an interval that may be looked at after each of them.
 
-An interval for a fixed number of tasks, looked at again and again until it is convenient, promotes far more often by
-chance than it says: 5% become 18% with ten looks. Here the chance that the interval ever misses the mean, at any number of
-tasks, is at most 1 - confidence, so that looking is free (Waudby-Smith and Ramdas 2024, "Estimating means of bounded
-random variables by betting"). The price is a wider interval: `python -m tests.bench --only gate` shows what that costs.
+An interval for a fixed number of tasks that is looked at repeatedly, until a team may be promoted, promotes by chance far
+more often than its confidence says: 5% become 18% with ten looks. Here the chance that the interval ever misses the mean,
+at any number of tasks, is at most 1 - confidence, however often it is looked at (Waudby-Smith and Ramdas, "Estimating means
+of bounded random variables by betting", arXiv 2010.09686). The price is a wider interval: `python -m tests.bench --only gate`
+measures it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 from pipelines.evaluation.statistics import Interval, Outcomes, paired_differences
 
 RESOLUTION = 1e-4
-"""Of the bounds; they are rounded outwards."""
+"""Grid of the bounds, which are rounded outwards."""
 VARIANCE = 0.3
-"""Of a task's difference, as bets expect it: two teams that disagree on a third of the tasks. Another one costs power only."""
+"""Variance of a task's difference that bets are made for: two teams that disagree on a third of the tasks. With another
+variance the interval still holds, but is wider."""
 
 
 def paired_sequence(candidate: Outcomes, champion: Outcomes, *, planned: int, confidence: float = 0.95) -> Interval:
@@ -27,7 +29,7 @@ def paired_sequence(candidate: Outcomes, champion: Outcomes, *, planned: int, co
     Each side has half of 1 - confidence for itself. The order of the tasks does not matter.
 
     Args:
-        planned: tasks after which the evaluation ends at the latest: where bets are to tell most. It may go on all the same.
+        planned: tasks after which the evaluation is to end, for which the bets are best. The interval holds beyond them, too.
 
     Raises ValueError as `paired_interval` does, and for an outcome outside [0, 1].
     """

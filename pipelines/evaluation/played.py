@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pipelines.credit.rule import SCORED_STATUSES
 from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
-from pipelines.evaluation.statistics import (
-    Interval,
-    mean_interval,
-    pass_at_k,
-)
+from pipelines.evaluation.statistics import Interval, mean_interval, pass_at_k
 from pipelines.evaluation.teams import Models
-from pipelines.run.run import Run, plain
-from pipelines.run.scoring import assign, per_agent
+from pipelines.run.run import Run
+from pipelines.run.scoring import assign_credit, per_agent
 from pipelines.run.serving import app_names, serve
+from stores.stage_results import Measured, TeamScore
 from stores.types import EpisodeStatus, Purpose, Task
 
 
-def measure(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> dict[str, Any]:
-    """A team on the test tasks, which neither training nor the gate sees: the reported before and after."""
-    played = play(run, models, run.tasks("test"), iteration=0, purpose=Purpose.TEST, progress=progress)
-    return {**played.report(run), "iteration": iteration, "outcomes": {t: list(o) for t, o in played.outcomes.items()}}
+def measure_on_test_tasks(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> Measured:
+    """Scores a team on the test tasks, which neither training nor the gate sees: the reported before and after."""
+    played = play_team(run, models, run.tasks("test"), iteration=0, purpose=Purpose.TEST, progress=progress)
+    return Measured(
+        score=played.score(run),
+        iteration=iteration,
+        outcomes={task: tuple(outcomes) for task, outcomes in played.outcomes.items()},
+        sampling_seconds=played.sampled.sampling_seconds,
+        num_tokens=played.sampled.num_tokens,
+    )
 
 
 class Played:
-    """Evaluation episodes of one team and what they scored; those in which another version had a part count as failed."""
+    """Evaluation episodes of one team and their rewards; those in which another version had a part count as failed."""
 
     def __init__(self, run: Run, sampled: Sampled, models: Models) -> None:
         self.sampled, self.models = sampled, models
@@ -34,14 +36,15 @@ class Played:
         self.traces = [t for t in traces if t.status in SCORED_STATUSES and not t.is_version_mixed]
         self.failed = [t for t in traces if t.status not in SCORED_STATUSES or t.is_version_mixed]
         self.num_failed = len(self.failed)
-        self.rewards = assign(run, self.traces)
+        self.rewards = assign_credit(run, self.traces)
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
         self.outcomes: dict[str, list[float]] = {}
+        """By task id, the outcome of each episode that counts."""
         for trace, credit in zip(self.traces, self.rewards, strict=True):
             self.outcomes.setdefault(trace.task.task_id, []).append(credit.outcome)
 
-    def report(self, run: Run) -> dict[str, Any]:
-        """Accuracy with interval, avg@k, pass@k, per agent, per source."""
+    def score(self, run: Run) -> TeamScore:
+        """Accuracy with its interval, pass@k, figures per agent and accuracy per data set."""
         settings = run.config.evaluate
         accuracy = self._interval(run, self.outcomes)
         sources = sorted({trace.task.source for trace in self.traces})
@@ -49,28 +52,26 @@ class Played:
             source: {t.task.task_id: self.outcomes[t.task.task_id] for t in self.traces if t.task.source == source}
             for source in sources
         }
-        return {
-            "policy_versions": _versions(self.models),
-            "accuracy": accuracy.mean,
-            "ci95": accuracy.ci95,
-            "num_tasks": len(self.outcomes),
-            "num_failed": self.num_failed,
-            "k": settings.episodes_per_task,
-            "pass_at_k": pass_at_k(self.outcomes, settings.episodes_per_task) if not self.num_failed else None,
-            "ok_share": self.ok_share,
-            "agents": per_agent(self.traces, self.rewards),
-            "sources": {source: self._interval(run, outcomes).mean for source, outcomes in by_source.items()},
-            "traces": plain(self.sampled.traces),
-            "sampling_seconds": self.sampled.sampling_seconds,
-            "num_tokens": self.sampled.num_tokens,
-        }
+        return TeamScore(
+            policy_versions=versions_of(self.models),
+            accuracy=accuracy.mean,
+            ci95=(accuracy.low, accuracy.high),
+            num_tasks=len(self.outcomes),
+            num_failed=self.num_failed,
+            k=settings.episodes_per_task,
+            pass_at_k=pass_at_k(self.outcomes, settings.episodes_per_task) if not self.num_failed else None,
+            ok_share=self.ok_share,
+            agents=per_agent(self.traces, self.rewards),
+            sources={source: self._interval(run, outcomes).mean for source, outcomes in by_source.items()},
+            traces=self.sampled.traces,
+        )
 
     def _interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:
         settings = run.config.evaluate
         return mean_interval(outcomes, seed=run.config.seed, num_samples=settings.bootstrap_samples)
 
 
-def play(
+def play_team(
     run: Run,
     models: Models,
     tasks: list[Task],
@@ -80,7 +81,7 @@ def play(
     occasion: str = "",
     progress: Progress | None = None,
 ) -> Played:
-    """Serves `models` and lets them play `tasks`; the scores are written beside those of training.
+    """Serves `models` and has them play `tasks`; the rewards are written beside those of training.
 
     What is stored of the same versions, iteration, purpose and occasion is not played again.
     """
@@ -105,5 +106,6 @@ def play(
     return played
 
 
-def _versions(models: Models) -> dict[str, int]:
+def versions_of(models: Models) -> dict[str, int]:
+    """By model group, the number of its version."""
     return {group: ref.version for group, ref in sorted(models.items())}

@@ -144,9 +144,9 @@ def crossed_interval(
     if not differences or not differences[0]:
         raise ValueError("no differences to average: at least one seed and one task are needed")
     tasks = sorted(differences[0])
-    if any(sorted(one) != tasks for one in differences):
+    if any(sorted(by_task) != tasks for by_task in differences):
         raise ValueError("a crossed comparison needs the same tasks for every seed")
-    values = np.array([[one[task] for task in tasks] for one in differences])
+    values = np.array([[by_task[task] for task in tasks] for by_task in differences])
     num_seeds, num_tasks = values.shape
     rng = np.random.default_rng(seed)
     of_seed = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=num_samples) / num_seeds

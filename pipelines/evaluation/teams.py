@@ -1,8 +1,8 @@
-"""contenders: candidate and champion -> the teams that meet the champion, and which of them is promoted.
+"""teams: candidate and champion -> the teams that are compared with the champion, and which of them is promoted.
 
 The candidate is one. With cross-play every newly trained model group also plays with the champion's others, and, where there
-are three or more, all that help by themselves play together: a group that got worse does not hold the others back, nor does
-it come into service behind them.
+are three or more, all that help by themselves play together: a group that got worse does not keep the others from being
+promoted, nor is it promoted with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Models = Mapping[str, ModelVersionRef]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A team that meets the champion."""
+    """A team that is compared with the champion."""
 
     groups: tuple[str, ...]
     """Model groups that are the candidate's; the others are the champion's."""
@@ -36,8 +36,8 @@ def first_contenders(candidate: Models, champion: Models, *, cross_play: bool) -
 def helpful_contender(
     evidence: Mapping[tuple[str, ...], Evidence], candidate: Models, champion: Models
 ) -> Contender | None:
-    """All groups that gained by themselves, together; None where that is a team which plays already, or nobody's."""
-    gains = {groups[0]: of.gain for groups, of in evidence.items() if len(groups) == 1}
+    """All groups that gained by themselves, together; None where no group did, or that team plays already."""
+    gains = {groups[0]: found.gain for groups, found in evidence.items() if len(groups) == 1}
     helping = tuple(group for group, gain in gains.items() if gain is not None and gain.mean > 0)
     return None if not helping or helping in evidence else _contender(helping, candidate, champion)
 
@@ -47,24 +47,23 @@ def num_possible(candidate: Models, champion: Models, *, cross_play: bool) -> in
     return 2 ** len(new_groups(candidate, champion)) - 1 if cross_play else 1
 
 
-def choose(
+def choose_contender(
     verdicts: Mapping[tuple[str, ...], Verdict], evidence: Mapping[tuple[str, ...], Evidence]
 ) -> tuple[tuple[str, ...], Verdict]:
     """The team that the decision is about, by its new groups, and the decision.
 
-    Of those that may be promoted the one that gained most. Else the candidate, and it is inconclusive while any team is.
+    Of those that may be promoted it is the one that gained most. Where none may, it is the candidate, unless another team
+    is inconclusive and the candidate is not.
     """
-    whole = next(iter(verdicts))
-    promoted = [groups for groups, of in verdicts.items() if of.verdict == "promote"]
+    candidate = next(iter(verdicts))
+    promoted = [groups for groups, verdict in verdicts.items() if verdict.verdict == "promote"]
     if promoted:
         best = max(promoted, key=lambda groups: gain.mean if (gain := evidence[groups].gain) else 0.0)
-        return best, _named(best, verdicts)
-    open_ones = [groups for groups, of in verdicts.items() if of.verdict == "inconclusive"]
-    return (
-        (whole, verdicts[whole])
-        if whole in open_ones or not open_ones
-        else (open_ones[0], _named(open_ones[0], verdicts))
-    )
+        return best, _naming_team(best, verdicts)
+    inconclusive = [groups for groups, verdict in verdicts.items() if verdict.verdict == "inconclusive"]
+    if inconclusive and candidate not in inconclusive:
+        return inconclusive[0], _naming_team(inconclusive[0], verdicts)
+    return candidate, verdicts[candidate]
 
 
 def new_groups(candidate: Models, champion: Models) -> tuple[str, ...]:
@@ -76,9 +75,9 @@ def _contender(groups: tuple[str, ...], candidate: Models, champion: Models) -> 
     return Contender(groups=groups, models={**champion, **{group: candidate[group] for group in groups}})
 
 
-def _named(groups: tuple[str, ...], verdicts: Mapping[tuple[str, ...], Verdict]) -> Verdict:
-    """The verdict, saying whose it is where several teams play."""
-    found = verdicts[groups]
+def _naming_team(groups: tuple[str, ...], verdicts: Mapping[tuple[str, ...], Verdict]) -> Verdict:
+    """The verdict; where several teams play, its condition names the team."""
+    verdict = verdicts[groups]
     if len(verdicts) == 1:
-        return found
-    return Verdict(verdict=found.verdict, condition=f"new {', '.join(groups)}: {found.condition}")
+        return verdict
+    return Verdict(verdict=verdict.verdict, condition=f"new {', '.join(groups)}: {verdict.condition}")

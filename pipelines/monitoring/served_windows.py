@@ -17,10 +17,10 @@ from pipelines.release.gateway_answers import gateway_answers
 from pipelines.run.run import Run
 from serve_apps.gateway.figures import Sums, added, total
 from stores.files import is_uri, local_path
+from stores.run_values import RunValue
 from stores.served import ServedStore
 from stores.types import SERVED, Trace
 
-UNTIL = "watch/until"
 FIGURES = {
     "completion_tokens": "completion_tokens",
     "latency_s": "seconds",
@@ -45,7 +45,7 @@ class Served:
 
 def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
     """Reads both; nothing is kept before `seen` says that the windows were judged."""
-    kept = run.journal.value(run.run_id, UNTIL) or {}
+    kept = run.journal.value(run.run_id, RunValue.WATCH_UNTIL) or {}
     until: dict[str, Any] = dict(kept) if kept.get("team_version") == version else {"team_version": version}
     config, waiting = run.config.watch, dict[str, str]()
     windows: dict[str, Window] = {}
@@ -67,7 +67,7 @@ def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
 
 def seen(run: Run, served: Served) -> None:
     """The next windows begin where these end."""
-    run.journal.put_value(run.run_id, UNTIL, served.until)
+    run.journal.put_value(run.run_id, RunValue.WATCH_UNTIL, served.until)
 
 
 def _latest(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ from pipelines.monitoring.episode_metrics import Window, window_of
 from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
 from stores.metrics import send
-from stores.types import SERVED, RewardsRef, TracesRef
+from stores.run_values import RunValue
+from stores.types import SERVED
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,11 @@ def look_at_iteration(run: Run, iteration: int, *, at: float) -> dict[str, Any]:
     The team changes with every iteration. A trend widens its own limits: what lies on a line is 1.7 standard deviations from
     the mean of what came before, never more. What the gate compares is not judged again here.
     """
-    collect, score = (run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score"))
-    assert collect and score, "an iteration is recorded once its stages are done"
-    paid = {r.episode_id: r for r in run.traces.read_rewards(RewardsRef(**score["rewards"]))}
+    done = run.iteration(iteration)
+    paid = {r.episode_id: r for r in run.traces.read_rewards(done.scored.rewards)}
     traces = (
         trace
-        for trace in run.traces.read_traces(TracesRef(**collect["traces"]))
+        for trace in run.traces.read_traces(done.collected.traces)
         if not trace.variant and SERVED not in trace.outcome_metadata
     )
     window = window_of(traces, key=f"{ITERATION}/{iteration}", at=at, rewards=paid)
@@ -68,9 +68,9 @@ def look(
             out = tuple(j.figure for j in found[source] if j.state == "alarm")
             _keep(run, source, replace(window, alarms=out))
         told = _told(found, waiting or {}, key=key, at=max((w.at for w in windows.values()), default=time.time()))
-        latest = run.journal.value(run.run_id, f"watch/latest/{kind}")
+        latest = run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind))
         if latest is None or latest["at"] <= told["at"]:
-            run.journal.put_value(run.run_id, f"watch/latest/{kind}", told)
+            run.journal.put_value(run.run_id, RunValue.WATCH_LATEST.of(kind), told)
         for alarm in told["alarms"]:
             logger.warning("alarm: %s, %s: %s; try: %s", alarm["source"], alarm["figure"], alarm["what"], alarm["try"])
         _note(run, key, told["alarms"])
@@ -86,24 +86,24 @@ def judged_only(run: Run, windows: Mapping[str, Window]) -> dict[str, Any]:
 def accept(run: Run, reason: str) -> dict[str, Any]:
     """What was seen until now is usual from now on; returns {"accepted_at", "reason"}."""
     kept = {"accepted_at": time.time(), "reason": reason}
-    run.journal.put_value(run.run_id, "watch/accepted", kept)
+    run.journal.put_value(run.run_id, RunValue.WATCH_ACCEPTED, kept)
     return kept
 
 
 def kept_windows(run: Run, source: str) -> list[Window]:
     """The history of a source, oldest first, as it counts now: what was accepted, or promoted after, has no alarms."""
     accepted_at = max(
-        [float((run.journal.value(run.run_id, "watch/accepted") or {}).get("accepted_at", 0.0))]
+        [float((run.journal.value(run.run_id, RunValue.WATCH_ACCEPTED) or {}).get("accepted_at", 0.0))]
         + [float(entry["at"]) for entry in history(run)]
     )
-    kept = (run.journal.value(run.run_id, f"watch/{source}") or {}).get("windows", [])
+    kept = (run.journal.value(run.run_id, RunValue.WATCH.of(source)) or {}).get("windows", [])
     windows = [Window.from_json(data) for data in kept]
     return [replace(w, alarms=()) if w.at <= accepted_at else w for w in windows]
 
 
 def alarm_to_hold(run: Run) -> str:
     """What the latest iteration's look alarms of, where nobody has accepted it and `watch.on_alarm` is hold; else empty."""
-    latest = run.journal.value(run.run_id, f"watch/latest/{ITERATION}")
+    latest = run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(ITERATION))
     if run.config.watch.on_alarm == "tell" or latest is None or latest["state"] != "alarm":
         return ""
     still = any(w.key == latest["key"] and w.alarms for w in kept_windows(run, ITERATION))
@@ -147,7 +147,7 @@ def _judged(run: Run, source: str, window: Window, windows: Mapping[str, Window]
 
 def _keep(run: Run, source: str, window: Window) -> None:
     """The latest windows by their time, as they were found; accepting them is another matter."""
-    name = f"watch/{source}"
+    name = RunValue.WATCH.of(source)
     kept = (run.journal.value(run.run_id, name) or {}).get("windows", [])
     others = [data for data in kept if data["key"] != window.key]
     windows = sorted([*others, window.to_json()], key=lambda data: float(data["at"]))
@@ -187,9 +187,9 @@ def _plain(judged: Judged) -> dict[str, Any]:
 
 def _note(run: Run, key: str, alarms: list[dict[str, str]]) -> None:
     """Events in the journal, the latest hundred; those of a look that is repeated once."""
-    past = (run.journal.value(run.run_id, "watch/events") or {}).get("events", [])
+    past = (run.journal.value(run.run_id, RunValue.WATCH_EVENTS) or {}).get("events", [])
     others = [event for event in past if event["key"] != key]
     team = champion_version(run)
     new = [{"key": key, "at": time.time(), "team_version": team, **alarm} for alarm in alarms]
     if new or len(others) < len(past):
-        run.journal.put_value(run.run_id, "watch/events", {"events": [*others, *new][-NUM_EVENTS:]})
+        run.journal.put_value(run.run_id, RunValue.WATCH_EVENTS, {"events": [*others, *new][-NUM_EVENTS:]})

@@ -23,6 +23,7 @@ from pipelines.release.gateway_answers import gateway_answers
 from pipelines.run.champions import set_champion
 from pipelines.run.run import Run
 from serve_apps.gateway.figures import Since, Sums, by_version, total
+from stores.run_values import RunValue
 from stores.team import Team
 from stores.waiting import waiting
 
@@ -32,7 +33,6 @@ RATIOS = ("completion_tokens", "latency_s")
 """Figures that are compared as a ratio; shares are compared as a difference."""
 GROWTH = 1.3
 """By how much the fewer answers have to have grown before the next look counts as one."""
-JOURNAL_KEY = "traffic"
 
 State = Literal["holds", "broken", "unclear"]
 
@@ -229,5 +229,5 @@ def _told(run: Run, verdict: str, reason: str, *, version: int, **more: Any) -> 
 
 def _note(run: Run, event: Mapping[str, Any]) -> None:
     """In the journal, the latest hundred."""
-    past = (run.journal.value(run.run_id, JOURNAL_KEY) or {}).get("events", [])
-    run.journal.put_value(run.run_id, JOURNAL_KEY, {"events": [*past, {"at": time.time(), **event}][-100:]})
+    past = (run.journal.value(run.run_id, RunValue.TRAFFIC) or {}).get("events", [])
+    run.journal.put_value(run.run_id, RunValue.TRAFFIC, {"events": [*past, {"at": time.time(), **event}][-100:]})

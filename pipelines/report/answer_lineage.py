@@ -1,9 +1,9 @@
-"""answer_lineage: an answer in service that was kept -> who gave it, what shaped that team, and what the answer has shaped.
+"""answer_lineage: an answer of the gateway that was kept -> the team that gave it, that team's lineage, and what was trained on it.
 
     answer ── team version ──> lineage of the team                                           down
     answer ── collect.from_service ──> an iteration ──> model versions ──> teams             up
 
-No text of anybody. An answer that was not kept still names its team version, in `system_fingerprint` and `x-troupe-team`.
+Shows no prompt and no answer. An answer that was not kept names its team version in `system_fingerprint` and `x-troupe-team`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pipelines.episodes.from_service import copy_id, has_store, served_group, ta
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team, shaped_by_group
 from pipelines.run.run import Run
 from stores.served import ServedStore
+from stores.stage_results import Collected
 from stores.types import SERVED, Trace
 
 
 def lineage_of_id(run: Run, some_id: str) -> dict[str, Any]:
-    """Of an answer by its id, or else of an episode of the run by its id or the only beginning of it; ValueError."""
+    """The lineage of an answer by its id, or of an episode by its id or a unique beginning of it; ValueError for neither."""
     trace = ServedStore(run.served_uri).served(some_id) if has_store(run) else None
     if trace is not None:
         return lineage_of_answer(run, trace)
@@ -56,8 +57,8 @@ def lineage_of_answer(run: Run, trace: Trace) -> dict[str, Any]:
             "sampled_by": _sampled_by(trace),
             "is_trainable": about["is_trainable"],
             "feedback": [
-                {"key": said.key, "at": said.at, "score": said.score, "label": said.label}
-                for said in ServedStore(run.served_uri).feedback_on([trace.episode_id])
+                {"key": feedback.key, "at": feedback.at, "score": feedback.score, "label": feedback.label}
+                for feedback in ServedStore(run.served_uri).feedback_on([trace.episode_id])
             ],
         },
         "shaped": _shaped(run, trace.episode_id),
@@ -66,21 +67,21 @@ def lineage_of_answer(run: Run, trace: Trace) -> dict[str, Any]:
 
 
 def _sampled_by(trace: Trace) -> dict[str, dict[str, Any]]:
-    """By agent, of which model group and versions its turns are; "" where a caller asked the model group itself."""
-    found: dict[str, dict[str, Any]] = {}
+    """By agent, the model group and versions that sampled its turns; "" where a caller asked the model group itself."""
+    sampled_by: dict[str, dict[str, Any]] = {}
     for turn in trace.turns:
-        of = found.setdefault(turn.agent, {"model_group": turn.model_group, "versions": [], "num_turns": 0})
-        of["versions"] = sorted({*of["versions"], turn.policy_version})
-        of["num_turns"] += 1
-    return found
+        entry = sampled_by.setdefault(turn.agent, {"model_group": turn.model_group, "versions": [], "num_turns": 0})
+        entry["versions"] = sorted({*entry["versions"], turn.policy_version})
+        entry["num_turns"] += 1
+    return sampled_by
 
 
 def _shaped(run: Run, trace_id: str) -> dict[str, Any] | None:
     """What the one iteration that took the answer in made of it; None where none did."""
     for iteration in range(1, run.config.iterations + 1):
         if trace_id in taken_ids(run, iteration):
-            collected = run.journal.ref(run.key(iteration, "collect"))
-            key = None if collected is None else collected["traces"]["team_key"]
+            collected = run.iteration(iteration).find(Collected)
+            key = None if collected is None else collected.traces.team_key
             return {
                 "iteration": iteration,
                 "episode_id": None if key is None else copy_id(run, iteration, trace_id, team_key=key),

@@ -1,4 +1,4 @@
-"""inspect: what is stored -> what a person looks at: runs, episodes, differences, exported weights, ad hoc evaluations."""
+"""inspect: what is stored -> views for people: runs, episodes, differences; exported weights, ad hoc evaluations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from rich.text import Text
 from pipelines.config.sections import TaskSourceConfig
 from pipelines.run.run import Run
 from pipelines.tasks.sources import digest, load_tasks
+from stores.run_values import RunValue
+from stores.stage_results import Decided
 from stores.types import EpisodeRewards, Purpose, Trace
 
 if TYPE_CHECKING:
@@ -30,9 +32,9 @@ def runs_table(journals: Sequence[Journal]) -> Table:
     for journal in journals:
         for row in journal.runs():
             stages = journal.stages(row.run_id)
-            done = sum(s.stage == "promote" and s.status == "done" and s.iteration > 0 for s in stages)
+            done = sum(s.stage == Decided.STAGE and s.status == "done" and s.iteration > 0 for s in stages)
             last = max(stages, key=lambda s: s.started_at or 0.0, default=None)
-            champion = journal.value(row.run_id, "champion")
+            champion = journal.value(row.run_id, RunValue.CHAMPION)
             table.add_row(
                 row.run_id,
                 str(done),
@@ -45,25 +47,25 @@ def runs_table(journals: Sequence[Journal]) -> Table:
 
 
 def episode_view(run: Run, episode_id: str) -> RenderableType:
-    """Every turn of an episode with its credit."""
+    """Shows every turn of an episode with its credit."""
     trace = run.traces.get_trace(episode_id)
     rewards = [r for r in run.traces.rewards_of(trace.episode_id) if r.credit_version == run.credit_version]
     return _episode(trace, rewards[0] if rewards else None)
 
 
 def diff_view(run: Run, task_id: str, first: int, second: int) -> RenderableType:
-    """The same task, played after two iterations, side by side; ValueError where one was never played."""
+    """Shows the same task, played after two iterations, side by side; ValueError where one was never played."""
     return Columns([_played(run, task_id, iteration) for iteration in (first, second)], equal=True, expand=True)
 
 
 def _played(run: Run, task_id: str, iteration: int) -> RenderableType:
     versions = {group: ref.version for group, ref in run.trained(iteration).items()}
-    found = run.traces.find_traces(run_id=run.run_id, task_id=task_id, variant="", limit=1000)
+    traces = run.traces.find_traces(run_id=run.run_id, task_id=task_id, variant="", limit=1000)
     for purpose in VERSIONS_BY_PURPOSE:
-        for trace in found:
+        for trace in traces:
             if trace.purpose is purpose and dict(trace.policy_versions) == versions:
                 return episode_view(run, trace.episode_id)
-    played = sorted({str(dict(t.policy_versions)) for t in found})
+    played = sorted({str(dict(t.policy_versions)) for t in traces})
     raise ValueError(
         f"task {task_id!r} was not played by versions {versions} (after iteration {iteration}); "
         f"versions that played it: {'; '.join(played) or 'none'}"
@@ -126,20 +128,20 @@ def serve_config(run: Run, alias: str) -> dict[str, Any]:
     from pipelines.run.serving import app_names, app_specs
     from serve_apps.policy.deployment import app_entry
 
-    _, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
+    _, team = run.load_team(alias)
     specs = app_specs(run, team.models, app_names(run, "production"))
     return {"proxy_location": "EveryNode", "applications": [app_entry(spec) for spec in specs]}
 
 
 def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") -> dict[str, Any]:
-    """A registered team (alias or version number) on a file of tasks; what it has played of the same tasks is kept."""
+    """Has a registered team (alias or version number) play a file of tasks; episodes that it played before are used again."""
     from pipelines.cluster.connect import connect
     from pipelines.episodes.collector import end_collectors
-    from pipelines.evaluation.played import play
+    from pipelines.evaluation.played import play_team
     from pipelines.run.watchdog import Watchdog
 
     tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))
-    version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
+    version, team = run.load_team(alias)
     connect(address)
     with run.hold_engines():
         watchdog = Watchdog(
@@ -147,6 +149,12 @@ def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") 
         )
         occasion = f"evaluate/{digest(tasks)}"
         played = watchdog.watch(
-            lambda: play(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC, occasion=occasion)
+            lambda: play_team(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC, occasion=occasion)
         )
-    return {"team": run.team_name, "team_version": version, **played.report(run)}
+    return {
+        "team": run.team_name,
+        "team_version": version,
+        **played.score(run).to_json(),
+        "sampling_seconds": played.sampled.sampling_seconds,
+        "num_tokens": played.sampled.num_tokens,
+    }

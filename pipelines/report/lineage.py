@@ -3,42 +3,42 @@
     team ── models ── parents ──> iterations ──> traces@v, rewards@v, evaluation, DAG runs and Ray jobs      down
     episode ──> the iteration that trained on it ──> model versions ── children ──> teams                     up
 
-Read from manifests, journal and registry; nothing is recorded for it. For an answer in service see answer_lineage.py.
+Read from manifests, journal and registry; nothing is recorded for it. For an answer of the gateway see answer_lineage.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipelines.cluster.owner_links import links
+from pipelines.cluster.owner_links import owner_links
 from pipelines.episodes.from_run import source_of
 from pipelines.episodes.from_service import has_store, taken_ids
-from pipelines.run.run import Run
+from pipelines.run.run import Run, plain
 from stores.served import ServedStore
+from stores.stage_results import Collected, Evaluated, Scored
 from stores.team import Team, TeamVersion
-from stores.types import SERVED, ModelVersionRef, Purpose, TracesRef
+from stores.types import SERVED, ModelVersionRef, Purpose
 
 
 def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
-    """Everything behind a team version: {"team", "models", "iterations", "episodes"}, the oldest iteration first.
+    """Collects what led to a team version: {"team", "models", "iterations", "episodes"}, the oldest iteration first.
 
-    `episodes` counts those that its models were trained on, those among them that callers had judged, and its own answers
-    in service that are kept.
+    `episodes` counts those that its models were trained on, those among them that callers gave feedback on, and its own
+    answers of the gateway that are kept.
     """
     models, iterations = {}, set[int]()
     for group, ref in sorted(team.models.items()):
         ancestors = _ancestors(run, ref)
         models[group] = [
-            {"version": one.version, "uri": one.uri, "sha256": one.manifest_sha256, **_about(run, one)}
-            for one in ancestors
+            {"version": a.version, "uri": a.uri, "sha256": a.manifest_sha256, **_manifest(run, a)} for a in ancestors
         ]
-        iterations |= {one.version for one in ancestors}
-    found = [_iteration(run, number) for number in sorted(iterations)]
+        iterations |= {ancestor.version for ancestor in ancestors}
+    data = [_iteration(run, number) for number in sorted(iterations)]
     return {
         "team": {
             "name": run.team_name,
             "version": version,
-            "aliases": _of(run, version).aliases,
+            "aliases": _team_version(run, version).aliases,
             "workflow": team.workflow,
             "credit": dict(team.credit),
             "prompts_sha256": team.prompts_sha256,
@@ -50,17 +50,17 @@ def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
             "accuracy": team.evaluation.get("accuracy"),
         },
         "models": models,
-        "iterations": found,
+        "iterations": data,
         "episodes": {
-            "trained_on": sum(one["traces"]["num_episodes"] for one in found if one["traces"]),
-            "from_service": sum(one["from_service"] for one in found),
+            "trained_on": sum(entry["traces"]["num_episodes"] for entry in data if entry["traces"]),
+            "from_service": sum(entry["from_service"] for entry in data),
             "answers_kept": ServedStore(run.served_uri).kept_of(run.team_name, version) if has_store(run) else 0,
         },
     }
 
 
 def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
-    """What an episode had a part in: {"episode", "trained", "teams"}; `trained` is empty where no model learnt from it.
+    """Collects what was trained on an episode: {"episode", "trained", "teams"}; `trained` is empty where nothing was.
 
     Raises ValueError for an unknown episode.
     """
@@ -84,23 +84,24 @@ def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
 def shaped_by_group(run: Run, iteration: int, group_id: str) -> dict[str, Any]:
     """What an iteration made of the episodes of a group: {"trained", "teams"}; both empty where it left them out."""
     trained: dict[str, list[int]] = {}
-    for group, ref in run.train_refs(iteration).items() if _is_pinned(run, iteration, group_id) else ():
-        if ref is not None and ref["model"]["version"] == iteration:
+    results = run.iteration(iteration).find_trained() if _is_pinned(run, iteration, group_id) else {}
+    for group, result in results.items():
+        if result.model.version == iteration:
             trained[group] = [iteration, *_descendants(run, group, iteration)]
     teams = [
-        {"version": of.version, "aliases": of.aliases, "policy_versions": dict(of.policy_versions)}
-        for of in run.registry.versions(run.team_name)
-        if any(of.policy_versions.get(group) in versions for group, versions in trained.items())
+        {"version": team.version, "aliases": team.aliases, "policy_versions": dict(team.policy_versions)}
+        for team in run.registry.versions(run.team_name)
+        if any(team.policy_versions.get(group) in versions for group, versions in trained.items())
     ]
     return {"trained": trained, "teams": teams}
 
 
 def _ancestors(run: Run, ref: ModelVersionRef) -> list[ModelVersionRef]:
     """The versions that led to this one, itself first; they end where one was removed."""
-    found = [ref]
-    while (parent := _parent(run, found[-1])) is not None:
-        found.append(parent)
-    return found
+    ancestors = [ref]
+    while (parent := _parent(run, ancestors[-1])) is not None:
+        ancestors.append(parent)
+    return ancestors
 
 
 def _parent(run: Run, ref: ModelVersionRef) -> ModelVersionRef | None:
@@ -111,7 +112,7 @@ def _parent(run: Run, ref: ModelVersionRef) -> ModelVersionRef | None:
     return None if number is None else run.weights.ref(ref.model_group, number)
 
 
-def _about(run: Run, ref: ModelVersionRef) -> dict[str, Any]:
+def _manifest(run: Run, ref: ModelVersionRef) -> dict[str, Any]:
     try:
         manifest = run.weights.manifest(ref)
     except ValueError:
@@ -131,28 +132,27 @@ def _descendants(run: Run, group: str, version: int) -> list[int]:
 
 def _iteration(run: Run, number: int) -> dict[str, Any]:
     """What an iteration read and wrote, with links to who did it."""
-    collected = run.journal.ref(run.key(number, "collect")) or {}
-    scored = run.journal.ref(run.key(number, "score")) or {}
-    evaluated = run.journal.ref(run.key(number, "evaluate")) or {}
+    iteration = run.iteration(number)
+    collected, scored, evaluated = iteration.find(Collected), iteration.find(Scored), iteration.find(Evaluated)
     source = source_of(run, number)
     return {
         "iteration": number,
-        "traces": collected.get("traces"),
+        "traces": None if collected is None else plain(collected.traces),
         "traces_from": None if source is None else str(source),
         "from_service": len(taken_ids(run, number)),
-        "rewards": scored.get("rewards"),
-        "credit_version": scored.get("credit_version"),
-        "sampled_by": collected.get("policy_versions"),
-        "verdict": evaluated.get("verdict"),
-        "links": links(run.journal.stages(run.run_id, number)),
+        "rewards": None if scored is None else plain(scored.rewards),
+        "credit_version": None if scored is None else scored.credit_version,
+        "sampled_by": None if collected is None else dict(collected.policy_versions),
+        "verdict": None if evaluated is None else evaluated.verdict,
+        "links": owner_links(run.journal.stages(run.run_id, number)),
     }
 
 
 def _is_pinned(run: Run, iteration: int, group_id: str) -> bool:
     """Whether the iteration trained on this group's episodes."""
-    collected = run.journal.ref(run.key(iteration, "collect"))
-    return collected is not None and group_id not in TracesRef(**collected["traces"]).excluded_groups
+    collected = run.iteration(iteration).find(Collected)
+    return collected is not None and group_id not in collected.traces.excluded_groups
 
 
-def _of(run: Run, version: int) -> TeamVersion:
-    return next(of for of in run.registry.versions(run.team_name) if of.version == version)
+def _team_version(run: Run, version: int) -> TeamVersion:
+    return next(team for team in run.registry.versions(run.team_name) if team.version == version)

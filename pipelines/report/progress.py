@@ -1,4 +1,4 @@
-"""progress: what a person sees while a run goes on: a line per stage that moves, a table per iteration, the result."""
+"""progress: what the terminal shows while a run goes on: a moving line per stage, a table per iteration, the result."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from stores.stage_results import Measured
 
 LOG_WIDTH = 110
 """Columns where output goes to a file."""
@@ -25,7 +27,7 @@ class Screen:
 
     @contextmanager
     def stage(self, name: str, iteration: int | None = None) -> Iterator[Callable[..., None]]:
-        """A line for one stage; what it yields takes (done, total, word or number) as often as there is news."""
+        """Shows a line for one stage; yields a function to call with (done, total, word or number) when there is progress."""
         line = _Line(name, iteration)
         if not self.console.is_terminal:
             yield line.update
@@ -36,22 +38,23 @@ class Screen:
         self.console.print(line.render(is_done=True))
 
     def iteration(self, summary: Mapping[str, Any]) -> None:
-        """The table after an iteration."""
+        """Shows the table of a finished iteration."""
         from pipelines.report.sections import iteration_table
 
         self.console.print(iteration_table(summary))
 
-    def measured(self, name: str, report: Mapping[str, Any] | None) -> None:
-        """Accuracy on the test tasks, with its interval."""
-        if report is not None:
-            low, high = report["ci95"]
+    def measured(self, name: str, measured: Measured | None) -> None:
+        """Shows the accuracy on the test tasks, with its interval."""
+        if measured is not None:
+            score = measured.score
+            low, high = score.ci95
             self.console.print(
-                f"[bold]{name}[/]: accuracy {report['accuracy']:.3f} \\[{low:.3f}, {high:.3f}] on {report['num_tasks']} "
+                f"[bold]{name}[/]: accuracy {score.accuracy:.3f} \\[{low:.3f}, {high:.3f}] on {score.num_tasks} "
                 "test tasks that neither training nor the gate sees"
             )
 
-    def result(self, report: Mapping[str, Any], places: Sequence[str]) -> None:
-        """Before, after, difference, and where to read more."""
+    def result(self, report: Mapping[str, Any], paths: Sequence[str]) -> None:
+        """Shows accuracy before and after, the difference, and where the reports are."""
         if report["before"] and report["after"]:
             low, high = report["delta_ci95"]
             self.console.print(
@@ -59,8 +62,8 @@ class Screen:
                 f"{report['delta']:+.3f} \\[{low:+.3f}, {high:+.3f}] in {report['seconds']['total']:.0f} s, "
                 f"team version {report['team_version']}"
             )
-        for place in places:
-            self.console.print(place, soft_wrap=True)
+        for path in paths:
+            self.console.print(path, soft_wrap=True)
 
 
 class _Line:

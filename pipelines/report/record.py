@@ -1,4 +1,4 @@
-"""record: an iteration whose stages are done -> where people look: MLflow, report.json, report.html.
+"""record: an iteration whose stages are done -> what shows it to people: MLflow, report.json, report.html.
 
     journal, traces ──> an MLflow run of the iteration, nested under the run's own, with links to DAG run and Ray jobs
                    ├──> a point on every curve of the run's own
@@ -15,14 +15,18 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.cluster.observe import tell_stages
-from pipelines.cluster.owner_links import as_markdown, links, stage_owner
+from pipelines.cluster.observe import send_stage_points
+from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.episodes.from_run import source_of
 from pipelines.monitoring.watching import CHAMPION, ITERATION, look_at_iteration, look_metrics, look_tags
 from pipelines.report.summary import iteration_summary, run_report, summaries
 from pipelines.run.run import Run, plain
+from pipelines.stages.table import STAGES
 from stores.files import write_file
+from stores.journal import DONE
 from stores.logs import bound
+from stores.run_values import RunValue
+from stores.stage_results import Measured
 from stores.types import EpisodeRewards, Trace
 
 STAGE = "record"
@@ -32,19 +36,19 @@ NUM_TRACES = 8
 
 
 def record(run: Run, iteration: int) -> dict[str, Any]:
-    """Shows a finished iteration to people; returns and keeps {"mlflow_run_id", "mlflow_url", "report", "links", "watch"}.
+    """Shows a finished iteration in MLflow and the report; returns {"mlflow_run_id", "mlflow_url", "report", "links", "watch"}.
 
-    Links to the DAG run and the Ray jobs come from the environment and the journal, see `links`. Raises ValueError where
-    a stage of the iteration is not done.
+    Links to the DAG run and the Ray jobs come from the environment and the journal, see `owner_links`. Raises ValueError
+    where a stage of the iteration is not done.
     """
     with bound(run=run.run_id, iteration=iteration, stage=STAGE):
         ref = run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
-        tell_stages(row for row in run.journal.stages(run.run_id, iteration) if row.stage == STAGE)
+        send_stage_points(row for row in run.journal.stages(run.run_id, iteration) if row.stage == STAGE)
         return ref
 
 
 def open_parent(run: Run) -> None:
-    """The MLflow run of the whole run, made or opened again, with what the run config says."""
+    """Makes the MLflow run of the whole run, or opens it again, with the main settings of the run config."""
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -62,47 +66,46 @@ def open_parent(run: Run) -> None:
 
 
 def finish_parent(run: Run) -> dict[str, Any]:
-    """The end of a run: reports with `after`, the result in MLflow; returns report.json's content."""
-    report, places = write_reports(run)
+    """Ends a run: writes the reports with `after` and the result into MLflow; returns report.json's content."""
+    report, paths = write_reports(run)
     numbers = {k: report[k] for k in ("delta", "sync_seconds") if report[k] is not None}
     numbers |= {f"{name}/accuracy": report[name]["accuracy"] for name in ("before", "after") if report[name]}
     rows = run.journal.stages(run.run_id, run.config.iterations)
     run.tracker.log_metrics(numbers, run.config.iterations, at=max(row.ended_at or row.started_at for row in rows))
-    _attach(run, places)
+    _attach(run, paths)
     run.tracker.finish("FINISHED")
     return report
 
 
-def _attach(run: Run, places: Mapping[str, str]) -> None:
-    for place in places.values():
-        run.tracker.log_file(place)
+def _attach(run: Run, paths: Mapping[str, str]) -> None:
+    for path in paths.values():
+        run.tracker.log_file(path)
 
 
 def _record(run: Run, iteration: int) -> dict[str, Any]:
     summary = iteration_summary(run, iteration)
     if summary is None:
-        left = [
-            s for s in ("collect", "score", "sync", "evaluate", "promote") if not run.journal.ref(run.key(iteration, s))
-        ]
+        done = {row.stage for row in run.journal.stages(run.run_id, iteration) if row.status == DONE}
+        missing = [name for name in STAGES if name not in done]
         raise ValueError(
-            f"iteration {iteration} of run {run.run_id!r} is not done, {', '.join(left)} missing: run that first"
+            f"iteration {iteration} of run {run.run_id!r} is not done, {', '.join(missing)} missing: run that first"
         )
-    rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage not in (STAGE, "measure")]
-    where = links(rows)
+    rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage in STAGES]
+    links = owner_links(rows)
     ended_at = max(row.ended_at or row.started_at for row in rows)
-    told = look_at_iteration(run, iteration, at=ended_at)
+    check = look_at_iteration(run, iteration, at=ended_at)
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,
-        metrics=iteration_metrics(summary) | look_metrics(told),
-        tags=_tags(summary, where) | look_tags(told),
+        metrics=iteration_metrics(summary) | look_metrics(check),
+        tags=_tags(summary, links) | look_tags(check),
         episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
         ended_at=ended_at,
     )
-    _, places = write_reports(run)
-    _attach(run, places)
-    return {**plain(shown), "report": places["html"], "links": where, "watch": told}
+    _, paths = write_reports(run)
+    _attach(run, paths)
+    return {**plain(shown), "report": paths["html"], "links": links, "watch": check}
 
 
 def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -126,16 +129,16 @@ def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def _tags(summary: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, str]:
+def _tags(summary: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, str]:
     tags = {f"troupe.policy_version.{group}": str(version) for group, version in summary["versions"].items()}
-    tags |= {f"troupe.link.{name}": link for name, link in where.items()}
+    tags |= {f"troupe.link.{name}": link for name, link in links.items()}
     tags |= {f"troupe.symptom.{symptom.key}": f"{symptom.what}; try: {symptom.try_}" for symptom in summary["symptoms"]}
     if summary["evaluation"]:
         tags |= {
             "troupe.verdict": summary["evaluation"]["verdict"],
             "troupe.condition": summary["evaluation"]["condition"],
         }
-    return tags | {"mlflow.note.content": as_markdown(where)} if where else tags
+    return tags | {"mlflow.note.content": as_markdown(links)} if links else tags
 
 
 def _sample(run: Run, iteration: int) -> list[Trace]:
@@ -143,20 +146,20 @@ def _sample(run: Run, iteration: int) -> list[Trace]:
 
 
 def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
-    found = run.traces.rewards_of(trace.episode_id)
-    return next((r for r in found if r.credit_version == run.credit_version), None)
+    rewards = run.traces.rewards_of(trace.episode_id)
+    return next((r for r in rewards if r.credit_version == run.credit_version), None)
 
 
 def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
-    """Writes report.json and report.html from what is stored so far; returns the former's content and both places."""
+    """Writes report.json and report.html from what is stored so far; returns the former's content and both paths."""
     from pipelines.report.sections import Example, ExampleEpisode, ReportData, render
 
     rows = summaries(run)
     report = run_report(run, rows)
     before, after = (_measured(run, k) for k in (0, run.config.iterations))
 
-    def shown(found: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
-        trace = found.get(task_id)
+    def shown(traces: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
+        trace = traces.get(task_id)
         return None if trace is None else ExampleEpisode(trace=trace, rewards=_rewards(run, trace))
 
     chosen = sorted(set(before) & set(after))[:NUM_EXAMPLES]
@@ -167,13 +170,13 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
         notes=_notes(run, rows),
         facts=_facts(run, report),
-        looks={kind: run.journal.value(run.run_id, f"watch/latest/{kind}") for kind in (ITERATION, CHAMPION)},
+        looks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
     contents = {"json": json.dumps(report, indent=2), "html": render(data)}
-    places = {kind: f"{run.folder}/report.{kind}" for kind in contents}
-    for kind, place in places.items():
-        write_file(place, contents[kind].encode())
-    return report, places
+    paths = {kind: f"{run.folder}/report.{kind}" for kind in contents}
+    for kind, path in paths.items():
+        write_file(path, contents[kind].encode())
+    return report, paths
 
 
 def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,13 +200,13 @@ def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
             "The models are tiny and made from nothing by a warm start on generated demonstrations of mixed quality, so "
             "that they know the format and are often wrong. This shows that the loop works, not what large models gain."
         )
-    given = {row["iteration"]: source_of(run, row["iteration"]) for row in rows}
-    if taken := [f"{iteration} ({source})" for iteration, source in given.items() if source is not None]:
+    sources = {row["iteration"]: source_of(run, row["iteration"]) for row in rows}
+    if taken := [f"{iteration} ({source})" for iteration, source in sources.items() if source is not None]:
         notes.append(f"Nothing was sampled for iteration {', '.join(taken)}: trained on the traces of that run.")
     for row in rows:
         for group, reason in row["failed_groups"].items():
-            kept = f"model group {group} kept version {row['versions'][group]}"
-            notes.append(f"Iteration {row['iteration']}: {kept}, {reason}")
+            parent = f"model group {group} kept version {row['versions'][group]}"
+            notes.append(f"Iteration {row['iteration']}: {parent}, {reason}")
     lost = [
         f"{row['iteration']} ({group})"
         for row in rows
@@ -220,9 +223,7 @@ def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
 
 def _measured(run: Run, iteration: int) -> dict[str, Trace]:
     """One test trace per task of a measurement, by task id."""
-    from stores.types import TracesRef
-
-    measured = run.journal.ref(run.key(iteration, "measure"))
+    measured = run.iteration(iteration).find(Measured)
     if measured is None:
         return {}
-    return {trace.task.task_id: trace for trace in run.traces.read_traces(TracesRef(**measured["traces"]))}
+    return {trace.task.task_id: trace for trace in run.traces.read_traces(measured.score.traces)}

@@ -1,20 +1,70 @@
-"""summary: what the journal holds of a run -> figures per iteration and the run's report.json."""
+"""summary: the stage results of a run -> figures per iteration and the run's report.json."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.evaluation.statistics import paired_interval
+from pipelines.evaluation.statistics import Interval, paired_interval
 from pipelines.monitoring.training_warnings import all_symptoms, find_symptoms
 from pipelines.run.champions import champion_version
+from pipelines.run.iteration import Iteration
 from pipelines.run.provenance import git_commit
 from pipelines.run.run import Run
+from pipelines.run.scoring import mean
+from pipelines.stages.table import STAGES
+from stores.journal import StageRow
+from stores.run_values import RunValue
+from stores.stage_results import (
+    Collected,
+    Decided,
+    Evaluated,
+    Measured,
+    Scored,
+    Synced,
+    TeamScore,
+    Trained,
+    TrainedTeam,
+    WarmStarted,
+)
 from train_loops.config import TEAM
 
 FUNNEL = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
+"""Steps from an agent's calls to the rows that were trained on."""
+LEARNING_PARTS = ("old_logprobs", "advantages", "update")
+"""Parts of training that are forward and backward passes; reading rows, checkpoints and commits count as overhead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Results:
+    """The results of all stages of one finished iteration."""
+
+    collected: Collected
+    scored: Scored
+    trained: Mapping[str, Trained]
+    """By model group."""
+    team: TrainedTeam | None
+    """Where one stage trained all model groups."""
+    synced: Synced
+    evaluated: Evaluated
+    decided: Decided
+
+    @property
+    def sampling_seconds(self) -> float:
+        return self.collected.sampling_seconds + self.evaluated.sampling_seconds
+
+    @property
+    def num_tokens(self) -> int:
+        return self.collected.num_tokens + self.evaluated.num_tokens
+
+    @property
+    def learning_seconds(self) -> float:
+        """Forward and backward passes of the slowest model group; of all, where they are trained one after another."""
+        each = [_learning_seconds(trained.metrics) for trained in self.trained.values()]
+        return sum(each) if self.team is not None else max(each)
 
 
 def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
@@ -24,154 +74,169 @@ def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
 
 
 def summaries(run: Run, *, last: int | None = None) -> list[dict[str, Any]]:
-    """Figures of every finished iteration, up to `last` where it is given, each with the symptoms seen then."""
+    """Figures of every finished iteration, up to `last` where it is given, each with the training warnings of its time."""
     end = run.config.iterations if last is None else last
-    rows = [row for k in range(1, end + 1) if (row := _figures(run, k))]
+    rows = [row for number in range(1, end + 1) if (row := _figures(run, number))]
     return [row | {"symptoms": find_symptoms(rows[: i + 1])} for i, row in enumerate(rows)]
 
 
-def _figures(run: Run, iteration: int) -> dict[str, Any] | None:
-    refs = {stage: run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score", "sync", "evaluate")}
-    promoted = run.journal.ref(run.key(iteration, "promote"))
-    if promoted is None or any(ref is None for ref in refs.values()):
+def _figures(run: Run, number: int) -> dict[str, Any] | None:
+    results = _results(run.iteration(number))
+    if results is None:
         return None
-    collect, score, sync, evaluation = (refs[s] for s in ("collect", "score", "sync", "evaluate"))
-    assert collect and score and sync and evaluation, "checked above"
-    trained = {group: ref or {} for group, ref in run.train_refs(iteration).items()}
-    of_all = run.journal.ref(run.key(iteration, "train", TEAM)) if run.config.team_config is not None else None
-    team = {} if of_all is None else {TEAM: of_all["team"]}
-    seconds = _seconds(run, iteration)
-    sampling = collect["sampling_seconds"] + evaluation.get("sampling_seconds", 0.0)
-    each = [_training_seconds(ref.get("metrics", {})) for ref in trained.values()]
-    training = min(seconds["train"], sum(each) if team else max(each))  # with a whole-team learner one after another
-    tokens = collect["num_tokens"] + evaluation.get("num_tokens", 0)
-    agents = {
+    seconds = _seconds(run, number)
+    learning_seconds = min(seconds["train"], results.learning_seconds)
+    team = {} if results.team is None else {TEAM: dict(results.team.team.metrics)}
+    return {
+        "iteration": number,
+        "metrics": _metrics(results, seconds, learning_seconds),
+        "agents": _agents(results),
+        "groups": {group: dict(trained.metrics) for group, trained in results.trained.items()} | team,
+        "trained_agents": {group: _learned(trained) for group, trained in results.trained.items() if trained.agents},
+        "funnel": _funnel(results.trained),
+        "failed_groups": dict(run.iteration(number).failed_groups),
+        "seconds": seconds,
+        "evaluation": _evaluation(results.evaluated, results.decided),
+        "versions": {group: trained.model.version for group, trained in results.trained.items()},
+    }
+
+
+def _results(iteration: Iteration) -> _Results | None:
+    """None while any stage of the iteration is not done."""
+    decided, evaluated = iteration.find(Decided), iteration.find(Evaluated)
+    collected, scored, synced = iteration.find(Collected), iteration.find(Scored), iteration.find(Synced)
+    if decided is None or evaluated is None or collected is None or scored is None or synced is None:
+        return None
+    return _Results(
+        collected=collected,
+        scored=scored,
+        trained=iteration.trained,
+        team=iteration.find_team(),
+        synced=synced,
+        evaluated=evaluated,
+        decided=decided,
+    )
+
+
+def _metrics(results: _Results, seconds: Mapping[str, float], learning_seconds: float) -> dict[str, float]:
+    sampling_seconds = results.sampling_seconds
+    return {
+        "outcome": results.scored.outcome,
+        "reward": mean([figures["reward"] for figures in results.scored.agents.values()]),
+        "tokens_per_s": results.num_tokens / sampling_seconds if sampling_seconds else 0.0,
+        "sync_seconds": results.synced.seconds,
+        "overhead_share": max(0.0, 1 - (sampling_seconds + learning_seconds) / seconds["total"]),
+        "sampling_seconds": sampling_seconds,
+        "training_seconds": learning_seconds,
+    }
+
+
+def _agents(results: _Results) -> dict[str, dict[str, float]]:
+    """By agent, what training and scoring say of it; what both name, as `completion_tokens`, is scoring's."""
+    agents: dict[str, dict[str, float]] = {
         agent: {
             "reward": figures["reward"],
             "format": figures["format_share"],
             "completion_tokens": figures["completion_tokens"],
             **{name: figures[name] for name in ("broken_share",) if name in figures},
         }
-        for agent, figures in score["agents"].items()
+        for agent, figures in results.scored.agents.items()
     }
-    funnel: dict[str, dict[str, int]] = {}
-    trained_agents: dict[str, dict[str, dict[str, float]]] = {}
-    for group, ref in trained.items():
-        for agent, figures in ref.get("agents", {}).items():
-            learned = {k: v for k, v in figures.items() if not k.startswith("funnel/")}
-            trained_agents.setdefault(group, {})[agent] = learned
-            agents[agent] = {**learned, **agents.get(agent, {})}  # what both name, as completion_tokens, is score's
-            funnel[agent] = {step: int(figures[f"funnel/{step}"]) for step in FUNNEL if f"funnel/{step}" in figures}
+    for trained in results.trained.values():
+        for agent, figures in _learned(trained).items():
+            agents[agent] = {**figures, **agents.get(agent, {})}
+    return agents
+
+
+def _learned(trained: Trained) -> dict[str, dict[str, float]]:
+    """By agent, the figures of training without those of the funnel."""
     return {
-        "iteration": iteration,
-        "metrics": {
-            "outcome": score["outcome"],
-            "reward": _mean([f["reward"] for f in score["agents"].values()]),
-            "tokens_per_s": tokens / sampling if sampling else 0.0,
-            "sync_seconds": sync["seconds"],
-            "overhead_share": max(0.0, 1 - (sampling + training) / seconds["total"]),
-            "sampling_seconds": sampling,
-            "training_seconds": training,
-        },
-        "agents": agents,
-        "groups": {group: ref.get("metrics", {}) for group, ref in (trained | team).items()},
-        "trained_agents": trained_agents,
-        "funnel": funnel,
-        "failed_groups": run.failed_groups(iteration),
-        "seconds": seconds,
-        "evaluation": _evaluation(evaluation, promoted),
-        "versions": {group: ref["model"]["version"] for group, ref in trained.items() if ref},
+        agent: {name: value for name, value in figures.items() if not name.startswith("funnel/")}
+        for agent, figures in trained.agents.items()
     }
 
 
-def _evaluation(report: Mapping[str, Any], promoted: Mapping[str, Any]) -> dict[str, Any] | None:
-    if "skipped" in report:
+def _funnel(trained: Mapping[str, Trained]) -> dict[str, dict[str, int]]:
+    """By agent, how many calls are left at each step."""
+    return {
+        agent: {step: int(figures[f"funnel/{step}"]) for step in FUNNEL if f"funnel/{step}" in figures}
+        for result in trained.values()
+        for agent, figures in result.agents.items()
+    }
+
+
+def _evaluation(evaluated: Evaluated, decided: Decided) -> dict[str, Any] | None:
+    """The comparison with the champion; None where nothing was played."""
+    candidate, champion = evaluated.candidate, evaluated.champion
+    if candidate is None:
         return None
-    champion = report["champion"]
     return {
-        "candidate": _interval(report),
-        "champion": _interval(champion) if champion else None,
-        "gain": report["gain"],
-        "num_tasks": report["num_tasks"],
-        "pass_at_k": report["pass_at_k"],
-        "verdict": promoted["verdict"],
-        "condition": promoted["condition"],
-        "team_version": promoted["team_version"],
+        "candidate": _interval(candidate),
+        "champion": None if champion is None else _interval(champion),
+        "gain": None if evaluated.gain is None else asdict(evaluated.gain),
+        "num_tasks": candidate.num_tasks,
+        "pass_at_k": candidate.pass_at_k,
+        "verdict": decided.verdict,
+        "condition": decided.condition,
+        "team_version": decided.team_version,
     }
 
 
-def _interval(report: Mapping[str, Any]) -> dict[str, float]:
-    return {"mean": report["accuracy"], "low": report["ci95"][0], "high": report["ci95"][1]}
+def _interval(score: TeamScore) -> dict[str, float]:
+    return {"mean": score.accuracy, "low": score.ci95[0], "high": score.ci95[1]}
 
 
 def _seconds(run: Run, iteration: int) -> dict[str, float]:
     """Seconds of every stage; `train` is the wall time over its model groups, `total` the iteration's."""
     rows = run.journal.stages(run.run_id, iteration)
     seconds: dict[str, float] = {}
-    for stage in ("collect", "score", "train", "sync", "evaluate", "promote"):
-        mine = [row for row in rows if row.stage == stage]
-        if stage == "train" and mine:
-            ends = [row.ended_at for row in mine if row.ended_at]
-            seconds[stage] = max(max(ends) - min(row.started_at for row in mine), 0.0)
-        elif mine:
-            seconds[stage] = mine[0].seconds or 0.0
-    wall = run.journal.value(run.run_id, f"wall/{iteration}")
-    seconds["total"] = wall["seconds"] if wall else sum(seconds.values())
+    for stage in STAGES.values():
+        own_rows = [row for row in rows if row.stage == stage.name]
+        if own_rows:
+            seconds[stage.name] = _span(own_rows) if stage.is_per_model_group else own_rows[0].seconds or 0.0
+    seconds["total"] = _wall(run, RunValue.WALL.of(iteration), sum(seconds.values()))
     return seconds
 
 
-def _training_seconds(metrics: Mapping[str, float]) -> float:
-    """Forward and backward passes only: reading rows, checkpoints and commits count as overhead."""
-    return sum(metrics.get(f"train/{part}_s", 0.0) for part in ("old_logprobs", "advantages", "update"))
+def _span(rows: Sequence[StageRow]) -> float:
+    """Seconds from the first beginning to the last end."""
+    return max(max(row.ended_at for row in rows if row.ended_at) - min(row.started_at for row in rows), 0.0)
+
+
+def _wall(run: Run, name: str, default: float) -> float:
+    wall = run.journal.value(run.run_id, name)
+    return float(wall["seconds"]) if wall else default
+
+
+def _learning_seconds(metrics: Mapping[str, float]) -> float:
+    return sum(metrics.get(f"train/{part}_s", 0.0) for part in LEARNING_PARTS)
 
 
 def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """report.json: the run's result with the figures it rests on. Args: rows: see `summaries`."""
-    begun = [row for row in run.journal.stages(run.run_id, 0) if row.stage == "warmstart"]
-    before, after = (run.journal.ref(run.key(k, "measure")) for k in (0, run.config.iterations))
-    delta = None
-    if before and after:
-        both = before["outcomes"].keys() & after["outcomes"].keys()
-        delta = paired_interval(
-            {task: after["outcomes"][task] for task in both},
-            {task: before["outcomes"][task] for task in both},
-            seed=run.config.seed,
-            num_samples=run.config.evaluate.bootstrap_samples,
-        )
-    gaps = [g for row in rows for g in row["groups"].values() if "train/logprob_gap_mean" in g]
-    totals: dict[str, float] = {}
-    for row in rows:
-        for stage, value in row["seconds"].items():
-            totals[stage] = totals.get(stage, 0.0) + value
-    wall = run.journal.value(run.run_id, "wall")
+    before, after = run.iteration(0).find(Measured), run.iteration(run.config.iterations).find(Measured)
+    delta = _delta(run, before, after)
+    last: Mapping[str, Any] = rows[-1] if rows else {}
     return {
         "run": run.run_id,
         "workflow": run.config.workflow.path,
-        "algorithm": {g: run.config.train_config(g).algorithm for g in run.config.model_groups},
-        "model_groups": {g: list(m.agents) for g, m in run.config.model_groups.items()},
+        "algorithm": {group: run.config.train_config(group).algorithm for group in run.config.model_groups},
+        "model_groups": {group: list(settings.agents) for group, settings in run.config.model_groups.items()},
         "seed": run.config.seed,
         "before": _measured(before),
         "after": _measured(after),
         "delta": delta.mean if delta else None,
         "delta_ci95": delta.ci95 if delta else None,
         "iterations": len(rows),
-        "seconds": {
-            **{stage: value for stage, value in totals.items() if stage != "total"},
-            "warmstart": (begun[0].seconds or 0.0) if begun else 0.0,
-            "iterations": totals.get("total", 0.0),
-            "total": wall["seconds"] if wall else totals.get("total", 0.0),
-        },
+        "seconds": _seconds_of_run(run, rows),
         "overhead_share": [row["metrics"]["overhead_share"] for row in rows],
-        "logprob_gap": {
-            "mean": _mean([g["train/logprob_gap_mean"] for g in gaps]),
-            "max": max((g["train/logprob_gap_max"] for g in gaps), default=0.0),
-        },
+        "logprob_gap": _logprob_gap(rows),
         "sync_seconds": max((row["metrics"]["sync_seconds"] for row in rows), default=0.0),
         "failed_groups": {str(row["iteration"]): row["failed_groups"] for row in rows if row["failed_groups"]},
         "symptoms": [str(symptom) for symptom in all_symptoms(rows)],
-        "agents": rows[-1]["agents"] if rows else {},
-        "funnel": rows[-1]["funnel"] if rows else {},
-        "versions": rows[-1]["versions"] if rows else {},
+        "agents": last.get("agents", {}),
+        "funnel": last.get("funnel", {}),
+        "versions": last.get("versions", {}),
         "team_version": champion_version(run),
         "commit": git_commit(),
         "cores": os.cpu_count(),
@@ -179,13 +244,57 @@ def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _measured(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if report is None:
+def _delta(run: Run, before: Measured | None, after: Measured | None) -> Interval | None:
+    """The paired gain on the test tasks that both measurements have; None before both are there."""
+    if before is None or after is None:
         return None
-    kept = ("accuracy", "num_tasks", "ci95", "policy_versions", "k", "pass_at_k", "num_failed", "ok_share", "sources")
-    shares = {agent: figures["format_share"] for agent, figures in report["agents"].items()}
-    return {key: report[key] for key in kept} | {"format_share": shares}
+    both = before.outcomes.keys() & after.outcomes.keys()
+    return paired_interval(
+        {task: list(after.outcomes[task]) for task in both},
+        {task: list(before.outcomes[task]) for task in both},
+        seed=run.config.seed,
+        num_samples=run.config.evaluate.bootstrap_samples,
+    )
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _seconds_of_run(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By stage over all iterations; `iterations` is their total, `total` the wall time of the run."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        for stage, seconds in row["seconds"].items():
+            totals[stage] = totals.get(stage, 0.0) + seconds
+    iterations = totals.pop("total", 0.0)
+    begun = [row for row in run.journal.stages(run.run_id, 0) if row.stage == WarmStarted.STAGE]
+    return {
+        **totals,
+        "warmstart": (begun[0].seconds or 0.0) if begun else 0.0,
+        "iterations": iterations,
+        "total": _wall(run, RunValue.WALL, iterations),
+    }
+
+
+def _logprob_gap(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """How far trainer and engine differ in logprobs, over all iterations and model groups."""
+    groups = [metrics for row in rows for metrics in row["groups"].values() if "train/logprob_gap_mean" in metrics]
+    return {
+        "mean": mean([metrics["train/logprob_gap_mean"] for metrics in groups]),
+        "max": max((metrics["train/logprob_gap_max"] for metrics in groups), default=0.0),
+    }
+
+
+def _measured(measured: Measured | None) -> dict[str, Any] | None:
+    if measured is None:
+        return None
+    score = measured.score
+    return {
+        "accuracy": score.accuracy,
+        "num_tasks": score.num_tasks,
+        "ci95": list(score.ci95),
+        "policy_versions": dict(score.policy_versions),
+        "k": score.k,
+        "pass_at_k": score.pass_at_k,
+        "num_failed": score.num_failed,
+        "ok_share": score.ok_share,
+        "sources": dict(score.sources),
+        "format_share": {agent: figures["format_share"] for agent, figures in score.agents.items()},
+    }

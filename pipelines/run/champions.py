@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.run.run import Run, plain
 from stores.registry import CHAMPION, PREVIOUS
+from stores.run_values import RunValue
 from stores.types import ModelVersionRef
 
 
@@ -27,34 +28,33 @@ def set_champion(
             run.registry.remove_alias(run.team_name, PREVIOUS)
         else:
             run.registry.set_alias(run.team_name, PREVIOUS, before)
-        run.journal.put_value(
-            run.run_id, "champion", {"team_version": version, "models": {g: plain(ref) for g, ref in models.items()}}
-        )
-        run.journal.put_value(run.run_id, "champions", {"history": past})
+        champion = {"team_version": version, "models": {group: plain(ref) for group, ref in models.items()}}
+        run.journal.put_value(run.run_id, RunValue.CHAMPION, champion)
+        run.journal.put_value(run.run_id, RunValue.CHAMPIONS, {"history": past})
 
 
 def followed(past: Sequence[Mapping[str, Any]]) -> int | None:
     """The champion that the last of these followed; None where there was none before it.
 
-    A promotion follows the champion of its time. A rollback stands again where its team first stood, so that two in a row go
-    two back, and never forward again.
+    A promotion follows the champion of its time. A rollback takes its team's first position in the line again, so that two
+    rollbacks in a row go two champions back, and never forward.
     """
     line: list[int] = []
     for entry in past:
         version = int(entry["team_version"])
-        if version in line and entry.get("is_rollback", True):  # entries of older runs do not say: they went back
+        if version in line and entry.get("is_rollback", True):  # without the key, in older runs, it was a rollback
             line = line[: len(line) - 1 - line[::-1].index(version)]
         line.append(version)
     return line[-2] if len(line) > 1 else None
 
 
 def history(run: Run) -> list[dict[str, Any]]:
-    """Every champion in order: {"team_version", "at", "reason"}."""
-    value = run.journal.value(run.run_id, "champions")
+    """Every champion in order: {"team_version", "at", "reason", "is_rollback"}."""
+    value = run.journal.value(run.run_id, RunValue.CHAMPIONS)
     return [] if value is None else list(value["history"])
 
 
 def champion_version(run: Run) -> int | None:
     """Team version of the champion, None before the first."""
-    value = run.journal.value(run.run_id, "champion")
+    value = run.journal.value(run.run_id, RunValue.CHAMPION)
     return None if value is None else int(value["team_version"])

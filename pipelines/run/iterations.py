@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pipelines.run.run import Run
+from stores.stage_results import Decided
 
 
 def next_iteration(run: Run) -> int | None:
     """The first iteration whose promote is not done; None after the last."""
-    for iteration in range(1, run.config.iterations + 1):
-        if run.journal.ref(run.key(iteration, "promote")) is None:
-            return iteration
-    return None
+    return next(iter(unfinished_iterations(run)), None)
+
+
+def unfinished_iterations(run: Run) -> list[int]:
+    """The iterations whose promote is not done, in order."""
+    numbers = range(1, run.config.iterations + 1)
+    return [number for number in numbers if run.iteration(number).find(Decided) is None]

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditRule, credit_version, load_credit
+from pipelines.run.iteration import Iteration
 from pipelines.tasks.sources import load_tasks
 from serve_apps.agent import Agent
 from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import Workflow, load_workflow
 from stores.files import is_uri, local_path
+from stores.run_values import RunValue
+from stores.stage_results import Collected, Decided
 from stores.types import ModelVersionRef, Sampling, Task, team_key
-from train_loops.config import TEAM
 
 if TYPE_CHECKING:
-    from stores.journal import Journal, Lease
+    from stores.journal import Journal, Lease, StageKey
     from stores.registry import TeamRegistry
+    from stores.team import Team
     from stores.traces import TraceStore
     from stores.tracking import RunTracker
     from stores.weights import WeightStore
@@ -120,6 +123,10 @@ class Run:
         """Name of the registered team: one per workflow and run name."""
         return self.run_id
 
+    def load_team(self, alias: str) -> tuple[int, Team]:
+        """A registered team by its alias or version number: its version and its manifest."""
+        return self.registry.load(self.team_name, int(alias) if alias.isdigit() else alias)
+
     def tasks(self, section: str) -> list[Task]:
         """Tasks of `train`, `gate` or `test`; ValueError where the section is missing."""
         source = getattr(self.config.tasks, section)
@@ -165,6 +172,17 @@ class Run:
         sampling = agent.with_sampling(agent.sampling, **self.config.agent_changes(name))
         return agent.with_sampling(sampling, temperature=temperature)
 
+    def iteration(self, number: int, *, needed_by: str = "") -> Iteration:
+        """What the stages of an iteration have left; `needed_by` names the stage that reads it, for messages."""
+        return Iteration(
+            journal=self.journal,
+            run_id=self.run_id,
+            number=number,
+            model_groups=tuple(self.config.model_groups),
+            is_team_trained=self.config.team_config is not None,
+            needed_by=needed_by,
+        )
+
     def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
         """The versions that act and are trained from in `iteration`, by model group.
 
@@ -172,13 +190,14 @@ class Run:
         collect is done they are what it recorded, whoever is champion by now.
         Raises ValueError if that iteration has not finished training.
         """
-        collected = self.journal.ref(self.key(iteration, "collect"))
+        collected = self.iteration(iteration).find(Collected)
         if collected is not None:
-            return {group: self._model(group, version) for group, version in collected["policy_versions"].items()}
+            return {group: self._model(group, version) for group, version in collected.policy_versions.items()}
         if iteration == 1:
-            return {group: self._model(group, 0) for group in self.config.model_groups}
-        decision = self.journal.ref(self.key(iteration - 1, "promote"))
-        if decision and decision["verdict"] == "reject" and self.config.promote.on_reject == "champion":
+            return self.trained(0)
+        decided = self.iteration(iteration - 1).find(Decided)
+        is_rejected = decided is not None and decided.verdict == "reject"
+        if is_rejected and self.config.promote.on_reject == "champion":
             return self.champion()
         return self.trained(iteration - 1)
 
@@ -186,34 +205,17 @@ class Run:
         """The versions after training in `iteration`; a model group without a trainable row keeps its parent."""
         if iteration == 0:
             return {group: self._model(group, 0) for group in self.config.model_groups}
-        models = {}
-        for group, ref in self.train_refs(iteration).items():
-            if ref is None:
-                raise ValueError(f"stage train of iteration {iteration}, model group {group!r}, is not done")
-            models[group] = ModelVersionRef(**ref["model"])
-        return models
-
-    def train_refs(self, iteration: int) -> dict[str, dict[str, Any] | None]:
-        """By model group what train recorded, whether it was called for each or for the whole team; None: not done."""
-        if self.config.team_config is None:
-            return {g: self.journal.ref(self.key(iteration, "train", g)) for g in self.config.model_groups}
-        ref = self.journal.ref(self.key(iteration, "train", TEAM))
-        return {group: None if ref is None else ref["model_groups"][group] for group in self.config.model_groups}
-
-    def failed_groups(self, iteration: int) -> dict[str, str]:
-        """Model groups that kept their parent because training failed, and why (`promote.on_failed_group: rest`)."""
-        refs = self.train_refs(iteration).items()
-        return {group: str(ref["reason"]) for group, ref in refs if ref is not None and ref.get("is_failed")}
+        return {group: trained.model for group, trained in self.iteration(iteration).trained.items()}
 
     def champion(self) -> dict[str, ModelVersionRef]:
-        """The versions in service."""
-        value = self.journal.value(self.run_id, "champion")
+        """The model versions of the champion, by model group; ValueError before there is one."""
+        value = self.journal.value(self.run_id, RunValue.CHAMPION)
         if value is None:
             raise ValueError(f"run {self.run_id!r} has no champion yet: its iteration 0 is not done")
         return {group: ModelVersionRef(**ref) for group, ref in value["models"].items()}
 
-    def key(self, iteration: int, stage: str, model_group: str = "") -> Any:
-        """Journal key of a stage."""
+    def key(self, iteration: int, stage: str, model_group: str = "") -> StageKey:
+        """The journal's key of a stage."""
         from stores.journal import StageKey
 
         return StageKey(self.run_id, iteration, stage, model_group)
@@ -221,13 +223,13 @@ class Run:
     def begin(self) -> None:
         """Begins or continues the run; ValueError if its name is taken by another config, or nothing can be stored."""
         own = self.config.storage.journal
-        with _named("storage.journal" if own else "storage.root", own or self.folder):
+        with _naming("storage.journal" if own else "storage.root", own or self.folder):
             self.journal.begin_run(self.run_id, self.config.sha256, self.config.model_dump_json())
 
     def open(self) -> None:
         """`begin`, and the tables of the trace store."""
         self.begin()
-        with _named("storage.traces" if self.config.storage.traces else "storage.root", self.traces_uri):
+        with _naming("storage.traces" if self.config.storage.traces else "storage.root", self.traces_uri):
             self.traces.create()
 
     def _model(self, group: str, version: int) -> ModelVersionRef:
@@ -244,9 +246,9 @@ def plain(ref: Any) -> dict[str, Any]:
     return asdict(ref)
 
 
-def _absolute(place: str) -> str:
+def _absolute(uri: str) -> str:
     """URIs and empty strings as they are, paths made absolute: Ray workers run in other folders."""
-    return place if not place or is_uri(place) else str(local_path(place).resolve())
+    return uri if not uri or is_uri(uri) else str(local_path(uri).resolve())
 
 
 def _join(root: str, name: str) -> str:
@@ -254,16 +256,16 @@ def _join(root: str, name: str) -> str:
 
 
 @contextmanager
-def _named(key: str, place: str) -> Iterator[None]:
-    """Errors of a store that is opened name its key and place: a wrong address is the usual reason."""
+def _naming(key: str, uri: str) -> Iterator[None]:
+    """Has errors of a store that is opened name its config key and its URI: a wrong address is the usual reason."""
     try:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        raise ValueError(f"{key}: nothing can be stored at {place}: {error.strerror or error}") from None
+        raise ValueError(f"{key}: nothing can be stored at {uri}: {error.strerror or error}") from None
     except RuntimeError as error:
         if not str(error).startswith("lance error"):
             raise
-        said = str(error).partition(", /")[0].removeprefix("lance error: ")
-        raise RuntimeError(f"{key}: {place} cannot be opened ({said}): check address, credentials, endpoint") from error
+        reason = str(error).partition(", /")[0].removeprefix("lance error: ")
+        raise RuntimeError(f"{key}: {uri} cannot be opened ({reason}): check address, credentials, endpoint") from error

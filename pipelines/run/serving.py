@@ -1,4 +1,4 @@
-"""serving: which policy app serves which model group of a run, and getting it to serve given versions."""
+"""serving: model versions of a run -> policy apps that serve them, one per model group or shared base."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def serve(
     """
     start(run, models, kind=kind)
     apps = app_names(run, kind)
-    found = served_models({group: apps[group] for group in models})
-    served = {group: set(by_replica.values()) for group, by_replica in found.items()}
+    by_group = served_models({group: apps[group] for group in models})
+    served = {group: set(by_replica.values()) for group, by_replica in by_group.items()}
     if not always_prove and all(served[group] == {(r.version, r.manifest_sha256)} for group, r in models.items()):
         return [], 0.0
     began = time.perf_counter()

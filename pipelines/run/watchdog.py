@@ -1,4 +1,4 @@
-"""watchdog: says every 30 s what a stage waits for, and ends the stage at its deadline rather than letting it hang.
+"""watchdog: logs every 30 s what a stage waits for, and ends the stage at its deadline instead of letting it hang.
 
     stage (this thread) ── waiting("...") / progress ──> watchdog (own thread) ──> a line every `watchdog.every_s`
          │                                                   │ at `<stage>.stage_timeout_s`
@@ -9,7 +9,7 @@
 
 An interrupt reaches a main thread in `ray.get` or `sleep` at once (a signal), other threads when they next run Python.
 What does neither, a call stuck in C, is what the last step is for. Inner deadlines end before the stage's, and when one
-of them raises TimeoutError the stacks are written just so.
+of them raises TimeoutError the stacks are written as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.cluster.faults import ClusterLost, OutOfMemory, diagnose
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.cluster.stack_dumps import stacks_file, write_stacks
+from pipelines.cluster.stack_dumps import stack_dump_file, write_stack_dumps
 from stores.journal import HOLD_WAIT_S
 from stores.logs import bound
 from stores.waiting import Wait, collected
@@ -45,18 +45,18 @@ T = TypeVar("T")
 
 SIGNAL = signal.SIGUSR1
 MAX_MEMORY_DEATHS = 3
-"""Of processes in one stage; Ray starts them again, and without a limit it would do so until the deadline."""
+"""How many processes of one stage may die; Ray starts them again, and without a limit would do so until the deadline."""
 STACKS_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
 """For what asks a cluster or a database that may be what hangs."""
 
 
 class StageHung(TimeoutError):
-    """A stage was not done at its deadline, or something in it was not; names what it waited for and where stacks are."""
+    """A stage, or something in it, was not done at its deadline; names what it waited for and the file of the stacks."""
 
 
 class GivenUp(KeyboardInterrupt):
-    """What the watchdog interrupts the stage with. Ray passes on no other class from a signal handler."""
+    """Interrupts the stage. A KeyboardInterrupt, because Ray passes on no other class from a signal handler."""
 
 
 class Watchdog:
@@ -69,7 +69,7 @@ class Watchdog:
 
         Args:
             timeout_s: the stage's deadline, from when it begins to work.
-            recover: ends what hangs and would still do so when the stage is repeated; called after the stacks are taken.
+            recover: ends what hangs and would still hang when the stage is repeated; called after the stacks are written.
         """
         self._run, self._key, self._timeout_s, self._recover = run, key, timeout_s, recover
         self._config = run.config.watchdog
@@ -84,7 +84,7 @@ class Watchdog:
         self._num_memory_deaths = 0
 
     def reporting(self, progress: Callable[..., None] | None) -> Callable[..., None]:
-        """`progress`, with the watchdog reading along."""
+        """A function that calls `progress` and lets the watchdog know how far the stage is."""
 
         def report(done: int, total: int, word: str | float = "") -> None:
             self._progress = f"{done}/{total} done"
@@ -99,12 +99,12 @@ class Watchdog:
         *,
         alone: AbstractContextManager[Any] | None = None,
     ) -> dict[str, Any]:
-        """`Journal.once` of the stage, watched; waiting for another process that does it counts from its own beginning.
+        """Calls `Journal.once` for the stage and watches it; another process that does the stage has a deadline of its own.
 
         Args: alone: entered before the work, e.g. a lock; the time that takes does not count.
 
         Raises StageHung at the deadline, and in place of a TimeoutError of `work`; OutOfMemory where processes were
-        ended for want of memory.
+        ended because memory ran out.
         """
 
         def begin(lease: Lease) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Watchdog:
             return self._run.journal.once(self._key, begin, owner=stage_owner(), wait_s=wait_s)
 
     def watch(self, work: Callable[[], T], *, alone: AbstractContextManager[Any] | None = None) -> T:
-        """`work` that is no stage, watched like one; takes and raises what `once` does."""
+        """Does and watches work that is no stage; takes and raises what `once` does."""
         with self._watching(), alone or nullcontext():
             return self._timed(work)
 
@@ -131,10 +131,10 @@ class Watchdog:
         try:
             return work()
         except BaseException as error:
-            judged = self._judged(error)
-            if judged is error:
+            cause = self._cause_of(error)
+            if cause is error:
                 raise
-            raise judged from error
+            raise cause from error
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -164,28 +164,28 @@ class Watchdog:
 
     def _watch(self) -> None:
         """The watchdog's thread."""
-        told = answered = time.monotonic()
+        logged_at = answered_at = time.monotonic()
         while not self._is_over.wait(min(1.0, self._config.every_s)):
-            away_s = time.monotonic() - answered
+            away_s = time.monotonic() - answered_at
             if away_s > head_timeout_s() / 10 and _cluster_answers():
-                answered = time.monotonic()
+                answered_at = time.monotonic()
             elif away_s > head_timeout_s():
                 self._end(ClusterLost(f"{self._key}: the head of the Ray cluster is gone; {self.describe()}"))
                 return
             if self._is_timed and self._elapsed() > self._timeout_s:
                 self._end(self._hung(f"not done after {self._timeout_s:g} s ({self._key.stage}.stage_timeout_s)"))
                 return
-            if time.monotonic() - told < self._config.every_s:
+            if time.monotonic() - logged_at < self._config.every_s:
                 continue
-            told = time.monotonic()
+            logged_at = time.monotonic()
             logger.warning("%s: %.0f s, %s", self._key, self._elapsed(), self.describe())
-            died = _memory_deaths(self._key.run_id, self._elapsed())
-            if len(died) > self._num_memory_deaths:
-                self._num_memory_deaths = len(died)
-                said = died[-1].splitlines()[0]
-                logger.warning("%s: %d processes were ended for want of memory: %s", self._key, len(died), said)
-            if len(died) >= MAX_MEMORY_DEATHS:
-                self._end(OutOfMemory(died[-1]))
+            deaths = _memory_deaths(self._key.run_id, self._elapsed())
+            if len(deaths) > self._num_memory_deaths:
+                self._num_memory_deaths = len(deaths)
+                last = deaths[-1].splitlines()[0]
+                logger.warning("%s: %d processes were ended because memory ran out: %s", self._key, len(deaths), last)
+            if len(deaths) >= MAX_MEMORY_DEATHS:
+                self._end(OutOfMemory(deaths[-1]))
                 return
 
     def _elapsed(self) -> float:
@@ -194,20 +194,20 @@ class Watchdog:
     def _hung(self, why: str) -> StageHung:
         """The error, after the stacks were written."""
         what = self.describe()
-        path = self._write_stacks(why, what)
+        path = self._dump_stacks(why, what)
         return StageHung(f"{self._key}: {why}; {what}; stacks of its processes: {path}")
 
-    def _write_stacks(self, why: str, what: str) -> Path:
+    def _dump_stacks(self, why: str, what: str) -> Path:
         group = f"-{self._key.model_group}" if self._key.model_group else ""
-        path = stacks_file(self._run.folder, f"{self._key.stage}-{self._key.iteration}{group}")
-        _bounded(lambda: write_stacks(path, title=f"{self._key}: {why}; {what}"), STACKS_TIMEOUT_S)
+        path = stack_dump_file(self._run.folder, f"{self._key.stage}-{self._key.iteration}{group}")
+        _bounded(lambda: write_stack_dumps(path, title=f"{self._key}: {why}; {what}"), STACKS_TIMEOUT_S)
         return path
 
     def _end_what_hangs(self) -> None:
         _bounded(self._recover, ANSWER_TIMEOUT_S)
 
-    def _judged(self, error: BaseException) -> BaseException:
-        """What is raised in place of an error of the work: why the watchdog ended it, or what is behind it."""
+    def _cause_of(self, error: BaseException) -> BaseException:
+        """The error that is raised in place of one of the work: why the watchdog ended it, or its cause."""
         if self._fault is not None:
             return self._fault
         if isinstance(error, TimeoutError):
@@ -215,8 +215,8 @@ class Watchdog:
             self._end_what_hangs()
             return hung
         if isinstance(error, Exception) and not isinstance(error, ValueError):
-            died = _memory_deaths(self._key.run_id, self._elapsed())
-            return OutOfMemory(died[-1]) if died else error
+            deaths = _memory_deaths(self._key.run_id, self._elapsed())
+            return OutOfMemory(deaths[-1]) if deaths else error
         return error
 
     def _end(self, fault: Exception) -> None:
@@ -293,9 +293,9 @@ def _memory_deaths(run_id: str, within_s: float) -> list[str]:
         return []
     from pipelines.cluster.connect import memory_deaths
 
-    found: list[str] = []
-    _bounded(lambda: found.extend(memory_deaths(run_id, within_s)), ANSWER_TIMEOUT_S)
-    return found
+    deaths: list[str] = []
+    _bounded(lambda: deaths.extend(memory_deaths(run_id, within_s)), ANSWER_TIMEOUT_S)
+    return deaths
 
 
 def _bounded(work: Callable[[], Any], timeout_s: float) -> None:

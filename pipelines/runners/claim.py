@@ -1,4 +1,4 @@
-"""claim: a claim (a DAG run) + what the run has done -> the iteration it does, or the reason why it does none.
+"""claim: a claim (of a DAG run) + the journal -> the iteration that it does, or the reason why it does none.
 
 Reads: the journal; the train task file; the trace store. Writes: the pinned iteration, so that a claim that is made
 again, by a retry or a second scheduler, gets the same one for ever.
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from pipelines.monitoring.watching import alarm_to_hold
 from pipelines.run.champions import champion_version
+from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
+from stores.run_values import RunValue
+from stores.stage_results import Decided, Evaluated, Measured
 
 
 def claimed(run: Run, claim: str) -> int | None:
     """The iteration that a claim was given; None if it was given none yet."""
-    kept = run.journal.value(run.run_id, _name(claim))
-    return None if kept is None else int(kept["iteration"])
+    pinned = run.journal.value(run.run_id, _name(claim))
+    return None if pinned is None else int(pinned["iteration"])
 
 
 def pin(run: Run, claim: str, iteration: int) -> int:
@@ -29,9 +31,9 @@ def pin(run: Run, claim: str, iteration: int) -> int:
         "tasks_sha256": _tasks_sha256(run),
         "num_others": run.traces.count_others(run.run_id),
     }
-    kept = run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})
-    run.journal.put_value(run.run_id, "seen", seen)
-    return int(kept["iteration"])
+    pinned = run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})
+    run.journal.put_value(run.run_id, RunValue.SEEN, seen)
+    return int(pinned["iteration"])
 
 
 def reason_to_skip(run: Run) -> str:
@@ -62,29 +64,42 @@ def reason_to_skip(run: Run) -> str:
 def champion_accuracy(run: Run) -> float | None:
     """The champion's accuracy on held-out tasks, from its latest evaluation; None if there was none."""
     champion = champion_version(run)
-    watched = run.journal.value(run.run_id, "watched")
+    watched = run.journal.value(run.run_id, RunValue.WATCHED)
     if watched is not None and watched["team_version"] == champion and watched.get("accuracy") is not None:
         return float(watched["accuracy"])
-    for row in reversed(run.journal.stages(run.run_id)):
-        if row.stage == "promote" and row.ref and row.ref.get("team_version") == champion:
-            report = run.journal.ref(run.key(row.iteration, "evaluate" if row.iteration else "measure"))
-            return None if report is None or "accuracy" not in report else float(report["accuracy"])
+    for number, decided in reversed(_decisions(run)):
+        if decided.team_version == champion:
+            return _accuracy_in(run.iteration(number))
     return None
+
+
+def _accuracy_in(iteration: Iteration) -> float | None:
+    """Accuracy of the candidate of an iteration; of the first team on the test tasks."""
+    if iteration.number == 0:
+        measured = iteration.find(Measured)
+        return None if measured is None else measured.score.accuracy
+    evaluated = iteration.find(Evaluated)
+    return None if evaluated is None or evaluated.candidate is None else evaluated.candidate.accuracy
 
 
 def _last_rejections(run: Run) -> list[str]:
     """Conditions of the rejections since the last other decision, oldest first; skipped evaluations do not count."""
-    found: list[str] = []
-    for row in run.journal.stages(run.run_id):
-        if row.stage != "promote" or row.ref is None or row.ref["verdict"] == "skipped":
-            continue
-        found = [*found, row.ref["condition"]] if row.ref["verdict"] == "reject" else []
-    return found
+    conditions: list[str] = []
+    for _, decided in _decisions(run):
+        if decided.verdict != "skipped":
+            conditions = [*conditions, decided.condition] if decided.verdict == "reject" else []
+    return conditions
+
+
+def _decisions(run: Run) -> list[tuple[int, Decided]]:
+    """Every decision with the number of its iteration, in order."""
+    rows = run.journal.stages(run.run_id)
+    return [(row.iteration, Decided.from_json(row.ref)) for row in rows if row.stage == Decided.STAGE and row.ref]
 
 
 def _nothing_new(run: Run) -> str:
     settings = run.config.schedule
-    seen = run.journal.value(run.run_id, "seen")
+    seen = run.journal.value(run.run_id, RunValue.SEEN)
     if settings is None or seen is None or not (settings.on_new_tasks or settings.min_fresh_traces):
         return ""
     if seen["iteration"] == next_iteration(run):  # begun for what was new then, and not finished
@@ -108,17 +123,4 @@ def _tasks_sha256(run: Run) -> str:
 
 
 def _name(claim: str) -> str:
-    return f"claim/{sha256(claim.encode()).hexdigest()[:32]}"
-
-
-def handed_on(stage: str, ref: dict[str, Any]) -> dict[str, Any]:
-    """What of a stage's ref goes to whoever follows its job; the journal keeps all of it."""
-    kept = {
-        "collect": ("traces", "num_tokens"),
-        "score": ("rewards", "outcome"),
-        "train": ("model", "reason"),
-        "sync": ("policy_versions", "seconds"),
-        "evaluate": ("verdict", "condition", "accuracy", "num_tasks"),
-        "promote": ("verdict", "condition", "team_version"),
-    }[stage]
-    return {key: ref[key] for key in kept if key in ref}
+    return RunValue.CLAIM.of(sha256(claim.encode()).hexdigest()[:32])

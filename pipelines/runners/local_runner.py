@@ -4,7 +4,7 @@
                      ^                                                                                      │
                      └──────────────────────────────────────────────────────────────────────────────────────┘
 
-Every stage goes through the journal, so the same command goes on where a killed one stopped. An iteration on the stored
+Every stage goes through the journal, so the same command continues where a killed one stopped. An iteration on the stored
 traces of another run (`train_on_traces`) is the same without sampling, as far as train.
 """
 
@@ -22,11 +22,15 @@ from pipelines.episodes.from_run import parse_source, pin_source
 from pipelines.report.progress import Screen
 from pipelines.report.record import finish_parent, open_parent, record
 from pipelines.report.summary import iteration_summary
+from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.run import Run
 from pipelines.run.stored_runs import stored_run
 from pipelines.run.watchdog import Watchdog, interrupt_thread
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
-from pipelines.stages.run_stage import run_stage
+from pipelines.stages.running import run_stage
+from pipelines.stages.table import STAGES
+from stores.run_values import RunValue
+from stores.stage_results import Measured, Trained
 
 
 def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
@@ -44,10 +48,10 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
     run.traces.create()
     with screen.stage("warm start") as progress:
         make_version_zero(run, progress=progress)
-    todo = [k for k in range(1, config.iterations + 1) if run.journal.ref(run.key(k, "promote")) is None]
+    todo = unfinished_iterations(run)
     with _Records(run) as records:
-        if todo or run.journal.ref(run.key(config.iterations, "measure")) is None:
-            _bring_up(run, todo, screen)
+        if todo or run.iteration(config.iterations).find(Measured) is None:
+            _start_workers(run, todo, screen)
         register_first_team(run)
         with screen.stage("before: test tasks") as progress:
             before = measure_team(run, run.trained(0), iteration=0, progress=progress)
@@ -61,7 +65,7 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
                 screen.iteration(summary)
             records.iteration(iteration)
         measure_last(run, address=address, screen=screen)
-        _add_wall(run, "wall", time.perf_counter() - began)
+        _add_wall(run, RunValue.WALL, time.perf_counter() - began)
         report = records.finish()
     screen.result(report, [f"{run.folder}/{name}" for name in ("report.json", "report.html")])
     return report
@@ -69,33 +73,30 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
 
 def train_on_traces(
     config: RunConfig, source: str, *, store: str = "", address: str = "", screen: Screen
-) -> tuple[int, dict[str, Any]]:
-    """One iteration on the traces of `source` (RUN@ITERATION) as far as its new versions: nothing is sampled or served.
+) -> tuple[int, dict[str, Trained]]:
+    """Trains one iteration on the traces of `source` (RUN@ITERATION) as far as its new versions: nothing is sampled or served.
 
-    `train_team` evaluates it afterwards, and goes on. Returns the iteration and what `train` recorded by model group.
+    `train_team` evaluates it afterwards, and continues the run. Returns the iteration and what `train` recorded by model group.
     """
     from pipelines.cluster.connect import connect
 
     run = Run(config)
-    given = parse_source(run, source, store)
-    stored_run(given.run, given.store)  # refused before anything starts
+    parsed = parse_source(run, source, store)
+    stored_run(parsed.run, parsed.store)  # an unknown one is refused before anything starts
     run.begin()
     with screen.stage("connect"):
         connect(address)
     run.traces.create()
     with screen.stage("warm start") as progress:
         make_version_zero(run, progress=progress)
-    iteration = pin_source(run, given)
-    for stage in ("collect", "score"):
-        with screen.stage(stage, iteration) as progress:
-            run_stage(run, stage, iteration, progress=progress)
-    with screen.stage("train", iteration):
-        train_all(run, iteration)
-    return iteration, dict(run.train_refs(iteration))
+    iteration = pin_source(run, parsed)
+    for name in ("collect", "score", "train"):
+        _run_whole_stage(run, name, iteration, screen)
+    return iteration, run.iteration(iteration).trained
 
 
-def _bring_up(run: Run, todo: list[int], screen: Screen) -> None:
-    """Engines first, then the trainers one after another: starting all at once is slower on a small machine."""
+def _start_workers(run: Run, todo: list[int], screen: Screen) -> None:
+    """Starts the engines, then the trainers one after another: all at once is slower on a small machine."""
     from pipelines.run.serving import start
     from pipelines.stages.train import trainer_of
 
@@ -120,19 +121,22 @@ def _bring_up(run: Run, todo: list[int], screen: Screen) -> None:
 
 def _iterate(run: Run, iteration: int, screen: Screen) -> None:
     began = time.perf_counter()
-    for stage in ("collect", "score"):
-        with screen.stage(stage, iteration) as progress:
-            run_stage(run, stage, iteration, progress=progress)
-    with screen.stage("train", iteration):
-        train_all(run, iteration)
-    for stage in ("sync", "evaluate", "promote"):
-        with screen.stage(stage, iteration) as progress:
-            run_stage(run, stage, iteration, progress=progress)
-    _add_wall(run, f"wall/{iteration}", time.perf_counter() - began)
+    for name in STAGES:
+        _run_whole_stage(run, name, iteration, screen)
+    _add_wall(run, RunValue.WALL.of(iteration), time.perf_counter() - began)
+
+
+def _run_whole_stage(run: Run, name: str, iteration: int, screen: Screen) -> None:
+    """A stage for all model groups."""
+    with screen.stage(name, iteration) as progress:
+        if STAGES[name].is_per_model_group:
+            train_all(run, iteration)
+        else:
+            run_stage(run, name, iteration, progress=progress)
 
 
 def train_all(run: Run, iteration: int) -> None:
-    """Every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
+    """Runs every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
     groups = list(run.config.train_tasks)
     threads: list[threading.Thread] = []
 
@@ -152,7 +156,7 @@ def train_all(run: Run, iteration: int) -> None:
 
 
 def _add_wall(run: Run, name: str, seconds: float) -> None:
-    """Wall time, summed over the sittings that a run took."""
+    """Adds to a wall time, which is summed over all processes that a run took."""
     before = run.journal.value(run.run_id, name)
     run.journal.put_value(run.run_id, name, {"seconds": seconds + (before["seconds"] if before else 0.0)})
 

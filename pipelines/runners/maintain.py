@@ -1,4 +1,4 @@
-"""maintain: what a run keeps -> the same, without what nobody needs any more.
+"""maintain: what a run has stored -> the same, without what nothing needs any more.
 
     traces       small files merged; table versions dropped that no tag needs. Tags of old iterations move to the newest
                  version, which holds the same rows: the ref of every finished stage stays readable
@@ -7,8 +7,8 @@
     checkpoints  those of dropped versions, and of tries that were never committed
     cache        this machine's copies of remote versions, all but the last used
 
-Safe while the run goes on: what a stage may read now is newer than what goes, and a table version goes one maintenance
-after it was replaced, so that who reads it can finish. Two maintenances of a run are one: the second waits for the first.
+Safe while the run goes on: what a stage may read now is newer than what is removed, and a table version is removed one
+maintenance after it was replaced, so that its readers can finish. Two maintenances of a run at once are one: the second waits.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.run.champions import history
+from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
 from stores.files import list_files, remove_folder
 from stores.journal import DONE, RUNNING, StageKey, StageRow
 from stores.logs import bound
-from stores.types import Purpose, RewardsRef, TracesRef
+from stores.stage_results import Collected, Decided, Trained, TrainedTeam, result_of
+from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
 from stores.weight_cache import cache_folder, evict
 from train_loops.config import TEAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What may go; everything is decided before anything is removed."""
+    """What may be removed; everything is decided before anything is."""
 
     last_old: int
     """Iterations up to this one are old."""
@@ -48,9 +49,9 @@ class Plan:
 
 
 def maintain(run: Run, *, is_dry_run: bool = False) -> dict[str, Any]:
-    """Tidies what the run keeps and returns what that did and freed, in JSON values; the journal keeps it.
+    """Removes what nothing needs any more and reports what that did and freed, in JSON values; the journal keeps it.
 
-    A dry run changes nothing and says what would go.
+    A dry run changes nothing and reports what would be removed.
     """
     run.traces.create()
     name = f"{run.run_id}/maintain"  # beside the run's own stages, which others list
@@ -64,7 +65,7 @@ def maintain(run: Run, *, is_dry_run: bool = False) -> dict[str, Any]:
 
 
 def described(report: Mapping[str, Any]) -> list[str]:
-    """What a maintenance did, or would do, as lines for a person."""
+    """Describes what a maintenance did, or would do, in lines for a person."""
     traces, weights, checkpoints = (report[part] for part in ("traces", "weights", "checkpoints"))
     stores = ""
     if not report["is_dry_run"]:
@@ -103,9 +104,9 @@ def plan(run: Run) -> Plan:
         stray_tags={} if is_busy else run.traces.stray_pins(run.run_id, tags, older_than_s=older_than_s),
         versions={group: versions for group, versions in mine.items() if versions},
         leftovers={
-            place: size
+            folder: size
             for group in _weight_names(run)
-            for place, size in run.weights.leftovers(group, older_than_s=older_than_s).items()
+            for folder, size in run.weights.leftovers(group, older_than_s=older_than_s).items()
         },
         checkpoints=_checkpoints(run, kept, older_than_s=older_than_s),
     )
@@ -120,23 +121,33 @@ def kept_versions(run: Run, rows: list[StageRow], last_old: int) -> dict[str, se
             kept[group].add(versions[group])
 
     for row in rows:
-        if row.stage == "train" and row.ref is not None and row.iteration > last_old:
-            is_team = "model_groups" in row.ref
-            done = {**row.ref["model_groups"], TEAM: row.ref["team"]} if is_team else {row.model_group: row.ref}
-            keep({group: ref["model"]["version"] for group, ref in done.items() if ref["model"] is not None})
+        if row.stage == Trained.STAGE and row.ref is not None and row.iteration > last_old:
+            keep({group: model.version for group, model in _trained_models(row, row.ref).items()})
     champions = {entry["team_version"] for entry in history(run)[-run.config.maintain.keep_champions :]}
     for team in run.registry.versions(run.team_name):
         if team.aliases or team.version in champions:
             keep(team.policy_versions)
-    if run.journal.value(run.run_id, "champion") is not None:
+    if champion_version(run) is not None:
         keep({group: ref.version for group, ref in run.champion().items()})
     for group, versions in kept.items():
         refs = [run.weights.ref(group, version) for version in versions]
         versions |= {p for ref in refs if ref is not None and (p := run.weights.manifest(ref).parent) is not None}
     for row in rows:
-        if row.stage == "collect" and row.ref is not None and row.iteration > last_old:
-            keep(row.ref["policy_versions"])  # what train starts from, though it may be champion no more
+        if row.stage == Collected.STAGE and row.ref is not None and row.iteration > last_old:
+            # what train starts from; the champion may be another one by now
+            keep(Collected.from_json(row.ref).policy_versions)
     return kept
+
+
+def _trained_models(row: StageRow, ref: Mapping[str, Any]) -> dict[str, ModelVersionRef]:
+    """The versions that a train stage left, by model group; with the whole team's learner where there is one."""
+    match result_of(row.stage, ref):
+        case TrainedTeam(team=learner, model_groups=groups):
+            models = {group: trained.model for group, trained in groups.items()}
+            return models if learner.model is None else {**models, TEAM: learner.model}
+        case Trained(model=model):
+            return {row.model_group: model}
+    raise AssertionError(f"{row.key} is no train stage")
 
 
 def _weight_names(run: Run) -> list[str]:
@@ -159,11 +170,11 @@ def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     for group, versions in chosen.versions.items():
         for version in set(versions) - kept[group]:
             run.weights.remove(group, version)
-    for place in chosen.leftovers:
-        remove_folder(place)
-    for place in chosen.checkpoints:
-        remove_folder(place, keeps_folder=True)  # Ray Train may know it, and fails where it is gone
-    report["cache"]["freed_bytes"] = sum(evict(folder) for folder in cache_folder().glob("*"))
+    for folder in chosen.leftovers:
+        remove_folder(folder)
+    for folder in chosen.checkpoints:
+        remove_folder(folder, keeps_folder=True)  # Ray Train may know it, and fails where it is gone
+    report["cache"]["freed_bytes"] = sum(evict(copy) for copy in cache_folder().glob("*"))
     freed = size_before - report["traces"]["bytes"][1]
     report["freed_bytes"] = freed + sum(report[part]["freed_bytes"] for part in ("weights", "checkpoints", "cache"))
     return report | {"is_dry_run": False, "newest": traces.newest_versions()}
@@ -196,7 +207,7 @@ def _report(run: Run, chosen: Plan) -> dict[str, Any]:
 
 def _last_old(rows: list[StageRow], keep_iterations: int) -> int:
     """The newest iteration that is old; nothing from an unfinished stage's iteration on is."""
-    finished = max((row.iteration for row in rows if row.stage == "promote" and row.status == DONE), default=0)
+    finished = max((row.iteration for row in rows if row.stage == Decided.STAGE and row.status == DONE), default=0)
     busy = min((row.iteration for row in rows if row.status == RUNNING), default=finished + 1)
     return min(finished - keep_iterations, busy - 1)
 
@@ -231,23 +242,23 @@ def _checkpoints(run: Run, kept: Mapping[str, set[int]], *, older_than_s: float)
     for group, versions in kept.items():
         refs = [run.weights.ref(group, version) for version in versions]
         needed |= {run.weights.manifest(ref).checkpoint for ref in refs if ref is not None}
-    found: dict[str, int] = {}
+    size_bytes: dict[str, int] = {}
     changed_at: dict[str, float] = {}
     for group in run.config.model_groups:
-        place = f"{run.folder}/checkpoints/{run.run_id}-{group}"
-        for file in list_files(place):
+        root = f"{run.folder}/checkpoints/{run.run_id}-{group}"
+        for file in list_files(root):
             folder, _, rest = file.name.partition("/")
             if rest and re.fullmatch(rf"{re.escape(group)}-v\d+-[0-9a-f]{{8}}", folder):
-                name = f"{place}/{folder}"
-                found[name] = found.get(name, 0) + file.size_bytes
+                name = f"{root}/{folder}"
+                size_bytes[name] = size_bytes.get(name, 0) + file.size_bytes
                 changed_at[name] = max(changed_at.get(name, 0.0), file.changed_at)
     limit = time.time() - older_than_s
-    return {name: size for name, size in found.items() if name not in needed and changed_at[name] < limit}
+    return {name: size for name, size in size_bytes.items() if name not in needed and changed_at[name] < limit}
 
 
 def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.1f} MB"
 
 
-def _size(place: str) -> int:
-    return sum(file.size_bytes for file in list_files(place))
+def _size(uri: str) -> int:
+    return sum(file.size_bytes for file in list_files(uri))

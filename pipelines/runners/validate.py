@@ -1,7 +1,7 @@
-"""validate: a run config -> ValueError with place and fix for what cannot work, before anything starts.
+"""validate: a run config -> ValueError with key and fix for what cannot work, before anything starts.
 
-What the fields say alone is checked where they are parsed; here the workflow, the credit rule, the tasks and the models
-are looked at. Imports no torch, ray or vllm.
+The fields by themselves are checked when they are parsed; here the config is compared with the workflow, the credit rule,
+the tasks and the models. Imports no torch, ray or vllm.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 from pipelines.config.run_config import RunConfig, near
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.tasks.sources import check_disjoint, load_tasks
+from pipelines.tasks.splits import SECTIONS
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from stores.types import Task
 
 
 def check(config: RunConfig) -> list[str]:
-    """What this machine gives the workflow, a line each; raises ValueError for the first thing that cannot work."""
+    """Checks a run config; returns the workflow's notes on this machine. ValueError for the first thing that cannot work."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
     _check_baselines(config, load_credit(config.credit).kind)
@@ -52,8 +53,8 @@ def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
     for group in config.model_groups:
         if kind == "increments" and config.train_config(group).algorithm == "leave_one_out":
             raise ValueError(
-                f"model group {group!r}: leave_one_out holds a turn against the outcome without its agent, but credit rule "
-                f"{config.credit.path!r} pays increments, which are parts of it: take a rule of kind `returns`, or "
+                f"model group {group!r}: leave_one_out compares a turn with the outcome without its agent, but credit rule "
+                f"{config.credit.path!r} gives increments, which are parts of the outcome: take a rule of kind `returns`, or "
                 "algorithm counterfactual"
             )
 
@@ -61,7 +62,7 @@ def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
 def check_tasks(config: RunConfig) -> None:
     """Raises ValueError where sets of tasks overlap, are too small, or one that is needed is missing."""
     sections: dict[str, list[Task]] = {}
-    for section in ("train", "gate", "test", "sentinel"):
+    for section in SECTIONS:
         source = getattr(config.tasks, section)
         if source is not None:
             sections[section] = list(load_tasks(source, section=section, seed=config.seed))
@@ -78,7 +79,7 @@ def check_tasks(config: RunConfig) -> None:
 
 def _check_models(config: RunConfig) -> None:
     for group, settings in config.model_groups.items():
-        tiny, wanted = config.tiny_model(group), config.serve_config(group).max_model_len
+        tiny, max_model_len = config.tiny_model(group), config.serve_config(group).max_model_len
         if tiny is not None and not settings.model:
             shape = {
                 **tiny.model_dump(),
@@ -86,26 +87,26 @@ def _check_models(config: RunConfig) -> None:
                 "num_key_value_heads": tiny.num_kv_heads,
             }
             _check_rank(config, group, shape)
-        if tiny is not None and not settings.model and wanted > tiny.max_position:
+        if tiny is not None and not settings.model and max_model_len > tiny.max_position:
             raise ValueError(
-                f"serve.max_model_len = {wanted} but warmstart.tiny_model.max_position = {tiny.max_position}: lower the "
+                f"serve.max_model_len = {max_model_len} but warmstart.tiny_model.max_position = {tiny.max_position}: lower the "
                 "first or raise the second"
             )
         if not settings.model or "://" in settings.model:
             continue
         folder = Path(settings.model)
-        place = f"model_groups.{group}.model"
+        key = f"model_groups.{group}.model"
         if not folder.is_dir():
-            raise ValueError(f"{place}: folder {settings.model} does not exist")
+            raise ValueError(f"{key}: folder {settings.model} does not exist")
         for name, what in (("config.json", "model config"), ("tokenizer.json", "tokenizer")):
             if not (folder / name).is_file():
-                raise ValueError(f"{place}: folder {settings.model} has no {what} ({name}): save it beside the weights")
+                raise ValueError(f"{key}: folder {settings.model} has no {what} ({name}): save it beside the weights")
         shape = json.loads((folder / "config.json").read_text())
         _check_rank(config, group, shape)
         limit = shape.get("max_position_embeddings")
-        if limit is not None and wanted > limit:
+        if limit is not None and max_model_len > limit:
             raise ValueError(
-                f"serve.max_model_len = {wanted} but the model of {group!r} takes {limit} tokens: lower it"
+                f"serve.max_model_len = {max_model_len} but the model of {group!r} takes {limit} tokens: lower it"
             )
 
 

@@ -1,4 +1,4 @@
-"""watch_champion: the champion on fixed tasks, and what it answered since the last time -> alarms, kept and shown."""
+"""watch_champion: the champion on fixed tasks, and its answers since the last check -> alarms, kept and shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from pipelines.episodes.collector import end_collectors
-from pipelines.evaluation.played import play
+from pipelines.evaluation.played import play_team
 from pipelines.monitoring.episode_metrics import Window, window_of
 from pipelines.monitoring.served_windows import seen, served_windows
 from pipelines.monitoring.watching import CHAMPION as LOOK
@@ -20,53 +20,54 @@ from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.tasks.sources import digest
 from stores.registry import CHAMPION
+from stores.run_values import RunValue
 from stores.team import Team
 from stores.types import Purpose
 
 RESUMED_S = 86_400
-"""A watching that was interrupted is gone on with if it began so recently; an older one is begun anew."""
+"""A check that was interrupted is continued if it began so recently; an older one is begun anew."""
 
 
 def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
-    """A registered team on the run's own sets of tasks, e.g. test and sentinel, and what the champion answered since the last
-    watching, all judged by the champion's own history; the champion's result is kept and shown.
+    """Checks a registered team on the run's own sets of tasks, e.g. test and sentinel, and the champion's answers since then.
 
-    Each watching plays every task; one that was interrupted keeps its episodes when it is repeated.
+    Figures are compared with the champion's own history; the champion's result is kept and shown. Each check plays every
+    task; one that was interrupted keeps its episodes when it is repeated.
 
     Returns {"team_version", "accuracy", "sections", "state", "reason", "alarms", "judged", "learning", "waiting"}; `accuracy` is
-    that on the test tasks, the rest is told at `watching.look`.
+    that on the test tasks, the rest is described at `watching.look`.
     """
-    version, team = run.registry.load(run.team_name, int(alias) if alias.isdigit() else alias)
+    version, team = run.load_team(alias)
     check_groups(run, team, version)
-    given = [section for section in sections if getattr(run.config.tasks, section, None) is not None]
-    if not given:
+    present = [section for section in sections if getattr(run.config.tasks, section, None) is not None]
+    if not present:
         raise ValueError(f"none of tasks.{', tasks.'.join(sections)} is in the run config: give a set of tasks to play")
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     windows: dict[str, Window] = {}
     is_champion = alias == CHAMPION
     judged_as = version if is_champion else champion_version(run) or version
-    watching, at = _watching(run, version), time.time()
-    for section in given:
-        found[section], windows[section] = _play_section(run, team, section, watching, at=at, judged_as=judged_as)
+    key, at = _key_of_check(run, version), time.time()
+    for section in present:
+        figures[section], windows[section] = _play_section(run, team, section, key, at=at, judged_as=judged_as)
     if is_champion:
-        served = served_windows(run, version, key=watching, at=at)
+        served = served_windows(run, version, key=key, at=at)
         windows |= served.windows
-        told = look(run, windows, kind=LOOK, key=watching, waiting=served.waiting)
+        result = look(run, windows, kind=LOOK, key=key, waiting=served.waiting)
         seen(run, served)
-        _show(run, version, told)
+        _show(run, version, result)
     else:
-        told = judged_only(run, windows)
-    run.journal.put_value(run.run_id, "watching", {"team_version": None})
-    ref = {"team_version": version, "accuracy": found.get("test", {}).get("accuracy"), "sections": found}
+        result = judged_only(run, windows)
+    run.journal.put_value(run.run_id, RunValue.WATCHING, {"team_version": None})
+    ref = {"team_version": version, "accuracy": figures.get("test", {}).get("accuracy"), "sections": figures}
     if is_champion:
-        run.journal.put_value(run.run_id, "watched", ref)
-    return ref | handed_on(told)
+        run.journal.put_value(run.run_id, RunValue.WATCHED, ref)
+    return ref | handed_on(result)
 
 
 def _play_section(
-    run: Run, team: Team, section: str, watching: str, *, at: float, judged_as: int
+    run: Run, team: Team, section: str, key: str, *, at: float, judged_as: int
 ) -> tuple[dict[str, Any], Window]:
-    """What is reported of a set of tasks, and its vitals."""
+    """Plays a set of tasks; returns the figures that are reported of it and its window."""
     watchdog = Watchdog(
         run,
         run.key(0, f"watch-{section}"),
@@ -74,37 +75,44 @@ def _play_section(
         recover=end_collectors,
     )
     tasks = run.tasks(section)
-    work = partial(play, run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC)
-    on_occasion = partial(work, occasion=f"watch/{watching}/{section}/{digest(tasks)}")
+    work = partial(play_team, run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC)
+    on_occasion = partial(work, occasion=f"watch/{key}/{section}/{digest(tasks)}")
     played = watchdog.watch(on_occasion, alone=run.hold_engines())
-    report = played.report(run)
+    score = played.score(run)
     window = window_of(
         [*played.traces, *played.failed],
-        key=watching,
+        key=key,
         at=at,
         rewards={credit.episode_id: credit for credit in played.rewards},
         team_version=judged_as,
         fixed_tasks=digest(tasks),
     )
-    return {key: report[key] for key in ("accuracy", "ci95", "num_tasks", "ok_share")}, window
+    figures = {
+        "accuracy": score.accuracy,
+        "ci95": list(score.ci95),
+        "num_tasks": score.num_tasks,
+        "ok_share": score.ok_share,
+    }
+    return figures, window
 
 
-def _show(run: Run, version: int, told: dict[str, Any]) -> None:
-    """Where people look: the version's tags, curves and `watch.json` of the run in MLflow, Prometheus, the report."""
+def _show(run: Run, version: int, result: dict[str, Any]) -> None:
+    """Shows a check in MLflow (tags of the version, curves and `watch.json` of the run), Prometheus and the report."""
     from pipelines.report.record import write_reports
 
-    tell_cluster(run, told)
-    run.registry.show_watch(run.team_name, version, look_tags(told))
-    run.tracker.log_metrics(look_metrics(told, prefix="watch/"), int(told["at"]), at=told["at"])
-    run.tracker.log_json("watch.json", told)
+    tell_cluster(run, result)
+    run.registry.show_watch(run.team_name, version, look_tags(result))
+    run.tracker.log_metrics(look_metrics(result, prefix="watch/"), int(result["at"]), at=result["at"])
+    run.tracker.log_json("watch.json", result)
     write_reports(run)
 
 
-def _watching(run: Run, version: int) -> str:
-    """Key of this watching: that of the team's last one where it was interrupted, else a new one."""
-    last = run.journal.value(run.run_id, "watching")
+def _key_of_check(run: Run, version: int) -> str:
+    """Key of this check: that of the team's last one if it was interrupted, else a new one."""
+    last = run.journal.value(run.run_id, RunValue.WATCHING)
     if last and last["team_version"] == version and last["began_at"] > time.time() - RESUMED_S:
         return str(last["key"])
     key = uuid.uuid4().hex[:12]
-    run.journal.put_value(run.run_id, "watching", {"team_version": version, "key": key, "began_at": time.time()})
+    begun = {"team_version": version, "key": key, "began_at": time.time()}
+    run.journal.put_value(run.run_id, RunValue.WATCHING, begun)
     return key

@@ -5,28 +5,23 @@ Reads: the train tasks; the versions that the iteration before left. Writes: epi
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 from pipelines.episodes.dynamic_sampling import refill
 from pipelines.episodes.from_run import adopt_traces, source_of
 from pipelines.episodes.from_service import served_group, take_served
 from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
 from pipelines.episodes.variants import play_variants
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from pipelines.run.serving import app_names, serve
+from pipelines.tasks.splits import task_slice
+from stores.stage_results import Collected
 from stores.types import Purpose, Task
 
 
-def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Samples the iteration's episodes with the versions it trains from, or takes the stored ones that it was given.
-
-    Returns {"traces": TracesRef, "policy_versions", "statuses", "num_tokens", "sampling_seconds", "groups", "stopped_by",
-    "carried"}, with `from_service` also "served"; `stopped_by` says whether tokens, seconds or enough complete groups ended it early, `carried` which tasks
-    come first in the next iteration for it.
-    """
+def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Collected:
+    """Samples the iteration's episodes with the versions it trains from, or takes the stored ones that it was given."""
     if (source := source_of(run, iteration)) is not None:
         return adopt_traces(run, iteration, source)
     settings = run.config.collect
@@ -48,30 +43,31 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> di
         num_enough=settings.tasks_per_iteration if settings.may_stop_early else None,
         progress=progress,
     )
+    # Each pass pins all that the passes before it pinned, so that the last one's ref is the iteration's.
     passes = [sampled]
     groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": len(sampled.groups)}
     if settings.dynamic_sampling is not None:
         refilled = refill(run, iteration, tasks, sampled, team_spec=team_spec, progress=progress)
         passes += refilled.passes
         groups |= refilled.counts
-    served = {}
+    served = None
     if settings.from_service is not None:
-        served = {"served": take_served(run, iteration, team_spec=team_spec, models=models)}
+        served = take_served(run, iteration, team_spec=team_spec, models=models)
         passes.append(_with_served(run, iteration, passes[-1]))
     if settings.variants is not None:
         passes.append(play_variants(run, iteration, passes, team_spec=team_spec, progress=progress))
-    return {
-        "traces": plain(passes[-1].traces),
-        "policy_versions": team_spec.policy_versions,
-        "statuses": dict(sum((Counter(p.statuses) for p in passes), Counter())),
-        "num_new": sum(p.num_new for p in passes),
-        "num_tokens": sum(p.num_tokens for p in passes),
-        "sampling_seconds": sum(p.sampling_seconds for p in passes),
-        "groups": groups,
-        "stopped_by": sampled.stopped_by,
-        "carried": list(sampled.tasks_left) if settings.tail == "carry" else [],
-        **served,
-    }
+    return Collected(
+        traces=passes[-1].traces,
+        policy_versions=team_spec.policy_versions,
+        statuses=dict(sum((Counter(p.statuses) for p in passes), Counter())),
+        num_new=sum(p.num_new for p in passes),
+        num_tokens=sum(p.num_tokens for p in passes),
+        sampling_seconds=sum(p.sampling_seconds for p in passes),
+        groups=groups,
+        stopped_by=sampled.stopped_by,
+        carried=tuple(sampled.tasks_left) if settings.tail == "carry" else (),
+        served=served,
+    )
 
 
 def _with_served(run: Run, iteration: int, last: Sampled) -> Sampled:
@@ -88,33 +84,28 @@ def _with_served(run: Run, iteration: int, last: Sampled) -> Sampled:
 
 
 def iteration_tasks(run: Run, iteration: int) -> list[Task]:
-    """What is begun in an iteration: the tasks carried over from the one before, then fresh ones, `oversample` in all."""
+    """The tasks that an iteration begins: those carried over from the one before, then fresh ones, `oversample` in all.
+
+    Raises ValueError where the set is too small, or has lost a task that was carried over.
+    """
     settings = run.config.collect
     tasks = run.tasks("train")
     count = settings.num_tasks_begun
-    fresh = task_slice(tasks, iteration=iteration, count=count, seed=run.config.seed)
-    before = run.journal.ref(run.key(iteration - 1, "collect")) if settings.tail == "carry" else None
-    names = (before or {}).get("carried", [])
-    known = {task.task_id: task for task in tasks}
-    if gone := [name for name in names if name not in known]:
-        raise ValueError(
-            f"tasks {gone[:3]} were carried over from iteration {iteration - 1}, but tasks.train lost them"
-        )
-    carried = [known[name] for name in names]
-    return [*carried, *(task for task in fresh if task.task_id not in names)][:count]
-
-
-def task_slice(tasks: list[Task], *, iteration: int, count: int, seed: int) -> list[Task]:
-    """The tasks of one iteration: each pass over the set is a new seeded order, no task twice within a slice.
-
-    Raises ValueError where the set is smaller than a slice.
-    """
     if count > len(tasks):
         raise ValueError(
             f"collect.tasks_per_iteration = {count} (times oversample) but tasks.train holds {len(tasks)}: lower it"
         )
-    per_pass = len(tasks) // count
-    number, place = divmod(iteration - 1, per_pass)
-    order = list(tasks)
-    random.Random(f"{seed}/{number}").shuffle(order)
-    return order[place * count : (place + 1) * count]
+    fresh = task_slice(tasks, number=iteration, count=count, seed=str(run.config.seed))
+    carried_ids = _carried_from(run, iteration - 1) if settings.tail == "carry" else ()
+    by_id = {task.task_id: task for task in tasks}
+    if lost := [task_id for task_id in carried_ids if task_id not in by_id]:
+        raise ValueError(
+            f"tasks {lost[:3]} were carried over from iteration {iteration - 1}, but tasks.train lost them"
+        )
+    carried = [by_id[task_id] for task_id in carried_ids]
+    return [*carried, *(task for task in fresh if task.task_id not in carried_ids)][:count]
+
+
+def _carried_from(run: Run, iteration: int) -> tuple[str, ...]:
+    collected = run.iteration(iteration).find(Collected)
+    return () if collected is None else collected.carried

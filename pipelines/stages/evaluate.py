@@ -1,4 +1,4 @@
-"""evaluate: held-out tasks, candidate and champion -> evaluation traces, a paired report and what the gate says to it.
+"""evaluate: held-out tasks, candidate and champion -> evaluation traces, a paired report and the gate's verdict on it.
 
 Reads: the gate's tasks; the versions just trained; the champion. Writes: evaluation episodes (their purpose keeps them
 apart from training), report and verdict into the journal; `promote` acts on it. All teams play the same tasks with the same
@@ -9,105 +9,174 @@ seeds on the same engines, swapped in place and swapped back, each with proof.
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from pipelines.episodes.sampling import Progress
 from pipelines.evaluation.confidence_sequence import paired_sequence
-from pipelines.evaluation.gate import Evidence, decide
+from pipelines.evaluation.gate import Evidence, Verdict, decide
 from pipelines.evaluation.guards import guard
-from pipelines.evaluation.played import Played, _versions, play
-from pipelines.evaluation.statistics import (
-    Interval,
-    Outcomes,
-    exact_interval,
-    paired_interval,
+from pipelines.evaluation.played import Played, play_team, versions_of
+from pipelines.evaluation.statistics import Interval, Outcomes, exact_interval, paired_interval
+from pipelines.evaluation.teams import (
+    Contender,
+    Models,
+    choose_contender,
+    first_contenders,
+    helpful_contender,
+    num_possible,
 )
-from pipelines.evaluation.teams import choose, first_contenders, helpful_contender, num_possible
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
+from pipelines.tasks.splits import task_slice
+from stores.stage_results import Evaluated, Gain
 from stores.types import Purpose, Task
 
+NewGroups = tuple[str, ...]
+"""The model groups in which a contender differs from the champion: what identifies it in one evaluation."""
 
-def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Compares the iteration's versions with the champion on the gate's tasks, until the gate is sure or they are played.
 
-    Where a model group kept its parent because training failed, the decision says so; where all did there is none to make.
+def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> Evaluated:
+    """Compares the iteration's versions with the champion on the gate's tasks, until the gate is sure or all are played.
 
-    Returns a report (candidate, champion, gain, per agent) with the gate's `verdict`, the `condition` that decided and the
-    model groups that `promotes` names, or {"skipped": reason} with the verdict `skipped` where `evaluate.every` says so.
+    Where a model group kept its parent because training failed, the condition says so; where all did, or `evaluate.every`
+    leaves the iteration out, nothing is played and the verdict is `skipped`.
     """
-    failed = run.failed_groups(iteration)
+    failed = run.iteration(iteration).failed_groups
     if not failed:
         return _compare(run, iteration, progress=progress)
-    said = "; ".join(f"model group {group}: {reason}" for group, reason in failed.items())
+    reasons = "; ".join(f"model group {group}: {reason}" for group, reason in failed.items())
     if len(failed) == len(run.config.model_groups):
-        return {"skipped": said, **_decision("skipped", said), "failed_groups": failed}
-    report = _compare(run, iteration, progress=progress)
-    return {**report, "condition": f"{report['condition']}; {said}", "failed_groups": failed}
+        return Evaluated(verdict="skipped", condition=reasons, skipped=reasons, failed_groups=failed)
+    evaluated = _compare(run, iteration, progress=progress)
+    return replace(evaluated, condition=f"{evaluated.condition}; {reasons}", failed_groups=failed)
 
 
-def _compare(run: Run, iteration: int, *, progress: Progress | None) -> dict[str, Any]:
+def _compare(run: Run, iteration: int, *, progress: Progress | None) -> Evaluated:
     settings = run.config.evaluate
     if iteration % settings.every and iteration != run.config.iterations:
         reason = f"evaluate.every = {settings.every}"
-        return {"skipped": reason, **_decision("skipped", reason)}
+        return Evaluated(verdict="skipped", condition=reason, skipped=reason)
     candidate, champion = run.trained(iteration), run.champion()
-    tasks = decision_tasks(
-        run.tasks("gate"), iteration=iteration, count=settings.tasks_per_decision, seed=run.config.seed
-    )
-    on_tasks = partial(play, run, iteration=iteration, purpose=Purpose.GATE, progress=progress)
-    if _versions(candidate) == _versions(champion):
-        same = _decision("skipped", "candidate and champion are the same")
-        return {**on_tasks(candidate, tasks).report(run), "champion": None, "gain": None, **same}
-    looks = _looks(len(tasks), settings.tasks_per_look)
-    contenders = first_contenders(candidate, champion, cross_play=run.config.promote.cross_play)
+    tasks = decision_tasks(run, iteration)
+    play = partial(play_team, run, iteration=iteration, purpose=Purpose.GATE, progress=progress)
+    if versions_of(candidate) == versions_of(champion):
+        played = play(candidate, tasks)
+        return Evaluated(
+            verdict="skipped",
+            condition="candidate and champion are the same",
+            candidate=played.score(run),
+            sampling_seconds=played.sampled.sampling_seconds,
+            num_tokens=played.sampled.num_tokens,
+        )
+    evaluated = _look_until_sure(run, candidate, champion, tasks, play)
+    serve(run, candidate)
+    return evaluated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What the gate is asked about at one look: every team on the same first tasks."""
+
+    num_tasks: int
+    champion: Played
+    contenders: Mapping[NewGroups, Played]
+    """The whole candidate first."""
+    evidence: Mapping[NewGroups, Evidence]
+    verdicts: Mapping[NewGroups, Verdict]
+    chosen: NewGroups
+    """The contender that the decision is about."""
+    verdict: Verdict
+
+    @property
+    def teams(self) -> Iterable[Played]:
+        """Everybody who played."""
+        return (self.champion, *self.contenders.values())
+
+
+Play = Callable[[Models, list[Task]], Played]
+
+
+def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[Task], play: Play) -> Evaluated:
+    """Looks at ever more tasks until the gate's verdict is clear or there are no more."""
+    sizes = look_sizes(len(tasks), run.config.evaluate.tasks_per_look)
+    cross_play = run.config.promote.cross_play
+    contenders = first_contenders(candidate, champion, cross_play=cross_play)
     seconds, num_tokens = 0.0, 0
-    for num_tasks in looks:
-        played: dict[tuple[str, ...], Played] = {}
-        evidence: dict[tuple[str, ...], Evidence] = {}
-        old = on_tasks(champion, tasks[:num_tasks])
+    for num_looks, num_tasks in enumerate(sizes, 1):
         examine = partial(
             _examine,
             run,
-            old,
-            planned=len(tasks) if len(looks) > 1 else None,
-            num_looks=len(looks),
-            num_contenders=num_possible(candidate, champion, cross_play=run.config.promote.cross_play),
+            planned=len(tasks) if len(sizes) > 1 else None,
+            num_looks=len(sizes),
+            num_contenders=num_possible(candidate, champion, cross_play=cross_play),
         )
-        for contender in contenders:
-            played[contender.groups] = on_tasks(contender.models, tasks[:num_tasks])
-            evidence[contender.groups] = examine(played[contender.groups])
-        if num_tasks == looks[0] and (more := helpful_contender(evidence, candidate, champion)) is not None:
-            contenders = [*contenders, more]
-            played[more.groups] = on_tasks(more.models, tasks[:num_tasks])
-            evidence[more.groups] = examine(played[more.groups])
-        seconds += sum(one.sampled.sampling_seconds for one in (old, *played.values()))
-        num_tokens += sum(one.sampled.num_tokens for one in (old, *played.values()))
-        verdicts = {groups: decide(run.config.promote, of) for groups, of in evidence.items()}
-        groups, verdict = choose(verdicts, evidence)
-        if verdict.verdict != "inconclusive":
+        old = play(champion, tasks[:num_tasks])
+        played = {contender.groups: play(contender.models, tasks[:num_tasks]) for contender in contenders}
+        evidence = {groups: examine(old, new) for groups, new in played.items()}
+        # The teams are settled at the first look: the later ones ask about the same teams again.
+        if num_looks == 1 and (helpful := helpful_contender(evidence, candidate, champion)) is not None:
+            contenders = [*contenders, helpful]
+            played[helpful.groups] = play(helpful.models, tasks[:num_tasks])
+            evidence[helpful.groups] = examine(old, played[helpful.groups])
+        look = _ask_gate(run, num_tasks, old, played, evidence)
+        seconds += sum(team.sampled.sampling_seconds for team in look.teams)
+        num_tokens += sum(team.sampled.num_tokens for team in look.teams)
+        if look.verdict.verdict != "inconclusive":
             break
-    serve(run, candidate)
-    return {
-        **played[contenders[0].groups].report(run),
-        **plain(verdict),
-        "promotes": list(groups) if verdict.verdict == "promote" else [],
-        "champion": old.report(run),
-        "gain": plain(evidence[groups].gain),
-        "guards": {g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in evidence[groups].guards},
-        "contenders": [
-            {"groups": list(of), **plain(verdicts[of]), "gain": plain(found.gain)} for of, found in evidence.items()
-        ],
-        "num_looks": looks.index(num_tasks) + 1,
-        "num_unpaired": num_tasks - len(played[groups].outcomes.keys() & old.outcomes.keys()),
-        "sampling_seconds": seconds,
-        "num_tokens": num_tokens,
-    }
+    return _evaluated(run, look, contenders, num_looks=num_looks, sampling_seconds=seconds, num_tokens=num_tokens)
 
 
-def _looks(num_tasks: int, per_look: int | None) -> list[int]:
+def _ask_gate(
+    run: Run,
+    num_tasks: int,
+    champion: Played,
+    contenders: Mapping[NewGroups, Played],
+    evidence: Mapping[NewGroups, Evidence],
+) -> _Look:
+    verdicts = {groups: decide(run.config.promote, found) for groups, found in evidence.items()}
+    chosen, verdict = choose_contender(verdicts, evidence)
+    return _Look(
+        num_tasks=num_tasks,
+        champion=champion,
+        contenders=contenders,
+        evidence=evidence,
+        verdicts=verdicts,
+        chosen=chosen,
+        verdict=verdict,
+    )
+
+
+def _evaluated(run: Run, look: _Look, contenders: Sequence[Contender], *, num_looks: int, **totals: Any) -> Evaluated:
+    """The report on the last look; `totals` are those of all looks."""
+    new, old = look.contenders[look.chosen], look.champion
+    return Evaluated(
+        verdict=look.verdict.verdict,
+        condition=look.verdict.condition,
+        promotes=look.chosen if look.verdict.verdict == "promote" else (),
+        candidate=look.contenders[contenders[0].groups].score(run),
+        champion=old.score(run),
+        gain=_gain(look.evidence[look.chosen].gain),
+        guards={
+            g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in look.evidence[look.chosen].guards
+        },
+        contenders=tuple(
+            {
+                "groups": list(groups),
+                **plain(look.verdicts[groups]),
+                "gain": None if evidence.gain is None else plain(evidence.gain),
+            }
+            for groups, evidence in look.evidence.items()
+        ),
+        num_looks=num_looks,
+        num_unpaired=look.num_tasks - len(new.outcomes.keys() & old.outcomes.keys()),
+        **totals,
+    )
+
+
+def look_sizes(num_tasks: int, per_look: int | None) -> list[int]:
     """Numbers of tasks after which the gate is asked."""
     if per_look is None or per_look >= num_tasks:
         return [num_tasks]
@@ -117,37 +186,48 @@ def _looks(num_tasks: int, per_look: int | None) -> list[int]:
 def _examine(
     run: Run, old: Played, new: Played, *, planned: int | None, num_looks: int, num_contenders: int
 ) -> Evidence:
-    """What the gate hears of a team that played the champion's tasks. Chances of an error are shared by all that is asked."""
+    """The evidence on a team that played the champion's tasks.
+
+    The chance of an error that `evaluate.confidence` allows is divided among all intervals that are looked at (Bonferroni).
+    A confidence sequence, which is used where several looks are `planned`, holds for all of them by itself.
+    """
     settings = run.config.evaluate
-    doubt = (1 - settings.confidence) / num_contenders
+    error_chance = (1 - settings.confidence) / num_contenders
     both = new.outcomes.keys() & old.outcomes.keys()
     pair = {t: o for t, o in new.outcomes.items() if t in both}, {t: old.outcomes[t] for t in new.outcomes if t in both}
     if planned is not None:
-        gain = paired_sequence(*pair, planned=planned, confidence=1 - doubt)
+        gain = paired_sequence(*pair, planned=planned, confidence=1 - error_chance)
     elif settings.test == "mcnemar":
-        gain = exact_interval(*pair, confidence=1 - doubt)
+        gain = exact_interval(*pair, confidence=1 - error_chance)
     else:
-        gain = _bootstrapped(run, *pair, confidence=1 - doubt)
-    sources = sorted({trace.task.source for trace in new.traces})
-    gains = {}
-    for source in sources if len(sources) > 1 else ():
-        of_source = {trace.task.task_id for trace in new.traces if trace.task.source == source}
-        parts = ({t: o for t, o in side.items() if t in of_source} for side in pair)
-        gains[source] = _bootstrapped(run, *parts, confidence=1 - doubt / num_looks / len(sources))
-    agents = new.report(run)["agents"].items()
+        gain = _bootstrapped(run, *pair, confidence=1 - error_chance)
+    guards = guard(
+        new.traces,
+        old.traces,
+        config=run.config.promote.guards,
+        confidence=1 - error_chance / num_looks,
+        seed=run.config.seed,
+    )
     return Evidence(
         gain=gain,
         ok_share=new.ok_share,
-        format_shares={agent: figures["format_share"] for agent, figures in agents},
-        guards=guard(
-            new.traces,
-            old.traces,
-            config=run.config.promote.guards,
-            confidence=1 - doubt / num_looks,
-            seed=run.config.seed,
-        ),
-        sources=gains,
+        format_shares={agent: figures["format_share"] for agent, figures in new.score(run).agents.items()},
+        guards=guards,
+        sources=_gain_by_source(run, new, *pair, error_chance=error_chance / num_looks),
     )
+
+
+def _gain_by_source(
+    run: Run, played: Played, new: Outcomes, old: Outcomes, *, error_chance: float
+) -> dict[str, Interval]:
+    """The gain on the tasks of each data set; empty where there is one only."""
+    sources = sorted({trace.task.source for trace in played.traces})
+    gains = {}
+    for source in sources if len(sources) > 1 else ():
+        of_source = {trace.task.task_id for trace in played.traces if trace.task.source == source}
+        parts = ({t: o for t, o in side.items() if t in of_source} for side in (new, old))
+        gains[source] = _bootstrapped(run, *parts, confidence=1 - error_chance / len(sources))
+    return gains
 
 
 def _bootstrapped(run: Run, new: Outcomes, old: Outcomes, *, confidence: float) -> Interval:
@@ -155,16 +235,13 @@ def _bootstrapped(run: Run, new: Outcomes, old: Outcomes, *, confidence: float) 
     return paired_interval(new, old, seed=run.config.seed, num_samples=num_samples, confidence=confidence)
 
 
-def _decision(verdict: str, condition: str) -> dict[str, Any]:
-    return {"verdict": verdict, "condition": condition, "promotes": []}
+def _gain(interval: Interval | None) -> Gain | None:
+    return None if interval is None else Gain(**asdict(interval))
 
 
-def decision_tasks(tasks: list[Task], *, iteration: int, count: int | None, seed: int) -> list[Task]:
+def decision_tasks(run: Run, iteration: int) -> list[Task]:
     """The gate's tasks for one decision: fresh ones each time while they last, then a new order."""
+    tasks, count = run.tasks("gate"), run.config.evaluate.tasks_per_decision
     if count is None or count >= len(tasks):
         return tasks
-    per_pass = len(tasks) // count
-    number, place = divmod(iteration - 1, per_pass)
-    order = list(tasks)
-    random.Random(f"gate/{seed}/{number}").shuffle(order)
-    return order[place * count : (place + 1) * count]
+    return task_slice(tasks, number=iteration, count=count, seed=f"gate/{run.config.seed}")

@@ -1,27 +1,21 @@
 """score: pinned traces -> rewards per turn, by credit version.
 
-Reads: the iteration's traces. Writes: one reward row per episode that counts. Recomputable at any time.
+Reads: the iteration's traces. Writes: one reward row per episode that counts. It can be repeated at any time.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from pipelines.run.run import Run, plain
-from pipelines.run.scoring import _mean, assign, per_agent, scored_statuses
-from stores.types import TracesRef
+from pipelines.run.run import Run
+from pipelines.run.scoring import assign_credit, mean, per_agent, scored_statuses
+from stores.stage_results import Scored
 
 
-def score(run: Run, iteration: int) -> dict[str, Any]:
-    """Scores the episodes of `collect`; returns {"rewards": RewardsRef, "credit_version", "agents", "outcome"}."""
-    collected = run.journal.ref(run.key(iteration, "collect"))
-    if collected is None:
-        raise ValueError(f"stage score of iteration {iteration} needs its collect, which is not done: run that first")
-    ref = TracesRef(**collected["traces"])
+def score(run: Run, iteration: int) -> Scored:
+    """Scores the episodes of `collect`; NotDone where that is not done."""
+    ref = run.iteration(iteration, needed_by="score").collected.traces
     statuses = scored_statuses(run)
     traces = list(run.traces.read_traces(ref, statuses=statuses))
-    rewards = assign(run, traces, statuses=statuses)
-    variants = {trace.episode_id for trace in traces if trace.variant}
+    rewards = assign_credit(run, traces, statuses=statuses)
     run.traces.write_rewards(rewards)
     pinned = run.traces.pin_rewards(
         run_id=ref.run_id,  # of the traces: another run's, where they are taken over from it
@@ -31,11 +25,12 @@ def score(run: Run, iteration: int) -> dict[str, Any]:
         traces=ref,
         statuses=statuses,
     )
-    return {
-        "rewards": plain(pinned),
-        "credit_version": run.credit_version,
-        "outcome": _mean([r.outcome for r in rewards if r.episode_id not in variants]),
-        "agents": per_agent(
-            [trace for trace in traces if not trace.variant], [r for r in rewards if r.episode_id not in variants]
-        ),
-    }
+    # Variants are played with one turn changed: they serve as baselines and would distort the figures.
+    variants = {trace.episode_id for trace in traces if trace.variant}
+    sampled_rewards = [reward for reward in rewards if reward.episode_id not in variants]
+    return Scored(
+        rewards=pinned,
+        credit_version=run.credit_version,
+        outcome=mean([reward.outcome for reward in sampled_rewards]),
+        agents=per_agent([trace for trace in traces if not trace.variant], sampled_rewards),
+    )

@@ -5,20 +5,19 @@ Reads: what `train` recorded for every model group. Writes: the served versions;
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
 from stores.journal import Lease
+from stores.stage_results import Synced
 
 
-def sync(run: Run, iteration: int, lease: Lease) -> dict[str, Any]:
-    """Puts the iteration's versions into the running engines; returns {"policy_versions", "proofs", "seconds"}."""
+def sync(run: Run, iteration: int, lease: Lease) -> Synced:
+    """Loads the iteration's versions into the running engines and has each replica prove that it serves them."""
     models = run.trained(iteration)
-    lease.check()
+    lease.check()  # before the engines change: another process may have taken this stage over
     proofs, seconds = serve(run, models, always_prove=True)
-    return {
-        "policy_versions": {group: ref.version for group, ref in models.items()},
-        "proofs": [plain(proof) for proof in proofs],
-        "seconds": seconds,
-    }
+    return Synced(
+        policy_versions={group: ref.version for group, ref in models.items()},
+        proofs=tuple(plain(proof) for proof in proofs),
+        seconds=seconds,
+    )

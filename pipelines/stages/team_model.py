@@ -1,4 +1,4 @@
-"""team_model: a registered team as MLflow loads it: prompts -> answers.
+"""team_model: a registered team in the form that MLflow loads: prompts -> answers.
 
     mlflow.set_tracking_uri("sqlite:///runs/mlflow.db")
     mlflow.pyfunc.load_model("models:/TEAM@champion").predict(pd.DataFrame({"prompt": ["Compute 2+3*4"]}))
@@ -58,12 +58,12 @@ class TeamModel(PythonModel):
         )
         if answer.status_code != 200:
             raise RuntimeError(f"the gateway at {url} answers {answer.status_code}: {answer.text[:500]}")
-        found = answer.json()
+        reply = answer.json()
         return {
-            "answer": found["answer"],
-            "status": found["status"],
-            "num_turns": len(found["turns"]),
-            "team_version": str(found["troupe"]["team_version"]),
+            "answer": reply["answer"],
+            "status": reply["status"],
+            "num_turns": len(reply["turns"]),
+            "team_version": str(reply["troupe"]["team_version"]),
         }
 
     async def _play(self, tasks: list[tuple[str, int]]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """train: traces and rewards at pinned versions + the parent -> a model version, a resumable checkpoint, metrics.
 
-One call per model group. The work is done by the group's warm trainer; this stage gives the order and waits.
+One call per model group. The work is done by the group's warm trainer; this stage sends it a job and waits.
 
 Where the whole team learns (mappo, happo, mixers) it is one call for all of them, named `team`:
 
@@ -17,7 +17,9 @@ from pipelines.cluster.faults import FaultKind, diagnose
 from pipelines.episodes.from_run import train_config
 from pipelines.run.run import Run, plain
 from stores.logs import carry
-from stores.types import ModelVersionRef
+from stores.run_values import RunValue
+from stores.stage_results import Trained, TrainedLearner, TrainedTeam
+from stores.types import ModelVersionRef, RewardsRef, TracesRef
 from train_loops.config import TEAM, TrainConfig
 from train_loops.team.happo import update_order
 from train_loops.trainer_supervisor import TrainerHandle, TrainJobError, attach
@@ -25,73 +27,85 @@ from train_loops.trainer_supervisor import TrainerHandle, TrainJobError, attach
 logger = logging.getLogger(__name__)
 
 
-def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> dict[str, Any]:
+def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> Trained:
     """Trains one model group on the iteration's scored turns.
 
-    Returns {"model": ModelVersionRef, "reason", "metrics", "agents"}; without a trainable row the model is the parent's
-    and the reason says why. So it is, with {"is_failed": True}, where training failed for good and
-    `promote.on_failed_group` lets the others go on; else TrainJobError ends the stage.
+    Without a trainable row the result's model is the parent's and its reason says why. So it is where training failed for
+    good and `promote.on_failed_group` lets the others go on; else TrainJobError ends the stage.
+
+    Args: attempt: names this attempt of the stage to the trainer.
     """
-    inputs = _inputs(run, iteration)
+    data = _pinned_data(run, iteration)
     parent = run.parents(iteration)[model_group]
     try:
-        return _ordered(run, iteration, model_group, attempt=attempt, parent=parent, **inputs)
+        return _train_group(run, iteration, model_group, attempt=attempt, parent=parent, **data)
     except TrainJobError as error:
         if run.config.promote.on_failed_group == "hold" or diagnose(error).kind is FaultKind.LOST:
             raise
-        said = str(error).partition("\n")[0]
+        first_line = str(error).partition("\n")[0]
         logger.warning("keeps version %d, its training failed: %s", parent.version, error.kind)
-        return {
-            "model": plain(parent),
-            "reason": f"training failed: {said}",
-            "is_failed": True,
-            "metrics": {"train/is_failed": 1.0},
-            "agents": {},
-        }
+        return Trained(
+            model=parent,
+            reason=f"training failed: {first_line}",
+            is_failed=True,
+            metrics={"train/is_failed": 1.0},
+            agents={},
+        )
 
 
-def train_team(run: Run, iteration: int, *, attempt: str = "0") -> dict[str, Any]:
+def train_team(run: Run, iteration: int, *, attempt: str = "0") -> TrainedTeam:
     """Trains the team's learner and then every model group on the iteration's scored turns.
 
-    Returns {"order", "team": result of the learner, "model_groups": {name: what `train` returns}}. The order of updates is
-    in the journal before the first one. Killed and repeated it goes on: what is committed is not trained again.
+    The order of updates is in the journal before the first one. A repetition continues: what is committed is not trained
+    again.
     """
-    inputs = _inputs(run, iteration)
+    data = _pinned_data(run, iteration)
     parents = run.parents(iteration)
     settings = run.config.team_config
-    assert settings is not None, "stages: only a run whose team learns comes here"
+    assert settings is not None, "stages/table.py: only a run whose team learns comes here"
     order = list(run.config.model_groups)
     if settings.algorithm == "happo":
         order = update_order(order, seed=run.config.seed, iteration=iteration, order=settings.team.order)
-    run.journal.put_value(run.run_id, f"update-order/{iteration}", {"model_groups": order})
-    team = _ordered(
-        run, iteration, TEAM, attempt=attempt, parent=_last_learner(run, iteration), via=next(iter(parents)), **inputs
-    )
-    found: dict[str, dict[str, Any]] = {}
-    updated: list[dict[str, Any]] = []
+    run.journal.put_value(run.run_id, RunValue.UPDATE_ORDER.of(iteration), {"model_groups": order})
+    learner = _train_learner(run, iteration, via=next(iter(parents)), attempt=attempt, **data)
+    trained: dict[str, Trained] = {}
+    updated: list[ModelVersionRef] = []
     for group in order:
-        learned = _ordered(
+        trained[group] = _train_group(
             run,
             iteration,
             group,
             attempt=attempt,
             parent=parents[group],
-            team=team["model"],
-            updated=updated if settings.algorithm == "happo" else [],
-            **inputs,
+            team=learner.model,
+            # HAPPO weighs each update by the ratios of the updates before it (arXiv 2109.11251).
+            updated=updated if settings.algorithm == "happo" else (),
+            **data,
         )
-        found[group] = learned
-        if learned["model"]["version"] == iteration:
-            updated = [*updated, learned["model"]]
-    return {"order": order, "team": team, "model_groups": found}
+        if trained[group].model.version == iteration:
+            updated = [*updated, trained[group].model]
+    return TrainedTeam(order=tuple(order), team=learner, model_groups=trained)
 
 
-def _inputs(run: Run, iteration: int) -> dict[str, Any]:
-    collected = run.journal.ref(run.key(iteration, "collect"))
-    scored = run.journal.ref(run.key(iteration, "score"))
-    if collected is None or scored is None:
-        raise ValueError(f"train of iteration {iteration} needs collect and score, which are not done")
-    return {"traces": collected["traces"], "rewards": scored["rewards"]}
+def _pinned_data(run: Run, iteration: int) -> dict[str, Any]:
+    done = run.iteration(iteration, needed_by="train")
+    return {"traces": done.collected.traces, "rewards": done.scored.rewards}
+
+
+def _train_group(
+    run: Run, iteration: int, model_group: str, *, attempt: str, parent: ModelVersionRef, **job: Any
+) -> Trained:
+    result = _run_job(
+        run, model_group, make_train_job(run, iteration, model_group, parent=parent, **job), attempt=attempt
+    )
+    return Trained.from_json({**result, "model": result["model"] or plain(parent)})
+
+
+def _train_learner(run: Run, iteration: int, *, via: str, attempt: str, **data: Any) -> TrainedLearner:
+    """Trains the team's learner in the trainer of model group `via`."""
+    settings = train_config(run, iteration, via)
+    job = make_train_job(run, iteration, TEAM, parent=_last_learner(run, iteration), train=settings, **data)
+    return TrainedLearner.from_json(_run_job(run, via, {**job, "is_team": True}, attempt=attempt))
 
 
 def _last_learner(run: Run, iteration: int) -> ModelVersionRef | None:
@@ -100,41 +114,29 @@ def _last_learner(run: Run, iteration: int) -> ModelVersionRef | None:
     return run.weights.ref(TEAM, before[-1]) if before else None
 
 
-def _ordered(
-    run: Run,
-    iteration: int,
-    model_group: str,
-    *,
-    attempt: str,
-    parent: ModelVersionRef | None,
-    via: str = "",
-    **inputs: Any,
-) -> dict[str, Any]:
-    """Has an order done by the trainer of `via` (default: the model group's own)."""
-    settings = train_config(run, iteration, via or model_group)
-    trainer = trainer_of(run, via or model_group)
-    given = make_order(run, iteration, model_group, parent=parent, train=settings, **inputs)
-    given |= {"job_id": f"{given['job_id']}/{attempt}", "is_team": bool(via)}
+def _run_job(run: Run, via: str, job: Mapping[str, Any], *, attempt: str) -> dict[str, Any]:
+    """Has the trainer of model group `via` do a job; returns what `TrainerHandle.run_job` does."""
+    settings = TrainConfig.model_validate(job["train"])
+    trainer = trainer_of(run, via)
+    job = {**job, "job_id": f"{job['job_id']}/{attempt}", "log": carry()}
     try:
-        result = trainer.run_job({**given, "log": carry()}, timeout_s=settings.job_timeout_s)
+        return trainer.run_job(job, timeout_s=settings.job_timeout_s)
     finally:
         if not settings.keep_warm:
             trainer.stop()
-    kept = plain(parent) if parent is not None and not via else None
-    return {**result, "model": result["model"] or kept}
 
 
-def make_order(
+def make_train_job(
     run: Run,
     iteration: int,
     model_group: str,
     *,
     parent: ModelVersionRef | None,
-    traces: Mapping[str, Any],
-    rewards: Mapping[str, Any],
+    traces: TracesRef,
+    rewards: RewardsRef,
     train: TrainConfig | None = None,
-    team: Mapping[str, Any] | None = None,
-    updated: Sequence[Mapping[str, Any]] = (),
+    team: ModelVersionRef | None = None,
+    updated: Sequence[ModelVersionRef] = (),
 ) -> dict[str, Any]:
     """What a trainer needs to make version `iteration` of a model group from `parent`; plain data.
 
@@ -150,14 +152,14 @@ def make_order(
         "seed": run.config.seed + iteration,
         "parent": None if parent is None else plain(parent),
         "version": iteration,
-        "traces": traces,
-        "rewards": rewards,
+        "traces": plain(traces),
+        "rewards": plain(rewards),
         "credit_kind": run.credit.kind,
         "train": (train or train_config(run, iteration, model_group)).model_dump(mode="json"),
         "traces_uri": run.traces_uri,
         "weights_uri": run.weights_uri,
-        "team": team,
-        "updated": list(updated),
+        "team": None if team is None else plain(team),
+        "updated": [plain(ref) for ref in updated],
     }
 
 

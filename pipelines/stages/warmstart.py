@@ -15,12 +15,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pipelines.episodes.chosen_traces import choose
-from pipelines.run.run import Run, plain
+from pipelines.episodes.chosen_traces import choose_traces
+from pipelines.run.run import Run
 from serve_apps.acting_team import ActingTeam
 from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import load_object
 from stores.files import is_uri, local_path, open_filesystem
+from stores.stage_results import WarmStarted
 from stores.types import Trace, team_key
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 StepProgress = Callable[[int, int, float], None]
 NUM_PROBES = 4
-"""Demonstrations whose tokens a version is recognised by after a weight sync."""
+"""Demonstrations whose logprobs prove, after a weight sync, which version is served."""
 
 
-def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, Any]:
-    """Makes version 0 of every model group; returns {"models": {group: ref}, "metrics"}."""
+def warmstart(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
+    """Makes version 0 of every model group."""
     # On a shared machine threads that spin at a barrier made this 7 times slower than threads that sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from transformers.utils import logging
@@ -73,22 +74,22 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> dict[str, An
                 seed=run.config.seed + number,
                 out=Path(scratch) / f"adapter-{group}",
             )
-    return {"models": {group: plain(ref) for group, ref in models.items()}, "metrics": metrics}
+    return WarmStarted(models=models, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What becomes version 0 of a model group, or of the base that several share."""
+    """A model folder that becomes version 0 of a model group, or of the base that several share."""
 
     folder: Path
     probes: Sequence[Sequence[int]] | None = None
-    """Token sequences that it is recognised by; None: any."""
+    """Token sequences whose logprobs identify it; None: any."""
 
 
 def _starts(
     run: Run, settings: WarmstartConfig | None, scratch: Path, progress: StepProgress | None
 ) -> tuple[dict[str, _Start], dict[str, float]]:
-    """Of every model group that has weights of its own and of every base, with metrics."""
+    """The start of every model group that has weights of its own and of every base, with metrics."""
     if settings is not None and settings.tiny_model is not None:
         return _tiny(run, settings, scratch, progress)
     groups = _members(run)
@@ -99,22 +100,22 @@ def _starts(
     metrics: dict[str, float] = {}
     chosen: list[Trace] = []
     if settings.traces is not None:
-        chosen = choose(run, settings.traces, count=settings.num_demonstrations, folders=bases)
+        chosen = choose_traces(run, settings.traces, count=settings.num_demonstrations, folders=bases)
     for weights, members in groups.items():
         base = bases[members[0]]
         pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), members)
-        folder, found = _learn(run, settings, pairs, scratch / weights, base, None, progress)
+        folder, learned = _learn(run, settings, pairs, scratch / weights, base, None, progress)
         starts[weights] = _Start(folder, _probes(pairs))
-        metrics |= {f"{weights}/{name}": value for name, value in found.items()}
+        metrics |= {f"{weights}/{name}": value for name, value in learned.items()}
     return starts, metrics
 
 
 def _members(run: Run) -> dict[str, list[str]]:
     """Whole weights -> the model groups whose policies are made of them: several where they are adapters of one base."""
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for group in run.config.model_groups:
-        found.setdefault(run.config.weights_name(group), []).append(group)
-    return found
+        members.setdefault(run.config.weights_name(group), []).append(group)
+    return members
 
 
 def _tiny(
@@ -144,10 +145,10 @@ def _tiny(
     for (shape, base), members in groups.items():
         pairs = _pairs(traces, members)
         own = settings.model_copy(update={"tiny_model": shape})
-        folder, found = _learn(run, own, pairs, scratch / f"tiny-{members[0]}", None, tokenizers[shape], progress)
+        folder, learned = _learn(run, own, pairs, scratch / f"tiny-{members[0]}", None, tokenizers[shape], progress)
         starts |= dict.fromkeys([base] if base else members, _Start(folder, _probes(pairs)))
         prefix = "" if len(groups) == 1 else f"{'+'.join(members)}/"
-        metrics |= {f"{prefix}{name}": value for name, value in found.items()}
+        metrics |= {f"{prefix}{name}": value for name, value in learned.items()}
     return starts, metrics
 
 
@@ -181,7 +182,7 @@ def _demonstrations(
     spy: _TextSpy | None = None,
     answers: ToolAnswers | None = None,
 ) -> list[Trace]:
-    """Traces from the demonstrator, tokenized by `folders`, or only listened to by `spy`."""
+    """Traces from the demonstrator, tokenized by the models in `folders`; with `spy` only their texts are collected."""
     from serve_apps.demonstrate import demonstrate
 
     return demonstrate(
@@ -216,7 +217,7 @@ def _team(run: Run, folders: Mapping[str, Path], spy: _TextSpy | None) -> Acting
 
 
 class _TextSpy:
-    """Stands in for a tokenizer that does not exist yet: keeps the texts it is shown."""
+    """Takes the place of a tokenizer that does not exist yet and keeps the texts that it is given."""
 
     knows_tools = True  # the tiny models' chat template shows them
 

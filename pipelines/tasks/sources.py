@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from pipelines.config.sections import TaskSourceConfig
+from pipelines.tasks.splits import part_of
 from pipelines.tasks.task_fields import read_task
 from pipelines.tasks.task_files import read_rows
 from serve_apps.workflow import load_object
@@ -64,16 +65,6 @@ def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]
     part = source.split or section
     mine = ((at, task) for at, task in tasks if not source.shares or part_of(task.task_id, source.shares) == part)
     yield from islice(mine, source.count)
-
-
-def part_of(task_id: str, shares: Mapping[str, float]) -> str:
-    """Returns the part of a file that a task belongs to. It depends on the id and the shares only."""
-    position = int.from_bytes(sha256(task_id.encode()).digest()[:8], "big") / 2**64
-    for part, share in shares.items():
-        position -= share
-        if position < 0:
-            return part
-    return ""
 
 
 def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:

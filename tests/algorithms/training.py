@@ -19,7 +19,7 @@ from pipelines.run.run import Run
 from pipelines.run.serving import serve
 from pipelines.runners.begin import make_version_zero, measure_team
 from pipelines.runners.local_runner import train_all
-from pipelines.stages.run_stage import run_stage
+from pipelines.stages.running import run_stage
 from tests.algorithms.rows import Comparison
 
 Result = Mapping[str, Any]
@@ -54,8 +54,8 @@ def train_row(comparison: Comparison, row: str, seed: int, *, root: Path, screen
             with screen.stage("test tasks", iteration) as progress:
                 measured = measure_team(run, run.trained(iteration), iteration=iteration, progress=progress)
             assert measured is not None, "the common configs have test tasks"
-            curve.append([iteration, measured["accuracy"]])
-            outcomes = measured["outcomes"]
+            curve.append([iteration, measured.score.accuracy])
+            outcomes = measured.outcomes
     result = {
         "sha256": _identity(comparison, row, seed, root),
         "before": start["accuracy"],
@@ -106,7 +106,7 @@ def _start(comparison: Comparison, seed: int, *, root: Path, screen: Screen) -> 
         with screen.stage(f"before, seed {seed}: test tasks") as progress:
             measured = measure_team(run, run.trained(0), iteration=0, progress=progress)
         assert measured is not None, "the common configs have test tasks"
-        about = {"accuracy": measured["accuracy"], "outcomes": measured["outcomes"]}
+        about = {"accuracy": measured.score.accuracy, "outcomes": measured.outcomes}
         kept.write_text(json.dumps(about))
     return {**json.loads(kept.read_text()), "weights": str(folder / "weights")}
 

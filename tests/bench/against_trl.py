@@ -21,7 +21,7 @@ from pipelines.cluster.connect import connect, disconnect
 from pipelines.run.run import Run
 from pipelines.run.serving import start
 from pipelines.runners.begin import make_version_zero
-from pipelines.stages.run_stage import run_stage
+from pipelines.stages.running import run_stage
 from pipelines.stages.train import trainer_of
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer
@@ -159,9 +159,10 @@ def _iteration(run: Run, iteration: int) -> dict[str, float]:
     seconds = {}
     for stage in STAGES:
         began = time.perf_counter()
-        result = run_stage(run, stage, iteration, model_group="solo" if stage == "train" else "")
+        run_stage(run, stage, iteration, model_group="solo" if stage == "train" else "")
         seconds[stage] = time.perf_counter() - began
         if stage == "train":
-            assert not result["reason"], result["reason"]
-            print(f"trl: Troupe's train metrics {result['metrics']}", flush=True)
+            result = run.iteration(iteration).trained["solo"]
+            assert not result.reason, result.reason
+            print(f"trl: Troupe's train metrics {result.metrics}", flush=True)
     return seconds

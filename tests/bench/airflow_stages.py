@@ -21,7 +21,7 @@ import yaml
 from pipelines.cluster.job_api import JobApi
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from pipelines.stages.run_stage import STAGES
+from pipelines.stages.table import STAGES
 from tests.bench.figures import Figure
 from tests.bench.setting import ROOT
 from tests.e2e.airflow_client import LocalAirflow

@@ -56,12 +56,11 @@ def measure(folder: Path) -> list[Figure]:
     padded = _padded(run, team, shape)
     connect()
     bad = {DEGRADED: ("noise on its weights", degraded(team, folder / "degraded")), PADDED: ("padded answers", padded)}
-    decided = run.journal.ref(run.key(ITERATIONS, "promote"))
-    assert decided is not None
-    figures = [_as_expected("the gate on the trained team", decided["verdict"] == "promote", decided["condition"])]
+    decided = run.iteration(ITERATIONS).decided
+    figures = [_as_expected("the gate on the trained team", decided.verdict == "promote", decided.condition)]
     for number, (what, one) in bad.items():
         verdict = evaluate(_Candidate(run, one), number * ITERATIONS)
-        figures.append(_as_expected(f"the gate on {what}", verdict["verdict"] == "reject", verdict["condition"]))
+        figures.append(_as_expected(f"the gate on {what}", verdict.verdict == "reject", verdict.condition))
     return figures + _in_service(run, version, team, bad)
 
 

@@ -19,12 +19,13 @@ import numpy as np
 
 from pipelines.cluster.connect import connect, disconnect
 from pipelines.examples.arithmetic.demonstrator import demonstrate as play
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from pipelines.runners.begin import make_version_zero
-from pipelines.stages.run_stage import run_stage
+from pipelines.stages.running import run_stage
 from pipelines.stages.train import trainer_of
 from serve_apps.demonstrate import demonstrate
-from stores.types import Purpose, RewardsRef, TracesRef
+from stores.stage_results import Collected
+from stores.types import Purpose
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer
 from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run
@@ -75,8 +76,9 @@ def _measure(folder: Path, shape: str, changes: dict[str, Any], *, num_episodes:
             _demonstrate(run, iteration, num_episodes)
             rows = _write_rows(run, iteration)
             began = time.perf_counter()
-            metrics = run_stage(run, "train", iteration, model_group=GROUP)["metrics"]
+            run_stage(run, "train", iteration, model_group=GROUP)
             order_s = time.perf_counter() - began
+            metrics = run.iteration(iteration).trained[GROUP].metrics
             answer = bare.ask({"rows": str(rows)})
             print(f"train {shape} order {iteration}: {order_s:.2f} s, {metrics}\n  bare loop: {answer}", flush=True)
             if iteration > WARM_UP_ORDERS:
@@ -134,7 +136,17 @@ def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
             [replace(t, **key, episode_id=f"{iteration}-{t.episode_id}", is_version_mixed=False) for t in traces]  # type: ignore[arg-type]
         )
         versions = {group: ref.version for group, ref in models.items()}
-        return {"traces": plain(run.traces.pin_episodes(**key)), "policy_versions": versions}  # type: ignore[arg-type]
+        return Collected(
+            traces=run.traces.pin_episodes(**key),  # type: ignore[arg-type]
+            policy_versions=versions,
+            statuses={},
+            num_new=len(traces),
+            num_tokens=0,
+            sampling_seconds=0.0,
+            groups={},
+            stopped_by=None,
+            carried=(),
+        ).to_json()
 
     run.journal.once(run.key(iteration, "collect"), collect)
     run_stage(run, "score", iteration)
@@ -146,10 +158,9 @@ def _write_rows(run: Run, iteration: int) -> Path:
     from train_loops.learner import read_rows
     from train_loops.merging import chains_of
 
-    collected, scored = (run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score"))
-    assert collected and scored
+    done = run.iteration(iteration)
     config = run.config.train_config(GROUP)
-    traces, rewards = TracesRef(**collected["traces"]), RewardsRef(**scored["rewards"])
+    traces, rewards = done.collected.traces, done.scored.rewards
     samples, _ = read_rows(run.traces, traces, rewards, model_group=GROUP, config=config, credit_kind="returns")
     advantages = np.array([s.reward for s in samples])
     advantages = (advantages - advantages.mean()) / advantages.std()

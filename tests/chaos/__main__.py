@@ -29,7 +29,7 @@ import psutil
 from rich.console import Console
 
 from pipelines.run.run import Run
-from pipelines.stages.run_stage import STAGES
+from pipelines.stages.table import STAGES
 from tests.chaos import checks, victims
 from tests.chaos.airflow import Airflow, open_scene
 from tests.chaos.ask import distance

@@ -16,7 +16,8 @@ from pipelines.cluster.connect import connect, disconnect
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, serve
-from pipelines.stages.train import make_order
+from pipelines.stages.train import make_train_job
+from stores.stage_results import Collected, Scored
 from stores.types import ModelVersionRef
 from tests.chaos.scene import CONFIG, ON_ONE_NODE
 
@@ -44,11 +45,12 @@ def replay(run: Run) -> dict[int, float]:
     trainer = attach(name="replay", run_name="replay", storage_path=folder / "checkpoints", train=settings)
     parent, differences = run.trained(0)["team"], {}
     for iteration in range(1, run.config.iterations + 1):
-        collected, scored = (run.journal.ref(run.key(iteration, stage)) for stage in ("collect", "score"))
-        if collected is None or scored is None or run.journal.ref(run.key(iteration, "train", "team")) is None:
+        done = run.iteration(iteration)
+        collected, scored = done.find(Collected), done.find(Scored)
+        if collected is None or scored is None or "team" not in done.find_trained():
             break
-        order = make_order(run, iteration, "team", parent=parent, traces=collected["traces"], rewards=scored["rewards"])
-        result = trainer.run_job({**order, "weights_uri": str(folder / "weights")}, timeout_s=120)
+        job = make_train_job(run, iteration, "team", parent=parent, traces=collected.traces, rewards=scored.rewards)
+        result = trainer.run_job({**job, "weights_uri": str(folder / "weights")}, timeout_s=120)
         parent = ModelVersionRef(**result["model"]) if result["model"] else parent
         differences[iteration] = distance(run, run.trained(iteration)["team"], parent)
     trainer.stop()

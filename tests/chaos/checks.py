@@ -15,7 +15,8 @@ from pathlib import Path
 from pipelines.episodes.sampling import FAILED
 from pipelines.run.run import Run
 from stores.journal import DONE, StageRow
-from stores.types import Trace, TracesRef
+from stores.stage_results import Collected
+from stores.types import Trace
 
 LIMIT = 100_000
 
@@ -71,10 +72,10 @@ def faults(
 
 def collected(run: Run, iteration: int) -> list[str]:
     """Episode keys that `collect` pinned."""
-    ref = run.journal.ref(run.key(iteration, "collect"))
-    if ref is None:
+    result = run.iteration(iteration).find(Collected)
+    if result is None:
         return []
-    return sorted(trace.episode_id for trace in run.traces.read_traces(TracesRef(**ref["traces"])))
+    return sorted(trace.episode_id for trace in run.traces.read_traces(result.traces))
 
 
 def _kept(before: Look, traces: Sequence[Trace]) -> str:
@@ -126,9 +127,8 @@ def _steps(run: Run, iteration: int) -> str:
         if (model.version, manifest.parent) != (iteration, parent.version):
             return f"{group} v{model.version} of iteration {iteration} comes from v{manifest.parent}, not v{parent.version}"
         old, new = num_steps(run.weights.manifest(parent).checkpoint), num_steps(manifest.checkpoint)
-        order = run.journal.ref(run.key(iteration, "train", group))
-        assert order is not None, "trained() has read it"
-        done = order["metrics"]["train/steps"] - order["metrics"].get("train/skipped_steps", 0.0)
+        metrics = run.iteration(iteration).trained[group].metrics
+        done = metrics["train/steps"] - metrics.get("train/skipped_steps", 0.0)
         if new != old + done:
             return f"{group}: optimizer at step {new:g} after {done:g} steps from step {old:g}"
     return ""

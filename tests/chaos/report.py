@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pipelines.stages.run_stage import STAGES
+from pipelines.stages.table import STAGES
 from tests.chaos.victims import VICTIMS
 
 ROOT = Path(__file__).resolve().parents[2]

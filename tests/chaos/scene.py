@@ -23,7 +23,7 @@ import psutil
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from pipelines.stages.run_stage import STAGES
+from pipelines.stages.table import STAGES
 from tests.chaos import checks, victims
 from tests.chaos.cluster import NOTICED_SOON, Cluster
 from tests.chaos.victims import Victim

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lancedb
 import pytest
 from records import MakeTrace
+from stage_records import collected, finish, trained
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from stores import journal
 from stores.manifest import Probe
+from stores.stage_results import Trained
 from stores.types import Purpose
 from tests.chaos import checks
 from tests.chaos.report import Cell, Report
@@ -33,21 +35,17 @@ def run(tmp_path: Path, make_trace: MakeTrace, tiny_model: Path) -> Run:
     run.open()
     where: dict[str, Any] = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
     run.traces.write_episodes([make_trace(i, **where) for i in range(6)])
-    pinned = asdict(run.traces.pin_episodes(**where))
+    pinned = run.traces.pin_episodes(**where)
     zero = run.weights.commit(
         tiny_model, model_group="team", version=0, parent=None, run_id=run.run_id, iteration=0, probe=PROBE
     )
     assert zero is not None
-    finish(run, "collect", {"traces": pinned, "policy_versions": {"team": 0}})
-    finish(run, "train", train(run, tiny_model, steps_in_checkpoint=2), "team")
+    finish(run, 1, collected(traces=pinned, policy_versions={"team": 0}))
+    finish(run, 1, train(run, tiny_model, steps_in_checkpoint=2), "team")
     return run
 
 
-def finish(run: Run, stage: str, ref: dict[str, object], group: str = "") -> None:
-    run.journal.once(run.key(1, stage, group), lambda _: ref)
-
-
-def train(run: Run, model: Path, *, steps_in_checkpoint: int) -> dict[str, object]:
+def train(run: Run, model: Path, *, steps_in_checkpoint: int) -> Trained:
     folder = Path(run.folder) / "checkpoint"
     folder.mkdir(exist_ok=True)
     (folder / "policy.json").write_text(json.dumps({"num_steps": steps_in_checkpoint}))
@@ -59,7 +57,7 @@ def train(run: Run, model: Path, *, steps_in_checkpoint: int) -> dict[str, objec
         "checkpoint": str(folder),
     }
     ref = run.weights.commit(model, model_group="team", version=1, **about)
-    return {"model": asdict(ref), "metrics": {"train/steps": 2.0, "train/skipped_steps": 0.0}}
+    return trained(model=ref, metrics={"train/steps": 2.0, "train/skipped_steps": 0.0})
 
 
 def found(run: Run, before: checks.Look, *, served: int = 1) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import psutil
 
-from pipelines.stages.run_stage import STAGES
+from pipelines.stages.table import STAGES
 
 Door = Literal["local", "jobs", "airflow"]
 """Who walks the stages: `troupe train`, `troupe submit --stage`, a DAG run."""
@@ -36,19 +36,19 @@ class Victim:
 
 
 VICTIMS = (
-    Victim(name="driver", door="local", stages=STAGES),
+    Victim(name="driver", door="local", stages=tuple(STAGES)),
     Victim(name="collector", door="local", stages=SAMPLING, title="ray::Collector"),
     Victim(name="replica", door="local", stages=SERVING, title="ray::ServeReplica:"),
     Victim(name="engine", door="local", stages=SERVING, title="VLLM::EngineCore"),
     Victim(name="trainer worker", door="local", stages=("train",), title="ray::RayTrainWorker"),
     Victim(name="trainer holder", door="local", stages=("train",), title="ray::TrainerSupervisor"),
     Victim(name="train controller", door="local", stages=("train",), title="ray::TrainController"),
-    Victim(name="node", door="local", stages=STAGES),
-    Victim(name="cluster", door="local", stages=STAGES),
-    Victim(name="job", door="jobs", stages=STAGES, title="troupe stage"),
-    Victim(name="scheduler", door="airflow", stages=STAGES),
-    Victim(name="triggerer", door="airflow", stages=STAGES),
-    Victim(name="task process", door="airflow", stages=STAGES),
+    Victim(name="node", door="local", stages=tuple(STAGES)),
+    Victim(name="cluster", door="local", stages=tuple(STAGES)),
+    Victim(name="job", door="jobs", stages=tuple(STAGES), title="troupe stage"),
+    Victim(name="scheduler", door="airflow", stages=tuple(STAGES)),
+    Victim(name="triggerer", door="airflow", stages=tuple(STAGES)),
+    Victim(name="task process", door="airflow", stages=tuple(STAGES)),
 )
 """The table: a cell of it is one victim in one stage."""
 BY_NAME = {victim.name: victim for victim in VICTIMS}

@@ -15,7 +15,6 @@ from pipelines.config.run_config import RunConfig, load_config
 from pipelines.run.run import Run
 from stores.files import is_uri, read_file
 from stores.journal import StageRow
-from stores.types import ModelVersionRef, TracesRef
 from tests.chaos import victims
 
 CONFIG = Path(__file__).parent / "small.yaml"
@@ -78,7 +77,7 @@ def is_running(run: Run, iteration: int, stage: str, group: str = "") -> bool:
 
 
 def keys(run: Run, iteration: int) -> list[str]:
-    ref = TracesRef(**run.journal.ref(run.key(iteration, "collect"))["traces"])
+    ref = run.iteration(iteration).collected.traces
     return sorted(trace.episode_id for trace in run.traces.read_traces(ref))
 
 
@@ -91,7 +90,7 @@ def distance(one: Run, other: Run) -> float:
     from safetensors.numpy import load_file
 
     def last(run: Run) -> dict[str, Any]:
-        ref = ModelVersionRef(**run.journal.ref(run.key(run.config.iterations, "train", "team"))["model"])
+        ref = run.trained(run.config.iterations)["team"]
         return load_file(run.weights.fetch(ref) / "model.safetensors")
 
     mine, theirs = last(one), last(other)

@@ -41,13 +41,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_every_group_is_trained_and_proven_through_its_own_adapter_in_one_app(trained: Run) -> None:
     assert report_of(trained)["versions"] == dict.fromkeys(GROUPS, 2)
     for iteration in (1, 2):
-        sync = trained.journal.ref(trained.key(iteration, "sync"))
-        assert sync is not None
-        assert sorted((p["model_group"], p["version"], p["verdict"]) for p in sync["proofs"]) == sorted(
+        proofs = trained.iteration(iteration).synced.proofs
+        assert sorted((p["model_group"], p["version"], p["verdict"]) for p in proofs) == sorted(
             (group, iteration, "proven") for group in GROUPS
         )
-        assert {p["app"] for p in sync["proofs"]} == {"adapters-rollout-shared"}
-        assert len({p["pid"] for p in sync["proofs"]}) == 1
+        assert {p["app"] for p in proofs} == {"adapters-rollout-shared"}
+        assert len({p["pid"] for p in proofs}) == 1
 
 
 def test_trainer_and_engine_agree_through_every_adapter(trained: Run) -> None:

@@ -168,7 +168,7 @@ def test_a_team_is_moved_by_hand_after_approval_and_its_asset_triggers_who_follo
     airflow.trigger(dag, "by-hand", team_version=2, reason="to see it move")
     approval = f"/dags/{dag}/dagRuns/by-hand/taskInstances/approve/-1/hitlDetails"
     asked = airflow.wait("the question", lambda: airflow.asked(approval), 150)
-    assert asked["subject"] == "Put team version 2 of small into service?"
+    assert asked["subject"] == "Make team version 2 of small the champion?"
     assert asked["body"] == "Reason: to see it move"
     # A person takes longer than this. Airflow takes a task for failed, and asks again, if it is answered before its
     # process was seen to have ended.

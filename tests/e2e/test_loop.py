@@ -19,7 +19,7 @@ from pipelines.monitoring.watching import handed_on
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team
 from pipelines.report.record import record
 from pipelines.run.run import Run
-from pipelines.stages.run_stage import STAGES
+from pipelines.stages.table import STAGES
 from stores import journal
 from stores.types import Purpose, TracesRef
 from tests.e2e.local_runs import (
@@ -63,10 +63,9 @@ def test_trainer_and_engine_agree_on_every_trained_turn(undisturbed: Run) -> Non
 
 def test_every_replica_proved_each_version_in_place(undisturbed: Run) -> None:
     for iteration in ITERATIONS:
-        sync = undisturbed.journal.ref(undisturbed.key(iteration, "sync"))
-        assert sync is not None
-        assert [(p["version"], p["verdict"]) for p in sync["proofs"]] == [(iteration, "proven")]
-    pids = {undisturbed.journal.ref(undisturbed.key(k, "sync"))["proofs"][0]["pid"] for k in ITERATIONS}
+        proofs = undisturbed.iteration(iteration).synced.proofs
+        assert [(p["version"], p["verdict"]) for p in proofs] == [(iteration, "proven")]
+    pids = {undisturbed.iteration(k).synced.proofs[0]["pid"] for k in ITERATIONS}
     assert len(pids) == 1
 
 
@@ -111,14 +110,12 @@ def test_every_iteration_has_an_mlflow_run_that_a_repeated_record_leaves_as_it_i
     assert [m.step for m in client.get_metric_history(parent, "reward")] == [*ITERATIONS]
     unfinished = troupe(undisturbed, "record", "--run", "small", "--iteration", "3")
     assert unfinished.returncode == 2
-    assert "collect, score, sync, evaluate, promote missing" in unfinished.stderr
+    assert "collect, score, train, sync, evaluate, promote missing" in unfinished.stderr
 
 
 def test_prometheus_sees_the_loop_the_engines_and_what_the_dashboard_draws(undisturbed: Run, scraper: Scraper) -> None:
     late = {"ray_troupe_accuracy"}  # known seconds before the run ends: maybe after the last scrape
     assert sorted((drawn() | exported()) - late - scraper.names) == []
-    collected = undisturbed.journal.ref(undisturbed.key(1, "collect"))
-    assert collected is not None
     (ok,) = scraper.of("ray_troupe_episodes_total", run="small", purpose="train", status="ok")
     assert 256 < ok <= 512
     assert scraper.of("ray_troupe_stages_total", run="small", stage="collect", outcome="done") == [2]
@@ -144,7 +141,7 @@ def test_every_iteration_is_watched(undisturbed: Run) -> None:
 def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> None:
     text = (Path(undisturbed.config.storage.root) / "log.txt").read_text()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"at"')]
-    ours = [line for line in lines if line["logger"] == "pipelines.stages.run_stage"]
+    ours = [line for line in lines if line["logger"] == "pipelines.stages.running"]
     assert {(line["run"], line["iteration"], line["stage"]) for line in ours} == {
         ("small", k, stage) for k in ITERATIONS for stage in STAGES
     }

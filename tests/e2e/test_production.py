@@ -27,7 +27,7 @@ from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names
 from pipelines.runners.watch_champion import watch
-from pipelines.stages.run_stage import run_stage
+from pipelines.stages.running import run_stage
 from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.gateway.routes import gateway_apps, gateway_statuses
 from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
@@ -280,10 +280,11 @@ def test_what_callers_said_of_answers_is_trained_on(run: Run, tmp_path: Path) ->
                 answer = http.post("/workflows/small/runs", json=body).raise_for_status().json()
                 said = {"score": 1.0 if number % 2 else -1.0}
                 http.post(f"/traces/{answer['id']}/feedback", json=said).raise_for_status()
-        collected = run_stage(learner, "collect", 3)
-        assert collected["served"] == {"taken": 12, "held_out": 0, "left": 0}
+        run_stage(learner, "collect", 3)
+        assert learner.iteration(3).collected.served == {"taken": 12, "held_out": 0, "left": 0}
         run_stage(learner, "score", 3)
-        metrics = run_stage(learner, "train", 3, model_group="team")["metrics"]
+        run_stage(learner, "train", 3, model_group="team")
+        metrics = learner.iteration(3).trained["team"].metrics
         assert metrics["train/served_rows"] > 0 and metrics["train/served_rows_kept"] > 0, metrics
         assert metrics["train/logprob_gap_max"] < 1e-3, "the fresh ones still prove that engine and trainer agree"
     finally:

@@ -10,7 +10,6 @@ from local_runs import CONFIG, finish, start
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from stores.types import ModelVersionRef, TracesRef
 from train_loops.team.signal import LOG_RATIOS_FILE, SIGNAL_FILE
 
 pytestmark = pytest.mark.soak
@@ -35,16 +34,17 @@ def _flow(value: Any) -> str:
 @pytest.mark.timeout(600)
 def test_happo_updates_the_groups_in_the_order_that_the_journal_keeps(tmp_path: Path) -> None:
     run = trained(tmp_path, {"model_groups": TWO_GROUPS, "train.algorithm": "happo"})
-    ref = run.journal.ref(run.key(1, "train", "team"))
+    result = run.iteration(1).find_team()
+    assert result is not None and result.team.model is not None
     order = run.journal.value(run.run_id, "update-order/1")["model_groups"]
-    assert sorted(order) == ["a", "b"] and ref["order"] == order
-    team = run.weights.fetch(ModelVersionRef(**ref["team"]["model"]))
+    assert sorted(order) == ["a", "b"] and list(result.order) == order
+    team = run.weights.fetch(result.team.model)
     assert (team / SIGNAL_FILE).is_file()
     for group in order:
-        model = ModelVersionRef(**ref["model_groups"][group]["model"])
+        model = result.model_groups[group].model
         assert model.version == 1 and (run.weights.fetch(model) / LOG_RATIOS_FILE).is_file()
-        assert ref["model_groups"][group]["metrics"]["train/steps"] == 2
-    assert run.trained(1) == {g: ModelVersionRef(**ref["model_groups"][g]["model"]) for g in ("a", "b")}
+        assert result.model_groups[group].metrics["train/steps"] == 2
+    assert run.trained(1) == {group: result.model_groups[group].model for group in ("a", "b")}
 
 
 @pytest.mark.timeout(600)
@@ -54,9 +54,9 @@ def test_a_mixers_credit_is_trained_on_and_kept(tmp_path: Path) -> None:
         tmp_path,
         {"model_groups": {"all": {"agents": [a for g in TWO_GROUPS.values() for a in g["agents"]]}}} | settings,
     )
-    ref = run.journal.ref(run.key(1, "train", "team"))
-    assert ref["team"]["metrics"]["train/replayed_episodes"] > 0
-    assert ref["model_groups"]["all"]["model"]["version"] == 1
+    result = run.iteration(1).find_team()
+    assert result is not None and result.team.metrics["train/replayed_episodes"] > 0
+    assert result.model_groups["all"].model.version == 1
 
 
 @pytest.mark.timeout(600)
@@ -64,8 +64,7 @@ def test_variants_are_stored_and_are_baselines_not_rows(tmp_path: Path) -> None:
     variants = {"kind": "counterfactual", "per_task": 4}
     settings = {"train.algorithm": "counterfactual", "collect.variants": variants, "collect.episodes_per_task": 4}
     run = trained(tmp_path, settings)
-    collected = run.journal.ref(run.key(1, "collect"))
-    traces = list(run.traces.read_traces(TracesRef(**collected["traces"])))
+    traces = list(run.traces.read_traces(run.iteration(1).collected.traces))
     played = [trace for trace in traces if trace.variant]
     plain = {trace.episode_id: trace for trace in traces if not trace.variant}
     assert len(plain) == len(played) == 48 and len({trace.episode_id for trace in traces}) == 96
@@ -75,6 +74,6 @@ def test_variants_are_stored_and_are_baselines_not_rows(tmp_path: Path) -> None:
         base = of_task[trace.task.task_id, trace.episode_index]
         before = [list(turn.completion_token_ids) for turn in base.turns if turn.turn_index < at]
         assert [list(turn.completion_token_ids) for turn in trace.turns if turn.turn_index < at] == before
-    figures = run.journal.ref(run.key(1, "train", "team"))["agents"]
+    figures = run.iteration(1).trained["team"].agents
     turns = {agent: sum(t.agent == agent for trace in plain.values() for t in trace.turns) for agent in figures}
     assert {agent: int(of["funnel/calls"]) for agent, of in figures.items()} == turns

@@ -63,7 +63,7 @@ def test_a_finished_stage_returns_its_ref_and_is_not_done_again(journal: Journal
     assert refs == [{"version": 3, "files": ["a"]}] * 3 == [again.ref(KEY)] * 3
     assert tokens == [1]
     (row,) = again.stages("run")
-    assert (row.key, row.status, row.attempts, row.owner, row.error) == (KEY, "done", 1, "runner", "")
+    assert (row.key, row.status, row.token, row.owner, row.error) == (KEY, "done", 1, "runner", "")
     assert row.ended_at >= row.started_at and row.seconds < 5
 
 
@@ -75,7 +75,7 @@ def test_a_failure_is_recorded_raised_and_may_be_tried_again(journal: Journal) -
     assert journal.ref(KEY) is None
     assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 2}
     (row,) = journal.stages("run")
-    assert (row.status, row.error, row.attempts) == ("done", "", 2)
+    assert (row.status, row.error, row.token) == ("done", "", 2)
 
 
 def test_processes_that_race_for_a_stage_do_it_once_and_agree(journal: Journal, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ splits never overlap, whatever the seeds and counts.
 from __future__ import annotations
 
 import random
-from hashlib import sha256
 
+from pipelines.tasks.splits import part_of
 from stores.types import Task
 
 SHARES = {"train": 0.66, "gate": 0.12, "test": 0.18, "sentinel": 0.04}
@@ -45,13 +45,7 @@ def generate(
 
 def split_of(a: int, b: int, c: int) -> str:
     """Returns the split of a problem, which does not depend on seed, range or machine."""
-    digest = sha256(f"{a}+{min(b, c)}*{max(b, c)}".encode()).digest()
-    position = int.from_bytes(digest[:8], "big") / 2**64
-    for split, share in SHARES.items():
-        position -= share
-        if position < 0:
-            return split
-    return "train"
+    return part_of(f"{a}+{min(b, c)}*{max(b, c)}", SHARES, rest="train")
 
 
 def _task(a: int, b: int, c: int, template: str) -> Task:

@@ -6,8 +6,8 @@ Which split a task belongs to is decided by a hash of its piles, whatever their 
 from __future__ import annotations
 
 import random
-from hashlib import sha256
 
+from pipelines.tasks.splits import part_of
 from stores.types import Task
 
 SHARES = {"train": 0.6, "gate": 0.15, "test": 0.2, "sentinel": 0.05}
@@ -42,12 +42,7 @@ def generate(
 
 def split_of(piles: list[tuple[int, int]]) -> str:
     """Returns the split of a task, which does not depend on seed, range or machine."""
-    position = int.from_bytes(sha256(repr(sorted(piles)).encode()).digest()[:8], "big") / 2**64
-    for split, share in SHARES.items():
-        position -= share
-        if position < 0:
-            return split
-    return "train"
+    return part_of(repr(sorted(piles)), SHARES, rest="train")
 
 
 def _task(piles: list[tuple[int, int]]) -> Task:

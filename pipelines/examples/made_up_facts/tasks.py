@@ -13,6 +13,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
+from pipelines.tasks.splits import part_of
 from stores.types import Task
 
 ONSETS = ("b", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z")
@@ -100,12 +101,7 @@ def generate(seed: int, split: str, count: int, hops: str = "both", **world: Any
 
 def split_of(name: str) -> str:
     """Returns the split of a person, which does not depend on seed or machine."""
-    position = int.from_bytes(sha256(name.encode()).digest()[:8], "big") / 2**64
-    for split, share in SHARES.items():
-        position -= share
-        if position < 0:
-            return split
-    return "train"
+    return part_of(name, SHARES, rest="train")
 
 
 def _task(question: str, answer: str, source: str) -> Task:

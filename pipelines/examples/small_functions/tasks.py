@@ -11,6 +11,7 @@ from hashlib import sha256
 from itertools import product
 from typing import Any
 
+from pipelines.tasks.splits import part_of
 from stores.types import Task
 
 FIRST: dict[str, tuple[str, Callable[[int, int], int]]] = {
@@ -53,12 +54,7 @@ def solution(prompt: str) -> str:
 
 def split_of(one: str, two: str) -> str:
     """Returns the split of a task, which does not depend on seed or machine."""
-    position = int.from_bytes(sha256(f"{one}/{two}".encode()).digest()[:8], "big") / 2**64
-    for split, share in SHARES.items():
-        position -= share
-        if position < 0:
-            return split
-    return "train"
+    return part_of(f"{one}/{two}", SHARES, rest="train")
 
 
 def _task(one: str, two: str) -> Task:

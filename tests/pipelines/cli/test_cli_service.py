@@ -66,7 +66,7 @@ def test_what_is_no_scope_no_key_file_or_no_team_is_told(tmp_path: Path) -> None
     code, said = run("key", "other", "--file", str(tmp_path / "k.json"))
     assert code == 2 and "gateway.keys_file" in said and "0.sha256" in said
     code, said = run("serve", "demo", "--root", str(tmp_path))
-    assert code == 2 and "'demo' names no team version: give TEAM@ALIAS" in said
+    assert code == 2 and "'demo' is not of the form TEAM@ALIAS" in said
 
 
 @pytest.mark.parametrize(

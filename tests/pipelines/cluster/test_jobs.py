@@ -219,7 +219,7 @@ def test_a_cluster_that_is_down_is_borne_for_a_while(
 ) -> None:
     follower = Follower(JobApi("http://127.0.0.1:1"), "j", deadline=float("inf"))
     assert follower.poll() == ("", None)
-    monkeypatch.setattr("pipelines.cluster.jobs.PATIENCE_S", 0.0)
+    monkeypatch.setattr("pipelines.cluster.jobs.UNREACHABLE_S", 0.0)
     outcome = follower.poll()[1]
     assert outcome is not None
     assert (outcome.status, outcome.may_repeat) == ("UNREACHABLE", True)

@@ -8,35 +8,32 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import stage_records as records
 
 from pipelines.cluster.observe import episode_points, log_failed, stage_points
 from stores.journal import Journal, StageKey, StageRow
 from stores.metrics import METRICS, send
+from stores.stage_results import StageResult, TrainedTeam
 from stores.types import EpisodeStatus, Purpose
 
-REFS: dict[str, dict[str, Any]] = {
-    "collect": {},
-    "score": {},
-    "train": {
-        "model": {"version": 3},
-        "metrics": {
-            "train/trained_rows": 96,
-            "train/logprob_gap_mean": 1e-7,
-            "train/logprob_gap_max": 2e-6,
-            "train/kl": 0.1,
-        },
-    },
-    "sync": {"seconds": 0.4, "policy_versions": {"a": 3, "b": 2}},
-    "evaluate": {"accuracy": 0.6, "champion": {"accuracy": 0.5}},
-    "promote": {"verdict": "promote", "team_version": 4},
-}
+FIGURES = {"trained_rows": 96.0, "logprob_gap_mean": 1e-7, "logprob_gap_max": 2e-6, "kl": 0.1}
+METRICS_OF_TRAINING = {f"train/{name}": value for name, value in FIGURES.items()}
+RESULTS: tuple[StageResult, ...] = (
+    records.collected(),
+    records.scored(),
+    records.trained("a", 3, metrics=METRICS_OF_TRAINING),
+    records.synced(policy_versions={"a": 3, "b": 2}),
+    records.evaluated(candidate=records.team_score(accuracy=0.6), champion=records.team_score(accuracy=0.5)),
+    records.decided(team_version=4),
+)
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> dict[str, StageRow]:
     journal = Journal(f"sqlite:///{tmp_path}/journal.db")
-    for stage, ref in REFS.items():
-        journal.once(StageKey("r", 3, stage, "a" if stage == "train" else ""), lambda lease, ref=ref: ref)
+    for result in RESULTS:
+        key = StageKey("r", 3, result.STAGE, "a" if result.STAGE == "train" else "")
+        journal.once(key, lambda lease, result=result: result.to_json())
     with pytest.raises(OSError):
         journal.once(StageKey("r", 3, "measure"), fail)
     return {row.stage: row for row in journal.stages("r", 3)}
@@ -65,8 +62,9 @@ def test_each_stage_shows_its_result_under_declared_names_and_tags(rows: dict[st
 
 def test_a_train_task_of_the_whole_team_shows_every_model_group(tmp_path: Path) -> None:
     journal = Journal(f"sqlite:///{tmp_path}/journal.db")
-    ref = {"order": ["b", "a"], "team": {}, "model_groups": {"b": {**REFS["train"]}, "a": {**REFS["train"]}}}
-    journal.once(StageKey("r", 3, "train", "team"), lambda lease: ref)
+    groups = {group: records.trained(group, 3, metrics=METRICS_OF_TRAINING) for group in ("b", "a")}
+    team = TrainedTeam(order=("b", "a"), team=records.learner(), model_groups=groups)
+    journal.once(StageKey("r", 3, "train", "team"), lambda lease: team.to_json())
     points = stage_points(journal.stages("r", 3)[0])
     assert values(points, "troupe_policy_version") == {"b/trained": 3, "a/trained": 3}
     assert values(points, "troupe_trained_rows") == {"b": 96, "a": 96}

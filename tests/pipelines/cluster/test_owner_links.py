@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cluster.owner_links import as_markdown, links, stage_owner, submission_id
+from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner, submission_id
 from stores.journal import Journal, StageKey
 
 
@@ -24,11 +24,11 @@ def test_a_submitted_job_owns_its_stages_by_its_submission_id(monkeypatch: pytes
 
     monkeypatch.delenv("TROUPE_DAG_RUN_URL", raising=False)
     monkeypatch.delenv("TROUPE_RAY_DASHBOARD_URL", raising=False)
-    assert links(journal.stages("r", 3)) == {"ray_job/train/a": "r-3-train-a-1"}
+    assert owner_links(journal.stages("r", 3)) == {"ray_job/train/a": "r-3-train-a-1"}
 
     monkeypatch.setenv("TROUPE_DAG_RUN_URL", "http://airflow/dags/t/runs/7")
     monkeypatch.setenv("TROUPE_RAY_DASHBOARD_URL", "http://ray:8265/")
-    found = links(journal.stages("r", 3))
+    found = owner_links(journal.stages("r", 3))
     assert found == {
         "dag_run": "http://airflow/dags/t/runs/7",
         "ray_job/train/a": "http://ray:8265/#/jobs/r-3-train-a-1",

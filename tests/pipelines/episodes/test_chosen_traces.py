@@ -13,7 +13,7 @@ import pytest
 from records import MakeTrace
 
 from pipelines.config.run_config import load_config
-from pipelines.episodes.chosen_traces import choose
+from pipelines.episodes.chosen_traces import choose_traces
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import warmstart
 from stores.manifest import Probe
@@ -82,7 +82,7 @@ def chosen(run: Run) -> set[str]:
     settings = run.config.warmstart
     assert settings is not None and settings.traces is not None
     folders = {group: Path(g.model) for group, g in run.config.model_groups.items()}
-    traces = choose(run, settings.traces, count=settings.num_demonstrations, folders=folders)
+    traces = choose_traces(run, settings.traces, count=settings.num_demonstrations, folders=folders)
     return {trace.task.prompt for trace in traces}
 
 
@@ -128,6 +128,6 @@ def test_token_ids_of_another_or_an_unknown_tokenizer_are_refused(
 def test_a_warm_start_learns_the_chosen_traces(other: Other, tiny_model: Path, tmp_path: Path) -> None:
     other.play("good", 1.0)
     run = learner(other, tmp_path, tiny_model)
-    metrics = warmstart(run)["metrics"]
+    metrics = warmstart(run).metrics
     assert metrics["team/warmstart/completion_tokens"] == 2 * 2
     assert run.weights.manifest(run.trained(0)["team"]).note == "warm start"

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stage_records import collected as collected_result
+from stage_records import decided, finish
 
 from pipelines.config.run_config import load_config
 from pipelines.credit.rule import Credit, turn_reward
 from pipelines.episodes.from_run import adopt_traces, off_policy, parse_source, pin_source, source_of, train_config
 from pipelines.report.progress import Screen
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from pipelines.runners.local_runner import train_on_traces
-from pipelines.stages.run_stage import run_stage
+from pipelines.stages.running import run_stage
 from pipelines.stages.warmstart import warmstart
-from stores.types import Purpose, RewardsRef, Task, Trace, TracesRef
+from stores.stage_results import Collected, TracesSource
+from stores.types import Purpose, Task, Trace
 from tests.train_loops.synthetic_traces import GROUP, WANTED, sample_traces
 from train_loops.config import TEAM, MismatchConfig, TrainConfig
 from train_loops.learner import read_rows
@@ -58,20 +61,20 @@ class Stored:
         self.root, self.model = root, model
         self.run = open_run("other", root, model)
         self.run.open()
-        self.run.journal.once(self.run.key(0, "warmstart"), lambda _: warmstart(self.run))
+        self.run.journal.once(self.run.key(0, "warmstart"), lambda _: warmstart(self.run).to_json())
         self.traces = [
             change(trace)
             for trace in sample_traces(model, run_id="other", num_tasks=NUM_TASKS, group_size=GROUP_SIZE)[0]
         ]
         self.run.traces.write_episodes(self.traces)
         pinned = self.run.traces.pin_episodes(run_id="other", iteration=1, purpose=Purpose.TRAIN, team_key="v0")
-        self.run.journal.once(self.run.key(1, "collect"), lambda _: {"traces": plain(pinned)})
+        finish(self.run, 1, collected_result(traces=pinned, policy_versions={GROUP: 0}))
 
     def learner(self, name: str = "again", *, model: Path | None = None, **changes: Any) -> Run:
         """Another run beside it, at version 0."""
         run = open_run(name, self.root, model or self.model, **changes)
         run.open()
-        run.journal.once(run.key(0, "warmstart"), lambda _: warmstart(run))
+        run.journal.once(run.key(0, "warmstart"), lambda _: warmstart(run).to_json())
         return run
 
 
@@ -84,13 +87,15 @@ def test_the_traces_are_copied_pinned_and_paid_by_the_new_rule(other: Stored) ->
     run = other.learner(**{"credit": {"path": "test_from_run:Wanted", "settings": {"sign": -1.0}}})
     source = parse_source(run, "other@1", "")
     assert pin_source(run, source) == 1
-    collected, scored = run_stage(run, "collect", 1), run_stage(run, "score", 1)
+    for stage in ("collect", "score"):
+        run_stage(run, stage, 1)
+    collected, scored = run.iteration(1).collected, run.iteration(1).scored
     shutil.rmtree(other.run.folder)  # the copies need it no more
 
-    assert collected["policy_versions"] == collected["sampled_by"] == {GROUP: 0}
-    assert collected["from"] == {"run": "other", "iteration": 1, "store": str(other.root)}
-    assert (collected["num_new"], collected["groups"]["done"]) == (NUM_TASKS * GROUP_SIZE, NUM_TASKS)
-    pinned, rewards = TracesRef(**collected["traces"]), RewardsRef(**scored["rewards"])
+    assert collected.policy_versions == collected.sampled_by == {GROUP: 0}
+    assert collected.source == TracesSource(run="other", iteration=1, store=str(other.root))
+    assert (collected.num_new, collected.groups["done"]) == (NUM_TASKS * GROUP_SIZE, NUM_TASKS)
+    pinned, rewards = collected.traces, scored.rewards
     assert {t.episode_id for t in run.traces.read_traces(pinned)} == {t.episode_id for t in other.traces}
     rows, _ = read_rows(
         run.traces, pinned, rewards, model_group=GROUP, config=run.config.train_config(GROUP), credit_kind="returns"
@@ -110,19 +115,20 @@ def test_the_same_command_finds_the_iteration_that_it_began_and_another_is_refus
     ):
         pin_source(run, replace(source, iteration=2))
     first = run_stage(run, "collect", 1)
+    assert isinstance(first, Collected)
     assert run_stage(run, "collect", 1) == first
     killed_before_it_was_recorded = adopt_traces(run, 1, source)
-    assert (first["num_new"], killed_before_it_was_recorded["num_new"]) == (16, 0)
-    assert killed_before_it_was_recorded["traces"]["tag"] == first["traces"]["tag"]
+    assert (first.num_new, killed_before_it_was_recorded.num_new) == (16, 0)
+    assert killed_before_it_was_recorded.traces.tag == first.traces.tag
     for done in (1, 2):
-        run.journal.once(run.key(done, "promote"), lambda _: {})
+        finish(run, done, decided())
     with pytest.raises(ValueError, match=r"all 2 iterations of run 'again' are done: raise `iterations`"):
         pin_source(run, replace(source, iteration=2))
 
 
 def test_an_iteration_that_samples_is_not_given_foreign_traces(other: Stored) -> None:
     run = other.learner()
-    run.journal.once(run.key(1, "collect"), lambda _: {"policy_versions": {GROUP: 0}})
+    finish(run, 1, collected_result(policy_versions={GROUP: 0}))
     with pytest.raises(ValueError, match=r"iteration 1 of run 'again' has sampled episodes of its own"):
         pin_source(run, parse_source(run, "other@1", ""))
 
@@ -138,8 +144,8 @@ def test_tasks_that_the_run_holds_out_are_left_out_with_their_groups(tmp_path: P
     run = other.learner(**{"tasks.gate": {"path": str(gate)}})
     source = parse_source(run, "other@1", "")
     collected = adopt_traces(run, 1, source)
-    kept = {trace.task.task_id for trace in run.traces.read_traces(TracesRef(**collected["traces"]))}
-    assert (kept, collected["traces"]["num_episodes"]) == ({"t0", "t2", "t3"}, 12)
+    kept = {trace.task.task_id for trace in run.traces.read_traces(collected.traces)}
+    assert (kept, collected.traces.num_episodes) == ({"t0", "t2", "t3"}, 12)
 
     gate.write_text("\n".join(json.dumps({"question": f"prompt t{i}", "answer": "1"}) for i in range(4)))
     with pytest.raises(ValueError, match=r"no trace is left: 16 of 16 are of tasks in tasks\.gate, tasks\.test"):
@@ -150,7 +156,7 @@ def test_a_shared_trace_store_keeps_one_copy_and_pins_only_what_is_trained_on(tm
     other = Stored(tmp_path / "runs", tiny_model)
     run = other.learner(**{"storage.traces": other.run.traces_uri})
     collected = adopt_traces(run, 1, parse_source(run, "other@1", ""))
-    assert (collected["num_new"], collected["traces"]["num_episodes"]) == (0, 16)
+    assert (collected.num_new, collected.traces.num_episodes) == (0, 16)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +207,7 @@ def test_an_algorithm_that_needs_variants_is_refused_where_the_source_has_none(o
     changes = {"train": {"algorithm": "remax", "optimizer": {"lr": 1e-3}}, "collect.variants": {"kind": "greedy"}}
     run = other.learner(**changes)
     with pytest.raises(
-        ValueError, match=r"'remax' holds turns against greedy episodes, .*\(variants: none\): take rloo"
+        ValueError, match=r"'remax' compares turns with greedy episodes, .*\(variants: none\): take rloo"
     ):
         pin_source(run, parse_source(run, "other@1", ""))
 
@@ -246,9 +252,9 @@ def test_another_algorithm_makes_a_version_of_the_same_traces_once(
     config = open_run("again", other.root, other.model, **changes).config
     iteration, trained = train_on_traces(config, "other@1", screen=screen)
     ref = trained[GROUP]
-    assert (iteration, ref["model"]["version"], ref["reason"]) == (1, 1, "")
-    assert ref["metrics"]["train/rows"] == 32
-    assert ref["metrics"]["train/ess"] == pytest.approx(1.0, abs=1e-6)
+    assert (iteration, ref.model.version, ref.reason) == (1, 1, "")
+    assert ref.metrics["train/rows"] == 32
+    assert ref.metrics["train/ess"] == pytest.approx(1.0, abs=1e-6)
     run = Run(config)
     assert run.weights.manifest(run.trained(1)[GROUP]).note.startswith("grpo on 32 rows")
     assert train_on_traces(config, "other@1", screen=screen) == (iteration, trained)
@@ -260,9 +266,9 @@ def test_a_whole_team_learns_from_the_same_traces(other: Stored, ray_local: None
     train = {"algorithm": "mappo", "optimizer": {"lr": 1e-3}, "keep_warm": False, "team": {"num_epochs": 2}}
     config = open_run("again", other.root, other.model, train=train).config
     iteration, trained = train_on_traces(config, "other@1", screen=screen)
-    assert (iteration, trained[GROUP]["model"]["version"]) == (1, 1)
-    assert trained[GROUP]["metrics"]["train/rows"] == 32
-    assert trained[GROUP]["metrics"]["train/ess"] == pytest.approx(1.0, abs=1e-6)
+    assert (iteration, trained[GROUP].model.version) == (1, 1)
+    assert trained[GROUP].metrics["train/rows"] == 32
+    assert trained[GROUP].metrics["train/ess"] == pytest.approx(1.0, abs=1e-6)
     run = Run(config)
     assert run.weights.manifest(run.trained(1)[GROUP]).note.startswith("mappo on 32 rows")
     assert run.weights.versions(TEAM) == [1], "its critic is a version of its own"
@@ -284,4 +290,4 @@ def test_traces_of_versions_too_far_away_fail_the_stage_until_that_is_accepted(
     assert 0 < accepted < 0.5
     accepting = open_run("again", other.root, tiny_model, train=train | {"mismatch": {"min_ess": accepted}}).config
     _, trained = train_on_traces(accepting, "other@1", screen=screen)
-    assert trained[GROUP]["model"]["version"] == 1
+    assert trained[GROUP].model.version == 1

@@ -13,7 +13,7 @@ from records import MakeTrace
 
 from pipelines.config.run_config import load_config
 from pipelines.episodes.dynamic_sampling import groups_without_signal
-from pipelines.episodes.variants import choose
+from pipelines.episodes.variants import choose_variants
 from pipelines.runners.validate import check
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TurnReward
 
@@ -36,9 +36,9 @@ def episode(make_trace: MakeTrace) -> Callable[..., Trace]:
 
 def test_every_task_has_its_share_of_variants_and_the_same_ones_each_time(episode: Callable[..., Trace]) -> None:
     traces = [episode(i, task=task) for task in "ab" for i in range(4)]
-    chosen = choose(traces, kind="counterfactual", per_task=4, seed="0/1")
-    assert chosen == choose(list(reversed(traces)), kind="counterfactual", per_task=4, seed="0/1")
-    assert chosen != choose(traces, kind="counterfactual", per_task=4, seed="0/2")
+    chosen = choose_variants(traces, kind="counterfactual", per_task=4, seed="0/1")
+    assert chosen == choose_variants(list(reversed(traces)), kind="counterfactual", per_task=4, seed="0/1")
+    assert chosen != choose_variants(traces, kind="counterfactual", per_task=4, seed="0/2")
     assert [trace.task.task_id for trace, _ in chosen] == ["a"] * 4 + ["b"] * 4
     for task in "ab":
         agents = [script.agent for trace, script in chosen if trace.task.task_id == task]
@@ -49,10 +49,10 @@ def test_every_task_has_its_share_of_variants_and_the_same_ones_each_time(episod
 
 def test_a_task_has_one_greedy_episode_and_failed_episodes_are_not_replayed(episode: Callable[..., Trace]) -> None:
     traces = [episode(i) for i in range(3)]
-    assert [s.variant for _, s in choose(traces, kind="greedy", per_task=1, seed="s")] == ["greedy"]
+    assert [s.variant for _, s in choose_variants(traces, kind="greedy", per_task=1, seed="s")] == ["greedy"]
     failed = [episode(i, status=EpisodeStatus.TIMEOUT) for i in range(3)]
-    assert choose(failed, kind="leave_one_out", per_task=2, seed="s") == []
-    left_out = choose([*failed[:2], traces[2]], kind="leave_one_out", per_task=9, seed="s")
+    assert choose_variants(failed, kind="leave_one_out", per_task=2, seed="s") == []
+    left_out = choose_variants([*failed[:2], traces[2]], kind="leave_one_out", per_task=9, seed="s")
     assert sorted(s.variant for _, s in left_out) == ["without-checker", "without-writer"]
 
 
@@ -201,6 +201,6 @@ def test_an_outcome_is_no_baseline_for_parts_of_it(tmp_path: Path) -> None:
     }
     path = config_with(tmp_path, credit=rule, **changes)
     with pytest.raises(
-        ValueError, match=r"leave_one_out holds a turn against the outcome.*pays increments.*counterfactual"
+        ValueError, match=r"leave_one_out compares a turn with the outcome.*gives increments.*counterfactual"
     ):
         check(load_config(path))

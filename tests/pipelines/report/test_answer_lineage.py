@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stage_records import collected, finish, trained
 from test_from_run import Stored
 from test_from_service import ABOUT, serve, some_traces, take
 
 from pipelines.report.answer_lineage import lineage_of_id
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team
-from pipelines.run.run import Run, plain
-from pipelines.stages.promote import register
+from pipelines.run.run import Run
+from pipelines.stages.promote import register_team
 from stores.manifest import Probe
 from stores.served import ServedStore
 from stores.types import SERVED, Purpose
@@ -27,11 +28,11 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
     run.open()
     models = run.parents(1)
-    assert register(run, models, iteration=0, report={}) == 1
+    assert register_team(run, models, iteration=0, evaluation={}) == 1
     serve(run, some_traces(run, 3), [0.5, None, -1.0])
     _, taken = take(run)
     pinned = run.traces.pin_episodes(run_id=run.run_id, iteration=1, purpose=Purpose.TRAIN, team_key=taken[0].team_key)
-    run.journal.once(run.key(1, "collect"), lambda _: {"traces": plain(pinned), "policy_versions": {GROUP: 0}})
+    finish(run, 1, collected(traces=pinned, policy_versions={GROUP: 0}))
     ref = run.weights.commit(
         Path(models[GROUP].uri.removeprefix("file://")),
         model_group=GROUP,
@@ -41,8 +42,8 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         iteration=1,
         probe=Probe(sequences=((3, 4),), logprobs=((-1.0,),)),
     )
-    run.journal.once(run.key(1, "train", GROUP), lambda _: {"model": plain(ref)})
-    assert register(run, {GROUP: ref}, iteration=1, report={}) == 2
+    finish(run, 1, trained(model=ref), GROUP)
+    assert register_team(run, {GROUP: ref}, iteration=1, evaluation={}) == 2
     return run
 
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stage_records import collected, finish, scored, traces_ref
 
 from pipelines.config.run_config import load_config
-from pipelines.run.provenance import commit_of, origin_of
+from pipelines.run.provenance import commit_of, provenance_of
 from pipelines.run.run import Run
-from pipelines.stages.promote import register
+from pipelines.stages.promote import register_team
 from stores.types import ModelVersionRef
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
@@ -41,16 +42,13 @@ def test_a_teams_manifest_names_the_pinned_data_of_each_model_and_who_made_it(
     monkeypatch.setenv("TROUPE_DAG_RUN_URL", "https://airflow/dags/d/runs/7")
     run = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
     for iteration in (1, 2):
-        for stage, ref in (
-            ("collect", {"traces": {"version": 10 * iteration}}),
-            ("score", {"rewards": {"version": 3}}),
-        ):
-            run.journal.once(run.key(iteration, stage), lambda lease, ref=ref: ref)
+        for result in (collected(traces=traces_ref(version=10 * iteration)), scored()):
+            finish(run, iteration, result)
     models = {
         group: ModelVersionRef(model_group=group, version=version, uri="", manifest_sha256="")
         for group, version in (("a", 0), ("b", 1), ("c", 2))
     }
-    origin = origin_of(run, models, 2)
+    origin = provenance_of(run, models, 2)
     assert {group: data["traces"]["version"] for group, data in origin["data"].items()} == {"b": 10, "c": 20}
     assert origin["links"] == {"dag_run": "https://airflow/dags/d/runs/7"} and origin["made_by"]
     assert origin["workflow_commit"] == commit_of(Path(__file__).parent)
@@ -59,7 +57,7 @@ def test_a_teams_manifest_names_the_pinned_data_of_each_model_and_who_made_it(
     run.__dict__["registry"] = SimpleNamespace(
         register=lambda name, team, code: registered.append(team) or 4, set_alias=lambda *_: None
     )
-    assert register(run, models, iteration=2, report={"verdict": "promote"}) == 4
+    assert register_team(run, models, iteration=2, evaluation={"verdict": "promote"}) == 4
     (team,) = registered
     assert team.origin == origin and team.prompts_sha256 == run.workflow.prompts_sha256
     assert team.credit["version"] == run.credit_version and team.evaluation == {"verdict": "promote"}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from records import MakeTrace
+from stage_records import collected, decided, finish
 
 from pipelines.cluster import connect
 from pipelines.config.run_config import load_config
@@ -21,7 +22,6 @@ from pipelines.release import by_hand as moves
 from pipelines.report.inspect import evaluate_team
 from pipelines.run.run import Run, plain
 from pipelines.runners import watch_champion
-from pipelines.stages import evaluate
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.team_spec import TeamSpec
 from stores.traces import TraceStore
@@ -169,8 +169,8 @@ def test_an_episode_that_another_version_had_a_part_in_is_no_result(
     run, _ = by_hand
     where: dict[str, Any] = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.GATE, "team_key": "team"}
     run.traces.write_episodes([make_trace(0, **where), make_trace(2, **where, is_version_mixed=True)])
-    report = evaluate.Played(run, sampled_as(run.traces.pin_episodes(**where)), {}).report(run)
-    assert (report["num_tasks"], report["num_failed"], report["accuracy"]) == (1, 1, 1.0)
+    score = played_module.Played(run, sampled_as(run.traces.pin_episodes(**where)), {}).score(run)
+    assert (score.num_tasks, score.num_failed, score.accuracy) == (1, 1, 1.0)
 
 
 def test_an_iteration_trains_the_versions_that_it_collected_with_though_the_champion_moves(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_an_iteration_trains_the_versions_that_it_collected_with_though_the_cham
             "small", "champion", {"team_version": version, "models": {"team": plain(models[version])}}
         )
 
-    run.journal.once(run.key(1, "promote"), lambda lease: {"verdict": "reject"})
+    finish(run, 1, decided(verdict="reject"))
     set_champion(3)
     assert run.parents(2) == {"team": models[3]}
-    run.journal.once(run.key(2, "collect"), lambda lease: {"policy_versions": {"team": 3}})
+    finish(run, 2, collected(policy_versions={"team": 3}))
     set_champion(1)
     assert run.parents(2) == {"team": models[3]}

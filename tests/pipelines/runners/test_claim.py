@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stage_records as records
+from stage_records import finish
 
 from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
 from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
 from pipelines.runners.begin import begin_iteration
-from pipelines.runners.claim import champion_accuracy, claimed, handed_on, pin, reason_to_skip
+from pipelines.runners.claim import champion_accuracy, claimed, pin, reason_to_skip
+from stores.stage_results import Evaluated
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
@@ -29,19 +32,16 @@ def run_in(folder: Path, **schedule: Any) -> Run:
     return run
 
 
-def done(run: Run, iteration: int, stage: str, **ref: Any) -> None:
-    run.journal.once(run.key(iteration, stage), lambda lease: ref)
-
-
-def crowned(run: Run, version: int) -> None:
+def with_champion(run: Run, version: int) -> None:
     run.journal.put_value(run.run_id, "champion", {"team_version": version, "models": {}})
 
 
 def decided(run: Run, iteration: int, verdict: str, accuracy: float = 0.5) -> None:
-    done(run, iteration, "evaluate", accuracy=accuracy)
-    done(run, iteration, "promote", verdict=verdict, condition=f"because {iteration}", team_version=iteration + 1)
+    finish(run, iteration, records.evaluated(candidate=records.team_score(accuracy=accuracy)))
+    version = iteration + 1
+    finish(run, iteration, records.decided(verdict=verdict, condition=f"because {iteration}", team_version=version))
     if verdict == "promote":
-        crowned(run, iteration + 1)
+        with_champion(run, iteration + 1)
 
 
 def test_the_same_claim_keeps_its_iteration_for_ever(tmp_path: Path) -> None:
@@ -86,8 +86,9 @@ def test_rejections_in_a_row_skip_and_others_break_the_row(tmp_path: Path) -> No
     run = run_in(tmp_path, max_rejections=2)
     decided(run, 0, "promote")
     decided(run, 1, "reject")
-    done(run, 2, "evaluate", skipped="evaluate.every = 2")
-    done(run, 2, "promote", verdict="skipped", condition="evaluate.every = 2", team_version=None)
+    reason = "evaluate.every = 2"
+    finish(run, 2, Evaluated(verdict="skipped", condition=reason, skipped=reason))
+    finish(run, 2, records.decided(verdict="skipped", condition=reason, team_version=None))
     assert reason_to_skip(run) == ""
     decided(run, 3, "reject")
     assert "rejected the last 2 candidates" in reason_to_skip(run)
@@ -111,18 +112,6 @@ def test_nothing_new_skips_until_the_task_file_changes(tmp_path: Path) -> None:
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write('{"question": "1+1", "answer": "2"}\n')
     assert reason_to_skip(run) == ""
-
-
-@pytest.mark.parametrize("stage", ["collect", "score", "train", "sync", "evaluate", "promote"])
-def test_what_is_handed_on_is_small(stage: str) -> None:
-    ref = {
-        "traces": {"tag": "t"},
-        "verdict": "promote",
-        "condition": "c",
-        "agents": {"a": [0.0] * 1000},
-        "outcomes": {},
-    }
-    assert len(json.dumps(handed_on(stage, ref))) < 200
 
 
 def test_an_iteration_does_not_begin_with_tasks_that_it_is_measured_on(tmp_path: Path) -> None:

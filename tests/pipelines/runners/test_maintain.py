@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 from pyarrow.fs import FileType, LocalFileSystem
+from stage_records import collected, finish, scored, trained
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
 from pipelines.run.champions import set_champion
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from pipelines.runners.maintain import maintain, plan
-from pipelines.stages.promote import register
+from pipelines.stages.promote import register_team
 from stores.files import list_files, open_filesystem, write_file
 from stores.manifest import Probe
+from stores.stage_results import WarmStarted
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
@@ -70,26 +72,30 @@ def play(make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRe
         where = {"run_id": run.run_id, "iteration": k, "purpose": Purpose.TRAIN, "team_key": f"team-{k}"}
         for start in range(0, 8, 2):
             run.traces.write_episodes([make_trace(i, **where) for i in range(start, start + 2)])
-        return {"traces": plain(run.traces.pin_episodes(**where)), "policy_versions": {GROUP: k - 1}}
+        pinned = run.traces.pin_episodes(**where)
+        return collected(traces=pinned, policy_versions={GROUP: k - 1}).to_json()
 
     def score(run: Run, k: int, traces: TracesRef) -> dict[str, Any]:
         run.traces.write_rewards([make_rewards(t) for t in run.traces.read_traces(traces)])
         ref = run.traces.pin_rewards(
             run_id=run.run_id, iteration=k, purpose=Purpose.TRAIN, credit_version="c1", traces=traces
         )
-        return {"rewards": plain(ref)}
+        return scored(rewards=ref).to_json()
 
     def play(run: Run, k: int) -> None:
         if k == 0:
-            run.journal.once(run.key(0, "warmstart"), lambda lease: {"models": {GROUP: plain(weights(run, 0))}})
+            run.journal.once(
+                run.key(0, "warmstart"),
+                lambda lease: WarmStarted(models={GROUP: weights(run, 0)}, metrics={}).to_json(),
+            )
             return
-        collected = run.journal.once(run.key(k, "collect"), lambda lease: collect(run, k))
-        run.journal.once(run.key(k, "score"), lambda lease: score(run, k, TracesRef(**collected["traces"])))
-        run.journal.once(run.key(k, "train", GROUP), lambda lease: {"model": plain(weights(run, k))})
+        run.journal.once(run.key(k, "collect"), lambda lease: collect(run, k))
+        run.journal.once(run.key(k, "score"), lambda lease: score(run, k, run.iteration(k).collected.traces))
+        run.journal.once(run.key(k, "train", GROUP), lambda lease: trained(model=weights(run, k)).to_json())
         verdict = "promote" if k in (3, 4) else "reject"
 
         def promote(lease: Any) -> dict[str, Any]:
-            version = register(run, run.trained(k), iteration=k, report={"accuracy": k / 10})
+            version = register_team(run, run.trained(k), iteration=k, evaluation={"accuracy": k / 10})
             if verdict == "promote":
                 set_champion(run, run.trained(k), version, reason="")
             return {"verdict": verdict, "condition": "", "team_version": version}
@@ -188,7 +194,7 @@ def test_the_versions_that_an_iteration_collected_with_stay_until_it_has_trained
     for k in range(7):
         play(run, k)
     assert plan(run).versions == {GROUP: [1]}
-    run.journal.once(run.key(7, "collect"), lambda lease: {"policy_versions": {GROUP: 1}})  # the champion of that time
+    finish(run, 7, collected(policy_versions={GROUP: 1}))  # the champion of that time
     assert plan(run).versions == {}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from records import MakeTrace
+from stage_records import finish
 
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
@@ -19,6 +20,7 @@ from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.team_spec import TeamSpec
+from stores.stage_results import Decided, Evaluated
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Task, Trace
 
@@ -94,11 +96,10 @@ class Scene:
         return Sampled(traces=pinned, groups=(), statuses={}, sampling_seconds=0.0, seconds=0.0, stopped_by=None,
                        tasks_left=(), **counts)  # fmt: skip
 
-    def decide(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def decide(self) -> tuple[Evaluated, Decided]:
         """The report and what promote made of it."""
         report = evaluate.evaluate(self.run, 1)
-        key = self.run.key(1, "evaluate")
-        self.run.journal.once(key, lambda lease: report, owner="test", wait_s=1)
+        finish(self.run, 1, report)
         lease: Any = SimpleNamespace(check=lambda: None)
         return report, promote(self.run, 1, lease)
 
@@ -121,7 +122,7 @@ def test_a_group_that_hurts_holds_the_other_back_without_cross_play_and_not_with
 ) -> None:
     together = scene(a_helps_b_hurts)
     report, decision = together.decide()
-    assert (report["verdict"], decision["verdict"], report["promotes"]) == ("reject", "reject", [])
+    assert (report.verdict, decision.verdict, report.promotes) == ("reject", "reject", ())
     assert together.champion() == {"a": 1, "b": 1} and together.registered == [{"a": 2, "b": 2}]
 
 
@@ -129,13 +130,13 @@ def test_with_cross_play_only_the_group_that_helps_is_promoted(scene: Callable[.
     apart = scene(a_helps_b_hurts, **{"promote.cross_play": True})
     del apart.run.__dict__["registry"]  # the real one: MLflow takes the report, too
     report, decision = apart.decide()
-    assert report["promotes"] == ["a"] and report["condition"].startswith("new a: gain +0.3")
-    assert [("".join(arm["groups"]), arm["verdict"]) for arm in report["contenders"]] == [
+    assert report.promotes == ("a",) and report.condition.startswith("new a: gain +0.3")
+    assert [("".join(arm["groups"]), arm["verdict"]) for arm in report.contenders or ()] == [
         ("ab", "reject"),
         ("a", "promote"),
         ("b", "reject"),
     ]
-    assert decision["verdict"] == "promote" and apart.champion() == {"a": 2, "b": 1}
+    assert decision.verdict == "promote" and apart.champion() == {"a": 2, "b": 1}
     (registered,) = apart.run.registry.versions(apart.run.team_name)
     assert registered.policy_versions == {"a": 2, "b": 1} and registered.aliases == ("candidate", "champion")
     assert apart.played == {(1, 1): 240, (2, 2): 240, (2, 1): 240, (1, 2): 240}
@@ -146,30 +147,32 @@ def test_the_evaluation_grows_until_the_gate_is_sure_and_no_further(scene: Calla
         lambda number, versions: number % 10 < 3 + 5 * (versions["a"] - 1), **{"evaluate.tasks_per_look": 40}
     )
     report, _ = better.decide()
-    assert report["verdict"] == "promote" and report["num_looks"] < 6
-    assert better.played == dict.fromkeys([(1, 1), (2, 2)], 40 * report["num_looks"])
-    assert report["num_tasks"] == 40 * report["num_looks"] and report["num_unpaired"] == 0
+    assert report.verdict == "promote" and report.num_looks is not None and report.num_looks < 6
+    assert better.played == dict.fromkeys([(1, 1), (2, 2)], 40 * report.num_looks)
+    assert report.candidate is not None and report.candidate.num_tasks == 40 * report.num_looks
+    assert report.num_unpaired == 0
 
 
 def test_what_stays_open_when_all_tasks_are_played_is_inconclusive(scene: Callable[..., Scene]) -> None:
     alike = scene(lambda number, versions: (number + versions["a"]) % 2 == 0, **{"evaluate.tasks_per_look": 100})
     report, decision = alike.decide()
-    assert (report["verdict"], report["num_looks"]) == ("inconclusive", 3), "looks after 100, 200 and 240 tasks"
-    assert decision["verdict"] == "inconclusive" and alike.champion() == {"a": 1, "b": 1}
+    assert (report.verdict, report.num_looks) == ("inconclusive", 3), "looks after 100, 200 and 240 tasks"
+    assert decision.verdict == "inconclusive" and alike.champion() == {"a": 1, "b": 1}
 
 
 def test_a_candidate_that_doubles_its_length_is_rejected_whatever_it_gains(scene: Callable[..., Scene]) -> None:
     hacker = scene(lambda number, versions: number % 10 < 3 + 5 * (versions["a"] - 1))
     hacker.longer = {2: 2}
     report, _ = hacker.decide()
-    assert report["verdict"] == "reject"
-    assert report["condition"] == "guard completion_tokens x2.00 [2.00, 2.00], at most x1.50"
-    assert report["guards"]["completion_tokens"]["state"] == "broken" and report["guards"]["turns"]["state"] == "holds"
+    assert report.verdict == "reject"
+    assert report.condition == "guard completion_tokens x2.00 [2.00, 2.00], at most x1.50"
+    assert report.guards is not None
+    assert report.guards["completion_tokens"]["state"] == "broken" and report.guards["turns"]["state"] == "holds"
 
 
 def test_the_exact_test_decides_where_it_is_asked_for(scene: Callable[..., Scene]) -> None:
     exact = scene(lambda number, versions: number % 10 < 3 + 2 * (versions["a"] - 1), **{"evaluate.test": "mcnemar"})
     report, _ = exact.decide()
-    assert report["verdict"] == "promote" and report["gain"]["mean"] == pytest.approx(0.2)
+    assert report.verdict == "promote" and report.gain is not None and report.gain.mean == pytest.approx(0.2)
     won = 48  # of 48 tasks that differ: the lower bound of the share won is (1/40)^(1/48)
-    assert report["gain"]["low"] == pytest.approx(0.2 * (2 * 0.025 ** (1 / won) - 1), abs=1e-6)
+    assert report.gain.low == pytest.approx(0.2 * (2 * 0.025 ** (1 / won) - 1), abs=1e-6)

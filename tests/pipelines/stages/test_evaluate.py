@@ -38,4 +38,4 @@ def test_the_reported_interval_is_at_95_percent_whatever_the_gate_decides_by(
         tasks_left=[],
     )
     played = Played(run, sampled, {})
-    assert played.report(run)["ci95"] == mean_interval(played.outcomes, seed=run.config.seed).ci95
+    assert list(played.score(run).ci95) == mean_interval(played.outcomes, seed=run.config.seed).ci95

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stage_records import collected, evaluated, finish, scored
 
 from pipelines.config.run_config import load_config
 from pipelines.report.record import _notes
 from pipelines.run.run import Run, plain
 from pipelines.stages import evaluate, train
 from pipelines.stages.promote import promote
-from pipelines.stages.run_stage import run_stage
+from pipelines.stages.running import run_stage
 from stores.types import ModelVersionRef
 from train_loops.trainer_supervisor import TrainJobError
 
@@ -28,7 +29,7 @@ class Trainer:
     def __init__(self, group: str, fault: Exception | None) -> None:
         self.group, self.fault = group, fault
 
-    def run_job(self, order: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    def run_job(self, job: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         if self.fault is not None:
             raise self.fault
         return {"model": plain(ref(self.group, 1)), "reason": "", "metrics": {}, "agents": {}}
@@ -43,8 +44,8 @@ def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[str, Exc
     run = Run(load_config(SMALL, {"storage.root": str(folder), "model_groups": GROUPS, **changes}))
     run.__dict__["weights"] = SimpleNamespace(ref=ref)
     monkeypatch.setattr(train, "trainer_of", lambda run, group: Trainer(group, faults[group]))
-    for stage, done in (("collect", {"traces": {}, "policy_versions": {"a": 0, "b": 0}}), ("score", {"rewards": {}})):
-        run.journal.once(run.key(1, stage), lambda lease, done=done: done)
+    for result in (collected(policy_versions={"a": 0, "b": 0}), scored()):
+        finish(run, 1, result)
     for group in GROUPS:
         run_stage(run, "train", 1, model_group=group)
     return run
@@ -66,22 +67,23 @@ def test_the_rest_goes_on_with_the_parent_of_the_failed_group_and_the_decision_s
     run = trained(tmp_path, monkeypatch, {"a": None, "b": DIVERGED}, **{"promote.on_failed_group": "rest"})
     assert run.trained(1) == {"a": ref("a", 1), "b": ref("b", 0)}
     why = "training failed: TrainingDivergedError: three steps in a row had a loss that is not finite"
-    assert run.failed_groups(1) == {"b": why}
-    better = {"verdict": "promote", "condition": "gain +0.2", "promotes": ["a"]}
+    assert run.iteration(1).failed_groups == {"b": why}
+    better = evaluated(promotes=("a",))
     monkeypatch.setattr(evaluate, "_compare", lambda run, iteration, progress: better)
     report = evaluate.evaluate(run, 1)
-    assert (report["verdict"], report["promotes"]) == ("promote", ["a"])
-    assert report["condition"] == f"gain +0.2; model group b: {why}" and report["failed_groups"] == {"b": why}
-    row = {"iteration": 1, "failed_groups": run.failed_groups(1), "versions": {"a": 1, "b": 0}, "groups": {}}
+    assert (report.verdict, report.promotes) == ("promote", ("a",))
+    assert report.condition == f"gain +0.2; model group b: {why}" and report.failed_groups == {"b": why}
+    row = {"iteration": 1, "failed_groups": run.iteration(1).failed_groups, "versions": {"a": 1, "b": 0}, "groups": {}}
     assert f"Iteration 1: model group b kept version 0, {why}" in _notes(run, [row])
 
 
 def test_where_every_group_failed_there_is_nothing_to_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path, monkeypatch, {"a": DIVERGED, "b": DIVERGED}, **{"promote.on_failed_group": "rest"})
-    report = run.journal.once(run.key(1, "evaluate"), lambda lease: evaluate.evaluate(run, 1))
-    assert report["verdict"] == "skipped" and report["condition"].count("training failed") == 2
+    report = evaluate.evaluate(run, 1)
+    finish(run, 1, report)
+    assert report.verdict == "skipped" and report.condition.count("training failed") == 2
     lease: Any = SimpleNamespace(check=lambda: None)
-    assert promote(run, 1, lease)["team_version"] is None
+    assert promote(run, 1, lease).team_version is None
 
 
 @pytest.mark.parametrize("fault", [TrainJobError("RayActorError", "worker died"), TimeoutError("not done after 60 s")])

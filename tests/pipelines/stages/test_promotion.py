@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from stage_records import evaluated, finish, trained
 
 from pipelines.config.run_config import load_config
 from pipelines.release import by_hand, production, traffic
 from pipelines.release.production import move_champion
 from pipelines.run.champions import champion_version, followed, history, set_champion
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from pipelines.stages import promote as promotion
-from pipelines.stages.run_stage import run_stage
+from pipelines.stages.running import run_stage
 from stores.manifest import Probe
 from stores.registry import CHAMPION, PREVIOUS
 from stores.team import Team
@@ -209,16 +210,15 @@ def test_a_promotion_by_the_gate_goes_into_service_as_the_config_says(
         return {"verdict": canary, "reason": "what was seen"}
 
     monkeypatch.setattr(traffic, "roll_out", roll_out)
-    monkeypatch.setattr(promotion, "register", lambda run, models, **more: 2)
-    learnt = {"model": plain(registry.teams[2].models[GROUP]), "metrics": {}}
-    run.journal.once(run.key(1, "train", GROUP), lambda lease: learnt)
-    report = {"verdict": "promote", "condition": "gain +0.2", "promotes": [GROUP]}
-    run.journal.once(run.key(1, "evaluate"), lambda lease: report)
-    decided = run_stage(run, "promote", 1)
-    assert (decided["verdict"], decided["team_version"]) == (verdict, 2)
+    monkeypatch.setattr(promotion, "register_team", lambda run, models, **more: 2)
+    finish(run, 1, trained(model=registry.teams[2].models[GROUP]), GROUP)
+    finish(run, 1, evaluated(promotes=(GROUP,)))
+    run_stage(run, "promote", 1)
+    decided = run.iteration(1).decided
+    assert (decided.verdict, decided.team_version) == (verdict, 2)
     assert (champion_version(run), registry.aliases[CHAMPION]) == (champion, champion)
     assert ("put 2" in done) == (how == "direct" or canary == "promoted")
-    assert decided["condition"] == ("gain +0.2" if canary is None else f"gain +0.2; canary {canary}: what was seen")
+    assert decided.condition == ("gain +0.2" if canary is None else f"gain +0.2; canary {canary}: what was seen")
 
 
 def test_a_promotion_whose_weights_the_idle_set_refuses_fails_its_stage_and_the_champion_stays(

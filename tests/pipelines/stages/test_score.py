@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stage_records import collected, finish
 
 from pipelines.config.run_config import load_config
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from pipelines.stages.score import score
-from stores.types import EpisodeStatus, Purpose, RewardsRef, Trace
+from stores.types import EpisodeStatus, Purpose, Trace
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 STATUSES = list(EpisodeStatus)
@@ -33,6 +34,6 @@ def test_episodes_are_paid_whose_status_counts_or_is_trained_on(
     where = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
     traces = [make_trace(i, **where, status=status) for i, status in enumerate(STATUSES)]
     run.traces.write_episodes(traces)
-    run.journal.once(run.key(1, "collect"), lambda _: {"traces": plain(run.traces.pin_episodes(**where))})
-    rewards = {r.episode_id: r for r in run.traces.read_rewards(RewardsRef(**score(run, 1)["rewards"]))}
+    finish(run, 1, collected(traces=run.traces.pin_episodes(**where)))
+    rewards = {r.episode_id: r for r in run.traces.read_rewards(score(run, 1).rewards)}
     assert {trace.status.value for trace in traces if trace.episode_id in rewards} == paid

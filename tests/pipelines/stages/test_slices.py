@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stage_records import collected
 
 from pipelines.config.sections import CollectConfig
-from pipelines.stages.collect import iteration_tasks, task_slice
+from pipelines.stages.collect import iteration_tasks
 from pipelines.stages.evaluate import decision_tasks
+from pipelines.tasks.splits import part_of, task_slice
 from stores.types import Task
 
 TASKS = [Task(task_id=f"t{i}", prompt=str(i), answers=(str(i),)) for i in range(10)]
@@ -20,45 +22,52 @@ def ids(tasks: list[Task]) -> list[str]:
 
 
 def test_a_pass_over_the_tasks_takes_each_once_and_the_next_pass_is_in_another_order() -> None:
-    slices = [ids(task_slice(TASKS, iteration=k, count=5, seed=0)) for k in (1, 2, 3, 4)]
+    slices = [ids(task_slice(TASKS, number=k, count=5, seed="0")) for k in (1, 2, 3, 4)]
     assert sorted(slices[0] + slices[1]) == sorted(slices[2] + slices[3]) == sorted(ids(TASKS))
     assert slices[:2] != slices[2:]
 
 
 def test_a_slice_depends_on_seed_and_iteration_only() -> None:
-    assert ids(task_slice(TASKS, iteration=3, count=4, seed=1)) == ids(task_slice(TASKS, iteration=3, count=4, seed=1))
-    assert ids(task_slice(TASKS, iteration=3, count=4, seed=1)) != ids(task_slice(TASKS, iteration=3, count=4, seed=2))
+    assert ids(task_slice(TASKS, number=3, count=4, seed="1")) == ids(task_slice(TASKS, number=3, count=4, seed="1"))
+    assert ids(task_slice(TASKS, number=3, count=4, seed="1")) != ids(task_slice(TASKS, number=3, count=4, seed="2"))
 
 
 def test_no_task_comes_twice_in_a_slice_where_the_count_does_not_divide_the_tasks() -> None:
     for iteration in range(1, 9):
-        assert len(set(ids(task_slice(TASKS, iteration=iteration, count=4, seed=0)))) == 4
+        assert len(set(ids(task_slice(TASKS, number=iteration, count=4, seed="0")))) == 4
 
 
-def test_a_slice_larger_than_the_set_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"tasks_per_iteration = 11 \(times oversample\) but tasks\.train holds 10"):
-        task_slice(TASKS, iteration=1, count=11, seed=0)
+def test_an_iteration_larger_than_the_set_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"tasks_per_iteration = 12 \(times oversample\) but tasks\.train holds 10"):
+        iteration_tasks(fake_run(oversample=3), 1)
+
+
+def test_keys_fall_into_parts_by_their_shares_and_the_rest_is_named() -> None:
+    parts = [part_of(f"t{i}", {"gate": 0.25, "test": 0.25}, rest="train") for i in range(1000)]
+    assert parts == [part_of(f"t{i}", {"gate": 0.25, "test": 0.25}, rest="train") for i in range(1000)]
+    assert {part: round(parts.count(part) / 1000, 1) for part in set(parts)} == {"gate": 0.2, "test": 0.2, "train": 0.5}
 
 
 def test_decisions_rest_on_fresh_tasks_while_they_last() -> None:
-    first, second = (ids(decision_tasks(TASKS, iteration=k, count=5, seed=0)) for k in (1, 2))
+    first, second = (ids(decision_tasks(fake_run(per_decision=5), k)) for k in (1, 2))
     assert not set(first) & set(second)
-    assert decision_tasks(TASKS, iteration=7, count=None, seed=0) == TASKS
+    assert decision_tasks(fake_run(), 7) == TASKS
 
 
-def fake_run(*, before: dict[str, Any] | None = None, **collect: Any) -> Any:
-    """What `iteration_tasks` needs of a run: 10 tasks, and what the iteration before recorded."""
+def fake_run(*, carried: tuple[str, ...] | None = None, per_decision: int | None = None, **collect: Any) -> Any:
+    """What `iteration_tasks` and `decision_tasks` need of a run: 10 tasks, and what iteration 1 carried over."""
+    before = None if carried is None else collected(carried=carried)
+    evaluate = SimpleNamespace(tasks_per_decision=per_decision)
     settings = CollectConfig(tasks_per_iteration=4, **collect)
     return SimpleNamespace(
-        config=SimpleNamespace(collect=settings, seed=0),
+        config=SimpleNamespace(collect=settings, evaluate=evaluate, seed=0),
         tasks=lambda section: TASKS,
-        key=lambda iteration, stage: (iteration, stage),
-        journal=SimpleNamespace(ref=lambda key: before if key == (1, "collect") else None),
+        iteration=lambda number: SimpleNamespace(find=lambda kind: before if number == 1 else None),
     )
 
 
 def test_without_over_sampling_an_iteration_begins_the_tasks_that_it_trains_on() -> None:
-    assert iteration_tasks(fake_run(), 2) == task_slice(TASKS, iteration=2, count=4, seed=0)
+    assert iteration_tasks(fake_run(), 2) == task_slice(TASKS, number=2, count=4, seed="0")
 
 
 def test_over_sampling_begins_so_many_times_the_tasks() -> None:
@@ -69,17 +78,17 @@ def test_over_sampling_begins_so_many_times_the_tasks() -> None:
 def test_tasks_carried_over_come_first_and_displace_fresh_ones() -> None:
     fresh = ids(iteration_tasks(fake_run(), 2))
     left = [task.task_id for task in TASKS if task.task_id not in fresh][:1] + fresh[2:3]
-    found = ids(iteration_tasks(fake_run(before={"carried": left}), 2))
+    found = ids(iteration_tasks(fake_run(carried=tuple(left)), 2))
     assert found[:2] == left
     assert len(set(found)) == len(found) == 4
     assert found[2:] == [task for task in fresh if task not in left][:2]
 
 
 def test_tasks_that_are_cut_are_not_carried() -> None:
-    run = fake_run(before={"carried": ["t1"]}, tail="cut")
-    assert iteration_tasks(run, 2) == task_slice(TASKS, iteration=2, count=4, seed=0)
+    run = fake_run(carried=("t1",), tail="cut")
+    assert iteration_tasks(run, 2) == task_slice(TASKS, number=2, count=4, seed="0")
 
 
 def test_a_carried_task_that_the_set_lost_is_named() -> None:
     with pytest.raises(ValueError, match=r"\['gone'\] were carried over from iteration 1, but tasks\.train lost them"):
-        iteration_tasks(fake_run(before={"carried": ["gone"]}), 2)
+        iteration_tasks(fake_run(carried=("gone",)), 2)

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.run.run import Run
-from pipelines.run.scoring import assign
+from pipelines.run.scoring import assign_credit
 from serve_apps.acting_team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import run_episode
@@ -69,7 +69,7 @@ def test_traces_name_the_swapped_group_and_it_is_what_trains_on_the_turn(
     run = Run(config())
     trace = play(run, iteration, tiny_model)
     assert {turn.agent: turn.model_group for turn in trace.turns} == group_of
-    (rewards,) = assign(run, [trace])
+    (rewards,) = assign_credit(run, [trace])
     assert [r.reward for r in rewards.rewards] == [2.0, 2.0], "both are paid r1 + r2"
     for group in ("first", "second"):
         (row,) = samples_of(trace, rewards, model_group=group, statuses=["ok"])

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import _demonstrations, _TextSpy, warmstart
-from stores.types import EpisodeStatus, ModelVersionRef
+from stores.types import EpisodeStatus
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {
@@ -24,15 +24,14 @@ def test_two_families_begin_from_the_same_demonstrations(tmp_path: Path) -> None
     run = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))
     run.open()
     made = warmstart(run)
-    refs = {group: ModelVersionRef(**ref) for group, ref in made["models"].items()}
-    folders = {group: Path(run.weights.fetch(ref)) for group, ref in refs.items()}
+    folders = {group: Path(run.weights.fetch(ref)) for group, ref in made.models.items()}
     models = {group: type(AutoModelForCausalLM.from_pretrained(folder)).__name__ for group, folder in folders.items()}
     assert models == {"qwen": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
     sizes = {group: json.loads((folder / "config.json").read_text())["vocab_size"] for group, folder in folders.items()}
     assert sizes["llama"] < sizes["qwen"]
-    for group, ref in refs.items():
+    for group, ref in made.models.items():
         assert max(max(ids) for ids in run.weights.manifest(ref).probe.sequences) < sizes[group]
-    assert {"qwen/warmstart/loss", "llama/warmstart/loss"} <= set(made["metrics"])
+    assert {"qwen/warmstart/loss", "llama/warmstart/loss"} <= set(made.metrics)
 
 
 def test_a_program_with_tools_is_listened_to_before_there_is_a_tokenizer(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""running: a stage of an iteration -> its result, doing the work at most once.
+
+The local runner, `troupe stage`, a Ray job and an Airflow task all come through `run_stage`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pipelines.cluster.observe import send_stage_points
+from pipelines.episodes.sampling import Progress
+from pipelines.run.run import Run
+from pipelines.run.watchdog import Watchdog
+from pipelines.stages.table import StageCall, stage_named
+from stores.journal import Lease
+from stores.stage_results import StageResult
+
+logger = logging.getLogger(__name__)
+
+
+def run_stage(
+    run: Run, name: str, iteration: int, *, model_group: str = "", progress: Progress | None = None
+) -> StageResult:
+    """Does a stage unless it is done, and returns what the journal holds of it.
+
+    Raises ValueError for an unknown stage or model group, or a stage whose predecessors are not done.
+    """
+    stage = stage_named(name)
+    stage.check_model_group(run.config, model_group)
+    watchdog = Watchdog(
+        run,
+        run.key(iteration, name, model_group),
+        timeout_s=stage.timeout_s(run.config, model_group),
+        recover=partial(stage.recover, run, model_group),
+    )
+
+    def work(lease: Lease) -> dict[str, Any]:
+        call = StageCall(
+            run=run,
+            iteration=iteration,
+            model_group=model_group,
+            lease=lease,
+            progress=watchdog.reporting(progress),
+        )
+        return stage.work(call).to_json()
+
+    try:
+        return stage.parse(watchdog.once(_logged(work), alone=run.hold_engines() if stage.changes_engines else None))
+    finally:
+        # A stage that never connects to Ray (score, promote) has its points sent by the next one that does.
+        send_stage_points(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
+
+
+def _logged(work: Callable[[Lease], dict[str, Any]]) -> Callable[[Lease], dict[str, Any]]:
+    def logged(lease: Lease) -> dict[str, Any]:
+        began = time.monotonic()
+        logger.info("begins, attempt %d", lease.token)
+        try:
+            ref = work(lease)
+        except BaseException as error:  # its message may quote a prompt; it is in the journal
+            level = logging.INFO if isinstance(error, KeyboardInterrupt) else logging.ERROR
+            logger.log(level, "failed after %.1f s: %s", time.monotonic() - began, type(error).__name__)
+            raise
+        logger.info("done in %.1f s", time.monotonic() - began)
+        return ref
+
+    return logged

@@ -1,0 +1,41 @@
+"""splits: which part of a set of tasks is for what, and which tasks an iteration or a decision takes. Always the same ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from stores.types import Task
+
+SECTIONS = ("train", "gate", "test", "sentinel")
+"""Sets of tasks that a run config may have; no two of them share a prompt."""
+HELD_OUT = SECTIONS[1:]
+"""Those that nothing is trained on."""
+
+
+def part_of(key: str, shares: Mapping[str, float], *, rest: str = "") -> str:
+    """The part that a key belongs to, the same on any machine and whatever else there is.
+
+    Args:
+        key: what identifies a task.
+        shares: by part, its share of all keys; where they sum to less than 1, `rest` gets the others.
+    """
+    position = int.from_bytes(sha256(key.encode()).digest()[:8], "big") / 2**64
+    for part, share in shares.items():
+        position -= share
+        if position < 0:
+            return part
+    return rest
+
+
+def task_slice(tasks: Sequence[Task], *, number: int, count: int, seed: str) -> list[Task]:
+    """The tasks of slice `number`, counted from 1: each pass over the set is a new seeded order.
+
+    No task comes twice within a slice, nor within a pass. `count` must not be above the number of tasks.
+    """
+    slices_per_pass = len(tasks) // count
+    pass_number, position = divmod(number - 1, slices_per_pass)
+    order = list(tasks)
+    random.Random(f"{seed}/{pass_number}").shuffle(order)
+    return order[position * count : (position + 1) * count]

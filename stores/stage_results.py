@@ -1,0 +1,337 @@
+"""stage_results: what each stage of an iteration leaves in the journal, as records instead of bare JSON.
+
+A stage returns one of these records, the journal keeps its `to_json()`, and whoever comes later gets the record again
+through `from_json()`, which refuses what is not whole. Read them through `pipelines.run.iteration.Iteration`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from stores.types import ModelVersionRef, RewardsRef, TracesRef
+
+R = TypeVar("R", bound="StageResult")
+
+AgentFigures: TypeAlias = Mapping[str, Mapping[str, float]]
+"""By agent, then by name of the figure."""
+
+
+class Strict:
+    """A dataclass whose JSON may have no key that is not a field."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of every field."""
+        return _adapter(type(self)).dump_python(self, mode="json", by_alias=True)
+
+
+class StageResult(Strict):
+    """A frozen dataclass that is kept as JSON: `from_json(to_json())` is the record itself."""
+
+    __slots__ = ()
+    STAGE: ClassVar[str]
+    """Name of the stage in the journal."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; optional fields that hold their default are left out."""
+        data = Strict.to_json(self)
+        optional = {_json_name(f.name): f.default for f in fields(self) if f.default is not MISSING}  # type: ignore[arg-type]
+        return {name: value for name, value in data.items() if name not in optional or value != optional[name]}
+
+    @classmethod
+    def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
+        """The inverse of `to_json`; ValueError names every key that is missing, unknown or of another type."""
+        try:
+            return _adapter(cls).validate_python(dict(data))
+        except ValidationError as error:
+            faults = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {_FAULTS.get(e['type'], e['msg'])}" for e in error.errors()
+            )
+            raise ValueError(f"the result of stage {cls.STAGE!r} ({cls.__name__}) cannot be read: {faults}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracesSource(Strict):
+    """Another run's iteration whose stored traces are trained on."""
+
+    run: str
+    iteration: int
+    store: str
+    """The folder that holds the run, or its journal's URL."""
+
+    def __str__(self) -> str:
+        return f"{self.run}@{self.iteration}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected(StageResult):
+    """The episodes of an iteration."""
+
+    STAGE: ClassVar[str] = "collect"
+
+    traces: TracesRef
+    """The pinned episodes: complete groups only."""
+    policy_versions: Mapping[str, int]
+    """By model group, the version that is trained from; it also sampled the episodes unless `sampled_by` says otherwise."""
+    statuses: Mapping[str, int]
+    """Number of new episodes by `EpisodeStatus`."""
+    num_new: int
+    """Episodes that this attempt of the stage played; what an interrupted attempt had stored is not counted again."""
+    num_tokens: int
+    """Completion tokens of the new episodes."""
+    sampling_seconds: float
+    groups: Mapping[str, int]
+    """Number of groups `wanted`, `planned` and `done`; with dynamic sampling also `refilled`, `refills`, `without_signal`."""
+    stopped_by: str | None
+    """`tokens`, `seconds` or `enough` where sampling ended before all groups were complete."""
+    carried: tuple[str, ...]
+    """Ids of the tasks that come first in the next iteration, because this one left them out."""
+    served: Mapping[str, int] | None = None
+    """With `collect.from_service`: number of served episodes `taken`, `held_out` and `left`."""
+    source: Annotated[TracesSource | None, Field(alias="from")] = None
+    """Where the traces come from if nothing was sampled; key `from` in JSON."""
+    sampled_by: Mapping[str, int] | None = None
+    """By model group, the version that acted in traces of another run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored(StageResult):
+    """The rewards of an iteration's episodes."""
+
+    STAGE: ClassVar[str] = "score"
+
+    rewards: RewardsRef
+    credit_version: str
+    """Identity of the credit rule with its settings and code."""
+    outcome: float
+    """Mean outcome of the episodes, variants left out."""
+    agents: AgentFigures
+    """`reward`, `format_share`, `calls`, `completion_tokens` and, for agents of a program, `broken_share`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained(StageResult):
+    """The version of one model group after training."""
+
+    STAGE: ClassVar[str] = "train"
+
+    model: ModelVersionRef
+    """The new version; the parent where nothing was trained."""
+    reason: str
+    """Why the model is the parent's; empty where it is a new version."""
+    metrics: Mapping[str, float]
+    """`train/<name>`."""
+    agents: AgentFigures
+    is_failed: bool = False
+    """True where training failed for good and `promote.on_failed_group: rest` lets the other model groups go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedLearner(StageResult):
+    """The learner of the whole team (mappo, happo, mixers) after training."""
+
+    STAGE: ClassVar[str] = "train"
+
+    model: ModelVersionRef | None
+    """None where there was nothing to learn from."""
+    reason: str
+    metrics: Mapping[str, float]
+    agents: AgentFigures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedTeam(StageResult):
+    """The learner of the whole team and every model group after training; one stage for all of them."""
+
+    STAGE: ClassVar[str] = "train"
+
+    order: tuple[str, ...]
+    """Model groups in the order in which they were updated."""
+    team: TrainedLearner
+    model_groups: Mapping[str, Trained]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced(StageResult):
+    """The versions that the engines serve."""
+
+    STAGE: ClassVar[str] = "sync"
+
+    policy_versions: Mapping[str, int]
+    """By model group."""
+    proofs: tuple[Mapping[str, Any], ...]
+    """What each replica answered, see `serve_apps.policy.proof.Proof`."""
+    seconds: float
+    """How long the swap of the weights took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamScore(Strict):
+    """How well a team solved a set of tasks."""
+
+    policy_versions: Mapping[str, int]
+    """By model group."""
+    accuracy: float
+    """Mean over tasks of the mean outcome of their episodes (avg@k)."""
+    ci95: tuple[float, float]
+    """Two-sided 95% interval of `accuracy`."""
+    num_tasks: int
+    num_failed: int
+    """Episodes that do not count: they failed, or another version had a part in them."""
+    k: int
+    """Episodes per task."""
+    pass_at_k: float | None
+    """Share of tasks with at least one solved episode; None where episodes failed."""
+    ok_share: float
+    """Share of episodes with status ok."""
+    agents: AgentFigures
+    sources: Mapping[str, float]
+    """Accuracy by data set."""
+    traces: TracesRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain(Strict):
+    """The paired difference candidate minus champion and its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    num_tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(StageResult):
+    """The comparison of an iteration's versions with the champion, and the gate's verdict.
+
+    In JSON the fields of `candidate` are keys beside the others, so that a summary of the candidate is read in one step.
+    """
+
+    STAGE: ClassVar[str] = "evaluate"
+
+    verdict: str
+    """`promote`, `reject`, `inconclusive` or `skipped`."""
+    condition: str
+    """The condition that decided, in words, with the numbers."""
+    promotes: tuple[str, ...] = ()
+    """Model groups whose new versions are promoted; the others stay the champion's."""
+    skipped: str | None = None
+    """Why no episode was played; None where some were."""
+    failed_groups: Mapping[str, str] | None = None
+    """By model group that kept its parent because training failed, why."""
+    candidate: TeamScore | None = None
+    champion: TeamScore | None = None
+    """None where candidate and champion are the same versions, or nothing was played."""
+    gain: Gain | None = None
+    guards: Mapping[str, Mapping[str, Any]] | None = None
+    """By guard: the interval (`mean`, `low`, `high`, `num_tasks`), its `limit` and `state`."""
+    contenders: tuple[Mapping[str, Any], ...] | None = None
+    """Every team that met the champion: its new `groups`, `verdict`, `condition` and `gain`."""
+    num_looks: int | None = None
+    """How often the gate was asked."""
+    num_unpaired: int | None = None
+    """Tasks that only one of the two teams has an outcome for."""
+    sampling_seconds: float = 0.0
+    """Of all teams together."""
+    num_tokens: int = 0
+    """Completion tokens of all teams together."""
+
+    def to_json(self) -> dict[str, Any]:
+        """See `StageResult.to_json`."""
+        data = StageResult.to_json(self)
+        return {**(data.pop("candidate", None) or {}), **data}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Evaluated:
+        """See `StageResult.from_json`."""
+        names = {f.name for f in fields(TeamScore)} & data.keys()
+        rest = {name: value for name, value in data.items() if name not in names}
+        candidate = {name: data[name] for name in names}
+        return super(Evaluated, cls).from_json({**rest, "candidate": candidate} if candidate else rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided(StageResult):
+    """What the evaluation led to."""
+
+    STAGE: ClassVar[str] = "promote"
+
+    verdict: str
+    """`promote`, `reject`, `inconclusive` or `skipped`; a canary may have turned the gate's `promote` into another one."""
+    condition: str
+    team_version: int | None
+    """The registered team version; None where nothing was registered and there is no champion to name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(StageResult):
+    """How a team did on the test tasks, which neither training nor the gate sees."""
+
+    STAGE: ClassVar[str] = "measure"
+
+    score: TeamScore
+    iteration: int
+    outcomes: Mapping[str, tuple[float, ...]]
+    """By task id, the outcome of each of its episodes."""
+    sampling_seconds: float
+    num_tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        """See `StageResult.to_json`; the fields of `score` are keys beside the others."""
+        data = StageResult.to_json(self)
+        return {**data.pop("score"), **data}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measured:
+        """See `StageResult.from_json`."""
+        names = {f.name for f in fields(TeamScore)} & data.keys()
+        rest = {name: value for name, value in data.items() if name not in names}
+        return super(Measured, cls).from_json({**rest, "score": {name: data[name] for name in names}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStarted(StageResult):
+    """Version 0 of every model group."""
+
+    STAGE: ClassVar[str] = "warmstart"
+
+    models: Mapping[str, ModelVersionRef]
+    metrics: Mapping[str, float]
+
+
+KINDS: tuple[type[StageResult], ...] = (Collected, Scored, Trained, Synced, Evaluated, Decided, Measured, WarmStarted)
+
+
+def result_of(stage: str, ref: Mapping[str, Any]) -> StageResult | None:
+    """The record of what the journal holds of a stage; None for a stage whose result is kept as bare JSON (`record`)."""
+    if "model_groups" in ref and stage == Trained.STAGE:
+        return TrainedTeam.from_json(ref)
+    kind = next((kind for kind in KINDS if stage == kind.STAGE), None)
+    return None if kind is None else kind.from_json(ref)
+
+
+_FAULTS = {
+    "missing": "is missing",
+    "unexpected_keyword_argument": "is an unknown key",
+    "extra_forbidden": "is an unknown key",
+}
+
+
+def _json_name(field: str) -> str:
+    return "from" if field == "source" else field
+
+
+def _adapter(kind: type[Strict]) -> TypeAdapter[Any]:
+    """What reads and writes a class; made once, which takes milliseconds."""
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
+
+
+_adapters: dict[type[Strict], TypeAdapter[Any]] = {}
