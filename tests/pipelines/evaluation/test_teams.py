@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.evaluation.gate import Evidence, Verdict
 from pipelines.evaluation.statistics import Interval
-from pipelines.evaluation.teams import choose, first_contenders, helpful_contender, num_possible
+from pipelines.evaluation.teams import choose_contender, first_contenders, helpful_contender, num_possible
 from stores.types import ModelVersionRef
 
 
@@ -59,10 +59,10 @@ def test_of_the_teams_that_may_be_promoted_the_one_that_gained_most_is() -> None
     evidence = {("a", "b"): gained(0.05), ("a",): gained(0.2), ("b",): gained(-0.1)}
     promote, reject = (Verdict(verdict=v, condition="because") for v in ("promote", "reject"))
     unsure = Verdict(verdict="inconclusive", condition="not sure")
-    groups, verdict = choose({("a", "b"): promote, ("a",): promote, ("b",): reject}, evidence)
+    groups, verdict = choose_contender({("a", "b"): promote, ("a",): promote, ("b",): reject}, evidence)
     assert groups == ("a",) and verdict.condition == "new a: because"
-    groups, verdict = choose({("a", "b"): reject, ("a",): unsure, ("b",): reject}, evidence)
+    groups, verdict = choose_contender({("a", "b"): reject, ("a",): unsure, ("b",): reject}, evidence)
     assert (groups, verdict.verdict) == (("a",), "inconclusive"), "while one may still win, more tasks are played"
-    groups, verdict = choose({("a", "b"): reject, ("a",): reject, ("b",): reject}, evidence)
+    groups, verdict = choose_contender({("a", "b"): reject, ("a",): reject, ("b",): reject}, evidence)
     assert (groups, verdict.verdict) == (("a", "b"), "reject")
-    assert choose({("a", "b"): promote}, evidence)[1].condition == "because"
+    assert choose_contender({("a", "b"): promote}, evidence)[1].condition == "because"
