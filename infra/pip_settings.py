@@ -82,7 +82,9 @@ def pip_settings(listed: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 def main() -> None:
     """Prints the lines for the configuration of this user's pip."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
     print("\n".join(bash_lines(pip_settings(listed.stdout if listed.returncode == 0 else "", os.environ), os.environ)))
 
 
