@@ -58,7 +58,7 @@ find_uv() {
 download_python() {
   say "no Python 3.11, 3.12 or 3.13 found: uv downloads 3.11 into .tools/python"
   export UV_PYTHON_INSTALL_DIR=$PWD/.tools/python
-  "$uv" python install --quiet --no-bin 3.11 >&2 && "$uv" python find --managed-python 3.11 && return
+  "$uv" python install --no-bin 3.11 >&2 && "$uv" python find --managed-python 3.11 && return
   die "uv could not download a Python (see above). Install 3.11, 3.12 or 3.13 (Debian: apt install python3.11), name one
   with PYTHON=..., or set UV_PYTHON_INSTALL_MIRROR to a mirror of the downloads."
 }
