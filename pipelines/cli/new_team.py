@@ -26,7 +26,8 @@ FILES = {
     "README.md": "README.md.tmpl",
 }
 """Path in the new folder -> template in `pipelines/cli/templates`; both are filled in by `string.Template`."""
-NUM_TASKS = {"train": 600, "gate": 100, "test": 100}
+NUM_TASKS = {"train": 376, "gate": 100, "test": 100}
+"""Of the 576 problems `a+b*c` with a of 1 to 9, b and c of 2 to 9."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -83,7 +84,7 @@ def team_files(name: str) -> dict[str, str]:
 
 def _tasks() -> dict[str, str]:
     """The rows of each set of tasks: different problems `a+b*c`, the same ones at every call."""
-    problems = list(itertools.product(range(1, 30), range(2, 7), range(2, 7)))
+    problems = list(itertools.product(range(1, 10), range(2, 10), range(2, 10)))
     random.Random(0).shuffle(problems)
     texts, start = {}, 0
     for section, count in NUM_TASKS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_cli import TROUPE, said, troupe
 
-from pipelines.cli.new_team import check_name, team_files
+from pipelines.cli.new_team import NUM_TASKS, check_name, team_files
 
 
 def made(folder: Path) -> Path:
@@ -47,6 +48,15 @@ def test_the_printed_files_are_the_files_of_the_folder(tmp_path: Path) -> None:
     printed = troupe(tmp_path, "new", "my_team").stdout.splitlines()[:-1]
     written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(printed) == sorted(written) == sorted(f"my_team/{path}" for path in team_files("my_team"))
+
+
+def test_the_tasks_are_different_problems_with_right_answers() -> None:
+    texts = team_files("my_team")
+    rows = [json.loads(line) for section in NUM_TASKS for line in texts[f"tasks/{section}.jsonl"].splitlines()]
+    assert len({row["question"] for row in rows}) == len(rows) == sum(NUM_TASKS.values())
+    for row in rows:
+        a, b, c = map(int, re.split(r"[+*]", row["question"]))
+        assert row["answer"] == str(a + b * c)
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
