@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.config import EpisodeConfig
-from serve_apps.runner import ActingTeam, AgentCall, EpisodeSpec, run_episode
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Workflow
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
