@@ -1,5 +1,5 @@
-# Troupe. Needs Python 3.11 and make; everything else is set up on first use, inside this folder (.tools, .venv).
-# pip's settings are honoured (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_CERT, pip.conf ...).
+# Troupe. Needs make and Python 3.11, 3.12 or 3.13 (PYTHON=... names one); everything else is installed on first use, inside
+# this folder (.tools, .venv). pip's settings apply (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_CERT, pip.conf ...).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,38 +13,38 @@ BIN := .venv/bin
 
 .PHONY: help demo test soak check bench chaos workflows algorithms up airflow down clean system lock
 
-help:  ## This list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+help:  ## Print this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
 
-demo: .venv/.cpu  ## Train the two-model math team of infra/runs/demo.yaml; a stopped demo goes on where it was
+demo: .venv/.cpu  ## Train the two-model math team of infra/runs/demo.yaml; continues a run that was stopped
 	@if grep -qs '"after": {' runs/demo/report.json; then \
 	  echo "runs/demo is complete: open runs/demo/report.html. To start over: make clean, then make demo."; \
 	else \
 	  $(BIN)/troupe train $(RUN); \
 	fi
 
-test: check  ## Checks, then every test, end-to-end runs on the real parts included
+test: check  ## Run the checks, then every test but those of `make soak`
 	$(BIN)/pytest -n 2 -m "not soak" --disable-warnings
 
-check: .venv/.dev  ## Lint, format, import layers, types
+check: .venv/.dev  ## Check lint, format, import layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
-bench: .venv/.dev  ## Ratios against peers and limits, side by side; runs/bench/report.json
+bench: .venv/.dev  ## Measure Troupe against other systems and hard limits; writes runs/bench/report.json
 	$(BIN)/python -m tests.bench
 
-soak: .venv/.dev  ## What `make test` has no time for: whole-team learners, variants, ZeRO-3, the README's example, ...
+soak: .venv/.dev  ## Run the tests that take minutes each: whole-team learners, variants, ZeRO-3, packaging ...
 	$(BIN)/pytest -m soak --disable-warnings
 
-chaos: .venv/.dev  ## kill -9 of every kind of process in every stage; what is done is kept in runs/chaos/report.json
+chaos: .venv/.dev  ## Kill every kind of process in every stage; continues runs/chaos/report.json
 	$(BIN)/python -m tests.chaos
 
-workflows: .venv/.dev  ## Train every workflow of infra/workflows from nothing; runs/workflows/table.md. Goes on where it was
+workflows: .venv/.dev  ## Train every workflow of infra/workflows from scratch; continues runs/workflows/table.md
 	$(BIN)/python -m tests.showcase
 
-algorithms: .venv/.dev  ## Train every algorithm on the same tasks, three seeds each; runs/algorithms. Goes on where it was
+algorithms: .venv/.dev  ## Train every algorithm on the same tasks, three seeds each; continues runs/algorithms
 	$(BIN)/python -m tests.algorithms
 
 up: .venv/.cpu  ## Start a Ray head that outlives commands (this machine only)
@@ -62,10 +62,10 @@ clean:  ## Remove the demo's run and caches; keeps the environment (rm -rf .venv
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.tools/*' -prune -exec rm -rf {} +
 	@echo "kept: .venv and .tools (rm -rf .venv .tools), other runs under runs/"
 
-system:  ## Install the system packages that parts beyond the demo use, or name them
+system:  ## Install the system packages that optional parts use, or print their names
 	@infra/system.sh
 
-lock:  ## Resolve pyproject.toml again into infra/locks (say why in the commit)
+lock:  ## Resolve pyproject.toml into infra/locks for Python 3.11 to 3.13 (give the reason in the commit)
 	@infra/setup.sh lock
 
 .venv/.cpu: infra/locks/cpu.txt pyproject.toml infra/setup.sh

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# airflow: a local Airflow (standalone, SQLite) with the DAGs, a Ray head and MLflow's pages, all on the loopback
+# airflow: starts a local Airflow (standalone, SQLite) with the DAGs, a Ray head and MLflow's server, all on the loopback
 # interface. `infra/airflow.sh up|down`.
 #
-# State lies in .cache/airflow (TROUPE_CACHE: elsewhere). Process ids are kept there; `down` ends those processes and what they started, no other.
+# State and process ids are stored in .cache/airflow (TROUPE_CACHE names another folder). `down` ends those processes and
+# their children, no other.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=${BIN:-.venv/bin}
@@ -13,10 +14,10 @@ ray_state=${TROUPE_CACHE:-.cache}/ray
 mkdir -p "${TROUPE_CACHE:-.cache}/airflow"
 state=$(cd "${TROUPE_CACHE:-.cache}/airflow" && pwd)
 
-# Two facts name a process for good: its id and when it started (ids are used again).
+# A process is identified by its id and its start time, because ids are reused.
 started_at() { cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true; }
 
-is_up() { # NAME: sets pid
+is_up() { # NAME; sets pid
   [ -f "$state/$1.pid" ] || return 1
   read -r pid since <"$state/$1.pid"
   [ -n "$since" ] && [ "$(started_at "$pid")" = "$since" ]
@@ -31,11 +32,11 @@ start() { # NAME COMMAND...
   echo "$! $(started_at "$!")" >"$state/$name.pid"
 }
 
-tell_to_stop() { # NAME: TERM to its process group
+send_term() { # NAME; sends TERM to its process group
   if is_up "$1"; then kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid"; fi
 }
 
-stop() { # NAME: KILL of what is left of it 10 s after TERM
+stop() { # NAME; sends KILL to what is left of it 10 s after TERM
   if ! is_up "$1"; then
     rm -f "$state/$1.pid"
     return
@@ -76,10 +77,10 @@ addresses() {
 
 up() {
   if is_up airflow && is_up mlflow && infra/ray_head.sh up >/dev/null; then addresses; return; fi
-  down # what is left of one that died in part
-  for wanted in "$port" "$mlflow_port"; do
-    if is_taken "$wanted"; then
-      echo "airflow: port $wanted is taken: choose others with TROUPE_AIRFLOW_PORT and TROUPE_MLFLOW_PORT" >&2
+  down # ends what is left where one of the processes has died
+  for number in "$port" "$mlflow_port"; do
+    if is_taken "$number"; then
+      echo "airflow: port $number is taken: choose others with TROUPE_AIRFLOW_PORT and TROUPE_MLFLOW_PORT" >&2
       exit 2
     fi
   done
@@ -89,9 +90,9 @@ up() {
   echo "$port" >"$state/port"
   echo "$mlflow_port" >"$state/mlflow_port"
   [ -f "$state/secret" ] || (umask 077 && head -c 48 /dev/urandom | base64 -w0 >"$state/secret")
-  PATH=$(cd "$bin" && pwd):$PATH # Airflow's commands find each other there
+  PATH=$(cd "$bin" && pwd):$PATH # Airflow's commands start each other by name
   export PATH
-  export TROUPE_MLFLOW_URL=${TROUPE_MLFLOW_URL:-http://127.0.0.1:$mlflow_port} # where refs of record point
+  export TROUPE_MLFLOW_URL=${TROUPE_MLFLOW_URL:-http://127.0.0.1:$mlflow_port} # the links in an iteration's record point there
   export RAY_API_SERVER_ADDRESS=http://127.0.0.1:$(cat $ray_state/dashboard_port)
   unset RAY_ADDRESS
   export AIRFLOW_HOME=$state
@@ -105,12 +106,12 @@ up() {
   export AIRFLOW__API_AUTH__JWT_SECRET
   AIRFLOW__API_AUTH__JWT_SECRET=$(cat "$state/secret")
   export AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL=10
-  export AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME=${AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME:-0.2} # 1: up to 3 s more per task
+  export AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME=${AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME:-0.2} # Airflow's default of 1 adds up to 3 s per task
   case ${AIRFLOW__DATABASE__SQL_ALCHEMY_CONN:-sqlite} in sqlite*)
     export AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS=dags.local_airflow.SQLITE
     export AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC=dags.local_airflow.SQLITE ;;
   esac
-  export AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL=1 # how long a short task may linger, see dags/ray_job.py
+  export AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL=1 # a short task ends only with its next heartbeat, see dags/ray_job.py
   start airflow airflow standalone
   start mlflow mlflow server --backend-store-uri "$mlflow_db" --host 127.0.0.1 --port "$mlflow_port" --workers 1
   wait_for airflow "http://127.0.0.1:$port/api/v2/monitor/health" 600
@@ -119,8 +120,8 @@ up() {
 }
 
 down() {
-  tell_to_stop airflow
-  tell_to_stop mlflow
+  send_term airflow
+  send_term mlflow
   stop airflow
   stop mlflow
 }

@@ -1,6 +1,6 @@
 """pip_settings: pip's configuration (files and PIP_*) -> the same for uv, as bash lines that fill `flags` and the environment.
 
-uv reads none of pip's settings. What the user gave uv itself (UV_*) wins and is left alone. Standard library only.
+uv reads none of pip's settings. The user's settings of uv itself (UV_*) take precedence. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 
-PLACES = (":env:", "install", "global")
-"""Where pip looks, first wins."""
+SECTIONS = (":env:", "install", "global")
+"""Sections of pip's configuration; the first that sets an option wins."""
 
 
 def bash_lines(settings: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
-    """Bash lines for `settings` (option name -> value); several values are separated by white space, as pip does."""
+    """Returns bash lines for `settings` (option name -> value); white space separates several values, as in pip."""
     lines = []
 
     def flag(option: str, value: str = "") -> None:
@@ -34,13 +34,13 @@ def bash_lines(settings: Mapping[str, str], environ: Mapping[str, str]) -> list[
     if extra and not {"UV_INDEX", "UV_EXTRA_INDEX_URL"} & set(environ):
         for url in extra:
             flag("--index", url)
-        if "UV_INDEX_STRATEGY" not in environ:  # pip takes the best of all indexes; the lock names exact versions
+        if "UV_INDEX_STRATEGY" not in environ:  # like pip: the best version of all indexes; the lock names exact ones
             flag("--index-strategy", "unsafe-best-match")
     if "UV_FIND_LINKS" not in environ:
-        for place in settings.get("find-links", "").split():
-            folder = place.removeprefix("file://")
+        for link in settings.get("find-links", "").split():
+            folder = link.removeprefix("file://")
             if "://" in folder or Path(folder).exists():  # pip warns about a missing folder, uv stops
-                flag("--find-links", place)
+                flag("--find-links", link)
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         flag("--no-index")
     for host in settings.get("trusted-host", "").split():
@@ -58,28 +58,34 @@ def bash_lines(settings: Mapping[str, str], environ: Mapping[str, str]) -> list[
 
 
 def pip_settings(listed: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Option name -> value from `pip config list` output; from PIP_* alone where pip is missing (`listed` empty)."""
-    found: dict[str, dict[str, str]] = {place: {} for place in PLACES}
+    """Returns option name -> value, from the output of `pip config list` and from PIP_*.
+
+    Args:
+        listed: that output; empty where pip is missing.
+    """
+    by_section: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
     for line in listed.splitlines():
         key, _, value = line.partition("=")
-        place, _, name = key.rpartition(".")
-        if place in found:
-            found[place][name] = str(ast.literal_eval(value))
+        section, _, name = key.rpartition(".")
+        if section in by_section:
+            by_section[section][name] = str(ast.literal_eval(value))
     for variable, value in environ.items():
         if variable.startswith("PIP_") and value:
-            found[":env:"].setdefault(variable[4:].lower().replace("_", "-"), value)
+            by_section[":env:"].setdefault(variable[4:].lower().replace("_", "-"), value)
     merged: dict[str, str] = {}
-    for place in reversed(PLACES):
-        merged |= found[place]
+    for section in reversed(SECTIONS):
+        merged |= by_section[section]
     if "default-timeout" in merged:
         merged.setdefault("timeout", merged["default-timeout"])
     return merged
 
 
 def main() -> None:
-    """Prints the lines for this user's pip."""
-    asked = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
-    print("\n".join(bash_lines(pip_settings(asked.stdout if asked.returncode == 0 else "", os.environ), os.environ)))
+    """Prints the lines for the configuration of this user's pip."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    print("\n".join(bash_lines(pip_settings(listed.stdout if listed.returncode == 0 else "", os.environ), os.environ)))
 
 
 if __name__ == "__main__":

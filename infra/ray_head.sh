@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# ray_head: a Ray head on the loopback interface that outlives commands. `infra/ray_head.sh up|down`.
+# ray_head: starts a Ray head on the loopback interface, which outlives commands. `infra/ray_head.sh up|down`.
 #
-# Its process id is kept under .cache/ray (TROUPE_CACHE: elsewhere); `down` ends that process and what it started, never another Ray.
+# Its process id is stored under .cache/ray (TROUPE_CACHE names another folder). `down` ends that process and its children,
+# never another Ray.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ray=${RAY:-.venv/bin/ray}
@@ -9,13 +10,14 @@ port=${TROUPE_RAY_PORT:-6399}
 dashboard_port=${TROUPE_RAY_DASHBOARD_PORT:-8299}
 state=${TROUPE_CACHE:-.cache}/ray
 
-# Ray's own 15 would leave those who answer people next to nothing beside anything else, and hardly more than a shadow.
+# With Ray's default niceness of 15, replicas that serve production traffic would get almost no CPU beside other processes,
+# and hardly more than shadow replicas.
 export RAY_worker_niceness=${RAY_worker_niceness:-0}
 
-# What Ray starts finds `troupe` and `python` of this environment, also where nobody has activated it.
+# Processes that Ray starts find `troupe` and `python` of this environment, also where it is not activated.
 PATH=$(cd "$(dirname "$(command -v "$ray")")" && pwd):$PATH
 
-# Two facts name a process for good: its id and when it started (ids are used again).
+# A process is identified by its id and its start time, because ids are reused.
 started_at() { cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true; }
 
 is_up() {
@@ -33,9 +35,9 @@ usage() {
   echo "Stop it with: make down"
 }
 
-# Starts the head; true once it runs.
+# Starts the head; returns 0 once it runs.
 launch() {
-  # The agent takes a free port: its default is one, and a second head on this machine would take no jobs.
+  # Port 0: the agent takes a free port. Its default is fixed, and a second head on this machine would then accept no jobs.
   setsid nohup "$ray" start --head --block --node-ip-address 127.0.0.1 --port "$port" --include-dashboard true \
     --dashboard-host 127.0.0.1 --dashboard-port "$dashboard_port" --dashboard-agent-listen-port 0 --disable-usage-stats \
     >$state/head.log 2>&1 </dev/null &
@@ -51,20 +53,20 @@ launch() {
 
 up() {
   if is_up; then usage; return; fi
-  for wanted in "$port" "$dashboard_port"; do
-    if is_taken "$wanted"; then
-      echo "ray_head: port $wanted is taken: choose others with TROUPE_RAY_PORT and TROUPE_RAY_DASHBOARD_PORT" >&2
+  for number in "$port" "$dashboard_port"; do
+    if is_taken "$number"; then
+      echo "ray_head: port $number is taken: choose others with TROUPE_RAY_PORT and TROUPE_RAY_DASHBOARD_PORT" >&2
       exit 2
     fi
   done
   mkdir -p $state
-  "$ray" get-auth-token --generate >/dev/null # other users of this machine cannot connect without it
+  "$ray" get-auth-token --generate >/dev/null # without the token other users of this machine cannot connect
   echo "$port" >$state/port
   echo "$dashboard_port" >$state/dashboard_port
-  for _ in 1 2; do # on a machine that stands still for 30 s Ray gives up its own start
+  for _ in 1 2; do # Ray gives up its start where the machine stalls for 30 s
     if launch; then usage; return; fi
     grep -q "timed out during startup" $state/head.log || break
-    kill -KILL -- "-$pid" 2>/dev/null || true # what it had started holds the port
+    kill -KILL -- "-$pid" 2>/dev/null || true # its children hold the port
   done
   tail -n 20 $state/head.log >&2
   echo "ray_head: Ray did not start within 120 s, its last lines are above" >&2
@@ -83,7 +85,7 @@ down() {
     is_up || break
     sleep 0.5
   done
-  if is_up; then kill -KILL -- "-$pid"; fi # its own process group: setsid made one
+  if is_up; then kill -KILL -- "-$pid"; fi # the process group that setsid made
   rm -f $state/head
   echo "Ray head (process $pid) stopped"
 }

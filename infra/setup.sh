@@ -2,8 +2,9 @@
 # setup: a lock -> .venv with exactly those versions and this project, editable. `infra/setup.sh cpu|dev|lock`.
 # `infra/setup.sh airflow FOLDER`: an environment for Airflow alone, with the light part of this project installed.
 #
-# Needs Python 3.11 only. uv comes with pip into .tools, or from the PATH where Python has no pip; pip's own settings
-# are handed on to uv, which reads none of them.
+# Needs Python 3.11, 3.12 or 3.13: PYTHON=... names one; else that of .venv, else the oldest that is found; where there is
+# none, uv downloads one. uv is installed with pip into .tools, or taken from the PATH where Python has no pip. uv does
+# not read pip's settings: infra/pip_settings.py passes them on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:?usage: infra/setup.sh cpu|dev|lock|airflow}
@@ -12,33 +13,57 @@ unset PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 say() { echo "setup: $*" >&2; }
 die() { echo "setup: $*" >&2; exit 1; }
 
+is_supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+minor_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+
+# Prints the interpreter's path; nothing where no Python is supported.
 find_python() {
   local name
-  for name in ${PYTHON:-} python3.11 python3 python; do
-    if "$name" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+  if [ -n "${PYTHON:-}" ]; then
+    is_supported "$PYTHON" || die "PYTHON=$PYTHON is no Python 3.11, 3.12 or 3.13 that runs"
+    "$PYTHON" -c 'import sys; print(sys.executable)'
+    return
+  fi
+  if is_supported .venv/bin/python; then
+    .venv/bin/python -c 'import sys; print(sys._base_executable)'
+    return
+  fi
+  for name in python3.11 python3.12 python3.13 python3 python; do
+    if is_supported "$name"; then
       "$name" -c 'import sys; print(sys.executable)'
       return
     fi
   done
-  die "no Python 3.11 found: install it (Debian: apt install python3.11), or name one with PYTHON=..."
 }
 
+# Any Python can install uv, also one that is too old for the project.
 find_uv() {
-  if [ ! -x .tools/bin/uv ]; then
-    if "$python" -m pip --version >/dev/null 2>&1; then
-      say "uv with pip into .tools"
-      PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0 "$python" -m pip install --quiet --upgrade --target .tools "uv>=0.8" >&2
-    elif command -v uv >/dev/null; then
-      command -v uv
-      return
-    else
-      die "$python has no pip, and there is no uv on the PATH: install one of them (Debian: apt install python3-pip)"
-    fi
+  local name
+  if [ -x .tools/bin/uv ]; then
+    echo .tools/bin/uv
+    return
   fi
-  echo .tools/bin/uv
+  for name in ${python:+"$python"} python3 python; do
+    if "$name" -m pip --version >/dev/null 2>&1; then
+      say "installing uv into .tools with pip"
+      PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0 "$name" -m pip install --quiet --upgrade --target .tools "uv>=0.8" >&2
+      echo .tools/bin/uv
+      return
+    fi
+  done
+  command -v uv || die "no uv on the PATH, and no Python with pip to install it: install one of them \
+(Debian: apt install python3-pip)"
 }
 
-# The CPU build of torch is not on PyPI: where neither the settings nor PyPI lead to it, PyTorch's own index is asked.
+download_python() {
+  say "no Python 3.11, 3.12 or 3.13 found: uv downloads 3.11 into .tools/python"
+  export UV_PYTHON_INSTALL_DIR=$PWD/.tools/python
+  "$uv" python install --no-bin 3.11 >&2 && "$uv" python find --managed-python 3.11 && return
+  die "uv could not download a Python (see above). Install 3.11, 3.12 or 3.13 (Debian: apt install python3.11), name one
+  with PYTHON=..., or set UV_PYTHON_INSTALL_MIRROR to a mirror of the downloads."
+}
+
+# The CPU build of torch is not on PyPI: where the configured indexes lack it, PyTorch's own index is added.
 find_torch() {
   local pin index=https://download.pytorch.org/whl/cpu
   pin=$(grep -E '^torch==' "$1")
@@ -67,7 +92,7 @@ import ray.dashboard.head, ray.dashboard.agent, ray.dashboard.modules.serve.sdk,
 
 install() {
   local lock=infra/locks/$1.txt began=$SECONDS
-  if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+  if [ "$(minor_of .venv/bin/python)" != "$(minor_of "$python")" ]; then
     rm -rf .venv
     "$uv" venv --quiet --python "$python" .venv
   fi
@@ -92,28 +117,47 @@ light() {
   say "Airflow with the light part of Troupe in $1"
 }
 
+# resolve NAME NEWER OPTION...: infra/locks/NAME.txt for Python 3.11, with what the newer Pythons need besides, at the same
+# versions. torch is left out for these: its dependencies are in the lock, and its CPU build may be at hand for 3.11 only.
+resolve() {
+  local lock=infra/locks/$1.txt pythons=$2 version scratch newer=()
+  shift 2
+  "$uv" pip compile pyproject.toml --python-version 3.11 "$@" "${flags[@]}" -o "$lock"
+  scratch=$(mktemp -d)
+  for version in $pythons; do
+    "$uv" pip compile pyproject.toml --python-version "$version" "$@" "${flags[@]}" -c "$lock" \
+      --override <(echo "torch ; sys_platform == 'never'") -o "$scratch/$version" >/dev/null
+    newer+=("$version=$scratch/$version")
+  done
+  "$python" infra/merge_locks.py "$lock" "${newer[@]}" >"$scratch/merged"
+  cat "$scratch/merged" >"$lock"
+  rm -r "$scratch"
+}
+
 lock() {
-  local options=(--override infra/locks/overrides.txt --python-version 3.11 --no-header --no-annotate --quiet)
+  local plain=(--no-header --no-annotate --quiet)
+  local all='3.12 3.13' options=(--override infra/locks/overrides.txt "${plain[@]}")
   # cpu.txt is cut from dev.txt, so that one environment serves both.
-  "$uv" pip compile pyproject.toml --extra cpu --extra dev --extra airflow --extra postgres --extra s3 \
-    "${options[@]}" "${flags[@]}" -o infra/locks/dev.txt
-  "$uv" pip compile pyproject.toml --extra cpu -c infra/locks/dev.txt "${options[@]}" "${flags[@]}" \
-    -o infra/locks/cpu.txt
-  "$uv" pip compile pyproject.toml --extra cpu --extra postgres --extra s3 -c infra/locks/dev.txt \
-    "${options[@]}" "${flags[@]}" -o infra/locks/cluster.txt
-  "$uv" pip compile pyproject.toml --extra airflow --extra postgres -c infra/locks/dev.txt \
-    "${options[@]}" "${flags[@]}" -o infra/locks/airflow.txt
-  # Of the CPU builds' versions gpu.txt keeps those of the packages that pyproject.toml names; CUDA's vllm pins the rest.
+  resolve dev "$all" --extra cpu --extra dev --extra airflow --extra postgres --extra s3 "${options[@]}"
+  resolve cpu "$all" --extra cpu -c infra/locks/dev.txt "${options[@]}"
+  resolve cluster "$all" --extra cpu --extra postgres --extra s3 -c infra/locks/dev.txt "${options[@]}"
+  resolve airflow "$all" --extra airflow --extra postgres -c infra/locks/dev.txt "${options[@]}"
+  # gpu.txt has the CPU builds' versions of the packages that pyproject.toml names, and of setuptools, which vllm bounds on
+  # 3.12 and newer only; CUDA's vllm pins the rest.
   local named='^(asyncpg|boto3|deepspeed|jinja2|lancedb|math-verify|mlflow|numpy|peft|plotly|psycopg|psycopg-binary|pyarrow|'
-  named+='pydantic|pyyaml|ray|rich|safetensors|sqlalchemy|tokenizers|transformers|typer)=='
-  options=(--python-version 3.11 --no-header --no-annotate --quiet)
-  "$uv" pip compile pyproject.toml --extra gpu --extra postgres --extra s3 "${options[@]}" "${flags[@]}" \
-    -c <(grep -E "$named" infra/locks/cluster.txt; grep -E '^torch==' infra/locks/cluster.txt | sed 's/==/!=/') \
-    -o infra/locks/gpu.txt
+  named+='pydantic|pyyaml|ray|rich|safetensors|setuptools|sqlalchemy|tokenizers|transformers|typer)=='
+  local constraints
+  constraints=$(mktemp)
+  { grep -E "$named" infra/locks/cluster.txt; grep -E '^torch==' infra/locks/cluster.txt | sed 's/==/!=/'; } >"$constraints"
+  # Not for 3.13: flashinfer pins a cuda-python that has no wheel for it.
+  resolve gpu 3.12 --extra gpu --extra postgres --extra s3 -c "$constraints" "${plain[@]}"
+  rm "$constraints"
 }
 
 python=$(find_python)
 uv=$(find_uv)
+[ -n "$python" ] || python=$(download_python)
+say "Python $(minor_of "$python") ($python)"
 settings=$("$python" infra/pip_settings.py)
 flags=()
 eval "$settings"

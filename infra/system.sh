@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# system: installs the packages of infra/system-packages.txt that are missing, where it may (apt, root); else names them.
+# system: installs the missing packages of infra/system-packages.txt with apt as root; otherwise prints their names.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 missing=()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,77 @@ def test_what_a_setting_holds_is_never_run_as_a_command(tmp_path: Path) -> None:
     lines = pip.bash_lines({"index-url": f"https://x/$(touch {tmp_path}/ran);`touch {tmp_path}/ran`'"}, {})
     subprocess.run(["bash", "-c", "flags=()\n" + "\n".join(lines)], check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+PYTHON_OF_ANOTHER_VERSION = """#!/bin/bash
+if [ "$1" = -c ]; then
+  exec {python} -c "import sys; sys.version_info = (3, {minor}, 0); sys.executable = sys._base_executable = '$0'
+$2"
+fi
+exec {python} "$@"
+"""
+UV_WITHOUT_NETWORK = "#!/bin/bash\necho 'no route to host' >&2\nexit 2\n"
+UV_THAT_DOWNLOADS = "#!/bin/bash\nif [ $2 = find ]; then echo {python}; fi\n"
+
+
+def chosen_python(folder: Path, pythons: dict[str, int], *, uv: str = "#!/bin/bash\n", **environ: str) -> str:
+    """What infra/setup.sh says, in a folder of its own, where these commands are the only Pythons: name -> minor."""
+    for name in ("setup.sh", "pip_settings.py"):
+        (folder / "infra").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "infra" / name, folder / "infra" / name)
+    scripts = {
+        f"bin/{name}": PYTHON_OF_ANOTHER_VERSION.format(python=sys.executable, minor=minor)
+        for name, minor in pythons.items()
+    }
+    for path, text in {**scripts, ".tools/bin/uv": uv}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+        (folder / path).chmod(0o755)
+    (folder / "bin").mkdir(exist_ok=True)
+    for program in ("bash", "dirname"):
+        (folder / "bin" / program).symlink_to(shutil.which(program) or "")
+    done = subprocess.run(
+        [folder / "bin" / "bash", folder / "infra" / "setup.sh", "nothing"],
+        env={"PATH": str(folder / "bin"), **environ},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, "there is no set-up called nothing"
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pythons", "environ", "chosen"),
+    [
+        ({"python3.11": 11, "python3.12": 12, "python3": 13}, {}, "Python 3.11 ("),
+        ({"python3.12": 12, "python3.13": 13, "python3": 9}, {}, "Python 3.12 ("),
+        ({"python3": 13}, {}, "Python 3.13 ("),
+        ({"python3.11": 11, "python3.12": 12}, {"PYTHON": "python3.12"}, "Python 3.12 ("),
+        ({"python3.11": 11, "python3": 14}, {"PYTHON": "python3"}, "PYTHON=python3 is no Python 3.11, 3.12 or 3.13"),
+    ],
+)
+def test_the_set_up_takes_the_named_python_or_the_oldest_supported(
+    tmp_path: Path, pythons: dict[str, int], environ: dict[str, str], chosen: str
+) -> None:
+    assert chosen in chosen_python(tmp_path, pythons, **environ)
+
+
+def test_the_set_up_keeps_the_python_of_an_environment_that_is_there(tmp_path: Path) -> None:
+    chosen = chosen_python(tmp_path, {"python3.11": 11, "../.venv/bin/python": 12})
+    assert "Python 3.12 (" in chosen
+
+
+def test_without_a_supported_python_uv_downloads_one(tmp_path: Path) -> None:
+    said = chosen_python(tmp_path, {"python3": 9}, uv=UV_THAT_DOWNLOADS.format(python=sys.executable))
+    assert "no Python 3.11, 3.12 or 3.13 found: uv downloads 3.11" in said
+    assert f"({sys.executable})" in said
+
+
+def test_a_download_that_fails_ends_in_what_to_do(tmp_path: Path) -> None:
+    said = chosen_python(tmp_path, {"python3": 9}, uv=UV_WITHOUT_NETWORK)
+    assert "no route to host" in said
+    assert "uv could not download a Python" in said
+    assert "unknown set-up" not in said
 
 
 def test_the_locks_agree_and_hold_no_place() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# secrets: fresh random secrets as an env file. `infra/compose/secrets.sh >infra/compose/.env`; git ignores that file.
+# secrets: prints new random secrets as an env file. `infra/compose/secrets.sh >infra/compose/.env`; git ignores that file.
 set -euo pipefail
 umask 077
 random() { head -c "$1" /dev/urandom | base64 -w0 | tr '+/' '-_'; }

@@ -1,0 +1,110 @@
+"""scripted: a workflow, a task and written completions -> the trace of one episode, with no model and no engine.
+
+For tests of workflows and credit rules: the real runner and the real output contracts, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.config import EpisodeConfig
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.runner import run_episode
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.workflow import Workflow
+from stores.types import Completion, FinishReason, Purpose, Task, Trace
+
+GROUP = "scripted"
+"""The model group of every agent in a scripted episode."""
+
+
+def play_scripted(workflow: Workflow, task: Task, completions: Mapping[str, Sequence[str]]) -> Trace:
+    """Plays one episode in which the n-th call of an agent is answered by the n-th of its completions.
+
+    What the workflow raises is recorded in the trace (`status`, `error`), as in training.
+
+    Args:
+        completions: texts by the agent's name. Those that are not asked for are ignored.
+
+    Raises:
+        ValueError: for a name that is no agent of the workflow, and for an agent that is called more often than it has
+            completions.
+    """
+    unknown = sorted(completions.keys() - workflow.agents.keys())
+    if unknown:
+        raise ValueError(f"completions of {unknown}: the workflow's agents are {sorted(workflow.agents)}")
+    tokenizer = ByteTokenizer()
+    num_calls = dict.fromkeys(workflow.agents, 0)
+
+    async def complete(call: AgentCall) -> Completion:
+        num_calls[call.agent] += 1
+        texts = completions.get(call.agent, ())
+        text = texts[num_calls[call.agent] - 1] if num_calls[call.agent] <= len(texts) else ""
+        ids = tokenizer.encode_completion(text)
+        return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
+
+    team = ActingTeam(
+        workflow=workflow,
+        workflow_path=f"{type(workflow).__module__}:{type(workflow).__name__}",
+        group_of=dict.fromkeys(workflow.agents, GROUP),
+        tokenizers={GROUP: tokenizer},
+        max_model_len={GROUP: 1 << 20},
+        sampling={name: agent.sampling for name, agent in workflow.agents.items()},
+        policy_versions={GROUP: 0},
+        team_key="scripted",
+    )
+    spec = EpisodeSpec(
+        run_id="scripted",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="scripted",
+        task=task,
+        episode_index=0,
+        run_seed=0,
+    )
+    trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=EpisodeConfig(max_attempts=1)))
+    for name, number in num_calls.items():
+        if number > len(completions.get(name, ())):
+            raise ValueError(
+                f"agent {name!r} was called {number} times and has {len(completions.get(name, ()))} completions: "
+                "add the missing ones"
+            )
+    return trace
+
+
+class ByteTokenizer(ChatTokenizer):
+    """One token per byte of UTF-8, and one that ends a completion."""
+
+    def __init__(self) -> None:
+        """Needs no folder."""
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """The messages, one after another, each after its role."""
+        return "".join(f"{message['role']}\n{message['content']}\n" for message in messages)
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of `text`."""
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of bytes; the end token has none."""
+        return bytes(token for token in token_ids if token != self.eos_id).decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one byte; a byte that is no character becomes the replacement character."""
+        return self.decode([token_id])
+
+    @property
+    def knows_tools(self) -> bool:
+        """The rendered messages show no tools."""
+        return False
+
+    @property
+    def eos_id(self) -> int:
+        """The first number that is no byte."""
+        return 256
