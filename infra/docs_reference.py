@@ -112,8 +112,16 @@ def _table(fields: Json, schema: Json, *, place: str, needed: Sequence[str]) -> 
             target = f"{place}.{name}" if place else name
             kind = f"[section](#{_anchor(target + model_of[1])})"
         default = "needed" if name in needed else _default(field, is_section=model_of is not None)
-        rows.append(f"| {key} | {kind} | {default} | {_cell(_markdown(field.get('description', '')))} |")
+        rows.append(f"| {key} | {kind} | {default} | {_meaning(field, model_of, schema)} |")
     return "\n".join(rows) + "\n"
+
+
+def _meaning(field: Json, model_of: tuple[str, str] | None, schema: Json) -> str:
+    """The field's description, else the first paragraph of its section's."""
+    text = field.get("description", "")
+    if not text and model_of is not None:
+        text = schema["$defs"][model_of[0]].get("description", "").split("\n\n")[0]
+    return _cell(_markdown(text))
 
 
 def _model_of(field: Json, schema: Json) -> tuple[str, str] | None:
