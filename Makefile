@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help demo test soak check bench chaos workflows algorithms up airflow down clean system lock
+.PHONY: help docs demo test soak check bench chaos workflows algorithms up airflow down clean system lock
 
 help:  ## Print this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
@@ -31,6 +31,11 @@ check: .venv/.dev  ## Check lint, format, import layers and types
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+
+docs: .venv/.dev  ## Write the generated reference pages and build the documentation into build/site
+	$(BIN)/python infra/docs_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file infra/mkdocs.yml
+	@echo "open build/site/index.html"
 
 bench: .venv/.dev  ## Measure Troupe against other systems and hard limits; writes runs/bench/report.json
 	$(BIN)/python -m tests.bench
