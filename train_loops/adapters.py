@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import peft
     from transformers import PreTrainedModel
 
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What peft puts before the names of the model's own tensors."""
 ADAPTER = "default"

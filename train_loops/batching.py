@@ -50,11 +50,6 @@ class Batch:
     num_tokens: int
     """Tokens that are computed, padding left out; what is merged or shared counts once."""
 
-    @property
-    def num_padding(self) -> int:
-        """Padding that is computed beside them."""
-        return self.token_ids.numel() - self.num_tokens
-
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         return replace(

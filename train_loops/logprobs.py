@@ -82,11 +82,6 @@ def completion_logprobs(model: nn.Module, batch: Batch) -> torch.Tensor:
     return model(batch)[0]
 
 
-def completion_logprobs_and_entropy(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `completion_logprobs`, with the entropy of the sampling distribution at each scored position (nats)."""
-    return model(batch, with_entropy=True)[:2]
-
-
 def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:
     """[N, H]: what `trunk` makes of everything before each completion token.
 

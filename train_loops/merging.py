@@ -21,9 +21,10 @@ Chain = tuple[int, ...]
 def chains_of(samples: Sequence[Sample]) -> list[Chain]:
     """Every sample in exactly one chain; chains in the order of their first samples.
 
-    A turn continues a chain of its episode if its prompt starts with exactly the prompt and completion of the chain's
-    last turn (design rule 1): where several fit the longest one, and where turns branch off the same turn the first of
-    them. Agents and temperatures may differ. Turns that extend nothing are chains of one.
+    A turn continues a chain of its episode if its prompt starts with exactly the token ids of the chain's last turn,
+    prompt and completion; text that only reads the same does not count. Where several chains fit, the longest is taken,
+    and where turns branch off the same turn, the first of them continues it. Agents and temperatures may differ. Turns
+    that extend nothing are chains of one.
 
     Args:
         samples: of one model group.

@@ -11,7 +11,7 @@ from stores.rounds import rounds_in_time
 from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
 
 FUNNEL_STAGES = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
-"""Design rule 6, in order; every count is a number of turns."""
+"""In order: where turns fall out between the model call and the gradient; every count is a number of turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class Sample:
     agent: str
     turn_index: int
     round_index: int
-    """Which of the agent's own calls."""
+    """Which of the agent's own calls in the episode it is."""
     episode_round: int
-    """Round of the episode, over all of its agents, in time."""
+    """Round of the episode, counted over all of its agents."""
     token_ids: Sequence[int]
     """Prompt and completion."""
     prompt_length: int
@@ -38,9 +38,9 @@ class Sample:
     """The limit on completion tokens: the agent's, or less where its context had no room for as many."""
     status: EpisodeStatus
     is_served: bool = False
-    """Of an episode from service: another version than the parent may have sampled it."""
+    """Whether the episode is from service: another version than the parent may have sampled it."""
     outcome: float = 0.0
-    """The episode's result: what credit is held against."""
+    """The episode's result, with which credit is compared in the figures."""
     baseline: float | None = None
     """What variants of the episode, in which this turn was replaced, earned there; None where there are none."""
 
@@ -58,11 +58,12 @@ def samples_of(
     statuses: Collection[str],
     train_mixed_versions: bool = False,
 ) -> list[Sample]:
-    """The turns of `model_group` that train, in time order.
+    """Returns the turns of `model_group` that train, in the order of time.
 
-    Left out: variants of an episode (re-run with another turn, or greedily), episodes whose status is not in `statuses`, episodes sampled by more than one version of a model group
-    (unless `train_mixed_versions`), turns without completion tokens, turns that the credit rule gave no reward
-    (nothing becomes reward 0 by accident). The `Funnel` counts each.
+    Left out are variants of an episode (replayed with another turn, or greedily), episodes whose status is not in
+    `statuses`, episodes sampled by more than one version of a model group (unless `train_mixed_versions`), turns without
+    completion tokens, and turns that the credit rule gave no reward (nothing becomes reward 0 by accident). The `Funnel`
+    counts each.
 
     Raises:
         ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
@@ -101,9 +102,10 @@ def samples_of(
 
 
 def trajectories_of(samples: Sequence[Sample], *, credit_kind: Literal["returns", "increments"]) -> list[list[int]]:
-    """Row indices over which GAE runs as one sequence (design rule 9), for samples of one model group.
+    """Returns the row indices over which GAE runs as one sequence, for samples of one model group.
 
-    `returns`: every row by itself. `increments`: the rows of an episode, in time order.
+    `returns`: every row by itself, because a turn's reward already stands for the rest of the episode, and chaining would
+    count it once per turn. `increments`: the rows of an episode, in time order.
     """
     if credit_kind == "returns":
         return [[i] for i in range(len(samples))]
@@ -117,9 +119,9 @@ def trajectories_of(samples: Sequence[Sample], *, credit_kind: Literal["returns"
 
 @dataclass
 class Funnel:
-    """Counts turns per agent on their way from call to gradient; `counts[agent][stage]`, stages in `FUNNEL_STAGES`.
+    """Counts turns per agent on their way from call to gradient: `counts[agent][stage]`, stages as in `FUNNEL_STAGES`.
 
-    `see` fills the first four stages; the trainer adds the last two with `add`.
+    `see` fills the first four stages; the learner adds the last two with `add`.
     """
 
     model_group: str
@@ -150,7 +152,7 @@ def _turns_of(trace: Trace, model_group: str) -> list[Turn]:
 
 
 def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:
-    """Whether an episode's status counts and its versions may be trained on."""
+    """Says whether an episode's status counts and its versions may be trained on."""
     is_mixed = trace.is_version_mixed or any(turn.is_version_mixed for turn in trace.turns)
     return trace.status.value in statuses and (train_mixed_versions or not is_mixed)
 

@@ -31,12 +31,12 @@ class CarriedState:
 
     kl_coef: float
     """In the reward; adapted where `loss.adaptive_kl` is set."""
-    num_critic_orders: int = 0
+    num_critic_jobs: int = 0
 
     def resumed(self, stored: Mapping[str, Any], loss: LossConfig) -> CarriedState:
         """As a checkpoint has it; a coefficient that is not adapted is the setting's."""
         kl_coef = stored["kl_coef"] if loss.adaptive_kl is not None else self.kl_coef
-        return CarriedState(kl_coef=kl_coef, num_critic_orders=stored["num_critic_orders"])
+        return CarriedState(kl_coef=kl_coef, num_critic_jobs=stored["num_critic_jobs"])
 
 
 def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folder: str) -> str:
@@ -90,8 +90,8 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
             state = state.resumed(models.policy.load(folder, tag="policy"), loss)
             lost.remove("optimizer")
         if models.critic is not None and models.critic.fits(folder, tag="critic"):
-            num_orders = int(models.critic.load(folder, tag="critic")["num_critic_orders"])
-            state = replace(state, num_critic_orders=num_orders)
+            num_critic_jobs = int(models.critic.load(folder, tag="critic")["num_critic_jobs"])
+            state = replace(state, num_critic_jobs=num_critic_jobs)
             lost.remove("critic")
     return state, lost
 

@@ -164,7 +164,10 @@ def adopt(
 
 
 def make_probe(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Probe:
-    """What `model` says of fixed token sequences, float32 logprobs of a plain forward pass (design rule 3)."""
+    """Computes `model`'s logprobs of fixed token sequences, in float32 by a plain forward pass.
+
+    After a weight sync the engine must answer the same sequences with the same logprobs: that proves which weights it holds.
+    """
     logprobs = []
     with torch.no_grad():
         for ids in sequences:

@@ -1,4 +1,4 @@
-"""The group estimators: literal numbers of seed-systems 2.2, 2.3 and 2.10, and what must and must not change them."""
+"""The group estimators give literal numbers worked out by hand; what must change them does, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""team_critic: episodes and a central critic -> an advantage per turn, and a better critic (MAPPO, arXiv 2103.01955).
+"""critic: episodes and a central critic -> an advantage per turn, and a better critic (MAPPO, arXiv 2103.01955).
 
-Generalised advantages run over the turns of the whole team in the order in which they were taken: a turn is worth what
-the team can expect after it, minus what it could expect before (seed-systems 2.5).
+GAE (arXiv 1506.02438) runs over the turns of the whole team in the order in which they were taken, one step per turn:
+
+    delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1}
+
+A turn is worth what the team can expect after it, minus what it could expect before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""happo: model groups updated one after another, each weighed by what the updates before it changed (arXiv 2109.11251).
+"""happo: updates model groups one after another, each weighted by what the updates before it changed (arXiv 2109.11251).
 
     M(episode) = prod over the groups updated before of prod over their turns' tokens exp(logprob after - logprob before)
 
-Advantages are multiplied by M. A product over whole sequences explodes, so that log M is clipped (seed-systems 2.6).
+Advantages are multiplied by M. The paper has one action per step; here an action is a whole completion, and a product
+over all its tokens explodes, so log M is clipped.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class TeamLearner:
         """Fresh networks. Args: config: of the model groups, which agree on what the team learns; seed: of the weights."""
         self._config, self._settings = config, config.team
         self.kind: Literal["critic", "mixer"] = "critic" if config.algorithm in TEAM_CRITIC_ALGORITHMS else "mixer"
-        self.num_orders = 0
+        self.num_jobs = 0
         self._norm = ValueNorm()
         self._replay: list[TeamEpisode] = []
         with torch.random.fork_rng(devices=[]):
@@ -59,7 +59,7 @@ class TeamLearner:
 
     def learn(self, episodes: Sequence[TeamEpisode], *, seed: int) -> tuple[TeamSignal, dict[str, float]]:
         """The signal of these episodes, and `train/<name>` of the learner; at least one episode."""
-        self.num_orders += 1
+        self.num_jobs += 1
         if isinstance(self._model, CentralCritic):
             return self._learn_values(self._model, episodes, seed=seed)
         return self._learn_qs(self._model, episodes, seed=seed)
@@ -93,7 +93,7 @@ class TeamLearner:
         self._replay = [*self._replay, *episodes][-self._settings.replay_episodes :]
         loss = learn_qs(model, self._target, self._optimizer, self._replay, config=self._settings, seed=seed)
         metrics = {"train/td_loss": loss, "train/replayed_episodes": float(len(self._replay))}
-        if self.num_orders <= self._settings.warmup_iterations:
+        if self.num_jobs <= self._settings.warmup_iterations:
             return TeamSignal(), metrics
         credit = q_credit(model, episodes)
         metrics["train/credit_std"] = float(np.std(list(credit.values())))
@@ -108,7 +108,7 @@ class TeamLearner:
         for index, state in self._optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{names[index]}.{key}": torch.as_tensor(x) for key, x in state.items()}
         save_file({name: x.contiguous() for name, x in tensors.items()}, folder / WEIGHTS_FILE)
-        about = {"kind": self.kind, "mixer": self._settings.mixer, "num_orders": self.num_orders}
+        about = {"kind": self.kind, "mixer": self._settings.mixer, "num_jobs": self.num_jobs}
         (folder / STATE_FILE).write_text(json.dumps(about | {"value_norm": asdict(self._norm)}))
         if self._replay:
             write_replay(folder / REPLAY_FILE, self._replay)
@@ -132,7 +132,7 @@ class TeamLearner:
             keys = {n.rpartition(".")[2]: x for n, x in tensors.items() if n.startswith(f"adam.{name}.")}
             state |= {index: keys} if keys else {}
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
-        self.num_orders, self._norm = about["num_orders"], ValueNorm(**about["value_norm"])
+        self.num_jobs, self._norm = about["num_jobs"], ValueNorm(**about["value_norm"])
         self._replay = read_replay(folder / REPLAY_FILE) if (folder / REPLAY_FILE).is_file() else []
         return True
 

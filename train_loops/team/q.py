@@ -1,8 +1,9 @@
-"""team_q: episodes and a mixer -> what each turn contributed to the team's Q (VDN, QMIX at turn level; seed-systems 2.7).
+"""q: episodes and a mixer -> what each turn contributed to the team's Q (VDN, arXiv 1706.05296; QMIX, arXiv 1803.11485).
 
     y = r + gamma Q_tot^-(next step, the actions that were taken there)      loss (Q_tot - y)^2
 
-Nothing is sampled again: the next actions are those of the trace. `^-` is a copy of critics and mixer that follows slowly.
+An action is a whole completion. Nothing is sampled again: the next actions are those of the trace (as in SARSA). `^-` is a
+target copy of critics and mixer that follows slowly.
 """
 
 from __future__ import annotations
