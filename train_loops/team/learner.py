@@ -1,4 +1,4 @@
-"""team_learner: an iteration's episodes -> the team's signal, and the learner's state for the next iteration.
+"""learner: an iteration's episodes -> the team's signal, and the learner's state for the next iteration.
 
     mappo, happo:  central critic --> advantage per turn      then the critic learns
     vdn, qmix:     the Qs learn on all replayed episodes      then --> credit per turn
@@ -33,10 +33,15 @@ WEIGHTS_FILE, STATE_FILE, REPLAY_FILE = "team.safetensors", "team.json", "replay
 
 
 class TeamLearner:
-    """The networks of one run's team, between iterations."""
+    """The networks of one run's team, which are kept from iteration to iteration."""
 
     def __init__(self, config: TrainConfig, *, seed: int) -> None:
-        """Fresh networks. Args: config: of the model groups, which agree on what the team learns; seed: of the weights."""
+        """Builds fresh networks.
+
+        Args:
+            config: of any model group; they agree on what the team learns.
+            seed: of the weights.
+        """
         self._config, self._settings = config, config.team
         self.kind: Literal["critic", "mixer"] = "critic" if config.algorithm in TEAM_CRITIC_ALGORITHMS else "mixer"
         self.num_jobs = 0
@@ -58,7 +63,7 @@ class TeamLearner:
         )
 
     def learn(self, episodes: Sequence[TeamEpisode], *, seed: int) -> tuple[TeamSignal, dict[str, float]]:
-        """The signal of these episodes, and `train/<name>` of the learner; at least one episode."""
+        """Returns the signal of these episodes, at least one, and `train/<name>` of the learner."""
         self.num_jobs += 1
         if isinstance(self._model, CentralCritic):
             return self._learn_values(self._model, episodes, seed=seed)
@@ -67,6 +72,7 @@ class TeamLearner:
     def _learn_values(
         self, critic: CentralCritic, episodes: Sequence[TeamEpisode], *, seed: int
     ) -> tuple[TeamSignal, dict[str, float]]:
+        # First the advantages, then the steps: values that have seen these returns would hide what was unexpected.
         advantages, returns, values = central_advantages(critic, self._norm, episodes, config=self._settings)
         self._norm = self._norm.updated(returns)
         loss = learn_values(
@@ -114,14 +120,14 @@ class TeamLearner:
             write_replay(folder / REPLAY_FILE, self._replay)
 
     def load(self, folder: Path) -> bool:
-        """Goes on from what `save` wrote; False, and fresh, where it is of another kind or other sizes."""
+        """Resumes from what `save` wrote; returns False, and changes nothing, where it is of another kind or other sizes."""
         from safetensors.torch import load_file
 
         about = json.loads((folder / STATE_FILE).read_text())
         tensors = load_file(folder / WEIGHTS_FILE)
-        wanted = {f"{part}.{n}": x.shape for part, module in self._parts() for n, x in module.state_dict().items()}
-        found = {name: x.shape for name, x in tensors.items() if not name.startswith("adam.")}
-        if (about["kind"], about["mixer"]) != (self.kind, self._settings.mixer) or wanted != found:
+        own_shapes = {f"{part}.{n}": x.shape for part, module in self._parts() for n, x in module.state_dict().items()}
+        stored_shapes = {name: x.shape for name, x in tensors.items() if not name.startswith("adam.")}
+        if (about["kind"], about["mixer"]) != (self.kind, self._settings.mixer) or own_shapes != stored_shapes:
             return False
         for part, module in self._parts():
             module.load_state_dict(

@@ -31,7 +31,7 @@ def learn_qs(
     config: TeamConfig,
     seed: int,
 ) -> float:
-    """`num_epochs` passes over the replayed episodes; returns the last pass's mean squared error."""
+    """Makes `num_epochs` passes over the replayed episodes; returns the mean squared error of the last pass."""
     random = np.random.default_rng(seed)
     losses: list[float] = []
     for _ in range(config.num_epochs):
@@ -48,7 +48,7 @@ def learn_qs(
 
 
 def temporal_error(model: TeamQ, target: TeamQ, batch: TeamBatch, *, gamma: float) -> torch.Tensor:
-    """[S]: Q_tot - y; gradients flow through Q_tot only."""
+    """Returns [S]: Q_tot - y; gradients flow through Q_tot only."""
     _, total = model(batch)
     with torch.no_grad():
         _, later = target(batch)
@@ -58,19 +58,19 @@ def temporal_error(model: TeamQ, target: TeamQ, batch: TeamBatch, *, gamma: floa
 
 
 def follow(target: torch.nn.Module, model: torch.nn.Module, *, tau: float) -> None:
-    """target <- (1 - tau) target + tau model, all parameters."""
+    """Moves all parameters of the target copy: target <- (1 - tau) target + tau model."""
     with torch.no_grad():
         for slow, fast in zip(target.parameters(), model.parameters(), strict=True):
             slow.lerp_(fast, tau)
 
 
 def q_credit(model: TeamQ, episodes: Sequence[TeamEpisode]) -> dict[TurnKey, float]:
-    """Per turn: Q_tot minus Q_tot with this turn's Q replaced by the mean of what its agent could have done in its place.
+    """Returns per turn: Q_tot - Q_tot with this turn's Q replaced by the mean over its alternatives.
 
-    Could have done: what it did in that round of the task's other episodes, judged in this turn's own state. So what was
-    won or lost before the turn is not credited to it, and a turn whose action makes no difference (a free rider's), or
-    that has none to be compared with, gets about 0. For VDN it is Q_i minus that mean; for QMIX it is in the same unit,
-    the team's return.
+    The alternatives are what its agent did in that round of the task's other episodes, evaluated in this turn's own state.
+    So gains and losses before the turn are not credited to it, and a turn whose action makes no difference (of a free
+    rider), or that has no alternative, gets about 0. For VDN the credit is Q_i minus that mean; for QMIX it is in the same
+    unit, the team's return. The idea is COMA's counterfactual baseline (arXiv 1705.08926).
     """
     batch = batch_of(episodes)
     alternatives = [(e.group_id, turn.agent, turn.round_index) for e in episodes for turn in e.turns]

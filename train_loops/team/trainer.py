@@ -1,7 +1,7 @@
-"""team_trainer: one job of the team -> a committed version of its learner, with the signal for the model groups.
+"""trainer: one job of the team -> a committed version of its learner, with the signal for the model groups.
 
-Runs on worker 0 of the first model group's trainer, before that group's own job. Reads pinned traces and rewards of all
-model groups; killed and ordered again it ends with the same version.
+It runs on worker 0 of the first model group's trainer, before that group's own job. It reads pinned traces and rewards of
+all model groups; a job that is killed and sent again ends with the same version.
 """
 
 from __future__ import annotations
