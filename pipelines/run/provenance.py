@@ -1,4 +1,4 @@
-"""origin: a team that is registered -> where it comes from: pinned data, who made it, commits of the code."""
+"""provenance: a team that is registered -> where it comes from: pinned data, who made it, commits of the code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipelines.run.run import Run
 from stores.types import ModelVersionRef
 
 
-def origin_of(run: Run, models: Mapping[str, ModelVersionRef], iteration: int) -> dict[str, Any]:
-    """What stands in a team's manifest of how it came to be; JSON values.
+def provenance_of(run: Run, models: Mapping[str, ModelVersionRef], iteration: int) -> dict[str, Any]:
+    """Returns how a team came to be, for its manifest; JSON values.
 
-    `data` has by model group what its version was trained on, `links` the DAG run and the Ray jobs of the iteration.
+    `data` holds by model group what its version was trained on, `links` the DAG run and the Ray jobs of the iteration.
     """
     return {
         "made_by": stage_owner(),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.run.champions import champion_version, set_champion
-from pipelines.run.provenance import git_commit, origin_of
+from pipelines.run.provenance import git_commit, provenance_of
 from pipelines.run.run import Run
 from stores.journal import Lease
 from stores.registry import CANDIDATE
@@ -67,7 +67,7 @@ def register(run: Run, models: dict[str, ModelVersionRef], *, iteration: int, re
         iteration=iteration,
         evaluation=report,
         config=run.config.model_dump(mode="json"),
-        origin=origin_of(run, models, iteration),
+        provenance=provenance_of(run, models, iteration),
     )
     version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
     run.registry.set_alias(run.team_name, CANDIDATE, version)
