@@ -17,7 +17,6 @@ from train_loops.config import (
     AdaptiveKLConfig,
     AdvantageConfig,
     AgentTrainConfig,
-    DeepSpeedConfig,
     LossConfig,
     MismatchConfig,
     OptimizerConfig,
@@ -73,7 +72,7 @@ def wanted_probability(engine: Engine, samples: list[Sample]) -> float:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dr_mas"])
-def test_an_order_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sampled, algorithm: str) -> None:
+def test_a_job_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sampled, algorithm: str) -> None:
     config = TrainConfig(algorithm=algorithm, optimizer=LR, num_epochs=2, num_minibatches=2, microbatch_tokens=256)
     engines, samples = models(tiny_model, config), rows(sampled)
     before = wanted_probability(engines.policy, samples)
@@ -100,7 +99,7 @@ def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled
     assert found[0]["train/kl_k3"] == pytest.approx(found[1]["train/kl_k3"], rel=1e-3)
 
 
-def test_one_shifted_token_id_is_seen_and_many_fail_the_order(tiny_model: Path, sampled) -> None:
+def test_one_shifted_token_id_is_seen_and_many_fail_the_job(tiny_model: Path, sampled) -> None:
     config = TrainConfig(optimizer=LR)
     samples = rows(sampled)
 
@@ -316,15 +315,15 @@ def test_while_only_the_critic_learns_the_policy_stays(tiny_model: Path, sampled
 
 
 @pytest.mark.parametrize(
-    ("num_epochs", "said"),
+    ("num_epochs", "message"),
     [(3, "3 steps in a row of the policy"), (1, r"every step of the policy in this job \(1\)")],
 )
-def test_an_order_whose_steps_are_not_finite_ends(tiny_model: Path, sampled, num_epochs: int, said: str) -> None:
+def test_a_job_whose_steps_are_not_finite_ends(tiny_model: Path, sampled, num_epochs: int, message: str) -> None:
     config = TrainConfig(algorithm="ppo", optimizer=LR, num_epochs=num_epochs)
     engines = models(tiny_model, config)
     with torch.no_grad():
         engines.critic.module.head.bias.fill_(math.nan)
-    with pytest.raises(TrainingDivergedError, match=f"{said} had a loss or gradient that is not finite"):
+    with pytest.raises(TrainingDivergedError, match=f"{message} had a loss or gradient that is not finite"):
         run(rows(sampled), engines, config)
 
 
@@ -339,14 +338,14 @@ def test_rows_of_a_skipped_step_do_not_count_as_trained(tiny_model: Path, sample
     assert learned.metrics["train/trained_rows"] < learned.metrics["train/non_zero_advantage_rows"]
 
 
-def test_a_gradient_that_overflows_in_an_order_of_one_step_names_its_turns(tiny_model: Path, sampled) -> None:
+def test_a_gradient_that_overflows_in_a_job_of_one_step_names_its_turns(tiny_model: Path, sampled) -> None:
     config = TrainConfig(optimizer=LR, advantage=AdvantageConfig(normalize_std=False, singleton="raw"))
     samples = rows(sampled)
     samples[0] = dataclasses.replace(samples[0], group_id="alone", reward=1e38)
-    said = (
+    message = (
         r"this job \(1\).*the losses of its rows are finite, their gradient is not; they are turn \d of .* and 123 more"
     )
-    with pytest.raises(TrainingDivergedError, match=said):
+    with pytest.raises(TrainingDivergedError, match=message):
         run(samples, models(tiny_model, config), config)
 
 
@@ -377,43 +376,8 @@ def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sample
     assert funnel.counts["solver"]["scored"] == 64
 
 
-def _two_workers(rank: int, folder: str, out: str) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=rank, world_size=2)
-    join_workers()
-    for stage in (0, 3):
-        config = TrainConfig(
-            algorithm="ppo",
-            optimizer=LR,
-            num_minibatches=3,
-            microbatch_tokens=128,
-            deepspeed=DeepSpeedConfig(zero_stage=stage),
-        )
-        engines = models(Path(folder), config)
-        learned = run(rows(sample_traces(Path(folder), num_tasks=3, group_size=3)), engines, config)
-        found = {"metrics": learned.metrics, "weights": [x for _, x in engines.policy.tensors(engines.policy.module)]}
-        if rank == 0:
-            torch.save(found, f"{out}/stage{stage}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.soak
-def test_two_workers_learn_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_two_workers, args=(str(tiny_model), str(tmp_path)), nprocs=2)
-    config = TrainConfig(algorithm="ppo", optimizer=LR, num_minibatches=3, microbatch_tokens=128)
-    engines = models(tiny_model, config)
-    expected = run(rows(sample_traces(tiny_model, num_tasks=3, group_size=3)), engines, config).metrics
-    for stage in (0, 3):
-        found = torch.load(tmp_path / f"stage{stage}.pt")
-        for name in ("loss", "grad_norm", "critic_loss", "critic_grad_norm", "explained_variance", "ratio", "steps"):
-            assert found["metrics"][f"train/{name}"] == pytest.approx(expected[f"train/{name}"], rel=2e-3, abs=1e-4)
-        for a, b in zip(found["weights"], engines.policy.module.parameters(), strict=True):
-            assert (a - b).abs().mean() < 2e-5
-
-
 @pytest.mark.parametrize(("num_rows", "wanted"), [(1, 1), (8, 8), (100, 10), (400, 25), (4000, 41)])
-def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_order(num_rows: int, wanted: int) -> None:
+def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_job(num_rows: int, wanted: int) -> None:
     rows = probe_rows([100] * num_rows)
     assert len(rows) == len(set(rows)) == wanted
     assert rows == probe_rows([100] * num_rows)

@@ -1,4 +1,4 @@
-"""The warm trainer on real Ray Train: jobs, a killed worker, a killed holder, stored results, bad jobs."""
+"""The warm trainer on real Ray Train: jobs, a killed worker, a killed supervisor, stored results, bad jobs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
     handle.stop()
 
 
-def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench, tiny_model: Path) -> None:
+def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, tiny_model: Path) -> None:
     ref = adopt(tiny_model, store=bench.weights, model_group=GROUP, run_id="run")
     began = time.monotonic()
     handle = bench.attach()
