@@ -87,9 +87,12 @@ class Corpus:
     """The documents below one LanceDB URI. It is cheap to create and to pickle, and safe to use from several threads."""
 
     def __init__(self, uri: str, *, embed: Embed | None = None) -> None:
-        """Args:
-        uri: LanceDB URI, a folder or object storage.
-        embed: makes the search hybrid: full text and vectors, fused by their ranks. The corpus was built with the same.
+        """Opens nothing yet.
+
+        Args:
+            uri: LanceDB URI, a folder or object storage.
+            embed: makes the search hybrid: full text and vectors, fused by their ranks. It must be the one with which the
+                corpus was built.
         """
         self.uri, self._embed = uri, embed
 

@@ -61,7 +61,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What the models say of the rows before the first step."""
+    """The scores of the rows before the first step, and what follows from them."""
 
     scores: dict[str, Rows]
     """Per row and completion token: `old` logprobs, and where they are used `entropy`, `ref` and `values`."""
@@ -336,6 +336,7 @@ def step(
 
 
 def _decided(scores: dict[str, Rows], agreements: dict[str, Agreement], *, config: MismatchConfig) -> Scored:
+    """Adds to the scores whether they need a correction; raises MismatchError beyond the limits."""
     needs_correction = decide(agreements, config=config) == "correct"
     return Scored(scores=scores, agreements=agreements, needs_correction=needs_correction)
 
@@ -395,7 +396,7 @@ def _served_figures(is_served: Sequence[bool], keep_mask: Rows, agreements: dict
 
 
 def _factor_figures(samples: Sequence[Sample], team: TeamSignal | None, *, config: TrainConfig) -> dict[str, float]:
-    """HAPPO: how evenly M weights the episodes."""
+    """Returns for HAPPO how evenly M weights the episodes."""
     if team is None or config.algorithm != "happo":
         return {}
     log_factors = [team.log_factor.get(episode, 0.0) for episode in {s.episode_id for s in samples}]

@@ -19,7 +19,7 @@ Chain = tuple[int, ...]
 
 
 def chains_of(samples: Sequence[Sample]) -> list[Chain]:
-    """Every sample in exactly one chain; chains in the order of their first samples.
+    """Puts every sample into exactly one chain; chains are in the order of their first samples.
 
     A turn continues a chain of its episode if its prompt starts with exactly the token ids of the chain's last turn,
     prompt and completion; text that only reads the same does not count. Where several chains fit, the longest is taken,

@@ -46,7 +46,7 @@ class Sample:
 
     @property
     def completion_length(self) -> int:
-        """Number of trainable tokens."""
+        """Counts the trainable tokens."""
         return len(self.token_ids) - self.prompt_length
 
 

@@ -97,6 +97,7 @@ class _Tree:
 
 
 def _sorted(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Sorts the indices of rows by their tokens, so that rows which begin alike are neighbours."""
     return sorted(range(len(rows)), key=lambda row: list(rows[row]))
 
 

@@ -113,7 +113,7 @@ class Worker:
         """The committed version whose weights the engines in memory have; None while a job changes them."""
         self._state = CarriedState(kl_coef=0.0)
         self._lost: list[str] = []
-        """The parts of the parent's state that could not be resumed, until a version's note has told."""
+        """The parts of the parent's state that could not be resumed; the next version's note names them."""
 
     def execute_team(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Does a job of the whole team's learner on worker 0 and gives every worker its result; see `team/trainer.py`."""

@@ -41,7 +41,7 @@ class TrainerHandle:
     """A driver's end of one trainer. It is cheap, and any number of handles may exist for one trainer."""
 
     def __init__(self, name: str, settings: dict[str, Any], *, keep_warm: bool) -> None:
-        """Is called by `attach`; use that."""
+        """Finds or creates the supervisor. `attach` is the public way to get a handle."""
         self._name, self._settings, self._keep_warm = name, settings, keep_warm
         self._actor = self._create()
 

@@ -138,6 +138,7 @@ class Update:
             yield mine, dealt, Denominators.of(lengths, norm_tokens=self.config.loss.norm_tokens)
 
     def _backward(self, parts: list[list[Chain]], denominators: Denominators) -> None:
+        """Runs forward and backward over this worker's microbatches of one minibatch."""
         for i, chains in enumerate(parts):
             batch = self.layout.batch(chains)
             is_last = i == len(parts) - 1
@@ -150,6 +151,7 @@ class Update:
                 self.models.critic.backward(share * dist.get_world_size(), is_last=is_last)
 
     def _policy_loss(self, batch: Batch, denominators: Denominators) -> torch.Tensor:
+        """Returns this microbatch's share of: policy loss + kl_coef KL - entropy_coef H (+ value_coef value loss)."""
         loss = self.config.loss
         entropy_coefs = lay(self._entropy_coefs, batch) if any(self._entropy_coefs) else None
         keep_mask = None if self.keep_mask is None else lay(self.keep_mask, batch) > 0
@@ -214,12 +216,14 @@ class Update:
         return share
 
     def _add(self, about: Mapping[str, torch.Tensor], batch: Batch) -> None:
+        """Adds figures per token to the sums of their agents."""
         agents = self._agent_of_row[self._sample_of_token(batch)]
         for name, x in about.items():
             total = self._sums_of_step.setdefault(name, torch.zeros(len(self._agents), device=x.device))
             total.index_add_(0, agents, x.detach().float())
 
     def _add_total(self, name: str, share: torch.Tensor) -> None:
+        """Adds a figure that belongs to no agent; it is kept in the first agent's place, and read as the sum of all."""
         total = self._sums_of_step.setdefault(name, torch.zeros(len(self._agents), device=share.device))
         total[0] += share.detach()
 
@@ -266,6 +270,7 @@ class Update:
         return metrics, agents
 
     def _diverged(self, which: str, norm: float, dealt: Sequence[int]) -> TrainingDivergedError:
+        """Builds the error, which names the turns whose loss was not finite; all workers call it, it sums over them."""
         counts = sum_over_workers({"rows": self._not_finite})["rows"]
         causes = [i for i, n in enumerate(counts) if n]
         named = "the losses of its rows are finite, their gradient is not; they are" if not causes else "it came from"

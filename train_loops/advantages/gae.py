@@ -17,7 +17,7 @@ Rows = Sequence[NDArray[np.floating]]
 def gae(
     token_rewards: Rows, values: Rows, *, trajectories: Sequence[Sequence[int]], gamma: float, gae_lambda: float
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
-    """Generalised advantage estimation (arXiv 1506.02438) along each trajectory, with V = 0 after its last token.
+    """Computes generalised advantage estimates (arXiv 1506.02438) along each trajectory, with V = 0 after its last token.
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t = delta_t + gamma lambda A_{t+1}
