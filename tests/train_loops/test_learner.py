@@ -90,13 +90,13 @@ def test_a_job_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sam
 
 
 def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled) -> None:
-    samples, found = rows(sampled), []
+    samples, metrics = rows(sampled), []
     for microbatch_tokens in (64, 100_000):
         config = TrainConfig(optimizer=LR, microbatch_tokens=microbatch_tokens)
         engines = models(tiny_model, config)
-        found.append(run(samples, engines, config).metrics)
-    assert found[0]["train/grad_norm"] == pytest.approx(found[1]["train/grad_norm"], rel=1e-4)
-    assert found[0]["train/kl_k3"] == pytest.approx(found[1]["train/kl_k3"], rel=1e-3)
+        metrics.append(run(samples, engines, config).metrics)
+    assert metrics[0]["train/grad_norm"] == pytest.approx(metrics[1]["train/grad_norm"], rel=1e-4)
+    assert metrics[0]["train/kl_k3"] == pytest.approx(metrics[1]["train/kl_k3"], rel=1e-3)
 
 
 def test_one_shifted_token_id_is_seen_and_many_fail_the_job(tiny_model: Path, sampled) -> None:
@@ -157,9 +157,9 @@ def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path,
     for weights in ((1, 1), (1, 0), (0, 1), (2, 0)):
         agents = {a: AgentTrainConfig(weight=w) for a, w in zip(("solver", "verifier"), weights, strict=True)}
         config = TrainConfig(optimizer=LR, agents=agents)
-        found = run(samples, models(tiny_model, config), config)
-        norms[weights] = found.metrics["train/grad_norm"]
-        trained = {agent: found.agents[agent].get("funnel/trained", 0) for agent in agents}
+        learned = run(samples, models(tiny_model, config), config)
+        norms[weights] = learned.metrics["train/grad_norm"]
+        trained = {agent: learned.agents[agent].get("funnel/trained", 0) for agent in agents}
         assert [trained[a] > 0 for a in agents] == [w > 0 for w in weights]
     assert norms[2, 0] == pytest.approx(2 * norms[1, 0], rel=1e-4)
     assert norms[1, 1] < norms[1, 0] + norms[0, 1]
@@ -170,9 +170,9 @@ def test_an_agent_of_weight_0_has_no_entropy_bonus_either(tiny_model: Path, samp
     of_verifier = TrainConfig(optimizer=LR, agents={"verifier": AgentTrainConfig(entropy_coef=0.5)})
     agents = {"solver": AgentTrainConfig(weight=0)}
     of_all = TrainConfig(optimizer=LR, agents=agents, loss=LossConfig(entropy_coef=0.5))
-    found = [run(samples, models(tiny_model, config), config) for config in (of_verifier, of_all)]
-    assert found[1].metrics["train/grad_norm"] == pytest.approx(found[0].metrics["train/grad_norm"], rel=1e-4)
-    for learned in found:
+    results = [run(samples, models(tiny_model, config), config) for config in (of_verifier, of_all)]
+    assert results[1].metrics["train/grad_norm"] == pytest.approx(results[0].metrics["train/grad_norm"], rel=1e-4)
+    for learned in results:
         assert [learned.agents[a].get("funnel/trained", 0) for a in ("solver", "verifier")] == [0, 64]
     alone = run([s for s in samples if s.agent == "solver"], models(tiny_model, of_all), of_all)
     assert "the only rows are of solver, whose train.agents.<name>.weight is 0" in alone.reason
@@ -240,12 +240,12 @@ def test_happo_tells_the_next_group_how_likely_each_episode_became(tiny_model: P
 def test_log_m_multiplies_the_advantages_of_its_episodes(tiny_model: Path, sampled) -> None:
     samples = rows(sampled)
     advantages = {(s.episode_id, s.turn_index): s.reward - 0.4 for s in samples}
-    config, found = TrainConfig(algorithm="happo", optimizer=LR), []
+    config, metrics = TrainConfig(algorithm="happo", optimizer=LR), []
     for factor in (0.0, math.log(2)):
         signal = TeamSignal(advantages=advantages, log_factor={s.episode_id: factor for s in samples})
-        found.append(run(samples, models(tiny_model, config), config, team=signal).metrics)
-    assert found[1]["train/grad_norm"] == pytest.approx(2 * found[0]["train/grad_norm"], rel=1e-4)
-    assert found[1]["train/factor_ess"] == pytest.approx(1.0)
+        metrics.append(run(samples, models(tiny_model, config), config, team=signal).metrics)
+    assert metrics[1]["train/grad_norm"] == pytest.approx(2 * metrics[0]["train/grad_norm"], rel=1e-4)
+    assert metrics[1]["train/factor_ess"] == pytest.approx(1.0)
     one = TeamSignal(advantages=advantages, log_factor={samples[0].episode_id: math.log(2)})
     ess = run(samples, models(tiny_model, config), config, team=one).metrics["train/factor_ess"]
     assert ess == pytest.approx(65**2 / (64 * 67)), "one M of 2 among 64"
