@@ -129,6 +129,7 @@ def _kl(scores: Mapping[str, Rows], config: TrainConfig) -> list[NDArray[np.floa
 def _gae(
     samples: Sequence[Sample], per_token: Rows, values: Rows, *, config: TrainConfig, credit_kind: CreditKind
 ) -> tuple[Rows, Rows]:
+    """Computes advantages and returns of PPO (arXiv 1707.06347) and IPPO (2011.09533), which differ in what is whitened."""
     settings = config.advantage
     advantages, returns = gae(
         per_token,
