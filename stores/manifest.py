@@ -66,7 +66,7 @@ class Manifest:
     def from_json(cls, text: str) -> Manifest:
         """Reads the text of `manifest.json`; ValueError if it is no manifest."""
         try:
-            data = {"folder": "", "base": None, **json.loads(text)}
+            data = {"folder": "", "base": None, **json.loads(text)}  # older manifests have neither
             data = {f.name: data[f.name] for f in fields(cls)}
             probe = data["probe"]
             data["probe"] = Probe(

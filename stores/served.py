@@ -119,8 +119,9 @@ class ServedStore(TraceStore):
         )
         if not old:
             return 0
+        # Feedback first: if this is killed in between, the episodes are still there and are found again.
         self._open("feedback").delete(f"trace_id IN ({quoted(old)})")
         episodes.delete(f"started_at < {time_s}")
-        for name in self.schemas:
+        for name in self.schemas:  # deleted rows stay in files of older versions until these are dropped
             self._open(name).optimize(cleanup_older_than=timedelta(0))
         return len(old)

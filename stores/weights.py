@@ -88,6 +88,7 @@ class WeightStore:
                 base=base,
             )
             store.finish(manifest.to_json().encode())
+        # Read again: another process may have finished first, and then its version counts.
         ref = self.ref(model_group, version)
         assert ref is not None, f"{target} was just committed"
         return ref

@@ -63,4 +63,5 @@ class ValueModel(nn.Module):
         """Returns [N] float32: the value of the state in which each completion token was sampled."""
         with torch.no_grad() if self._is_frozen else nullcontext():
             hidden = hidden_states(self.trunk, batch)
+        # An empty microbatch has one hidden state all the same, so that backward runs over every parameter.
         return at_least_float32(self.head(hidden).squeeze(-1))[: len(batch.targets)]

@@ -54,7 +54,7 @@ def token_rewards(
     for i, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         r = np.zeros(length) if kl is None else -beta * np.asarray(kl[i], dtype=np.float64)
         assert r.shape == (length,), f"row {i}: {length} completion tokens but kl of shape {r.shape}"
-        r[-1] += reward
+        r[-1] += reward  # the turn's reward is known when its last token is sampled
         rows.append(r)
     return rows
 

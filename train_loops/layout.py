@@ -22,6 +22,7 @@ class Layout:
         self._samples, self._rows, self._pad_id = samples, rows, pad_id
         self._microbatch_tokens = microbatch_tokens
         self._chains = chains_of(samples)
+        # Rows that begin alike are put into one microbatch: only there can they share what they have in common.
         self._order = neighbours([s.token_ids for s in samples]) if rows.pack and rows.share else None
 
     def minibatches(self, num_minibatches: int, *, seed: int) -> Iterator[tuple[list[list[Chain]], list[int]]]:

@@ -101,7 +101,7 @@ def learning_signal(
 
 def _turn_rewards(samples: Sequence[Sample], *, config: TrainConfig, team: TeamSignal | None) -> NDArray[np.float64]:
     """Returns [N]: the mixer's credit where there is one, else the stored reward; minus the penalty for long completions."""
-    credit = team.credit if team is not None else None
+    credit = team.credit if team is not None else None  # None also while the mixer warms up
     rewards = np.array([s.reward for s in samples], dtype=np.float64)
     if credit is not None:
         rewards = np.array([_of_turn(credit, s, what="credit") for s in samples], dtype=np.float64)

@@ -112,6 +112,7 @@ def _score(
     weight, bias = head.weight, getattr(head, "bias", None)
 
     def chunk(h: torch.Tensor, ids: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        # At temperature t the engine samples from softmax(logits / t): that distribution is the policy that is trained.
         logits = at_least_float32(F.linear(h, weight, bias)) / t[:, None]
         logprobs = _gather(logits, ids)
         return torch.stack([logprobs, _entropy(logits) if with_entropy else torch.zeros_like(logprobs)])
@@ -120,6 +121,7 @@ def _score(
     parts = zip(*(x.split(size) for x in (hidden, targets, temperature)), strict=True)
     if len(hidden) <= size or not torch.is_grad_enabled():
         return torch.cat([chunk(*part) for part in parts], dim=1)
+    # Without recomputation backward would keep the logits of all chunks, and cutting would save nothing.
     return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts], dim=1)
 
 

@@ -153,6 +153,7 @@ def _turns_of(trace: Trace, model_group: str) -> list[Turn]:
 
 def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:
     """Says whether an episode's status counts and its versions may be trained on."""
+    # Several versions sampled a mixed episode: no single version's logprobs are those of its behaviour policy.
     is_mixed = trace.is_version_mixed or any(turn.is_version_mixed for turn in trace.turns)
     return trace.status.value in statuses and (train_mixed_versions or not is_mixed)
 

@@ -34,6 +34,7 @@ def score_rows(layout: Layout, models: Models, *, rows: Sequence[int], names: Se
     """
     by_row: dict[str, dict[int, NDArray[np.float32]]] = {name: {} for name in names}
     has_policy = bool({"old", "entropy"} & set(names)) or ("values" in names and models.shares_trunk)
+    # `share` gives every worker equally many microbatches, so that all enter the collectives of ZeRO-3 equally often.
     for chains in layout.share(rows):
         batch = layout.batch(chains)
         scores: dict[str, Any] = {}

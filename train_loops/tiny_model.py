@@ -103,7 +103,7 @@ def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, s
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     model = model_class(config)
-    torch.random.set_rng_state(state)
+    torch.random.set_rng_state(state)  # the caller's random numbers do not depend on this
     return model
 
 

@@ -223,6 +223,7 @@ def _batches(rows: Sequence[Demonstration], *, config: WarmstartConfig, seed: in
     bucket = config.batch_turns * BUCKET_BATCHES
     for _ in range(config.num_epochs):
         order = random.permutation(len(rows))
+        # Each bucket of some batches is sorted by length, so that rows of about one length are padded together.
         sorted_rows = np.concatenate(
             [
                 part[np.argsort(lengths[part], kind="stable")]
@@ -235,7 +236,7 @@ def _batches(rows: Sequence[Demonstration], *, config: WarmstartConfig, seed: in
 
 def _factor(step: int, num_steps: int, warmup_steps: int) -> float:
     """Returns the factor of the learning rate at `step` (from 1): it rises linearly, then falls as a cosine from 1 to 0.1."""
-    warmup_steps = min(warmup_steps, num_steps // 4)
+    warmup_steps = min(warmup_steps, num_steps // 4)  # a short training would end in its warm-up
     if step <= warmup_steps:
         return step / warmup_steps
     return 0.55 + 0.45 * cos(pi * (step - warmup_steps) / max(num_steps - warmup_steps, 1))

@@ -102,7 +102,7 @@ def _mean(x: NDArray[np.float64]) -> float:
 
 
 def _standardized(x: NDArray[np.float64], among: NDArray[np.float64], settings: AdvantageConfig) -> NDArray[np.float64]:
-    if among.min() == among.max():
+    if among.min() == among.max():  # NaN is not equal and stays NaN
         return np.zeros_like(x)
     scale = among.std(ddof=settings.ddof) + settings.eps if settings.normalize_std else 1.0
     return (x - among.mean()) / scale

@@ -106,6 +106,7 @@ def _turn(trace: Trace, turn: Turn, reward: float) -> TeamTurn:
         model_group=turn.model_group,
         round_index=turn.round_index,
         reward=reward,
+        # Of a long record the oldest features are dropped, never who acts: values would be those of any agent.
         state=np.array([*who, *state[-(MAX_FEATURES - len(who)) :]], dtype=np.int32),
         action=np.array(hashed(f"says {turn.agent}", turn.completion_text)[:MAX_FEATURES], dtype=np.int32),
     )

@@ -52,6 +52,7 @@ def temporal_error(model: TeamQ, target: TeamQ, batch: TeamBatch, *, gamma: floa
     _, total = model(batch)
     with torch.no_grad():
         _, later = target(batch)
+        # After an episode's last step `next_step` is -1: indexing then takes some other step, which `where` drops.
         has_next = batch.next_step >= 0
         y = batch.rewards + gamma * torch.where(has_next, later[batch.next_step], 0.0)
     return total - y
@@ -73,6 +74,7 @@ def q_credit(model: TeamQ, episodes: Sequence[TeamEpisode]) -> dict[TurnKey, flo
     unit, the team's return. The idea is COMA's counterfactual baseline (arXiv 1705.08926).
     """
     batch = batch_of(episodes)
+    # A turn is among its own alternatives, so that one without others is compared with itself, which gives 0.
     alternatives = [(e.group_id, turn.agent, turn.round_index) for e in episodes for turn in e.turns]
     with torch.no_grad():
         _, total = model(batch)

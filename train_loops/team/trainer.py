@@ -34,7 +34,7 @@ def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
     job = parse_job(data)
     store = WeightStore(job.weights_uri)
     existing = store.ref(TEAM, job.version)
-    if existing is not None:
+    if existing is not None:  # an earlier try has committed it: its result is the answer
         return json.loads((store.fetch(existing) / RESULT_FILE).read_text()) | {"model": asdict(existing)}
     traces = TraceStore(job.traces_uri)
     episodes = team_episodes(

@@ -45,4 +45,5 @@ class ValueNorm:
         if self.weight == 0:
             return 0.0, 1.0
         mean = self.mean / self.weight
+        # The floor keeps values finite while all returns are equal, as at the beginning of a run with sparse rewards.
         return mean, max(self.mean_square / self.weight - mean**2, 1e-2) ** 0.5
