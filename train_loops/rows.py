@@ -161,41 +161,41 @@ def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_version
 def _rewards_by_turn(trace: Trace, rewards: EpisodeRewards | None) -> dict[int, float]:
     if rewards is None:
         return {}
-    place = f"rewards of episode {trace.episode_id} (credit {rewards.credit_version})"
+    context = f"rewards of episode {trace.episode_id} (credit {rewards.credit_version})"
     if rewards.episode_id != trace.episode_id:
-        raise ValueError(f"{place}: they belong to episode {rewards.episode_id}; join traces and rewards by episode_id")
+        raise ValueError(f"{context}: they belong to episode {rewards.episode_id}; join traces and rewards by episode_id")
     turns = {turn.turn_index: turn for turn in trace.turns}
     reward_of: dict[int, float] = {}
     for r in rewards.rewards:
         turn = turns.get(r.turn_index)
         if turn is None:
-            raise ValueError(f"{place}: reward for turn {r.turn_index}, but the turns are {sorted(turns)}; score again")
+            raise ValueError(f"{context}: reward for turn {r.turn_index}, but the turns are {sorted(turns)}; score again")
         if (turn.agent, turn.model_group) != (r.agent, r.model_group):
             raise ValueError(
-                f"{place}: reward of turn {r.turn_index} names agent {r.agent!r} in {r.model_group!r}, the trace has "
+                f"{context}: reward of turn {r.turn_index} names agent {r.agent!r} in {r.model_group!r}, the trace has "
                 f"{turn.agent!r} in {turn.model_group!r}; score again"
             )
         if r.turn_index in reward_of:
-            raise ValueError(f"{place}: turn {r.turn_index} is rewarded twice; a credit rule sums its parts itself")
+            raise ValueError(f"{context}: turn {r.turn_index} is rewarded twice; a credit rule sums its parts itself")
         if not math.isfinite(r.reward):
-            raise ValueError(f"{place}: reward of turn {r.turn_index} is {r.reward}; rewards must be finite")
+            raise ValueError(f"{context}: reward of turn {r.turn_index} is {r.reward}; rewards must be finite")
         reward_of[r.turn_index] = r.reward
     return reward_of
 
 
 def _check_turn(trace: Trace, turn: Turn) -> None:
-    place = f"episode {trace.episode_id}, turn {turn.turn_index} ({turn.agent})"
+    context = f"episode {trace.episode_id}, turn {turn.turn_index} ({turn.agent})"
     if len(turn.completion_token_ids) != len(turn.rollout_logprobs):
         raise ValueError(
-            f"{place}: {len(turn.completion_token_ids)} completion tokens but {len(turn.rollout_logprobs)} logprobs; "
+            f"{context}: {len(turn.completion_token_ids)} completion tokens but {len(turn.rollout_logprobs)} logprobs; "
             "the policy app must return one logprob per sampled token"
         )
     if not turn.prompt_token_ids:
-        raise ValueError(f"{place}: no prompt tokens; the first completion token would have no context")
+        raise ValueError(f"{context}: no prompt tokens; the first completion token would have no context")
     if not all(map(math.isfinite, turn.rollout_logprobs)):
-        raise ValueError(f"{place}: a rollout logprob is not finite; check the policy app's logprobs")
+        raise ValueError(f"{context}: a rollout logprob is not finite; check the policy app's logprobs")
     if not turn.sampling.is_unfiltered:
         raise ValueError(
-            f"{place}: sampled with {turn.sampling}; training needs top_p=1, top_k=0, min_p=0 and temperature>0, "
+            f"{context}: sampled with {turn.sampling}; training needs top_p=1, top_k=0, min_p=0 and temperature>0, "
             "because the logprobs of a filtered distribution are not the policy's"
         )
