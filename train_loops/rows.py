@@ -163,13 +163,17 @@ def _rewards_by_turn(trace: Trace, rewards: EpisodeRewards | None) -> dict[int, 
         return {}
     context = f"rewards of episode {trace.episode_id} (credit {rewards.credit_version})"
     if rewards.episode_id != trace.episode_id:
-        raise ValueError(f"{context}: they belong to episode {rewards.episode_id}; join traces and rewards by episode_id")
+        raise ValueError(
+            f"{context}: they belong to episode {rewards.episode_id}; join traces and rewards by episode_id"
+        )
     turns = {turn.turn_index: turn for turn in trace.turns}
     reward_of: dict[int, float] = {}
     for r in rewards.rewards:
         turn = turns.get(r.turn_index)
         if turn is None:
-            raise ValueError(f"{context}: reward for turn {r.turn_index}, but the turns are {sorted(turns)}; score again")
+            raise ValueError(
+                f"{context}: reward for turn {r.turn_index}, but the turns are {sorted(turns)}; score again"
+            )
         if (turn.agent, turn.model_group) != (r.agent, r.model_group):
             raise ValueError(
                 f"{context}: reward of turn {r.turn_index} names agent {r.agent!r} in {r.model_group!r}, the trace has "
