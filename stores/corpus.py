@@ -1,4 +1,4 @@
-"""corpus: documents that agents search, in a LanceDB table with a full-text index, and vectors where a model is given.
+"""corpus: keeps documents that agents search in a LanceDB table with a full-text index, and vectors if a model is given.
 
 build_corpus(uri, "wiki.jsonl")  ──> documents(id, contents[, vector])
 Corpus(uri).search(["who ...", ""], top_k=3) ──> [[Document, ...], []]      one row per query, in order
@@ -32,23 +32,23 @@ Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What a search finds."""
+    """A document that a search returns."""
 
     document_id: str
     contents: str
-    """Search-R1's form: the title, in quotation marks, is the first line; text without a title is all there is."""
+    """The title in quotation marks as the first line, then the text (the form of Search-R1, arXiv 2503.09516)."""
     score: float = 0.0
     """Larger is better; comparable within one query only."""
 
 
 def build_corpus(uri: str, path: str | Path, *, embed: Embed | None = None) -> int:
-    """Reads documents from a JSONL file into the table below `uri`, in place of what was there; returns how many.
+    """Replaces the table below `uri` by the documents of a JSONL file; returns how many these are.
 
-    A row is `{"id", "contents"}` (Search-R1), or has one of the other names of the field; a title becomes the first line.
+    A row is `{"id", "contents"}` (Search-R1), or uses another common name of these fields; a title becomes the first line.
     The file is read in parts: it may be larger than memory.
 
-    Raises ValueError, naming the line, for what is not JSON, holds no text, or bears an id for the second time; and for
-    a file without any document. What was there stays then.
+    Raises ValueError, naming the line, where a row is not JSON, has no text, or repeats an id; and for a file without any
+    document. The old table stays then.
     """
     import lancedb
     from lancedb.index import FTS
@@ -76,7 +76,7 @@ def build_corpus(uri: str, path: str | Path, *, embed: Embed | None = None) -> i
     try:
         table = lancedb.connect(uri).create_table(TABLE, batches(), schema=head.schema, mode="overwrite")
     except Exception:
-        if faults:  # LanceDB wraps what its input raises into an error of its own
+        if faults:  # LanceDB wraps an error of its input into one of its own
             raise faults[0] from None
         raise
     table.create_index("contents", config=FTS(with_position=False))
@@ -84,12 +84,15 @@ def build_corpus(uri: str, path: str | Path, *, embed: Embed | None = None) -> i
 
 
 class Corpus:
-    """The documents below one LanceDB URI. Cheap to make and to pickle; safe to use from several threads."""
+    """The documents below one LanceDB URI. It is cheap to create and to pickle, and safe to use from several threads."""
 
     def __init__(self, uri: str, *, embed: Embed | None = None) -> None:
-        """Args:
-        uri: LanceDB URI, a folder or object storage.
-        embed: makes the search hybrid: full text and vectors, fused by their ranks. The corpus was built with the same.
+        """Opens nothing yet.
+
+        Args:
+            uri: LanceDB URI, a folder or object storage.
+            embed: makes the search hybrid: full text and vectors, fused by their ranks. It must be the one with which the
+                corpus was built.
         """
         self.uri, self._embed = uri, embed
 
@@ -97,11 +100,11 @@ class Corpus:
         return {"uri": self.uri, "_embed": self._embed}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """The best documents for each query, best first; nothing for a blank one. Order and number are kept."""
+        """Returns a list for each query, in their order: the best documents, best first; none for a blank query."""
         if self._embed is None:
             return [self._by_text(query, top_k) if query.strip() else [] for query in queries]
-        asked = [query for query in queries if query.strip()]
-        vectors = dict(zip(asked, self._embed(asked), strict=True)) if asked else {}
+        texts = [query for query in queries if query.strip()]
+        vectors = dict(zip(texts, self._embed(texts), strict=True)) if texts else {}
         return [
             _fused([self._by_text(q, 4 * top_k), self._by_vector(vectors[q], 4 * top_k)], top_k) if q.strip() else []
             for q in queries
@@ -123,8 +126,8 @@ class Corpus:
     def _by_text(self, query: str, limit: int) -> list[Document]:
         from lancedb.query import MatchQuery
 
-        found = self._table.search(MatchQuery(query, "contents"), query_type="fts").limit(limit)  # type: ignore[call-arg]
-        rows = found.select(["id", "contents", "_score"]).to_list()
+        search = self._table.search(MatchQuery(query, "contents"), query_type="fts").limit(limit)  # type: ignore[call-arg]
+        rows = search.select(["id", "contents", "_score"]).to_list()
         return [Document(document_id=r["id"], contents=r["contents"], score=r["_score"]) for r in rows]
 
     def _by_vector(self, vector: Sequence[float], limit: int) -> list[Document]:
@@ -133,13 +136,14 @@ class Corpus:
 
 
 def _fused(rankings: Sequence[Sequence[Document]], top_k: int) -> list[Document]:
+    """Joins rankings by reciprocal rank fusion (see `RANK_OFFSET`)."""
     scores: dict[str, float] = {}
-    found = {document.document_id: document for ranking in rankings for document in ranking}
+    document_of = {document.document_id: document for ranking in rankings for document in ranking}
     for ranking in rankings:
         for rank, document in enumerate(ranking, 1):
             scores[document.document_id] = scores.get(document.document_id, 0.0) + 1 / (RANK_OFFSET + rank)
     best = sorted(scores, key=lambda name: (-scores[name], name))[:top_k]
-    return [Document(document_id=n, contents=found[n].contents, score=scores[n]) for n in best]
+    return [Document(document_id=n, contents=document_of[n].contents, score=scores[n]) for n in best]
 
 
 def _batch(rows: Sequence[tuple[str, str]], embed: Embed | None) -> pa.Table:
@@ -153,7 +157,7 @@ def _batch(rows: Sequence[tuple[str, str]], embed: Embed | None) -> pa.Table:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:
-    """(id, contents) of every line."""
+    """Yields (id, contents) of every line."""
     seen: set[str] = set()
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

@@ -1,4 +1,4 @@
-"""experiment: MLflow's address -> its client, Troupe's experiment in it, and the MLflow run of a Troupe run.
+"""experiment: connects to MLflow, and finds or creates Troupe's experiment and the MLflow run of a Troupe run.
 
 Every address is explicit: MLflow's own defaults lie under the current folder, which differs between Ray workers.
 """
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "troupe"
 RUN_TAG = "troupe.run_id"
-"""Of the MLflow run that keeps a whole Troupe run."""
+"""Tag of the MLflow run that keeps a whole Troupe run."""
 ITERATION_TAG = "troupe.iteration"
 PARENT_TAG = "mlflow.parentRunId"
 NO_ANSWER = re.compile(r"^API request to \S+ failed with (timeout )?exception", re.IGNORECASE)
-"""How the client's message begins where no server said anything."""
+"""Matches the client's message when no server has answered."""
 
 
 class RegistryUnreachable(ConnectionError):
-    """MLflow does not answer. Whoever answers people needs it for nothing."""
+    """MLflow does not answer. Production traffic goes on: serving does not need it."""
 
 
 def absolute(uri: str) -> str:
-    """A SQLite URL or a folder, independent of the current folder; other URIs as they are."""
+    """Makes a SQLite URL or a folder independent of the current folder; other URIs are returned unchanged."""
     if uri.startswith("sqlite:///"):
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
     return uri if re.match(r"[a-z][a-z0-9+-]+:", uri) else Path(uri).absolute().as_uri()
@@ -40,7 +40,7 @@ def absolute(uri: str) -> str:
 
 @cache
 def connect(tracking_uri: str) -> MlflowClient:
-    """The client of an MLflow store or server; a SQLite store is made if there is none (10 s).
+    """Returns the client of an MLflow store or server; a SQLite store is created if there is none (10 s).
 
     Raises RegistryUnreachable for a server that does not answer.
     """
@@ -51,7 +51,7 @@ def connect(tracking_uri: str) -> MlflowClient:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    # It logs with a traceback what it raises as well.
+    # It logs every error with a traceback before it raises it.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     with _alone(tracking_uri):
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
@@ -68,7 +68,7 @@ def connect(tracking_uri: str) -> MlflowClient:
 
 
 def open_experiment(client: MlflowClient, artifact_root: str) -> str:
-    """Id of Troupe's experiment, made if there is none; its artifacts lie under `artifact_root`."""
+    """Returns the id of Troupe's experiment, created if there is none; its artifacts lie under `artifact_root`."""
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
@@ -76,7 +76,7 @@ def open_experiment(client: MlflowClient, artifact_root: str) -> str:
         try:
             return client.create_experiment(EXPERIMENT, artifact_location=absolute(artifact_root))
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process has just created it
                 raise
             experiment = client.get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
@@ -84,14 +84,14 @@ def open_experiment(client: MlflowClient, artifact_root: str) -> str:
 
 
 def find_run(client: MlflowClient, experiment_id: str, run_id: str) -> str | None:
-    """Id of the MLflow run that keeps the Troupe run `run_id`; None if there is none."""
+    """Returns the id of the MLflow run that keeps the Troupe run `run_id`; None if there is none."""
     quoted = run_id.replace("'", "''")
-    found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{quoted}'", order_by=["attributes.start_time"])
-    return found[0].info.run_id if found else None
+    runs = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{quoted}'", order_by=["attributes.start_time"])
+    return runs[0].info.run_id if runs else None
 
 
 def open_run(client: MlflowClient, experiment_id: str, run_id: str) -> str:
-    """Id of the MLflow run that keeps the Troupe run `run_id`, made if there is none."""
+    """Returns the id of the MLflow run that keeps the Troupe run `run_id`, created if there is none."""
     existing = find_run(client, experiment_id, run_id)
     if existing is not None:
         return existing
@@ -99,35 +99,37 @@ def open_run(client: MlflowClient, experiment_id: str, run_id: str) -> str:
 
 
 def find_child(client: MlflowClient, experiment_id: str, parent: str, iteration: int) -> str | None:
-    """Id of the MLflow run of one iteration, nested under the MLflow run `parent`; None if there is none."""
-    wanted = f"tags.`{PARENT_TAG}` = '{parent}' AND tags.`{ITERATION_TAG}` = '{iteration}'"
-    found = client.search_runs([experiment_id], wanted, order_by=["attributes.start_time"])
-    return found[0].info.run_id if found else None
+    """Returns the id of the MLflow run of one iteration, nested under the MLflow run `parent`; None if there is none."""
+    of_iteration = f"tags.`{PARENT_TAG}` = '{parent}' AND tags.`{ITERATION_TAG}` = '{iteration}'"
+    runs = client.search_runs([experiment_id], of_iteration, order_by=["attributes.start_time"])
+    return runs[0].info.run_id if runs else None
 
 
 def run_url(tracking_uri: str, experiment_id: str, mlflow_run_id: str) -> str:
-    """Where a browser shows an MLflow run: below TROUPE_MLFLOW_URL, else below the server's address; empty where the
-    store is a database and the variable is not set."""
+    """Returns where a browser shows an MLflow run: below TROUPE_MLFLOW_URL, or else below the server's address.
+
+    It is empty where the store is a database and the variable is not set.
+    """
     server = tracking_uri if tracking_uri.startswith(("http://", "https://")) else ""
     base = os.environ.get("TROUPE_MLFLOW_URL") or server
     return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_run_id}" if base else ""
 
 
-def numbers(values: Mapping[str, Any], place: str = "") -> dict[str, float]:
-    """The numbers in nested mappings, named by their path with slashes: what MLflow calls metrics."""
-    found: dict[str, float] = {}
+def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Returns the numbers in nested mappings, named by their path with slashes, as MLflow's metrics are."""
+    metrics: dict[str, float] = {}
     for name, value in values.items():
-        path = f"{place}/{name}" if place else str(name)
+        path = f"{prefix}/{name}" if prefix else str(name)
         if isinstance(value, Mapping):
-            found |= numbers(value, path)
+            metrics |= numbers(value, path)
         elif isinstance(value, int | float):
-            found[path] = float(value)
-    return found
+            metrics[path] = float(value)
+    return metrics
 
 
 @contextmanager
 def _alone(tracking_uri: str) -> Iterator[None]:
-    """One process at a time makes the tables of a SQLite store."""
+    """Lets one process at a time create the tables of a SQLite store: MLflow's own migration does not lock them."""
     if not tracking_uri.startswith("sqlite:///"):
         yield
         return

@@ -1,4 +1,4 @@
-"""files: a folder or URI -> the filesystem behind it, and whole small files there.
+"""files: opens the filesystem behind a folder or URI, and reads and writes whole small files there.
 
 Object storage is found by the variables that every client knows: AWS_ENDPOINT_URL (an `http://` one for servers inside a
 network), AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, or a profile. They are never part of a config.
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 
-def is_uri(place: str) -> bool:
-    """True for anything but a path on this machine."""
-    return "://" in place and not place.startswith("file://")
+def is_uri(location: str) -> bool:
+    """Returns True for anything but a path on this machine."""
+    return "://" in location and not location.startswith("file://")
 
 
-def local_path(place: str) -> Path:
-    """The absolute path of a folder on this machine, given as such or as a file URI."""
-    assert not is_uri(place), f"{place} is not on this machine"
-    return Path(unquote(urlsplit(place).path) if place.startswith("file://") else place).absolute()
+def local_path(location: str) -> Path:
+    """Returns the absolute path of a folder on this machine, given as a path or as a file URI."""
+    assert not is_uri(location), f"{location} is not on this machine"
+    return Path(unquote(urlsplit(location).path) if location.startswith("file://") else location).absolute()
 
 
-def open_filesystem(place: str) -> tuple[FileSystem | None, str]:
-    """The filesystem that `place` lies on and its path there; None for the local disk.
+def open_filesystem(location: str) -> tuple[FileSystem | None, str]:
+    """Returns the filesystem of `location` and its path there; None for the local disk.
 
     Raises ValueError for a URI that pyarrow does not know.
     """
-    if not is_uri(place):
-        return None, str(local_path(place))
-    parts = urlsplit(place)
+    if not is_uri(location):
+        return None, str(local_path(location))
+    parts = urlsplit(location)
     filesystem, base = _remote(os.getpid(), f"{parts.scheme}://{parts.netloc}")
     return filesystem, (base.rstrip("/") + parts.path).rstrip("/")
 
 
-def read_file(place: str) -> bytes | None:
-    """A whole small file; None if it is missing."""
-    filesystem, path = open_filesystem(place)
+def read_file(location: str) -> bytes | None:
+    """Reads a whole small file; returns None if it is missing."""
+    filesystem, path = open_filesystem(location)
     try:
         if filesystem is None:
             return Path(path).read_bytes()
@@ -52,9 +52,9 @@ def read_file(place: str) -> bytes | None:
         return None
 
 
-def write_file(place: str, data: bytes) -> None:
-    """A whole small file, seen by others as it was or as it is, never in part."""
-    filesystem, path = open_filesystem(place)
+def write_file(location: str, data: bytes) -> None:
+    """Writes a whole small file; readers see the old content or the new one, never a part."""
+    filesystem, path = open_filesystem(location)
     if filesystem is not None:
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
         with filesystem.open_output_stream(path) as file:
@@ -78,24 +78,24 @@ class FileEntry:
     """Unix seconds."""
 
 
-def list_files(place: str) -> list[FileEntry]:
-    """Every file below a folder; nothing where there is no folder. What disappears meanwhile is left out."""
+def list_files(location: str) -> list[FileEntry]:
+    """Returns every file below a folder; nothing where there is no folder. Files that disappear meanwhile are left out."""
     from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
-    filesystem, path = open_filesystem(place)
-    found = (filesystem or LocalFileSystem()).get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
+    filesystem, path = open_filesystem(location)
+    entries = (filesystem or LocalFileSystem()).get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
     return [
         FileEntry(name=info.path.removeprefix(path).lstrip("/"), size_bytes=info.size, changed_at=info.mtime_ns / 1e9)
-        for info in found
+        for info in entries
         if info.type is FileType.File
     ]
 
 
-def remove_folder(place: str, *, keeps_folder: bool = False) -> None:
-    """Removes a folder with all that is in it, or only what is in it; nothing happens where there is none."""
+def remove_folder(location: str, *, keeps_folder: bool = False) -> None:
+    """Removes a folder with its content, or its content only; nothing happens if there is no folder."""
     from pyarrow.fs import LocalFileSystem
 
-    filesystem, path = open_filesystem(place)
+    filesystem, path = open_filesystem(location)
     filesystem = filesystem or LocalFileSystem()
     try:
         filesystem.delete_dir_contents(path) if keeps_folder else filesystem.delete_dir(path)
@@ -103,11 +103,11 @@ def remove_folder(place: str, *, keeps_folder: bool = False) -> None:
         return
 
 
-def remove_file(place: str) -> None:
-    """Removes a file; nothing happens where there is none."""
+def remove_file(location: str) -> None:
+    """Removes a file; nothing happens if there is none."""
     from pyarrow.fs import LocalFileSystem
 
-    filesystem, path = open_filesystem(place)
+    filesystem, path = open_filesystem(location)
     try:
         (filesystem or LocalFileSystem()).delete_file(path)
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def remove_file(place: str) -> None:
 
 
 def lancedb_options(uri: str) -> dict[str, str] | None:
-    """What LanceDB must be told beside the variables that it reads by itself: that an http endpoint is meant so."""
+    """Returns the options that LanceDB needs beside the variables that it reads itself: plain http must be allowed."""
     if not uri.startswith("s3://"):
         return None
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
@@ -124,7 +124,11 @@ def lancedb_options(uri: str) -> dict[str, str] | None:
 
 @cache
 def _remote(pid: int, root: str) -> tuple[FileSystem, str]:
-    """One client per process and bucket: making one asks for the bucket's region. A forked child makes its own."""
+    """Creates one client per process and bucket.
+
+    A client is cached because creating one asks the server for the bucket's region; by process, because a forked child
+    must not use its parent's.
+    """
     from pyarrow.fs import FileSystem
 
     try:

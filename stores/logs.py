@@ -1,12 +1,12 @@
-"""logs: log records -> lines that say which run, iteration, stage, model group they belong to; JSON or text.
+"""logs: writes log lines that name the run, iteration, stage and model group they belong to, as JSON or text.
 
     TROUPE_LOG=json   one JSON object per line, INFO and above
-    TROUPE_LOG=text   the same for people
-    unset             text, warnings only: what `troupe train` prints is enough on a terminal
+    TROUPE_LOG=text   the same as text
+    unset             text, warnings only: `troupe train` itself prints enough on a terminal
 
-`bound(run=..., stage=...)` adds fields to every line of what runs inside it, threads and tasks that it starts included
-where they copy the context. `carry` and `carried` take fields and format to an actor on another machine. No line holds
-the text of a prompt or a completion: those are data of users, and lie in the trace store.
+`bound(run=..., stage=...)` adds fields to every line that is logged inside it, also by threads and tasks that copy the
+context. `carry` and `carried` bring fields and format to an actor on another machine. No line holds the text of a prompt or
+a completion: these are users' data, and belong into the trace store.
 """
 
 from __future__ import annotations
@@ -39,29 +39,31 @@ def bound(**fields: Any) -> Iterator[None]:
 
 
 def configure() -> None:
-    """Makes this process write lines as TROUPE_LOG says; once. ValueError for a value that is neither json nor text."""
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted and wanted not in FORMATS:
-        raise ValueError(f"{VARIABLE}={wanted!r} is unknown: use {' or '.join(FORMATS)}, or unset it")
+    """Makes this process write lines as TROUPE_LOG says; it may be called again.
+
+    Raises ValueError for a value that is neither json nor text.
+    """
+    format_name = os.environ.get(VARIABLE, "")
+    if format_name and format_name not in FORMATS:
+        raise ValueError(f"{VARIABLE}={format_name!r} is unknown: use {' or '.join(FORMATS)}, or unset it")
     root = logging.getLogger()
     ours = next((handler for handler in root.handlers if isinstance(handler, _Handler)), None)
     if ours is None:
         ours = _Handler()
         root.addHandler(ours)
-    ours.setFormatter(_Json() if wanted == "json" else _Text())
+    ours.setFormatter(_Json() if format_name == "json" else _Text())
     for package in PACKAGES:
-        logging.getLogger(package).setLevel(logging.INFO if wanted else logging.WARNING)
+        logging.getLogger(package).setLevel(logging.INFO if format_name else logging.WARNING)
 
 
 def carry() -> dict[str, Any]:
-    """Format and fields of this place as plain data, for `carried` in another process."""
+    """Returns format and fields of the calling context as plain data, for `carried` in another process."""
     return {"format": os.environ.get(VARIABLE, ""), "fields": dict(_fields.get())}
 
 
 @contextmanager
 def carried(data: Mapping[str, Any]) -> Iterator[None]:
-    """Logs as the process does that sent `data`, which `carry` made; where it says nothing, as this process's own
-    environment says."""
+    """Logs inside like the process that sent `data`, which `carry` made; without a format there, as TROUPE_LOG says here."""
     if data.get("format"):
         os.environ[VARIABLE] = data["format"]
     configure()
@@ -70,21 +72,21 @@ def carried(data: Mapping[str, Any]) -> Iterator[None]:
 
 
 class Sparingly:
-    """At most `count` lines in `seconds`; then one that says how many were left out."""
+    """Logs at most `count` lines in `seconds`, then one that says how many were left out."""
 
     def __init__(self, logger: logging.Logger, *, count: int = 10, seconds: float = 60.0) -> None:
         self._logger, self._count, self._seconds = logger, count, seconds
-        self._since, self._num_said, self._num_left_out = 0.0, 0, 0
+        self._since, self._num_logged, self._num_left_out = 0.0, 0, 0
 
     def warning(self, message: str, *values: Any) -> None:
         """Logs a warning unless there were too many."""
         now = time.monotonic()
-        if self._num_said and now - self._since > self._seconds:
+        if self._num_logged and now - self._since > self._seconds:
             self.close()
-        if not self._num_said:
+        if not self._num_logged:
             self._since = now
-        if self._num_said < self._count:
-            self._num_said += 1
+        if self._num_logged < self._count:
+            self._num_logged += 1
             self._logger.warning(message, *values)
         else:
             self._num_left_out += 1
@@ -93,11 +95,11 @@ class Sparingly:
         """Says how many lines were left out, if any, and starts afresh."""
         if self._num_left_out:
             self._logger.warning("... and %d more like these", self._num_left_out)
-        self._num_said = self._num_left_out = 0
+        self._num_logged = self._num_left_out = 0
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """To standard error, whatever that is by then: standard output belongs to results."""
+    """Writes to the standard error of the moment; standard output is for results."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -105,7 +107,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
     @property
     def stream(self) -> Any:  # type: ignore[override]
-        """Not kept: tests and Ray put another one in its place."""
+        """Returns the stream anew each time: tests and Ray replace it."""
         return sys.stderr
 
 

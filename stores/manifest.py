@@ -1,4 +1,4 @@
-"""manifest: what a model version is, and what proves that its files are whole."""
+"""manifest: describes a model version, and proves by checksums that its files are whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_HEADER_BYTES = 100 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Fixed sequences and the trainer's logprobs on them: what a served version is compared with."""
+    """Fixed sequences and the trainer's logprobs on them; a served version must give the same logprobs."""
 
     sequences: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
@@ -32,7 +32,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a model version is, and what proves that it is whole."""
+    """The description of a model version, with the checksums of its files."""
 
     model_group: str
     version: int
@@ -49,24 +49,24 @@ class Manifest:
     """True if input and output embeddings are one tensor."""
     probe: Probe
     checkpoint: str
-    """Where training resumes from; empty if it cannot."""
+    """URI of the checkpoint from which training resumes; empty if there is none."""
     note: str
     created_at: float
     """Unix seconds."""
     folder: str = ""
-    """Where below the version the files lie; empty: beside the manifest."""
+    """Folder below the version in which the files lie; empty: beside the manifest."""
     base: ModelVersionRef | None = None
-    """What the version is an adapter of; None: it holds whole weights, config and tokenizer."""
+    """The version of which this one is an adapter; None: this one holds whole weights, config and tokenizer."""
 
     def to_json(self) -> str:
-        """The text of `manifest.json`; floats keep every digit."""
+        """Returns the text of `manifest.json`; floats keep every digit."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """The inverse of `to_json`; ValueError if it is no manifest."""
+        """Reads the text of `manifest.json`; ValueError if it is no manifest."""
         try:
-            data = {"folder": "", "base": None, **json.loads(text)}
+            data = {"folder": "", "base": None, **json.loads(text)}  # older manifests have neither
             data = {f.name: data[f.name] for f in fields(cls)}
             probe = data["probe"]
             data["probe"] = Probe(
@@ -80,7 +80,7 @@ class Manifest:
 
 
 def read_manifest(ref: ModelVersionRef) -> Manifest:
-    """The manifest that `ref` names; ValueError if it is missing or another one."""
+    """Reads the manifest that `ref` names; ValueError if it is missing or has another checksum."""
     data = Folder.at(ref.uri).read(MANIFEST)
     if data is None:
         raise ValueError(
@@ -97,7 +97,7 @@ def read_manifest(ref: ModelVersionRef) -> Manifest:
 
 
 def whole_model(ref: ModelVersionRef) -> ModelVersionRef:
-    """The version that holds config, tokenizer and whole weights: the base of an adapter, or else `ref` itself."""
+    """Returns the version that holds config, tokenizer and whole weights: the base of an adapter, or else `ref` itself."""
     return read_manifest(ref).base or ref
 
 
@@ -111,18 +111,18 @@ def verify_folder(folder: Path, manifest: Manifest) -> None:
 
 
 def verify_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Compares sha256 by file name; ValueError names the first file that is missing or another one."""
+    """Compares the sha256 of files; ValueError names the first file that is missing or different."""
     for name, digest in files.items():
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path} is missing, the manifest lists it")
-        found = file_sha256(path)
-        if found != digest:
-            raise ValueError(f"{path} has sha256 {found[:12]}, the manifest says {digest[:12]}: it was changed or cut")
+        actual = file_sha256(path)
+        if actual != digest:
+            raise ValueError(f"{path} has sha256 {actual[:12]}, the manifest says {digest[:12]}: it was changed or cut")
 
 
 def read_safetensors_header(path: str | Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """dtype and shape by tensor name, without reading a tensor; ValueError if the file is cut or no safetensors file.
+    """Reads dtype and shape by tensor name, without the tensors; ValueError if the file is cut or no safetensors file.
 
     Format: 8 bytes little-endian header length, a JSON header, the tensors (huggingface.co/docs/safetensors).
     """
@@ -143,7 +143,7 @@ def read_safetensors_header(path: str | Path) -> dict[str, tuple[str, tuple[int,
 
 
 def tensors_of(folder: Path, names: list[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """dtype and shape by tensor name, over those of the files that hold tensors; ValueError if none does."""
+    """Reads dtype and shape by tensor name, over all files that hold tensors; ValueError if none does."""
     files = [n for n in names if n.endswith(".safetensors")]
     if not files:
         raise ValueError(f"{folder} holds no .safetensors file: save the model in Hugging Face layout first")

@@ -1,10 +1,10 @@
-"""metrics: what Prometheus shows of a run, kept where it outlives stages.
+"""metrics: keeps the figures that Prometheus shows of a run in an actor that outlives stages.
 
     stage, collector ──points──> Meter (detached actor, one per cluster) ──> metrics endpoint of its Ray node ──> Prometheus
 
-A stage that is a job lives for seconds, and a counter that dies with its process is lost between two scrapes: hence one
-owner. Points are sent and forgotten, a batch of episodes at a time; nothing waits for them and a lost one changes no
-result. In Prometheus each name has Ray's prefix `ray_`, counters also the suffix `_total`.
+A stage that is a job lives for seconds, and a counter that dies with its process is lost between two scrapes: therefore one
+actor owns all counters. Points are sent without waiting, a batch of episodes at a time, and a lost one changes no result.
+In Prometheus each name has Ray's prefix `ray_`, counters also the suffix `_total`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_KEYS = 10_000
 REFRESH_S = 1.0
 
 Point = tuple[str, float | Sequence[float], Mapping[str, str]]
-"""(metric, value or for a histogram values, tags)."""
+"""A metric's name, its value (of a histogram several values), and tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric; counters are added to, gauges set, histograms observed."""
+    """One metric: counters are added to, gauges are set, and histograms observe values."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -38,11 +38,11 @@ class Metric:
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
     is_passing: bool = False
-    """Of a stage that goes on: back to zero when a stage of the run ends, its reporter may have died."""
+    """Says that a gauge describes a running stage: it is set to 0 when a stage of the run ends, whose process may have died."""
 
     @property
     def exported(self) -> str:
-        """Its name in Prometheus."""
+        """Returns its name in Prometheus."""
         return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
@@ -134,7 +134,7 @@ METRICS = {
 
 
 class Meter:
-    """The actor. A point under a name that it does not know comes from newer code than its own and is left out."""
+    """The actor. A point with an unknown name comes from newer code than the actor's, and is dropped."""
 
     def __init__(self) -> None:
         from ray.util import metrics
@@ -142,17 +142,17 @@ class Meter:
         self._metrics: dict[str, Any] = {}
         for metric in METRICS.values():
             if metric.kind == "histogram":
-                made: Any = metrics.Histogram(metric.name, metric.help, list(metric.bounds), metric.tags)
+                recorder: Any = metrics.Histogram(metric.name, metric.help, list(metric.bounds), metric.tags)
             else:
-                make = metrics.Counter if metric.kind == "counter" else metrics.Gauge
-                made = make(metric.name, metric.help, metric.tags)
-            self._metrics[metric.name] = made
+                kind = metrics.Counter if metric.kind == "counter" else metrics.Gauge
+                recorder = kind(metric.name, metric.help, metric.tags)
+            self._metrics[metric.name] = recorder
         self._seen: dict[str, None] = {}
         self._gauges: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
         threading.Thread(target=self._refresh, daemon=True).start()
 
     def observe(self, points: Sequence[Point], key: str = "") -> None:
-        """Takes points; those of a `key` that was seen before are left out."""
+        """Records points; those of a `key` that was seen before are dropped."""
         if key:
             if key in self._seen:
                 return
@@ -167,21 +167,21 @@ class Meter:
         if metric.kind == "gauge":
             self._set(metric.name, frozenset(tags.items()), value)
         elif metric.kind == "histogram":
-            for one in value:
-                self._metrics[metric.name].observe(one, tags)
+            for observation in value:
+                self._metrics[metric.name].observe(observation, tags)
         elif value:
             self._metrics[metric.name].inc(value, tags)
         if metric.name == "troupe_stages":
-            for name, where in list(self._gauges):
-                if METRICS[name].is_passing and ("run", tags["run"]) in where:
-                    self._set(name, where, 0.0)
+            for name, gauge_tags in list(self._gauges):
+                if METRICS[name].is_passing and ("run", tags["run"]) in gauge_tags:
+                    self._set(name, gauge_tags, 0.0)
 
     def _set(self, name: str, tags: frozenset[tuple[str, str]], value: float) -> None:
         self._gauges[name, tags] = value
         self._metrics[name].set(value, dict(tags))
 
     def _refresh(self) -> None:
-        """Ray forgets a gauge that is not set again between two of its reports (10 s)."""
+        """Sets all gauges again and again: Ray drops a gauge that is not set between two of its reports (10 s)."""
         while True:
             time.sleep(REFRESH_S)
             for (name, tags), value in list(self._gauges.items()):
@@ -189,16 +189,16 @@ class Meter:
 
 
 _meters: dict[str, Any] = {}
-"""Handle by cluster."""
+"""Handles of the actor by cluster."""
 
 
 def send(points: Sequence[Point], key: str = "") -> None:
-    """Sends points to the cluster's Meter, started if there is none, and waits for nothing.
+    """Sends points to the cluster's Meter, which is started if there is none, and does not wait.
 
-    Where this process is not connected to Ray they go nowhere: nobody scrapes it.
+    Points are dropped where this process is not connected to Ray: nobody scrapes it.
 
     Args:
-        key: what happened, where it may be told twice; counted once.
+        key: names an event that may be reported twice, and is counted once.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():

@@ -1,8 +1,7 @@
-"""placement: where in a Ray cluster the actors live of which it has one.
+"""placement: says where in a Ray cluster the actors run of which the cluster has one each.
 
-On the head node, as Serve's controller does: the loss of another node then never takes one of them along, and the loss
-of the head ends the cluster anyway. The head's dashboard, which the list of apps deploys through, is often bound to
-that machine only.
+They run on the head node, like Serve's controller: then the loss of another node never ends one of them, and the loss of
+the head ends the cluster anyway. Apps are deployed through the head's dashboard, which often listens on that machine only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""process: names that tell a process from every other, so that whoever finds one can see whether it has ended."""
+"""process: gives a process a name of its own among all, by which other processes can find out whether it has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @cache
 def _host() -> str:
-    """Names the set of processes among which a pid is unique: the machine since its boot, and the container."""
+    """Names the set of processes in which a pid is unique: the machine since its boot, and the container."""
     parts = [socket.gethostname()]
     boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     if boot.exists():
@@ -22,18 +22,18 @@ def _host() -> str:
 
 
 def this_process() -> str:
-    """Names this process among all that ever run on any machine: where, pid, when it began."""
+    """Names this process among all that ever run on any machine: host, pid and start time."""
     return f"{_host()} {os.getpid()} {_start_of(os.getpid())}"
 
 
 def is_dead(process: str) -> bool:
-    """True only where it is certain: the process belongs to this machine and has ended."""
+    """Returns True only where it is certain: the process belongs to this machine and has ended."""
     host, pid, start = process.rsplit(" ", 2)
     return host == _host() and _start_of(int(pid)) != start
 
 
 def _start_of(pid: int) -> str:
-    """When a process began, in the kernel's ticks: tells it from a later one of the same pid. Empty if it has ended."""
+    """Returns when a process began, in the kernel's ticks, because pids are used again; empty if it has ended."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,7 @@
-"""registry: what is promoted as one. A team = workflow + prompts + credit rule + one model version per model group.
+"""registry: keeps team versions in MLflow, and the aliases by which they are promoted and rolled back.
 
-A team version is a version of one registered model in MLflow: a logged model with `team.json` (weights by URI and
-sha256, never copied), params, metrics and tags. Promotion and rollback move the aliases `champion` and `previous`.
+A team version is a version of one registered model: a logged model with `team.json` (weights by URI and sha256, never
+copied), params, metrics and tags. Promotion and rollback move the aliases `champion` and `previous`.
 """
 
 from __future__ import annotations
@@ -27,93 +27,94 @@ if TYPE_CHECKING:
 CANDIDATE = "candidate"
 CHAMPION = "champion"
 PREVIOUS = "previous"
-"""Where `troupe rollback` goes: the champion that the present one followed."""
+"""The champion before the present one, to which `troupe rollback` goes back."""
 
 TEAM_FILE = "team.json"
 ALARM_TAG = "troupe.alarm."
-"""Beginning of the tags of a version that alarms."""
+"""Prefix of the tags that show the alarms of a version."""
 MODEL_TAG = "troupe.model_id"
-"""The SQL store of MLflow 3.17 forgets a version's `model_id`."""
+"""Keeps the id of a version's logged model, because the SQL store of MLflow 3.17 forgets it."""
 
 
 class TeamRegistry:
-    """The teams in one MLflow store or server. Cheap to make and to pickle."""
+    """The teams in one MLflow store or server. It is cheap to create and to pickle."""
 
     def __init__(self, tracking_uri: str, artifact_root: str) -> None:
         """Args: tracking_uri: `sqlite:///PATH` or a server; artifact_root: folder or URI."""
         self.tracking_uri, self.artifact_root = absolute(tracking_uri), absolute(artifact_root)
 
     def register(self, name: str, team: Team, *, code: Path | None = None) -> int:
-        """Version of the team under this name; the same team is registered once, however often it is asked.
+        """Registers the team under this name and returns its version; a team that is registered already keeps its version.
 
         Args: code: a file that MLflow runs to load the team as a pyfunc model ("models from code").
         """
         self._make_name(name)
-        found = self._client.search_model_versions(f"name = {_quote(name)} and tags.`{KEY_TAG}` = '{team.sha256}'")
-        if found:
-            return min(int(v.version) for v in found)
+        # Found by its content: a stage that died after registering may run again.
+        same = self._client.search_model_versions(f"name = {_quote(name)} and tags.`{KEY_TAG}` = '{team.sha256}'")
+        if same:
+            return min(int(v.version) for v in same)
         experiment = open_experiment(self._client, self.artifact_root)
         mlflow_run = open_run(self._client, experiment, team.run_id)
         model_id, location = self._log_model(name, team, experiment, mlflow_run, code=code)
-        made = self._client.create_model_version(
+        created = self._client.create_model_version(
             name, source=location, run_id=mlflow_run, model_id=model_id, tags={**tags_of(team), MODEL_TAG: model_id}
         )
-        number = int(made.version)
-        self._client.update_model_version(name, made.version, description=about_version(name, number, team))
-        link = json.dumps([{"name": name, "version": number}])
+        version = int(created.version)
+        self._client.update_model_version(name, created.version, description=about_version(name, version, team))
+        link = json.dumps([{"name": name, "version": version}])
         self._client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})
-        return number
+        return version
 
     def load(self, name: str, version: int | str) -> tuple[int, Team]:
-        """A team by version or alias; ValueError lists what there is instead."""
+        """Returns version and team of a version or alias; ValueError lists the existing ones if there is none such."""
         number = self.alias(name, version) if isinstance(version, str) else version
-        found = self._versions(name).get(number) if number is not None else None
-        if found is None:
-            raise ValueError(f"no team {name!r} {version!r} in {self.tracking_uri}: {self._what_there_is(name)}")
-        return int(found.version), Team.from_json(self._read(f"{found.source}/{TEAM_FILE}"))
+        entry = self._versions(name).get(number) if number is not None else None
+        if entry is None:
+            raise ValueError(f"no team {name!r} {version!r} in {self.tracking_uri}: {self._existing(name)}")
+        return int(entry.version), Team.from_json(self._read(f"{entry.source}/{TEAM_FILE}"))
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
         """Moves an alias; ValueError if there is no such version."""
         if version not in self._versions(name):
-            raise ValueError(f"no team {name!r} {version} in {self.tracking_uri}: {self._what_there_is(name)}")
+            raise ValueError(f"no team {name!r} {version} in {self.tracking_uri}: {self._existing(name)}")
         self._client.set_registered_model_alias(name, alias, str(version))
 
     def remove_alias(self, name: str, alias: str) -> None:
-        """An alias that names nothing any more; one that named nothing stays so."""
+        """Removes an alias, if there is one of this name."""
         if self.alias(name, alias) is not None:
             self._client.delete_registered_model_alias(name, alias)
 
     def show_watch(self, name: str, version: int, tags: Mapping[str, str]) -> None:
-        """Shows on a version's page what watching it found, in place of what it found before."""
+        """Sets the tags of the last check of a version, and removes alarms of earlier checks that are over."""
         old = self._client.get_model_version(name, str(version)).tags
         for tag in old:
             if tag.startswith(ALARM_TAG) and tag not in tags:
                 self._client.delete_model_version_tag(name, str(version), tag)
-        for tag, words in tags.items():
-            self._client.set_model_version_tag(name, str(version), tag, words)
+        for tag, text in tags.items():
+            self._client.set_model_version_tag(name, str(version), tag, text)
 
     def alias(self, name: str, alias: str) -> int | None:
-        """The version that an alias names; None if it names none."""
+        """Returns the version that an alias names; None if there is no such alias."""
         return self._aliases(name).get(alias)
 
     def versions(self, name: str) -> list[TeamVersion]:
-        """Every version of a team, ascending; empty if there is none."""
+        """Returns every version of a team, ascending; empty if there is none."""
         aliases = self._aliases(name)
         return [
             TeamVersion(
                 version=number,
                 aliases=tuple(sorted(a for a, v in aliases.items() if v == number)),
-                run_id=found.tags["troupe.run_id"],
-                iteration=int(found.tags["troupe.iteration"]),
-                policy_versions=json.loads(found.tags["troupe.policy_versions"]),
-                evaluation=json.loads(found.tags["troupe.evaluation"]),
-                created_at=found.creation_timestamp / 1000,
+                run_id=entry.tags["troupe.run_id"],
+                iteration=int(entry.tags["troupe.iteration"]),
+                policy_versions=json.loads(entry.tags["troupe.policy_versions"]),
+                evaluation=json.loads(entry.tags["troupe.evaluation"]),
+                created_at=entry.creation_timestamp / 1000,
             )
-            for number, found in self._versions(name).items()
+            for number, entry in self._versions(name).items()
         ]
 
     def names(self) -> list[str]:
-        """Every team that has a version or had one."""
+        """Returns every team that has a version or had one, sorted."""
         return sorted(m.name for m in self._client.search_registered_models())
 
     @property
@@ -121,7 +122,7 @@ class TeamRegistry:
         return connect(self.tracking_uri)
 
     def _read(self, uri: str) -> str:
-        """A small artifact. What needs no server is read as it is: MLflow would show a progress bar."""
+        """Reads a small artifact. Files that need no server are read directly: MLflow would show a progress bar."""
         if uri.startswith(("file://", "s3://", "gs://", "abfss://")):
             data = read_file(uri)
             if data is None:
@@ -135,7 +136,7 @@ class TeamRegistry:
     def _log_model(
         self, name: str, team: Team, experiment: str, mlflow_run: str, *, code: Path | None
     ) -> tuple[str, str]:
-        """Id and place of a logged model that holds the manifest and, with `code`, can be loaded."""
+        """Logs a model that holds the manifest and, with `code`, can be loaded; returns its id and location."""
         from mlflow.entities import LoggedModelStatus
 
         params = {"workflow": team.workflow, "credit": str(team.credit.get("path", "")), "git_commit": team.git_commit}
@@ -157,13 +158,16 @@ class TeamRegistry:
     def _log_metrics(self, team: Team, mlflow_run: str, model_id: str) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        found = numbers(team.evaluation, "team")
-        metrics = [Metric(n, v, now, team.iteration, model_id=model_id, run_id=mlflow_run) for n, v in found.items()]
+        now_ms = int(time.time() * 1000)
+        metrics = [
+            Metric(path, value, now_ms, team.iteration, model_id=model_id, run_id=mlflow_run)
+            for path, value in numbers(team.evaluation, "team").items()
+        ]
         if metrics:
             self._client.log_batch(mlflow_run, metrics=metrics[:1000])
 
     def _make_name(self, name: str) -> None:
+        """Creates the registered model, unless it exists: another process may create it at the same time."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -173,11 +177,11 @@ class TeamRegistry:
                 raise
 
     def _versions(self, name: str) -> dict[int, ModelVersion]:
-        found = self._client.search_model_versions(f"name = {_quote(name)}", max_results=10_000)
-        return {int(v.version): v for v in sorted(found, key=lambda v: int(v.version))}
+        entries = self._client.search_model_versions(f"name = {_quote(name)}", max_results=10_000)
+        return {int(v.version): v for v in sorted(entries, key=lambda v: int(v.version))}
 
     def _aliases(self, name: str) -> dict[str, int]:
-        """Read from the registered model: a version found by search does not know its aliases."""
+        """Reads aliases from the registered model: a version that a search returns does not know its aliases."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -188,7 +192,8 @@ class TeamRegistry:
             return {}
         return {alias: int(version) for alias, version in model.aliases.items()}
 
-    def _what_there_is(self, name: str) -> str:
+    def _existing(self, name: str) -> str:
+        """Lists the teams, or the versions and aliases of this team, for an error message."""
         if name not in self.names():
             return f"teams are {', '.join(map(repr, self.names())) or 'none yet'}"
         aliases = ", ".join(f"{a} = {v}" for a, v in sorted(self._aliases(name).items()))
@@ -198,7 +203,7 @@ class TeamRegistry:
 
 
 def _save_pyfunc(folder: Path, team: Team, code: Path) -> None:
-    """Writes what `mlflow.pyfunc.load_model` needs beside the manifest: prompts in, answers out."""
+    """Writes the files that `mlflow.pyfunc.load_model` needs beside the manifest: prompts in, answers out."""
     import mlflow.pyfunc
     from mlflow.models.signature import ModelSignature
     from mlflow.types import ColSpec, Schema
@@ -219,20 +224,20 @@ def _save_pyfunc(folder: Path, team: Team, code: Path) -> None:
     manifest.write_text(team.to_json())
     logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)  # warns where there is no pip, as under uv
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of type hints, from which it takes no signature: it is given one
+        warnings.simplefilter("ignore", UserWarning)  # that type hints give no signature: there is one already
         mlflow.pyfunc.save_model(
             folder,
             python_model=str(code),
             artifacts={"team": str(manifest)},
             signature=signature,
             input_example={"prompt": ["Compute 2+3*4"], "seed": [0]},
-            pip_requirements=["troupe-rl"],  # given, so that MLflow does not load the model to find out
+            pip_requirements=["troupe-rl"],  # otherwise MLflow would load the model to find out
             metadata={"troupe.run_id": team.run_id, "troupe.iteration": team.iteration},
         )
 
 
 def _model_name(name: str, team: Team) -> str:
-    """Without the characters that MLflow refuses in names of logged models."""
+    """Returns a name without the characters that MLflow refuses in names of logged models."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{name}-{team.run_id}-{team.iteration}")
 
 

@@ -1,4 +1,4 @@
-"""rounds: an episode's turns -> the round of each, in time."""
+"""rounds: an episode's turns -> the round of the episode in which each was taken."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from stores.types import Turn
 
 
 def rounds_in_time(turns: Sequence[Turn]) -> dict[int, int]:
-    """Turn index -> round, from 0: a round is over when one of its agents speaks again.
+    """Returns turn index -> round, from 0: a round is over when one of its agents acts again.
 
-    `Turn.round_index` counts each agent's own calls: one that speaks once, at the end, would be in the first round.
+    `Turn.round_index` will not do: it counts each agent's own calls, and an agent that acts once, at the end, would be in
+    the first round.
     """
-    found: dict[int, int] = {}
-    number, spoken = 0, set[str]()
+    round_of: dict[int, int] = {}
+    number, acted = 0, set[str]()
     for turn in sorted(turns, key=lambda turn: turn.turn_index):
-        if turn.agent in spoken:
-            number, spoken = number + 1, set()
-        spoken.add(turn.agent)
-        found[turn.turn_index] = number
-    return found
+        if turn.agent in acted:
+            number, acted = number + 1, set()
+        acted.add(turn.agent)
+        round_of[turn.turn_index] = number
+    return round_of

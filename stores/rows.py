@@ -2,8 +2,8 @@
 
     Trace ── episode_table ──> pyarrow.Table ── LanceDB ──> RecordBatch ── traces_of ──> Trace
 
-Whole columns are converted at once: nothing here runs once per token. Token ids are int32, logprobs float32 (a float
-that float32 cannot hold comes back rounded), mappings of free form are JSON. Sequences come back as tuples.
+Whole columns are converted at once: nothing here runs once per token. Token ids are int32, logprobs float32 (other floats
+come back rounded), mappings of free form are JSON. Sequences come back as tuples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stores.types import (
 R = TypeVar("R")
 
 KEY_METADATA = {b"lance-schema:unenforced-primary-key:position": b"1"}
-"""Declares the primary key with the table itself. Without it concurrent merge_inserts of one key insert it twice."""
+"""Declares the primary key with the table itself. Without it two concurrent merges of one key insert it twice."""
 
 SAMPLING = pa.struct(
     [
@@ -119,7 +119,7 @@ EPISODES = pa.schema(
     ]
 )
 LISTED = tuple(name for name in EPISODES.names if name not in ("turns", "tool_calls", "task_metadata"))
-"""Columns of a list of episodes: those that are small."""
+"""The columns that a list of episodes has: those that are small."""
 TURN_REWARD = pa.struct(
     [
         ("turn_index", pa.int32()),
@@ -144,7 +144,7 @@ REWARDS = pa.schema(
 
 
 def episode_table(traces: Sequence[Trace]) -> pa.Table:
-    """Rows of the `episodes` table, one per trace, in order."""
+    """Returns rows of the `episodes` table, one per trace, in order."""
     turns = [turn for trace in traces for turn in trace.turns]
     calls = [call for trace in traces for call in trace.tool_calls]
     sampling = _struct_array(SAMPLING, [turn.sampling for turn in turns])
@@ -172,9 +172,9 @@ def episode_table(traces: Sequence[Trace]) -> pa.Table:
 
 
 def traces_of(batch: pa.RecordBatch) -> Iterator[Trace]:
-    """The records of whole rows of the `episodes` table: the inverse of `episode_table`."""
-    own = [f.name for f in fields(Trace) if f.name in batch.schema.names and f.name not in ("turns", "tool_calls")]
-    columns = {name: batch[name].to_pylist() for name in own}
+    """Yields the records of whole rows of the `episodes` table: the inverse of `episode_table`."""
+    flat = [f.name for f in fields(Trace) if f.name in batch.schema.names and f.name not in ("turns", "tool_calls")]
+    columns = {name: batch[name].to_pylist() for name in flat}
     columns["purpose"] = [Purpose(v) for v in columns["purpose"]]
     columns["status"] = [EpisodeStatus(v) for v in columns["status"]]
     for name in ("outcome_metadata", "policy_versions"):
@@ -195,7 +195,7 @@ def traces_of(batch: pa.RecordBatch) -> Iterator[Trace]:
 
 
 def reward_table(rewards: Sequence[EpisodeRewards]) -> pa.Table:
-    """Rows of the `rewards` table, one per episode and credit version, in order."""
+    """Returns rows of the `rewards` table, one per episode and credit version, in order."""
     parts = [part for episode in rewards for part in episode.rewards]
     part_array = _struct_array(TURN_REWARD, parts, breakdown=[_dump(p.breakdown) for p in parts])
     columns = {
@@ -206,16 +206,16 @@ def reward_table(rewards: Sequence[EpisodeRewards]) -> pa.Table:
 
 
 def rewards_of(batch: pa.RecordBatch) -> Iterator[EpisodeRewards]:
-    """The records of whole rows of the `rewards` table: the inverse of `reward_table`."""
-    own = [f.name for f in fields(EpisodeRewards) if f.name != "rewards"]
-    columns = {name: batch[name].to_pylist() for name in own}
+    """Yields the records of whole rows of the `rewards` table: the inverse of `reward_table`."""
+    flat = [f.name for f in fields(EpisodeRewards) if f.name != "rewards"]
+    columns = {name: batch[name].to_pylist() for name in flat}
     columns["purpose"] = [Purpose(v) for v in columns["purpose"]]
     columns["rewards"] = _unnest(batch["rewards"], _turn_rewards)
     yield from _records(EpisodeRewards, columns)
 
 
 def reward_id(rewards: EpisodeRewards) -> str:
-    """Key of a reward row: one per episode and credit version."""
+    """Returns the key of a reward row: one per episode and credit version."""
     return f"{rewards.episode_id}/{rewards.credit_version}"
 
 
@@ -230,7 +230,7 @@ def _turns(array: pa.StructArray) -> list[Turn]:
 
 
 def _sampling(array: pa.StructArray) -> list[Sampling]:
-    """Equal settings share one record: there are few of them and many turns."""
+    """Converts sampling settings; equal ones share one record, because there are few of them and many turns."""
     names = [f.name for f in SAMPLING]
     known: dict[tuple[Any, ...], Sampling] = {}
     keys = list(zip(*(array.field(name).to_pylist() for name in names), strict=True))
@@ -276,7 +276,7 @@ def _unnest(array: pa.ListArray, decode: Any) -> list[tuple[Any, ...]]:
 
 
 def _spread(array: pa.ListArray) -> tuple[list[int], pa.Array]:
-    """Offsets from zero and just the values of this slice: a batch may share its buffers with bigger ones."""
+    """Returns offsets from zero and only the values of this slice: a batch may share its buffers with bigger ones."""
     offsets = array.offsets.to_numpy()
     return (offsets - offsets[0]).tolist(), array.values.slice(offsets[0], offsets[-1] - offsets[0])
 
@@ -294,7 +294,7 @@ def _struct_array(kind: pa.StructType, records: Sequence[Any], **columns: Any) -
 def _arrays(
     kind: pa.Schema | pa.StructType, records: Sequence[Any], columns: Mapping[str, Sequence[Any] | pa.Array]
 ) -> list[pa.Array]:
-    """One array per field: from `columns`, else the attribute of that name."""
+    """Builds one array per field, from `columns`, or else from the attribute of that name."""
     arrays = []
     for field in kind:
         values = columns[field.name] if field.name in columns else [getattr(r, field.name) for r in records]
@@ -305,7 +305,9 @@ def _arrays(
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, kind)
-    except UnicodeEncodeError:  # half a surrogate pair, as json.loads makes of what a model wrote: kept as its escape
+    except (
+        UnicodeEncodeError
+    ):  # json.loads makes half a surrogate pair of what a model wrote: it is stored as its escape
         return pa.array([v.encode(errors="backslashreplace").decode() for v in values], kind)
 
 
@@ -314,10 +316,10 @@ def _tags(names: Iterable[str]) -> str:
 
 
 def _dump(value: Any) -> str:
-    """JSON; what JSON cannot hold is kept as its repr, so that no tool's answer can lose an episode."""
+    """Returns JSON; values that JSON does not have are stored as their repr, so that no tool's answer loses an episode."""
     try:
         return json.dumps(value if not isinstance(value, Mapping) else dict(value), ensure_ascii=False, default=repr)
-    except Exception:  # noqa: BLE001 - a key that is no string, a cycle, a repr that raises: all of them a user's
+    except Exception:  # noqa: BLE001 - a key that is no string, a cycle, a repr that raises: these are a user's objects
         if isinstance(value, Mapping):
             return json.dumps({k if isinstance(k, str) else _repr(k): _repr(v) for k, v in value.items()})
         return json.dumps(_repr(value))

@@ -1,9 +1,9 @@
-"""served: answers to people that may be kept, and what was said of them. LanceDB, apart from what a run samples.
+"""served: stores episodes of production traffic that may be kept, and callers' feedback on them. LanceDB.
 
-    gateway ── write_episodes ──> [episodes]      a caller's judgement ── write_feedback ──> [feedback]
+    gateway ── write_episodes ──> [episodes]      a caller's feedback ── write_feedback ──> [feedback]
     collect ── judged ──> episodes with the newest feedback on each
 
-Nothing here is pinned: what is too old is gone from the disk, too (`drop_before`).
+The tables are apart from those of runs. Nothing is pinned: what `drop_before` removes is also gone from the disk.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ FEEDBACK = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """What a caller thinks of an answer."""
+    """A caller's feedback on an answer."""
 
     trace_id: str
     key: str
-    """Name of the API key that it came by; its newest word on a trace replaces the one before."""
+    """Name of the API key with which it was sent; the newest feedback of a key on a trace replaces the one before."""
     at: float
     """Unix seconds."""
     score: float | None = None
@@ -48,7 +48,7 @@ class Feedback:
     label: str | None = None
     comment: str | None = None
     answer: str | None = None
-    """What would have been right."""
+    """The right answer, in the caller's opinion."""
 
 
 class ServedStore(TraceStore):
@@ -57,58 +57,58 @@ class ServedStore(TraceStore):
     schemas: ClassVar[Mapping[str, pa.Schema]] = {**TraceStore.schemas, "feedback": FEEDBACK}
 
     def is_there(self) -> bool:
-        """Whether anything was ever to be kept here."""
+        """Says whether this store was ever created."""
         return self._open_if_there("episodes") is not None
 
     def write_feedback(self, *feedback: Feedback) -> None:
-        """Stores it, in place of what the same key said of the same trace."""
-        found = [asdict(one) | {"feedback_id": f"{one.trace_id}/{one.key}"} for one in feedback]
+        """Stores feedback; it replaces earlier feedback of the same key on the same trace."""
+        new_rows = [asdict(f) | {"feedback_id": f"{f.trace_id}/{f.key}"} for f in feedback]
         merge = self._open("feedback").merge_insert("feedback_id").use_index(False)
         merge = merge.when_matched_update_all().when_not_matched_insert_all()
-        merge.execute(pa.Table.from_pylist(found, schema=FEEDBACK), timeout=timedelta(minutes=1))
+        merge.execute(pa.Table.from_pylist(new_rows, schema=FEEDBACK), timeout=timedelta(minutes=1))
 
     def write_judged(self, traces: Sequence[Trace], feedback: Sequence[Feedback]) -> None:
-        """Episodes, and what was said of them when they ended."""
+        """Stores episodes together with the feedback that came with them."""
         self.write_episodes(traces)
         if feedback:
             self.write_feedback(*feedback)
 
     def feedback_on(self, trace_ids: Sequence[str] | None = None) -> list[Feedback]:
-        """What was said of these traces, or of all, oldest first."""
+        """Returns the feedback on these traces, or on all, oldest first."""
         query = self._open("feedback").search().select([f.name for f in FEEDBACK if f.name != "feedback_id"])
         if trace_ids is not None:
             query = query.where(f"trace_id IN ({quoted(trace_ids)})" if trace_ids else "false")
         return sorted((Feedback(**row) for row in query.to_list()), key=lambda f: f.at)
 
     def judged(self, *, since: float) -> list[tuple[Trace, Feedback]]:
-        """Episodes begun since then (Unix seconds) that somebody has judged, with the newest word, oldest episode first."""
+        """Returns episodes begun since then (Unix seconds) that have feedback, each with the newest, oldest episode first."""
         newest = {feedback.trace_id: feedback for feedback in self.feedback_on()}
         if not newest:
             return []
-        found = self._find(f"episode_id IN ({quoted(list(newest))}) AND started_at >= {since}", limit=len(newest))
+        traces = self._find(f"episode_id IN ({quoted(list(newest))}) AND started_at >= {since}", limit=len(newest))
         return [
-            (trace, newest[trace.episode_id]) for trace in sorted(found, key=lambda t: (t.started_at, t.episode_id))
+            (trace, newest[trace.episode_id]) for trace in sorted(traces, key=lambda t: (t.started_at, t.episode_id))
         ]
 
     def served_since(self, since: float, *, limit: int) -> list[Trace]:
-        """The newest episodes begun after then (Unix seconds), at most `limit`."""
-        rows_of = self.newest_episodes(limit=limit)
-        wanted = [row["episode_id"] for row in rows_of if row["started_at"] > since]
-        return self._find(f"episode_id IN ({quoted(wanted)})", limit=len(wanted)) if wanted else []
+        """Returns the newest episodes begun after then (Unix seconds), at most `limit`."""
+        newest = self.newest_episodes(limit=limit)
+        ids = [row["episode_id"] for row in newest if row["started_at"] > since]
+        return self._find(f"episode_id IN ({quoted(ids)})", limit=len(ids)) if ids else []
 
     def served(self, episode_id: str) -> Trace | None:
-        """The episode of exactly this id, if it is kept."""
-        found = self._find(f"episode_id = {quoted([episode_id])}", limit=1)
-        return found[0] if found else None
+        """Returns the episode of exactly this id; None if it is not stored."""
+        traces = self._find(f"episode_id = {quoted([episode_id])}", limit=1)
+        return traces[0] if traces else None
 
     def kept_of(self, team: str, version: int) -> int:
-        """How many answers of a team version are kept."""
-        told = self._open("episodes").search().select(["outcome_metadata"]).to_arrow()["outcome_metadata"]
-        found = (json.loads(text).get(SERVED, {}) for text in told.to_pylist())
-        return sum((of.get("team"), of.get("team_version")) == (team, version) for of in found)
+        """Counts the stored answers of a team version."""
+        column = self._open("episodes").search().select(["outcome_metadata"]).to_arrow()["outcome_metadata"]
+        served = (json.loads(text).get(SERVED, {}) for text in column.to_pylist())
+        return sum((about.get("team"), about.get("team_version")) == (team, version) for about in served)
 
     def drop_before(self, time_s: float) -> int:
-        """Removes episodes begun before then (Unix seconds) and what was said of them, from the disk too; how many."""
+        """Removes episodes begun before then (Unix seconds), with their feedback, also from the disk; returns how many."""
         episodes = self._open("episodes")
         old = (
             episodes.search()
@@ -119,8 +119,9 @@ class ServedStore(TraceStore):
         )
         if not old:
             return 0
+        # Feedback first: if this is killed in between, the episodes are still there and are found again.
         self._open("feedback").delete(f"trace_id IN ({quoted(old)})")
         episodes.delete(f"started_at < {time_s}")
-        for name in self.schemas:
+        for name in self.schemas:  # deleted rows stay in files of older versions until these are dropped
             self._open(name).optimize(cleanup_older_than=timedelta(0))
         return len(old)

@@ -1,9 +1,9 @@
-"""shown_advantages: per-token advantages of a few episodes of each order, beside the weights that they trained.
+"""shown_advantages: keeps the advantages per token of a few episodes of each job, beside the weights that they trained.
 
     trainer ── write_advantages ──> <version>/advantages.json ── read_advantages ──> dashboard
 
-For people to look at: nothing is trained on them, and they go when the version goes. Which episodes is decided by their ids
-alone, which are hashes, so that all model groups of an iteration keep the same ones.
+They are for people to look at: nothing is trained on them, and they are removed with the version. Episodes are chosen by
+their ids alone, which are hashes, so that all model groups of an iteration keep the same ones.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from stores.weight_cache import fetch
 from stores.weights import WeightStore
 
 ADVANTAGES_FILE = "advantages.json"
-"""By episode and turn: one number where all tokens have the same, else one per token."""
+"""Holds by episode and turn one number where all tokens have the same advantage, else one per token."""
 NUM_SHOWN = 32
-"""Episodes per order."""
+"""Episodes per job."""
 DIGITS = 5
+"""Significant digits of a number: more make the file larger, and nobody reads them."""
 
 
 def write_advantages(folder: Path, advantages: Mapping[tuple[str, int], Iterable[float]]) -> None:
-    """Writes those of the first `NUM_SHOWN` episodes. Args: advantages: by episode id and turn index, per token."""
+    """Writes the advantages of the first `NUM_SHOWN` episodes. Args: advantages: per token, by episode id and turn index."""
     shown: dict[str, dict[int, float | list[float]]] = {}
     for (episode, turn), values in sorted(advantages.items()):
         if episode in shown or len(shown) < NUM_SHOWN:
@@ -35,7 +36,7 @@ def write_advantages(folder: Path, advantages: Mapping[tuple[str, int], Iterable
 def read_advantages(
     weights_uri: str, *, model_group: str, version: int, episode_id: str
 ) -> dict[int, float | list[float]]:
-    """By turn index; empty where the version is gone, was made otherwise, or did not keep this episode's."""
+    """Returns advantages by turn index; empty where the version is gone, is no trainer's, or has none of this episode."""
     ref = WeightStore(weights_uri).ref(model_group, version)
     path = None if ref is None else fetch(ref, with_tensors=False) / ADVANTAGES_FILE
     if path is None or not path.is_file():

@@ -1,4 +1,4 @@
-"""team: a team version as it is registered: workflow, prompts, credit rule and one model version per model group."""
+"""team: the record of a registered team: workflow, prompts, credit rule and one model version per model group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stores.types import ModelVersionRef
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,43 +16,43 @@ class Team:
     """Everything that is evaluated, promoted, served and rolled back as one."""
 
     workflow: str
-    """Dotted path."""
+    """The workflow's dotted path."""
     prompts: Mapping[str, str]
-    """By agent."""
+    """The system prompts by agent."""
     credit: Mapping[str, Any]
-    """`path`, `settings`, `version` of the credit rule."""
+    """`path`, `settings` and `version` of the credit rule."""
     models: Mapping[str, ModelVersionRef]
-    """By model group."""
+    """The model versions by model group."""
     git_commit: str
     run_id: str
     iteration: int
     evaluation: Mapping[str, Any]
-    """Summary of the report that the gate saw; JSON values."""
+    """Summary of the evaluation that the gate decided on; JSON values."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The run config: agents, sampling, model groups, serving; what is needed to let the team act anywhere. No secrets."""
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    """What it was trained on, who made it, commits: see `pipelines/run/provenance.py`; JSON values."""
+    """The run config: agents, sampling, model groups, serving: all that is needed to run the team elsewhere. No secrets."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """The data it was trained on, who made it, commits: see `pipelines/run/provenance.py`; JSON values."""
 
     def to_json(self) -> str:
-        """The text of `team.json`."""
+        """Returns the text of `team.json`."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Team:
-        """The inverse of `to_json`."""
+        """Reads the text of `team.json`; the inverse of `to_json`."""
         data = json.loads(text)
         models = {group: ModelVersionRef(**ref) for group, ref in data.pop("models").items()}
         return cls(models=models, **data)
 
     @property
     def sha256(self) -> str:
-        """Identity of what acts, wherever and however often it was evaluated."""
-        data = {name: value for name, value in asdict(self).items() if name not in ("evaluation", "origin")}
+        """Identifies the team by what acts: it does not depend on evaluations, nor on how the team came to be."""
+        data = {name: value for name, value in asdict(self).items() if name not in ("evaluation", "provenance")}
         return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     @property
     def prompts_sha256(self) -> str:
-        """Identity of the prompts, as `Workflow.prompts_sha256`."""
+        """Identifies the prompts, like `Workflow.prompts_sha256`."""
         return sha256(json.dumps(dict(self.prompts), sort_keys=True).encode()).hexdigest()
 
 
@@ -69,6 +66,6 @@ class TeamVersion:
     iteration: int
     policy_versions: Mapping[str, int]
     evaluation: Mapping[str, float]
-    """The numbers of the evaluation summary, by path."""
+    """The numbers of the evaluation summary, by their path in it."""
     created_at: float
     """Unix seconds."""

@@ -1,4 +1,4 @@
-"""team_page: a team version -> what MLflow's pages say of it: tags to search by, a description to read."""
+"""team_page: a team version -> the tags and the description that MLflow shows of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 KEY_TAG = "troupe.team_sha256"
 MAX_DESCRIPTION_LENGTH = 5000
-"""What MLflow takes at most, on any of its databases."""
+"""MLflow accepts so many characters on any of its databases."""
 
 
 def tags_of(team: Team) -> dict[str, str]:
-    """Tags of a team version; `TeamRegistry.versions` reads some of them back."""
+    """Returns the tags of a team version; `TeamRegistry.versions` reads some of them back."""
     evaluation = numbers(team.evaluation)
-    found = {
+    tags = {
         KEY_TAG: team.sha256,
         "troupe.run_id": team.run_id,
         "troupe.iteration": str(team.iteration),
@@ -28,13 +28,13 @@ def tags_of(team: Team) -> dict[str, str]:
         "troupe.policy_versions": json.dumps({group: ref.version for group, ref in team.models.items()}),
         "troupe.evaluation": json.dumps(dict(list(evaluation.items())[:100])),
     }
-    found["troupe.verdict"] = str(team.evaluation.get("verdict") or "")
-    found["troupe.dag_run"] = str(team.origin.get("links", {}).get("dag_run", ""))
-    return {name: text for name, text in found.items() if text}
+    tags["troupe.verdict"] = str(team.evaluation.get("verdict") or "")
+    tags["troupe.dag_run"] = str(team.provenance.get("links", {}).get("dag_run", ""))
+    return {name: text for name, text in tags.items() if text}
 
 
 def about_name(name: str) -> str:
-    """What stands above the list of a team's versions; Markdown."""
+    """Returns the text above the list of a team's versions, in Markdown."""
     return f"""A team of agents, trained by Troupe: workflow, prompts, credit rule and one model version per model group, promoted as one.
 
 `champion` is the best team so far, `previous` the champion that it followed, `candidate` the latest one.
@@ -52,12 +52,12 @@ mlflow.pyfunc.load_model("models:/{name}@champion").predict(pd.DataFrame({{"prom
 
 
 def about_version(name: str, version: int, team: Team) -> str:
-    """What stands on the page of a team version; Markdown. A list of versions shows the first words of it, as they are."""
+    """Returns the text on the page of a team version, in Markdown; lists of versions show its first words unformatted."""
     rows = [
         f"| {group} | v{ref.version} | `{ref.manifest_sha256[:12]}` | {_data(team, group)} | `{ref.uri}` |"
         for group, ref in sorted(team.models.items())
     ]
-    made_by = team.origin.get("made_by", "")
+    made_by = team.provenance.get("made_by", "")
     facts = {
         "Verdict": _verdict(team.evaluation),
         "Accuracy": _accuracy(team.evaluation),
@@ -65,7 +65,7 @@ def about_version(name: str, version: int, team: Team) -> str:
         "Credit": f"`{team.credit.get('path', '')}`, version `{str(team.credit.get('version', ''))[:12]}`",
         "Made by": f"`{made_by}`" if made_by else "",
         "Commits": _commits(team),
-        "Links": ", ".join(f"{name}: {link}" for name, link in team.origin.get("links", {}).items()),
+        "Links": ", ".join(f"{name}: {link}" for name, link in team.provenance.get("links", {}).items()),
     }
     lines = [
         f"{_in_short(team.evaluation)}: run {team.run_id}, iteration {team.iteration}",
@@ -82,7 +82,7 @@ def about_version(name: str, version: int, team: Team) -> str:
 
 
 def _in_short(evaluation: Mapping[str, Any]) -> str:
-    """`promote 0.750`."""
+    """Returns verdict and accuracy, e.g. `promote 0.750`."""
     return f"{evaluation['verdict']} {evaluation.get('accuracy', 0.0):.3f}" if "verdict" in evaluation else "first team"
 
 
@@ -101,13 +101,13 @@ def _accuracy(evaluation: Mapping[str, Any]) -> str:
 
 
 def _commits(team: Team) -> str:
-    found = {"Troupe": team.git_commit, "workflow": team.origin.get("workflow_commit", "")}
-    return ", ".join(f"{of} `{commit}`" for of, commit in found.items() if commit)
+    commits = {"Troupe": team.git_commit, "workflow": team.provenance.get("workflow_commit", "")}
+    return ", ".join(f"{code} `{commit}`" for code, commit in commits.items() if commit)
 
 
 def _data(team: Team, group: str) -> str:
-    """`412 episodes of iteration 3 (traces@57, rewards@31)`."""
-    data = team.origin.get("data", {}).get(group)
+    """Describes training data, e.g. `412 episodes of iteration 3 (traces@57, rewards@31)`."""
+    data = team.provenance.get("data", {}).get(group)
     if data is None:
         return ""
     traces, rewards = data["traces"], data["rewards"]

@@ -1,15 +1,15 @@
-"""traces: episodes and their rewards, exactly once, read at pinned versions. LanceDB.
+"""traces: stores episodes and their rewards exactly once, and reads them at pinned versions. LanceDB.
 
     collect ── write_episodes ──> [episodes] ── pin_episodes ──> TracesRef  ── read_traces  ──> score, train
     score   ── write_rewards  ──> [rewards]  ── pin_rewards  ──> RewardsRef ── read_rewards ──> train, evaluate
 
-Exactly once rests on four things, all needed: a deterministic key, the primary key declared with the table, insert-only
-merges that use no index on the key (`use_index(False)`), and no duplicates inside one batch. The first writer wins: a
-retried episode never replaces one that another policy version sampled. The one exception is `replaced`: a stage that
-failed because too many episodes did may be repeated, and then an episode that failed gives way to its repetition under
-the same id. Rows are never changed otherwise, and what a tagged version holds stays what it is. On object storage a
-commit is a PUT that must fail where the object exists (`If-None-Match: *`): a server that ignores the condition loses
-commits of concurrent writers.
+Exactly once rests on four things, and all are needed: a deterministic key, the primary key declared with the table,
+insert-only merges that use no index on the key (`use_index(False)`), and no duplicates inside one batch. The first writer
+wins: a retried episode never replaces one that another policy version sampled. The one exception is `replaced`: a stage
+that failed because too many episodes failed may be repeated, and then a failed episode is replaced by its repetition under
+the same id. Otherwise rows are never changed, and the content of a tagged version is fixed. On object storage a commit is a
+PUT that must fail where the object exists (`If-None-Match: *`): a server that ignores the condition loses commits of
+concurrent writers (see `infra/docs/design/exactly-once.md`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from lancedb.table import Table
 
 KEYS = {"episodes": "episode_id", "rewards": "reward_id"}
+"""The primary key of each table."""
 FOR_EVER = timedelta(days=36_500)
 
 
 class TraceStore:
-    """The two tables at one LanceDB URI. Cheap to make and to pickle: every process connects for itself."""
+    """The two tables at one LanceDB URI. It is cheap to create and to pickle: every process opens its own connection."""
 
     schemas: ClassVar[Mapping[str, pa.Schema]] = {"episodes": rows.EPISODES, "rewards": rows.REWARDS}
 
@@ -45,6 +46,7 @@ class TraceStore:
         """Args: uri: a folder, or an object storage URI that LanceDB knows."""
         self.uri = str(uri)
         self._connection: tuple[int, DBConnection] | None = None
+        """With the process id: a forked child must not use its parent's connection."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"uri": self.uri, "_connection": None}
@@ -53,9 +55,9 @@ class TraceStore:
         self.__dict__.update(state)
 
     def create(self) -> None:
-        """Makes what is missing of the tables; safe to call again and from several processes at once.
+        """Creates the tables that are missing; it is safe to call again, and from several processes at once.
 
-        Raises ValueError where a table of another version of Troupe is there already.
+        Raises ValueError where a table of another version of Troupe exists already.
         """
         for name, schema in self.schemas.items():
             try:
@@ -66,7 +68,7 @@ class TraceStore:
                 self._check_schema(name, schema)
 
     def write_episodes(self, traces: Sequence[Trace], *, replaced: Sequence[EpisodeStatus] = ()) -> int:
-        """Stores what is not there yet and returns how many episodes were new; the first writer of a key wins.
+        """Stores the episodes that are not stored yet, and returns how many these were; the first writer of a key wins.
 
         A stored episode with a status in `replaced` is overwritten instead.
         """
@@ -87,7 +89,7 @@ class TraceStore:
         team_key: str,
         but_not: Sequence[EpisodeStatus] = (),
     ) -> set[str]:
-        """Ids of the episodes of this key that are stored by now, but for those with a status in `but_not`."""
+        """Returns the ids of the episodes of this key that are stored by now, except those with a status in `but_not`."""
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         where += f" AND status NOT IN ({quoted(but_not)})" if but_not else ""
         return set(_column(self._open("episodes"), "episode_id", where).to_pylist())
@@ -95,10 +97,10 @@ class TraceStore:
     def stored_episodes(
         self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str, with_tokens: bool = False
     ) -> pa.Table:
-        """One row per stored episode of this key.
+        """Returns one row per stored episode of this key.
 
-        It has {episode_id, group_id, task_id, status, stop_reason, error, num_turns, started_at, duration_s}.
-        `with_tokens` adds num_tokens, the length of all its completions; it reads the turns, so it costs more.
+        Its columns are {episode_id, group_id, task_id, status, stop_reason, error, num_turns, started_at, duration_s}.
+        `with_tokens` adds num_tokens, the length of all its completions; that reads the turns, so it costs more.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         names = ["episode_id", "group_id", "task_id", "status", "stop_reason", "error", "num_turns"]
@@ -116,7 +118,8 @@ class TraceStore:
     ) -> TracesRef:
         """Tags the present version, so that the rows of this key can be read unchanged for ever.
 
-        The same rows give the same tag, whoever asks and how often. `excluded_groups` stay stored, unseen by the ref.
+        The same rows give the same tag, however often this is called and by whom: a repeated stage gets the same ref.
+        `excluded_groups` stay stored, but readers of the ref do not see them.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         table = self._open("episodes")
@@ -147,7 +150,7 @@ class TraceStore:
     ) -> RewardsRef:
         """Tags the rewards of the episodes in `traces`; ValueError if some of those with `statuses` have none.
 
-        Args: statuses: which episodes count at all; default all.
+        Args: statuses: only episodes with these must have rewards; default all.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, credit_version=credit_version)
         table = self._open("rewards")
@@ -186,7 +189,7 @@ class TraceStore:
         columns: Sequence[str] | None = None,
         batch_size: int = 256,
     ) -> Iterator[pa.RecordBatch]:
-        """Pinned episode rows, turns nested, in no particular order and at most `batch_size` at a time.
+        """Yields pinned episode rows, turns nested, in no particular order and at most `batch_size` at a time.
 
         Args:
             agent: only episodes in which this agent has a turn.
@@ -209,30 +212,30 @@ class TraceStore:
         model_group: str | None = None,
         statuses: Sequence[EpisodeStatus] | None = None,
     ) -> Iterator[Trace]:
-        """Pinned episodes as records; filters as in `read_batches`."""
+        """Yields pinned episodes as records; filters are those of `read_batches`."""
         for batch in self.read_batches(ref, agent=agent, model_group=model_group, statuses=statuses):
             yield from rows.traces_of(batch)
 
     def read_rewards(self, ref: RewardsRef) -> Iterator[EpisodeRewards]:
-        """Pinned rewards of the episodes of the ref's team, in no particular order."""
+        """Yields the pinned rewards of the episodes of the ref's team, in no particular order."""
         team = self.stored_ids(run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, team_key=ref.team_key)
         query = self._open("rewards", ref).search().where(_where_of(ref)).select(rows.REWARDS.names)
         for batch in query.to_batches(1024):
             yield from (r for r in rows.rewards_of(batch) if r.episode_id in team)
 
     def get_trace(self, episode_id: str) -> Trace:
-        """The episode with this id, or with the only id that starts so.
+        """Returns the episode with this id, or with the only id that starts with it.
 
         Raises ValueError if there is none, or more than one.
         """
-        found = self._find(_where(episode_id=episode_id), limit=1)
-        if not found and episode_id:
-            found = self._find(f"starts_with(episode_id, {_quote(episode_id)})", limit=3)
-        if len(found) == 1:
-            return found[0]
-        if not found:
+        traces = self._find(_where(episode_id=episode_id), limit=1)
+        if not traces and episode_id:
+            traces = self._find(f"starts_with(episode_id, {_quote(episode_id)})", limit=3)
+        if len(traces) == 1:
+            return traces[0]
+        if not traces:
             raise ValueError(f"no episode {episode_id!r} in {self.uri}: list the stored ones to see their ids")
-        ids = ", ".join(t.episode_id for t in found)
+        ids = ", ".join(t.episode_id for t in traces)
         raise ValueError(f"episode {episode_id!r} is not unique in {self.uri} ({ids}, ...): give more characters")
 
     def find_traces(
@@ -246,7 +249,7 @@ class TraceStore:
         variant: str | None = None,
         limit: int = 50,
     ) -> list[Trace]:
-        """At most `limit` stored episodes with these properties, pinned or not; `variant=""`: those that are none."""
+        """Returns at most `limit` stored episodes with these properties, pinned or not; `variant=""`: no variants."""
         where = _where(
             run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status, variant=variant
         )
@@ -263,37 +266,34 @@ class TraceStore:
         task_id: str | None = None,
         status: EpisodeStatus | None = None,
     ) -> list[dict[str, Any]]:
-        """At most `limit` stored episodes with these properties as plain rows without their turns, those begun last first.
+        """Returns at most `limit` stored episodes with these properties as rows without turns, the newest first.
 
-        Empty where nothing was ever stored. Reads ids and times of all that fit, and the rest of those it returns.
+        It is empty where nothing was ever stored. The ids and times of all matching episodes are read, and the other columns
+        only of those that are returned.
 
-        Args: before: only those that come after this episode in the same list; ValueError where it is not in there.
+        Args: before: only those that come after this episode in the same list; ValueError where it is not in the list.
         """
         table = self._open_if_there("episodes")
         if table is None:
             return []
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
         query = table.search().select(["episode_id", "started_at"])
-        found = (query.where(where) if where else query).to_arrow()
-        order = found.sort_by([("started_at", "descending"), ("episode_id", "ascending")])["episode_id"].to_pylist()
-        if before and before not in order:
+        matching = (query.where(where) if where else query).to_arrow()
+        ids = matching.sort_by([("started_at", "descending"), ("episode_id", "ascending")])["episode_id"].to_pylist()
+        if before and before not in ids:
             raise ValueError(f"episode {before!r} is not in this list: begin without it")
-        wanted = order[order.index(before) + 1 :][:limit] if before else order[:limit]
+        page = ids[ids.index(before) + 1 :][:limit] if before else ids[:limit]
         names = [name for name in rows.LISTED if name in table.schema.names]
-        query = (
-            table.search()
-            .where(f"episode_id IN ({', '.join(map(_quote, wanted))})" if wanted else "false")
-            .select(names)
-        )
+        query = table.search().where(f"episode_id IN ({quoted(page)})" if page else "false").select(names)
         rows_by_id = {row["episode_id"]: row for row in query.to_list()}
-        return [rows_by_id[i] for i in wanted]
+        return [rows_by_id[i] for i in page]
 
     def outcomes_of(self, episode_ids: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Outcomes by credit version of those of these episodes that were ever credited."""
+        """Returns the outcomes by episode and credit version; episodes that were never credited are left out."""
         table = self._open_if_there("rewards")
         outcomes: dict[str, dict[str, float]] = {}
         if table is not None and episode_ids:
-            query = table.search().where(f"episode_id IN ({', '.join(map(_quote, episode_ids))})")
+            query = table.search().where(f"episode_id IN ({quoted(episode_ids)})")
             for row in query.select(["episode_id", "credit_version", "outcome"]).to_list():
                 outcomes.setdefault(row["episode_id"], {})[row["credit_version"]] = row["outcome"]
         return outcomes
@@ -301,7 +301,10 @@ class TraceStore:
     def rewarded_traces(
         self, *, run_id: str, iteration: int | None, purpose: Purpose, min_outcome: float
     ) -> Iterator[Trace]:
-        """Stored episodes that were credited with this outcome or more, under any credit version, in no order; no variants."""
+        """Yields stored episodes that were credited with this outcome or more under any credit version, without variants.
+
+        They come in no particular order.
+        """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose)
         good = set(_column(self._open("rewards"), "episode_id", f"{where} AND outcome >= {min_outcome}").to_pylist())
         query = self._open("episodes").search().where(where).select(rows.EPISODES.names)
@@ -309,52 +312,54 @@ class TraceStore:
             yield from (trace for trace in rows.traces_of(batch) if trace.episode_id in good and not trace.variant)
 
     def rewards_of(self, episode_id: str) -> list[EpisodeRewards]:
-        """Everything that an episode was ever credited with, by credit version."""
+        """Returns all rewards that an episode was ever given, sorted by credit version."""
         query = self._open("rewards").search().where(_where(episode_id=episode_id)).select(rows.REWARDS.names)
-        found = [r for batch in query.to_batches(1024) for r in rows.rewards_of(batch)]
-        return sorted(found, key=lambda r: r.credit_version)
+        rewards = [r for batch in query.to_batches(1024) for r in rows.rewards_of(batch)]
+        return sorted(rewards, key=lambda r: r.credit_version)
 
     def count_rows(self, ref: TracesRef | RewardsRef) -> int:
-        """How many rows the ref pins."""
+        """Counts the rows that the ref pins."""
         if isinstance(ref, RewardsRef):
             return sum(1 for _ in self.read_rewards(ref))
         return self._open("episodes", ref).count_rows(_where_of(ref))
 
     def count_others(self, run_id: str) -> int:
-        """How many episodes the store holds that this run did not make."""
+        """Counts the stored episodes of other runs."""
         return self._open("episodes").count_rows(f"run_id != {_quote(run_id)}")
 
     def compact(self, *, drop_before: Mapping[str, int], margin_s: float = 60.0) -> None:
-        """Merges small files and drops the versions before these (by table), but none that is tagged or younger.
+        """Merges small files, and drops versions that are older than these and than every tagged one.
 
-        Safe beside writers, and beside readers of those versions and all that came after them. A table that is not
-        named keeps every version.
+        It is safe beside writers, and beside readers of these versions and of all later ones.
 
         Args:
-            margin_s: versions this much older than the oldest kept one stay, too. Lance takes an age, not a version,
-                and counts it from a moment that is a little later than the one at which the age is looked up.
+            drop_before: version by table; a table that is not named keeps every version.
+            margin_s: versions that are this much older than the oldest kept one stay, too. Lance takes an age, not a
+                version, and counts it from a moment that is a little later than the one at which the age is looked up.
         """
         for name in KEYS:
             table = self._open(name)
-            table.optimize(cleanup_older_than=FOR_EVER)  # merging takes long, so it is not done between the two moments
+            # Merging takes long: it is done first, so that the ages below are still right when versions are dropped.
+            table.optimize(cleanup_older_than=FOR_EVER)
             ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
             first_kept = min((v for v in ages if v >= drop_before.get(name, 0)), default=table.version)
-            kept = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
-            oldest = max(ages.get(version, FOR_EVER) for version in kept)
+            kept_versions = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
+            oldest = max(ages.get(version, FOR_EVER) for version in kept_versions)
             table.optimize(cleanup_older_than=oldest + timedelta(seconds=margin_s))
 
     def newest_versions(self) -> dict[str, int]:
-        """The newest version of each table."""
+        """Returns the newest version of each table."""
         return {name: self._open(name).version for name in KEYS}
 
     def num_versions(self) -> int:
-        """How many versions both tables keep."""
+        """Counts the versions that both tables keep."""
         return sum(len(self._open(name).list_versions()) for name in KEYS)
 
     def move_pins(self, refs: Iterable[TracesRef | RewardsRef], *, is_dry_run: bool = False) -> int:
-        """Moves the tags of refs to the newest version, so that those they were at can go; returns how many moved.
+        """Moves the tags of refs to the newest version, so that older versions can be dropped; returns how many moved.
 
-        A ref stays readable: its rows are never changed, and its tag stays where it is if rows of its key were added.
+        A ref stays readable and sees the same rows: rows are never changed, and a tag is not moved if rows of its key were
+        added since.
         """
         num_moved = 0
         tables = {name: self._open(name) for name in KEYS}
@@ -372,9 +377,9 @@ class TraceStore:
         return num_moved
 
     def stray_pins(self, run_id: str, known: Collection[str], *, older_than_s: float) -> dict[str, str]:
-        """Table by tag: tags of this run that no ref in `known` names and that are older than this.
+        """Returns table by tag: the tags of this run that no ref in `known` names and that are older than this.
 
-        They were made by stages that died before their ref was recorded, or by hand.
+        They were created by stages that died before their ref was recorded, or by hand.
         """
         purposes = "|".join(p.value for p in Purpose)
         pattern = re.compile(rf"{re.escape(_plain(run_id))}-it\d+-({purposes})-")
@@ -382,8 +387,8 @@ class TraceStore:
         for name in KEYS:
             table = self._open(name)
             ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
-            for tag, at in table.tags.list().items():
-                is_old = ages.get(at["version"], FOR_EVER) > timedelta(seconds=older_than_s)
+            for tag, pinned in table.tags.list().items():
+                is_old = ages.get(pinned["version"], FOR_EVER) > timedelta(seconds=older_than_s)
                 if pattern.match(tag) and tag not in known and is_old:
                     strays[tag] = name
         return strays
@@ -399,6 +404,7 @@ class TraceStore:
         return [trace for batch in batches for trace in rows.traces_of(batch)]
 
     def _insert(self, name: str, table: pa.Table, *, replaced: Sequence[EpisodeStatus] = ()) -> int:
+        # Without `use_index(False)` a merge looks keys up in an index that does not know rows of concurrent commits yet.
         merge = self._open(name).merge_insert(KEYS[name]).use_index(False).when_not_matched_insert_all()
         if replaced:
             merge = merge.when_matched_update_all(where=f"target.status IN ({quoted(replaced)})")
@@ -410,7 +416,7 @@ class TraceStore:
         if other:
             raise ValueError(
                 f"table {name} in {self.uri} was made by another version of Troupe (its columns {', '.join(other)} differ): "
-                "what it holds can be read, not added to; give the run a storage.root of its own"
+                "it can be read, but nothing can be added to it; give the run a storage.root of its own"
             )
 
     def _connect(self) -> DBConnection:
@@ -429,15 +435,15 @@ class TraceStore:
             return None
 
     def _open(self, name: str, ref: TracesRef | RewardsRef | None = None) -> Table:
-        """The table at its newest version, or at the one that `ref` pins."""
+        """Opens the table at its newest version, or at the one that `ref` pins."""
         table = self._connect().open_table(name)
         if ref is None:
             return table
         tagged = table.tags.list().get(ref.tag)
-        if tagged is None or tagged["version"] < ref.version:  # a later one: maintenance moved it (`move_pins`)
-            is_at = f"is at version {tagged['version']}" if tagged else "does not exist"
+        if tagged is None or tagged["version"] < ref.version:  # a later version is right: `move_pins` moved the tag
+            state = f"is at version {tagged['version']}" if tagged else "does not exist"
             raise ValueError(
-                f"{ref.tag} at version {ref.version} was pinned in {ref.uri}, but the tag {is_at} in {self.uri}: "
+                f"{ref.tag} at version {ref.version} was pinned in {ref.uri}, but the tag {state} in {self.uri}: "
                 "open the store that the ref names, or run the stage that pinned it again"
             )
         table.checkout(tagged["version"])
@@ -445,7 +451,7 @@ class TraceStore:
 
 
 def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:
-    """Tag and version: whoever is first tags, all others take that tag."""
+    """Creates the tag of these rows, or takes the one that another process created first; returns tag and version."""
     digest = sha256("\x1f".join(parts).encode()).hexdigest()[:8]
     tag = _plain("-".join((*parts, f"n{count}", digest)))
     try:
@@ -457,7 +463,7 @@ def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:
 
 
 def _plain(text: str) -> str:
-    """Without the characters that Lance refuses in tags."""
+    """Replaces the characters that Lance refuses in tags."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", text)
 
 
@@ -466,6 +472,7 @@ def _table_of(ref: TracesRef | RewardsRef) -> str:
 
 
 def _count_unique(table: Table, key: str, where: str) -> int:
+    """Counts rows; ValueError if a key is there twice, which the merges of `_insert` exclude."""
     values = _column(table, key, where)
     count = len(values)
     unique = pc.count_distinct(values).as_py()
@@ -496,7 +503,7 @@ def _with_status(statuses: Sequence[EpisodeStatus] | None) -> str:
 
 
 def _where(**equals: str | int | None) -> str:
-    """SQL for the conjunction of the values that are not None."""
+    """Returns SQL for the conjunction of the values that are not None."""
     return " AND ".join(f"{name} = {_quote(value)}" for name, value in equals.items() if value is not None)
 
 
@@ -505,7 +512,7 @@ def _quote(value: str | int) -> str:
 
 
 def quoted(values: Sequence[str]) -> str:
-    """Values as SQL has them, with commas between."""
+    """Returns values as SQL literals, separated by commas."""
     return ", ".join(_quote(value) for value in values)
 
 

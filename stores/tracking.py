@@ -1,7 +1,7 @@
-"""tracking: params, metrics, files and some traces of a run -> MLflow, where people look.
+"""tracking: shows params, metrics, files and some traces of a run in MLflow.
 
-One MLflow run per Troupe run with the curves over its iterations, and nested under it one per iteration. Both are found
-again by their tags after a restart. Nothing reads back from here: the truth is in the journal and in the trace store.
+There is one MLflow run per Troupe run, with the curves over its iterations, and nested under it one per iteration. Both are
+found by their tags after a restart. Nothing is read back: the journal and the trace store are the record.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 MAX_PARAM_LENGTH = 6000
 MAX_PREVIEW_LENGTH = 1000
 BATCH = {"metrics": 1000, "params": 100, "tags": 100}
-"""Most entries that MLflow takes at once."""
+"""MLflow accepts so many entries in one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlflowRef:
-    """An MLflow run, as other systems point at it."""
+    """A pointer to an MLflow run, for other systems."""
 
     mlflow_run_id: str
     mlflow_url: str
-    """Empty where no server and no TROUPE_MLFLOW_URL says where people look."""
+    """Empty where there is neither a server nor TROUPE_MLFLOW_URL."""
 
 
 class RunTracker:
-    """What MLflow shows of one run. Cheap to make and to pickle: MLflow is imported and asked when first needed."""
+    """Shows one run in MLflow. It is cheap to create and to pickle: MLflow is imported and called when first needed."""
 
     def __init__(self, tracking_uri: str, artifact_root: str, run_id: str) -> None:
         """Args: tracking_uri: `sqlite:///PATH` or a server; artifact_root: folder or URI; run_id: Troupe's run."""
@@ -59,13 +59,13 @@ class RunTracker:
 
     @property
     def mlflow_run_id(self) -> str:
-        """Id of the MLflow run, made if there is none."""
+        """Returns the id of the MLflow run, created if there is none."""
         return self._open()[1]
 
     def start(self, params: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None) -> str:
-        """Makes or reopens the MLflow run and returns its id.
+        """Creates or reopens the MLflow run and returns its id.
 
-        MLflow's params cannot change: those of the first start stay, others are added.
+        MLflow's params cannot change: those of the first start stay, and new ones are added.
         """
         run = self._client.get_run(self.mlflow_run_id)
         if run.info.status != "RUNNING":
@@ -82,7 +82,7 @@ class RunTracker:
         return self.mlflow_run_id
 
     def log_metrics(self, values: Mapping[str, float], iteration: int, *, at: float | None = None) -> None:
-        """Metrics named `stage/name`, with the iteration as their step; with the same `at` (Unix seconds) only once."""
+        """Logs metrics named `stage/name` with the iteration as their step; the same `at` (Unix seconds) counts once."""
         self._log(self.mlflow_run_id, metrics=_metrics(values, iteration, time.time() if at is None else at))
 
     def log_iteration(
@@ -97,11 +97,11 @@ class RunTracker:
     ) -> MlflowRef:
         """Shows one iteration: an MLflow run nested under this one, and a point on each curve of this one.
 
-        Called again it finds that run and doubles nothing: MLflow keeps one of two metrics with the same name, step, value
-        and time, and their time is `ended_at`.
+        A repeated call finds that run and adds nothing twice: MLflow keeps one of two metrics with the same name, step,
+        value and time, and their time is `ended_at`.
 
         Args:
-            tags: versions, links; `mlflow.note.content` is what people read first (Markdown).
+            tags: versions, links; `mlflow.note.content` is the description at the top of the page (Markdown).
             episodes: some are shown as traces of the iteration's run, see `log_traces`.
             started_at, ended_at: Unix seconds of the iteration.
         """
@@ -110,11 +110,11 @@ class RunTracker:
         experiment, parent = self._open()
         child = find_child(self._client, experiment, parent, iteration)
         if child is None:
-            own = {PARENT_TAG: parent, ITERATION_TAG: str(iteration), "troupe.run": self.run_id}
-            made = self._client.create_run(
-                experiment, int(started_at * 1000), tags=own, run_name=f"{self.run_id} iteration {iteration}"
+            child_tags = {PARENT_TAG: parent, ITERATION_TAG: str(iteration), "troupe.run": self.run_id}
+            created = self._client.create_run(
+                experiment, int(started_at * 1000), tags=child_tags, run_name=f"{self.run_id} iteration {iteration}"
             )
-            child = made.info.run_id
+            child = created.info.run_id
         known = self._client.get_run(child).data.metrics
         points = _metrics({n: v for n, v in metrics.items() if known.get(n) != v}, iteration, ended_at)
         self._log(parent, metrics=points)
@@ -123,30 +123,30 @@ class RunTracker:
         self._client.set_terminated(child, "FINISHED", int(ended_at * 1000))
         return MlflowRef(mlflow_run_id=child, mlflow_url=run_url(self.tracking_uri, experiment, child))
 
-    def log_file(self, place: str) -> None:
-        """A text file, given as a path or URI."""
-        data = read_file(place)
+    def log_file(self, location: str) -> None:
+        """Logs a text file, given as a path or URI; ValueError if it does not exist."""
+        data = read_file(location)
         if data is None:
-            raise ValueError(f"{place} does not exist: write it before it is shown")
-        self._client.log_text(self.mlflow_run_id, data.decode(), place.rpartition("/")[2])
+            raise ValueError(f"{location} does not exist: write it before it is shown")
+        self._client.log_text(self.mlflow_run_id, data.decode(), location.rpartition("/")[2])
 
     def log_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """A small file of the run, in place of the one of this name."""
+        """Logs a small JSON file, which replaces the one of this name."""
         self._client.log_text(self.mlflow_run_id, json.dumps(content, indent=2), name)
 
     def log_traces(
         self, episodes: Iterable[tuple[Trace, EpisodeRewards | None]], *, limit: int = 20, mlflow_run: str = ""
     ) -> int:
-        """Shows some episodes in MLflow's trace view, under this run or `mlflow_run`; returns how many were new there.
+        """Shows at most `limit` episodes in MLflow's trace view, under this run or `mlflow_run`; returns how many were new.
 
-        At most `limit`: first episodes that neither ended well nor were cut, up to half of them, then others, chosen by
-        id so that a repeated call chooses the same. An episode is shown once.
+        Up to half of them are episodes that failed. They are chosen by id, so that a repeated call chooses the same, and an
+        episode is shown once.
         """
         from mlflow.tracing.client import TracingClient
 
         chosen = _choose(episodes, limit)
         experiment, whole = self._open()
-        client = TracingClient(self.tracking_uri)  # the public replay swallows errors and needs a global URI
+        client = TracingClient(self.tracking_uri)  # the public function for this hides errors and needs a global URI
         known = {info.trace_id for info in client.store.batch_get_trace_infos([_trace_id(t) for t, _ in chosen])}
         new = [(trace, rewards) for trace, rewards in chosen if _trace_id(trace) not in known]
         spans = [span for trace, rewards in new for span in _spans(trace, rewards)]
@@ -165,14 +165,14 @@ class RunTracker:
         return connect(self.tracking_uri)
 
     def _open(self) -> tuple[str, str]:
-        """Ids of experiment and MLflow run."""
+        """Returns the ids of experiment and MLflow run; they are looked up once."""
         if self._ids is None:
             experiment = open_experiment(self._client, self.artifact_root)
             self._ids = experiment, open_run(self._client, experiment, self.run_id)
         return self._ids
 
     def _log(self, mlflow_run: str, **entries: list[Any]) -> None:
-        """One call, or as few as MLflow's limits allow."""
+        """Logs entries in as few calls as MLflow's limits allow."""
         rest = {kind: iter(values) for kind, values in entries.items()}
         while True:
             batch: dict[str, Any] = {kind: list(islice(values, BATCH[kind])) for kind, values in rest.items()}
@@ -236,7 +236,7 @@ def _trace_info(trace: Trace, rewards: EpisodeRewards | None, experiment: str, m
 
 
 def _spans(trace: Trace, rewards: EpisodeRewards | None) -> list[Span]:
-    """The episode as AGENT, its turns as LLM and its tool calls as TOOL, at the times when they happened."""
+    """Returns the episode as a span of type AGENT, its turns as LLM and its tool calls as TOOL, at their real times."""
     credit = {r.turn_index: r.reward for r in rewards.rewards} if rewards is not None else {}
     root = _span(
         trace,
@@ -309,7 +309,7 @@ def _span(
     error: str,
     attributes: Mapping[str, Any],
 ) -> Span:
-    """A finished span; `index` -1 is the root, the parent of all others."""
+    """Builds a finished span; `index` -1 is the root, the parent of all others."""
     from mlflow.entities import Span
 
     start_ns = int((trace.started_at + start_s) * 1e9)
@@ -336,12 +336,12 @@ def _span(
 
 
 def _trace_id(trace: Trace) -> str:
-    """MLflow's id of an episode: the same for ever, so that none is shown twice."""
+    """Returns MLflow's id of an episode; it is always the same, so that no episode is shown twice."""
     return f"tr-{_trace_bytes(trace).hex()}"
 
 
 def _trace_bytes(trace: Trace) -> bytes:
-    """The episode id, which is 16 bytes in hexadecimal as OpenTelemetry wants them, or 16 bytes made from it."""
+    """Returns 16 bytes, as OpenTelemetry needs them: the episode id, if it is hexadecimal, or else its hash."""
     if re.fullmatch("[0-9a-f]{32}", trace.episode_id):
         return bytes.fromhex(trace.episode_id)
     return sha256(trace.episode_id.encode()).digest()[:16]

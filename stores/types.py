@@ -17,7 +17,7 @@ SERVED = "troupe/served"
 
 
 class EpisodeStatus(StrEnum):
-    """Whether an episode counts. What the policy did (`ok`, `truncated`) trains; what it did not do does not."""
+    """How an episode ended. Only what the policy itself did (`ok`, `truncated`) is trained on."""
 
     OK = "ok"
     TRUNCATED = "truncated"
@@ -36,7 +36,7 @@ class FinishReason(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What an episode was run for; part of its key, so that no two purposes ever collide."""
+    """What an episode was run for. It is part of the episode's key, so that episodes of two purposes never collide."""
 
     TRAIN = "train"
     GATE = "gate"
@@ -54,14 +54,14 @@ class Task:
     answers: tuple[str, ...]
     """Reference answers; any match counts."""
     source: str = ""
-    """Data set the task came from, for per-source metrics."""
+    """The task's data set, for metrics per source."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON values only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a completion is drawn. Training turns must be unfiltered: see `is_unfiltered`."""
+    """The settings by which a completion is sampled. Turns that train must be unfiltered: see `is_unfiltered`."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -72,13 +72,13 @@ class Sampling:
 
     @property
     def is_unfiltered(self) -> bool:
-        """True where the sampling distribution is the policy's own (scaled by temperature only)."""
+        """Says whether the sampling distribution is the policy's own (scaled by temperature only)."""
         return self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0 and self.temperature > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One model call, token in."""
+    """One model call, given as token ids."""
 
     request_id: str
     model_group: str
@@ -89,7 +89,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The answer to a `GenerateRequest`, token out."""
+    """The answer to a `GenerateRequest`, as token ids."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -103,7 +103,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One model call by one agent, token-exact."""
+    """One model call by one agent, with the exact token ids."""
 
     turn_index: int
     """Position in the episode's sequence of events (turns and tool calls share one count)."""
@@ -123,21 +123,21 @@ class Turn:
     finish_reason: FinishReason
     is_format_ok: bool
     format_fault: str
-    """Empty where the format is ok; else what the contract missed."""
+    """Empty where the format is ok; else what the output contract misses."""
     fields: Mapping[str, str]
-    """What the output contract parsed."""
+    """The parts that the output contract parsed, by name."""
     start_s: float
     """Seconds since the episode began."""
     duration_s: float
     num_attempts: int = 1
     is_version_mixed: bool = False
     cut: Mapping[str, int] = field(default_factory=dict)
-    """Characters that each input lost for want of room."""
+    """How many characters each input lost, because it did not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One tool call, recorded by itself."""
+    """One tool call."""
 
     call_index: int
     """Position in the episode's sequence of events (shared with `Turn.turn_index`)."""
@@ -154,14 +154,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The record of one episode: what happened, never what it was worth (rewards live apart, by credit version)."""
+    """The record of one episode. It never holds rewards: those are stored apart, by credit version."""
 
     episode_id: str
     run_id: str
     iteration: int
     purpose: Purpose
     team_key: str
-    """Hash of the policy versions that were meant to act, and for ad hoc episodes of the occasion: see `team_key`."""
+    """Hash of workflow, prompts and policy versions, and for ad hoc episodes of the occasion: see `team_key`."""
     workflow: str
     task: Task
     group_id: str
@@ -178,8 +178,8 @@ class Trace:
     policy_versions: Mapping[str, int]
     """The version of every model group that acted or was meant to act."""
     is_version_mixed: bool
-    """True if another version than the one that was meant to act sampled a turn or a part of one: kept out of
-    evaluations, and by default out of the loss."""
+    """True if another version than the intended one sampled a turn or a part of one. Such an episode is left out of
+    evaluations, and by default out of training."""
     turns: tuple[Turn, ...]
     tool_calls: tuple[ToolCall, ...]
     started_at: float
@@ -190,7 +190,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReward:
-    """What one turn earned: `reward = sum(weight * score)`, the parts in `breakdown`."""
+    """The reward of one turn: `reward = sum(weight * score)`, with the parts in `breakdown`."""
 
     turn_index: int
     agent: str
@@ -201,7 +201,7 @@ class TurnReward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRewards:
-    """An episode's credit under one version of one credit rule."""
+    """The rewards of an episode's turns under one version of one credit rule."""
 
     episode_id: str
     run_id: str
@@ -219,19 +219,19 @@ class TracesRef:
 
     uri: str
     version: int
-    """Table version, kept alive by `tag`."""
+    """Version of the table; `tag` keeps it from being dropped."""
     tag: str
     run_id: str
     iteration: int
     purpose: Purpose
     team_key: str
     num_episodes: int
-    """Without the excluded groups."""
+    """How many episodes the ref has, without the excluded groups."""
     excluded_groups: tuple[str, ...] = ()
-    """Groups (`Trace.group_id`) of which only some episodes are stored: no reader of the ref sees any of them."""
+    """Groups (`Trace.group_id`) of which only some episodes are stored; readers of the ref see none of these."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "excluded_groups", tuple(self.excluded_groups))  # a list after a trip through JSON
+        object.__setattr__(self, "excluded_groups", tuple(self.excluded_groups))  # JSON turns it into a list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +247,12 @@ class RewardsRef:
     credit_version: str
     num_episodes: int
     team_key: str = ""
-    """Team of the `TracesRef`: gate episodes of candidate and champion differ in nothing else."""
+    """Team of the `TracesRef`: nothing else tells gate episodes of candidate and champion apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelVersionRef:
-    """The immutable weights of one model group after one `train` (or warm start: version 0)."""
+    """A pointer to the immutable weights of one model group after one `train` (version 0: after the warm start)."""
 
     model_group: str
     version: int
@@ -271,15 +271,15 @@ def episode_id(
     episode_index: int,
     variant: str = "",
 ) -> str:
-    """The key of an episode: the same inputs always give the same key, on any machine."""
+    """Returns the key of an episode: the same inputs always give the same key, on any machine."""
     parts = (run_id, str(iteration), purpose.value, team_key, task_id, str(episode_index), variant)
     return sha256("\x1f".join(parts).encode()).hexdigest()[:32]
 
 
 def team_key(*, workflow: str, policy_versions: Mapping[str, int], prompts_sha256: str, occasion: str = "") -> str:
-    """Names what acts in an episode: workflow, prompts and one version per model group.
+    """Returns a name for what acts in an episode: workflow, prompts and one version per model group.
 
-    `occasion` sets ad hoc episodes apart: there the same ids may stand for other tasks, or for the same ones once more.
+    `occasion` tells ad hoc episodes apart, in which the same task ids may mean other tasks, or the same tasks once more.
     """
     parts = [workflow, prompts_sha256, *(f"{g}={v}" for g, v in sorted(policy_versions.items()))]
     parts += [f"occasion={occasion}"] if occasion else []

@@ -1,4 +1,4 @@
-"""waiting: what a stage waits for, said where it waits and read by its watchdog (pipelines/run/watchdog.py)."""
+"""waiting: lets code say what it waits for, so that a stage's watchdog can report it (pipelines/run/watchdog.py)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Wait = str | Callable[[], str]
-"""In words, or how to say it now; called from another thread, so it must neither block nor change anything."""
+"""A text, or a function that returns it; it is called from another thread, so it must neither block nor change anything."""
 
 _WAITS: ContextVar[list[Wait] | None] = ContextVar("waits", default=None)
 
 
 @contextmanager
 def waiting(what: Wait) -> Iterator[None]:
-    """Says what is waited for inside; costs nothing and does nothing where nobody watches."""
+    """Declares what is waited for inside; it does nothing where no watchdog reads it."""
     waits = _WAITS.get()
     if waits is None:
         yield
@@ -28,7 +28,7 @@ def waiting(what: Wait) -> Iterator[None]:
 
 @contextmanager
 def collected(waits: list[Wait]) -> Iterator[None]:
-    """Has the waits of this thread show up in `waits`, outermost first."""
+    """Collects the waits of this thread in `waits`, outermost first."""
     token = _WAITS.set(waits)
     try:
         yield

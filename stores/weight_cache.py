@@ -1,4 +1,4 @@
-"""weight_cache: copies of remote model versions on this machine, which keeps the last few per model group."""
+"""weight_cache: copies remote model versions to this machine, and keeps the last few per model group."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from stores.types import ModelVersionRef
 from stores.weight_files import MANIFEST, Folder, rename, sweep
 
 NUM_TRANSFERS = 8
-"""Files copied from object storage at once."""
+"""So many files are copied from object storage at once."""
 NUM_CACHED = 4
-"""Copies of remote versions that a machine keeps per model group: live, parent, champion, reference."""
+"""A machine keeps so many copies of remote versions per model group: live, parent, champion, reference."""
 FETCH_TIMEOUT_S = 3600.0
 """How long one process waits for another's copy of a version."""
 CACHED_S = 1800
@@ -29,11 +29,11 @@ CACHED_S = 1800
 
 
 def fetch(ref: ModelVersionRef, cache_dir: str | Path | None = None, *, with_tensors: bool = True) -> Path:
-    """A local folder with the files of a version; without a copy if the store is on this machine.
+    """Returns a local folder with the files of a version; nothing is copied if the store is on this machine.
 
     Args:
-        ref: which version.
-        cache_dir: where copies of remote versions are kept; default TROUPE_CACHE, else a folder for temporary files.
+        ref: the version.
+        cache_dir: the folder of all copies; default TROUPE_CACHE, else a folder for temporary files.
         with_tensors: False where config and tokenizer are enough; the folder may hold the tensors all the same.
     """
     folder = Folder.at(ref.uri)
@@ -64,7 +64,7 @@ def _download(folder: Folder, manifest: Manifest, target: Path, *, with_tensors:
 
 @contextmanager
 def _alone(target: Path) -> Iterator[bool]:
-    """One process of this machine at a time makes `target`; gives whether it is to be made, and marks it as used."""
+    """Lets one process of this machine at a time create `target`; yields whether it is missing, and marks it as used."""
     if _is_used(target):
         yield False
         return
@@ -85,7 +85,7 @@ def _alone(target: Path) -> Iterator[bool]:
 
 
 def _is_used(target: Path) -> bool:
-    """Marks a copy as used just now; False if there is none."""
+    """Marks a copy as used now; returns False if there is none."""
     try:
         os.utime(target)
     except FileNotFoundError:
@@ -94,14 +94,14 @@ def _is_used(target: Path) -> bool:
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Where this machine keeps copies of remote versions."""
+    """Returns the folder in which this machine keeps copies of remote versions."""
     return Path(cache_dir or os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "weights"
 
 
 def evict(cache: Path, *, num_kept: int = NUM_CACHED, used_s: float = CACHED_S) -> int:
-    """Removes the copies of one model group that were used longest ago; returns the bytes that this freed.
+    """Removes the copies of one model group that were used longest ago; returns how many bytes that freed.
 
-    Kept are the `num_kept` used last, and what was used in the last `used_s` seconds.
+    The `num_kept` copies that were used last are kept, and those that were used in the last `used_s` seconds.
     """
     copies: dict[bool, list[tuple[float, Path]]] = {True: [], False: []}
     for path in cache.glob("v*"):
@@ -110,20 +110,20 @@ def evict(cache: Path, *, num_kept: int = NUM_CACHED, used_s: float = CACHED_S) 
         except FileNotFoundError:  # another process has just removed it
             continue
     freed = 0
-    for used_at, path in (copy for found in copies.values() for copy in sorted(found, reverse=True)[num_kept:]):
+    for used_at, path in (copy for same in copies.values() for copy in sorted(same, reverse=True)[num_kept:]):
         if used_at < time.time() - used_s:
             freed += size_of(path)
-            gone = path.with_name(f".evict-{uuid.uuid4().hex[:12]}")
+            doomed = path.with_name(f".evict-{uuid.uuid4().hex[:12]}")
             try:
-                path.rename(gone)  # at once: nobody sees half of a copy
+                path.rename(doomed)  # a rename is atomic: nobody sees half of a copy
             except FileNotFoundError:
                 continue
-            shutil.rmtree(gone, ignore_errors=True)
+            shutil.rmtree(doomed, ignore_errors=True)
     return freed
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder."""
+    """Returns the bytes of all files in a folder."""
     sizes = []
     for path in folder.rglob("*"):
         try:

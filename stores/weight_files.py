@@ -1,4 +1,4 @@
-"""weight_files: a folder of files on any pyarrow filesystem, written once and complete as soon as its manifest is there.
+"""weight_files: writes a folder of files on any pyarrow filesystem once; it is complete as soon as its manifest exists.
 
 On a local disk a whole folder appears at once (rename). On object storage every try has a folder of its own, named by
 the manifest, which is written last.
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
 REMOTE_CHUNK_BYTES = 16 << 20
-"""Each read of object storage is a request of its own."""
+"""Larger, because each read of object storage is a request of its own."""
 STALE_S = 86_400
-"""Age from which on the unfinished commit of a killed process is swept away."""
+"""The unfinished commit of a killed process is removed at this age."""
 
 
 class Folder:
@@ -39,19 +39,19 @@ class Folder:
 
     @classmethod
     def at(cls, uri: str) -> Folder:
-        """The folder at a path or URI."""
+        """Returns the folder at a path or URI."""
         return cls(*open_filesystem(uri))
 
     @property
     def is_local(self) -> bool:
-        """True on the local disk."""
+        """Says whether the folder is on the local disk."""
         return self.filesystem is None
 
     def __str__(self) -> str:
         return self.path
 
     def read(self, name: str) -> bytes | None:
-        """A whole small file; None if it is missing."""
+        """Reads a whole small file; returns None if it is missing."""
         try:
             if self.filesystem is None:
                 return (Path(self.path) / name).read_bytes()
@@ -71,18 +71,18 @@ class Folder:
             raise ValueError(f"{self.path}/{name} is missing, the manifest lists it") from None
 
     def subfolders(self) -> list[str]:
-        """Names of the folders right below."""
+        """Returns the names of the folders directly below."""
         if self.filesystem is None:
             path = Path(self.path)
             return [p.name for p in path.iterdir() if p.is_dir()] if path.is_dir() else []
         from pyarrow.fs import FileSelector, FileType
 
-        found = self.filesystem.get_file_info(FileSelector(self.path, allow_not_found=True))
-        return [info.base_name for info in found if info.type is FileType.Directory]
+        entries = self.filesystem.get_file_info(FileSelector(self.path, allow_not_found=True))
+        return [info.base_name for info in entries if info.type is FileType.Directory]
 
     @contextmanager
     def open_new(self) -> Iterator[LocalWriter | RemoteWriter]:
-        """A writer; what it leaves unfinished is removed or, on object storage, without effect."""
+        """Yields a writer; unfinished files are removed or, on object storage, have no effect."""
         if self.filesystem is not None:
             yield RemoteWriter(self.filesystem, self.path)
             return
@@ -94,7 +94,7 @@ class Folder:
 
 
 class LocalWriter:
-    """Files into a folder beside the target, which takes its place at the end."""
+    """Writes files into a folder beside the target, and renames it to the target at the end."""
 
     folder = ""
 
@@ -109,17 +109,18 @@ class LocalWriter:
             return copy(reader, writer)
 
     def finish(self, manifest: bytes) -> None:
-        """Puts the folder, with its manifest, in its place."""
+        """Writes the manifest and renames the folder to the target."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         (self.scratch / MANIFEST).write_bytes(manifest)
         rename(self.scratch, self.target)
 
 
 class RemoteWriter:
-    """Files into a folder of this try, then the manifest, unless another try has written one by now.
+    """Writes files into a folder of this try, then the manifest, unless another try has written one by now.
 
-    Between that look and the write another try could still get in. The stage's lease keeps two from being at it, and
-    if they are, both manifests are whole and the replaced one is noticed by whoever holds its ref.
+    Between that check and the write another try could still write its manifest. The stage's lease prevents two tries at
+    once; if they happen all the same, both manifests are whole, and a reader of the replaced one sees another checksum than
+    its ref has.
     """
 
     def __init__(self, filesystem: FileSystem, path: str) -> None:
@@ -134,7 +135,7 @@ class RemoteWriter:
             return copy(reader, writer)
 
     def finish(self, manifest: bytes) -> None:
-        """Writes the manifest, with which the version exists."""
+        """Writes the manifest; from then on the version exists."""
         if Folder(self.filesystem, self.path).read(MANIFEST) is not None:
             return
         with self.filesystem.open_output_stream(f"{self.path}/{MANIFEST}") as writer:
@@ -142,13 +143,13 @@ class RemoteWriter:
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in chunks."""
+    """Returns the sha256 of a file, read in chunks."""
     with path.open("rb") as file:
         return copy(file, None)
 
 
 def copy(source: Any, target: Any | None, chunk_bytes: int = CHUNK_BYTES) -> str:
-    """Streams everything and returns its sha256; never more than one chunk in memory."""
+    """Copies all bytes of `source` to `target` (None: nowhere), one chunk in memory at a time, and returns their sha256."""
     digest = sha256()
     while chunk := source.read(chunk_bytes):
         digest.update(chunk)
@@ -158,20 +159,20 @@ def copy(source: Any, target: Any | None, chunk_bytes: int = CHUNK_BYTES) -> str
 
 
 def sweep(parent: Path) -> None:
-    """Removes what killed processes left unfinished long ago."""
-    for left in (*parent.glob(".commit-*"), *parent.glob(".fetch-*"), *parent.glob(".evict-*")):
+    """Removes the unfinished folders of processes that were killed long ago."""
+    for unfinished in (*parent.glob(".commit-*"), *parent.glob(".fetch-*"), *parent.glob(".evict-*")):
         try:
-            is_stale = left.stat().st_mtime < time.time() - STALE_S
+            is_stale = unfinished.stat().st_mtime < time.time() - STALE_S
         except FileNotFoundError:  # another writer has just finished
             continue
         if is_stale:
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Puts a folder in its place; whoever was there first stays."""
+    """Renames a folder to `target`; if another process was first, its folder stays."""
     try:
         os.rename(source, target)
-    except OSError:  # a folder that is not empty is in that place
+    except OSError:  # the target is a folder that is not empty: it must be a finished one
         if not (target / MANIFEST).is_file():
             raise

@@ -1,16 +1,16 @@
-"""weights: immutable model versions, one folder each, complete as soon as its manifest is there.
+"""weights: stores immutable model versions, one folder each, which is complete as soon as its manifest exists.
 
     <uri>/<model group>/v<version>/   config.json  model.safetensors  tokenizer.json ...  manifest.json (last)
     <uri>/<base>/v0/                  the same, once for all model groups whose versions are adapters of it:
     <uri>/<model group>/v<version>/   adapter_config.json  adapter_model.safetensors  manifest.json (names the base)
 
-A version is committed by whoever finishes first; everybody else gets that one. On a local disk a whole folder appears
-at once (rename). On object storage every try has a folder of its own, named by the manifest, which is written last:
-what no manifest names does not exist, and a late try never mixes its files into another's. Nothing waits for the disk
-(fsync makes a commit of 400 MB several times slower): any process may die, and what a power cut damages is found by
-`verify`.
+If several processes commit a version, the first to finish wins, and the others get its version. On a local disk a whole
+folder appears at once (rename). On object storage every try has a folder of its own, named by the manifest, which is
+written last: files that no manifest names do not count, and a late try never mixes its files into another's. Nothing waits
+for the disk (fsync makes a commit of 400 MB several times slower): any process may die, and `verify` finds what a power cut
+has damaged.
 
-Who needs files of a remote version gets a copy in a cache on its machine, which keeps the last few per model group.
+Files of a remote version are copied into a cache on the machine that reads them, which keeps the last few per model group.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from stores.weight_files import MANIFEST, Folder
 
 
 class WeightStore:
-    """The model versions under one folder or pyarrow filesystem URI. Cheap to make and to pickle."""
+    """The model versions under one folder or pyarrow filesystem URI. It is cheap to create and to pickle."""
 
     def __init__(self, uri: str) -> None:
         """Args: uri: a folder, or a URI that `pyarrow.fs.FileSystem.from_uri` knows (file, s3, gs, abfss, hdfs)."""
         self.uri = str(uri).rstrip("/") if is_uri(str(uri)) else str(local_path(str(uri)))
 
     def uri_of(self, model_group: str, version: int) -> str:
-        """The folder of a version, whether it exists or not."""
+        """Returns the folder of a version, whether it exists or not."""
         if not model_group or "/" in model_group or model_group.startswith("."):
             raise ValueError(f"model group {model_group!r} cannot name a folder: use letters, digits, '-' and '_'")
         return f"{self.uri}/{model_group}/v{version}"
@@ -54,7 +54,7 @@ class WeightStore:
         note: str = "",
         base: ModelVersionRef | None = None,
     ) -> ModelVersionRef:
-        """Stores a copy of a Hugging Face folder as this version; a version that exists already is returned as it is.
+        """Stores a copy of a Hugging Face folder as this version; a version that exists already is returned unchanged.
 
         With a `base` the folder is an adapter of it, in peft's layout.
 
@@ -88,12 +88,13 @@ class WeightStore:
                 base=base,
             )
             store.finish(manifest.to_json().encode())
+        # Read again: another process may have finished first, and then its version counts.
         ref = self.ref(model_group, version)
         assert ref is not None, f"{target} was just committed"
         return ref
 
     def ref(self, model_group: str, version: int) -> ModelVersionRef | None:
-        """Points at a committed version; None if there is none."""
+        """Returns a pointer to a committed version; None if there is none."""
         uri = self.uri_of(model_group, version)
         data = Folder.at(uri).read(MANIFEST)
         if data is None:
@@ -103,17 +104,20 @@ class WeightStore:
         )
 
     def manifest(self, ref: ModelVersionRef) -> Manifest:
-        """The manifest that `ref` names; ValueError if it is missing or another one."""
+        """Reads the manifest that `ref` names; ValueError if it is missing or has another checksum."""
         return read_manifest(ref)
 
     def versions(self, model_group: str) -> list[int]:
-        """The committed versions of a model group, ascending."""
+        """Returns the committed versions of a model group, ascending."""
         folder = Folder.at(self.uri_of(model_group, 0).rpartition("/")[0])
         numbers = sorted(int(n[1:]) for n in folder.subfolders() if n[:1] == "v" and n[1:].isdigit())
         return [n for n in numbers if self.ref(model_group, n) is not None]
 
     def remove(self, model_group: str, version: int) -> int:
-        """Removes a version, first its manifest; returns the bytes. What a killed removal leaves is left over."""
+        """Removes a version and returns its bytes.
+
+        The manifest goes first: a removal that is killed leaves files that do not count, and `leftovers` finds them.
+        """
         uri = self.uri_of(model_group, version)
         size_bytes = sum(file.size_bytes for file in list_files(uri))
         remove_file(f"{uri}/{MANIFEST}")
@@ -121,27 +125,27 @@ class WeightStore:
         return size_bytes
 
     def leftovers(self, model_group: str, *, older_than_s: float) -> dict[str, int]:
-        """Bytes by folder, a path or URI: what no manifest names and nobody has changed for so long."""
-        place = self.uri_of(model_group, 0).rpartition("/")[0]
+        """Returns bytes by folder, a path or URI: folders that no manifest names and that have not changed for so long."""
+        parent = self.uri_of(model_group, 0).rpartition("/")[0]
         files: dict[str, list[FileEntry]] = {}
-        for file in list_files(place):
+        for file in list_files(parent):
             version, _, rest = file.name.partition("/")
             is_try = rest.startswith("try-")
             files.setdefault(f"{version}/{rest.partition('/')[0]}" if is_try else version, []).append(file)
-        found = {}
+        leftovers = {}
         for folder, entries in files.items():
             version, _, last = folder.partition("/")
             number = int(version[1:]) if version[:1] == "v" and version[1:].isdigit() else None
             ref = None if number is None else self.ref(model_group, number)
             is_named = ref is not None and (not last or read_manifest(ref).folder == last)
             if not is_named and max(e.changed_at for e in entries) < time.time() - older_than_s:
-                found[f"{place}/{folder}"] = sum(e.size_bytes for e in entries)
-        return found
+                leftovers[f"{parent}/{folder}"] = sum(e.size_bytes for e in entries)
+        return leftovers
 
     def fetch(self, ref: ModelVersionRef, cache_dir: str | Path | None = None) -> Path:
-        """A local folder with the files of a version; without a copy if the store is on this machine."""
+        """Returns a local folder with the files of a version; nothing is copied if the store is on this machine."""
         return fetch(ref, cache_dir)
 
     def verify(self, ref: ModelVersionRef) -> None:
-        """Reads everything; ValueError names the first file that is missing or not what the manifest says."""
+        """Reads all files of a version; ValueError names the first that is missing or differs from the manifest."""
         verify_folder(self.fetch(ref), read_manifest(ref))

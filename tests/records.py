@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import pytest
 import servers
 
@@ -108,6 +107,8 @@ def make_rewards() -> Callable[..., EpisodeRewards]:
 
 
 def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
+    import numpy as np
+
     generator = np.random.default_rng(seed * 100 + turn_index)
     length = int(generator.integers(1, 9))
     return Turn(

@@ -31,14 +31,17 @@ if TYPE_CHECKING:
     import peft
     from transformers import PreTrainedModel
 
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What peft puts before the names of the model's own tensors."""
 ADAPTER = "default"
 
 
 def load_version(store: WeightStore, ref: ModelVersionRef, config: DeepSpeedConfig, lora: LoraConfig | None) -> Any:
-    """The policy of a model version, whole or an adapter, ready for an `Engine`; ValueError if it is not what `lora` says."""
+    """Loads the policy of a model version, whole or an adapter, ready for an `Engine`.
+
+    Raises ValueError where the version is not what `lora` says: whole, or an adapter of this rank.
+    """
     base = store.manifest(ref).base
     if (base is None) != (lora is None):
         raise ValueError(
@@ -55,7 +58,7 @@ def load_version(store: WeightStore, ref: ModelVersionRef, config: DeepSpeedConf
 
 
 def load_adapted(base: str | Path, adapter: str | Path, config: DeepSpeedConfig) -> PolicyScorer:
-    """The base, frozen, with the adapter, trainable; ValueError if one does not fit the other."""
+    """Loads the base, frozen, with the adapter, trainable; ValueError if one does not fit the other."""
     import peft
 
     model = load_model(base, config)
@@ -65,9 +68,10 @@ def load_adapted(base: str | Path, adapter: str | Path, config: DeepSpeedConfig)
 
 
 def load_reference_of(policy: Engine, store: WeightStore, ref: ModelVersionRef, config: DeepSpeedConfig) -> Any:
-    """The adapter version `ref` as a reference: the policy with its adapter off, where `ref` does not change the base.
+    """Returns the adapter version `ref` as a reference for KL terms.
 
-    It does change it where it was taken over from another run: then it is a model of its own.
+    If `ref` does not change its base, the policy with its adapter switched off is the same model, and needs no memory.
+    A version that was adopted from another run may change the base: then it is loaded as a model of its own.
     """
     base = store.manifest(ref).base
     assert base is not None
@@ -76,20 +80,20 @@ def load_reference_of(policy: Engine, store: WeightStore, ref: ModelVersionRef, 
 
 
 class AdapterOff:
-    """The base of a policy, called like it: the weights that it has in memory anyway, without the adapter."""
+    """The base of a policy, called like the policy: it uses the weights that are in memory anyway."""
 
     def __init__(self, policy: Engine) -> None:
         self._policy = policy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The policy's forward pass without its adapter; without gradients only."""
+        """Runs the policy's forward pass without its adapter; to be called without gradients only."""
         with adapter_off(self._policy.module):
             return self._policy(*args, **kwargs)
 
 
 @contextmanager
 def adapter_off(module: nn.Module) -> Iterator[None]:
-    """Inside, the model is its base."""
+    """Switches all adapter layers off inside, so that the model computes what its base does."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -103,9 +107,9 @@ def adapter_off(module: nn.Module) -> Iterator[None]:
 
 
 def make_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, out: Path) -> Path:
-    """Writes a fresh adapter of `model` to `out`: A is drawn, B is zero, so it changes nothing yet.
+    """Writes a fresh adapter of `model` to `out` (LoRA, arXiv 2106.09685: W + (alpha / rank) B A).
 
-    Raises ValueError where `config` names layers that the model does not have, or a rank that they cannot have.
+    A is drawn at random and B is zero, so the adapter changes nothing yet. Raises ValueError where `config` names layers that the model does not have, or a rank that they cannot have.
     """
     import peft
 
@@ -138,7 +142,7 @@ def adopt_adapter(
     seed: int,
     out: Path,
 ) -> ModelVersionRef:
-    """Commits a fresh adapter of `base` as version 0 of `model_group`; it answers the base's probe as the base does."""
+    """Commits a fresh adapter of `base` as version 0 of `model_group`; on the base's probe it gives the base's logprobs."""
     probe = store.manifest(base).probe
     make_adapter(load_model(store.fetch(base), DeepSpeedConfig()), config, seed=seed, out=out)
     return store.commit(
@@ -178,7 +182,7 @@ def merge_adapter(base: str | Path, adapter: str | Path, out: str | Path) -> Pat
 
 
 def is_fresh(adapter: str | Path) -> bool:
-    """Whether an adapter changes nothing: every B is zero."""
+    """Says whether an adapter changes nothing: every B is zero."""
     from safetensors.torch import load_file
 
     tensors = load_file(Path(adapter) / ADAPTER_WEIGHTS)
@@ -186,7 +190,7 @@ def is_fresh(adapter: str | Path) -> bool:
 
 
 def check_fit(model: nn.Module, config: LoraConfig) -> None:
-    """ValueError where the model lacks a target, or one is smaller than the rank: names the nearest that works."""
+    """Raises ValueError where the model lacks a target, or one is smaller than the rank; names the nearest that works."""
     linear = {name.rpartition(".")[2]: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     for target in config.target_modules:
         if target == "lm_head":
@@ -216,24 +220,27 @@ def _inject(model: PreTrainedModel, config: peft.LoraConfig) -> None:
 
 
 def _fill(model: nn.Module, adapter: str | Path) -> None:
+    """Copies the tensors of an adapter folder into the adapter layers of a model."""
     from safetensors.torch import load_file
 
     file = Path(adapter) / ADAPTER_WEIGHTS
-    given = load_file(file)
-    wanted = {peft_name(name): p for name, p in model.named_parameters() if p.requires_grad}
-    if given.keys() != wanted.keys():
-        raise ValueError(f"{file} does not fit the base: tensors {sorted(given.keys() ^ wanted.keys())[:3]} differ")
+    tensors = load_file(file)
+    parameters = {peft_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    if tensors.keys() != parameters.keys():
+        raise ValueError(
+            f"{file} does not fit the base: tensors {sorted(tensors.keys() ^ parameters.keys())[:3]} differ"
+        )
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            if given[name].shape != parameter.shape:
+        for name, parameter in parameters.items():
+            if tensors[name].shape != parameter.shape:
                 raise ValueError(
-                    f"{file}: {name} has shape {tuple(given[name].shape)}, the base needs {tuple(parameter.shape)}"
+                    f"{file}: {name} has shape {tuple(tensors[name].shape)}, the base needs {tuple(parameter.shape)}"
                 )
-            parameter.copy_(given[name])
+            parameter.copy_(tensors[name])
 
 
 def peft_name(name: str) -> str:
-    """Name of an adapter's parameter in the model -> its name in the file."""
+    """Maps the name of an adapter's parameter in the model to its name in the file."""
     return PREFIX + name.replace(f".{ADAPTER}.", ".")
 
 

@@ -3,7 +3,7 @@
     chains --deal at random--> minibatches --sort, cut by token budget--> microbatches --deal to workers--> plan
 
 Every worker computes the same plan from the lengths of all samples and takes its own share of it. Whole chains are
-dealt whether or not they are merged, so that merging changes no minibatch.
+dealt whether or not they are merged, so that merging does not change which samples are in a minibatch.
 """
 
 from __future__ import annotations
@@ -34,29 +34,24 @@ class Batch:
     position_ids: torch.Tensor | None
     """[1, T] int64, counted in every packed row; None where rows are padded."""
     families: Families | None
-    """Who attends to whom in packed rows; None where rows are padded."""
+    """Which tokens attend to which in packed rows; None where rows are padded."""
     predictors: torch.Tensor
     """[N] int64: where in the flattened [B * T] hidden states each completion token is predicted."""
     targets: torch.Tensor
     """[N] int64: the completion tokens."""
     temperature: torch.Tensor
-    """[N] float32, of the sampling distribution."""
+    """[N] float32, the temperature at which each token was sampled."""
     row_of_token: torch.Tensor
     """[N] int64: the place in `rows` of each token's sample."""
     rows: tuple[int, ...]
-    """Which samples these are."""
+    """Indices of the samples."""
     completion_lengths: tuple[int, ...]
     """Completion tokens of each of `rows`; they add up to N."""
     num_tokens: int
     """Tokens that are computed, padding left out; what is merged or shared counts once."""
 
-    @property
-    def num_padding(self) -> int:
-        """Padding that is computed beside them."""
-        return self.token_ids.numel() - self.num_tokens
-
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
+        """Returns the same batch on another device."""
         return replace(
             self,
             token_ids=self.token_ids.to(device),
@@ -78,7 +73,7 @@ def collate(
 
     Args:
         pack: rows end to end; False: rows padded on the right with `pad_id`.
-        share: packed rows that begin alike are computed once up to where they part.
+        share: what packed rows have in common at their beginning is computed once.
     """
     completions = [
         _Completion(
@@ -97,7 +92,7 @@ def collate(
 
 
 def collate_turns(turns: Sequence[tuple[Sequence[int], Sequence[int]]], *, pad_id: int = 0) -> Batch:
-    """Prompts and completions that are no samples, at temperature 1: a padded row each."""
+    """Lays prompts and completions that are no samples as padded rows, at temperature 1."""
     rows = [[*prompt, *completion] for prompt, completion in turns]
     completions = [
         _Completion(row=i, sample=i, start=len(prompt), stop=len(rows[i]), temperature=1.0)
@@ -113,9 +108,10 @@ def lay(
     | NDArray[np.floating],
     batch: Batch,
 ) -> torch.Tensor:
-    """Per-row values (a number, or an array over the row's completion tokens; indexed like the samples) -> [N].
+    """Turns values per row into [N], float32 on the batch's device.
 
-    float32 on the batch's device.
+    Args:
+        per_row: a number, or an array over the row's completion tokens, for every sample; indexed like the samples.
     """
     flat = [np.broadcast_to(per_row[i], (n,)) for i, n in zip(batch.rows, batch.completion_lengths, strict=True)]
     values = np.concatenate([np.empty(0), *flat]).astype(np.float32)
@@ -123,17 +119,16 @@ def lay(
 
 
 def lift(values: torch.Tensor, batch: Batch) -> dict[int, NDArray[np.float32]]:
-    """[N] -> {row: array over its completion tokens}; the inverse of `lay`."""
+    """Turns [N] into {row: array over its completion tokens}; it is the inverse of `lay`."""
     host = values.detach().float().cpu().split(batch.completion_lengths)
     return {row: x.numpy() for row, x in zip(batch.rows, host, strict=True)}
 
 
 def deal_minibatches(chains: Sequence[Chain], num_minibatches: int, *, seed: int) -> list[list[Chain]]:
-    """All chains, in random order, dealt into minibatches whose numbers of chains differ by at most one.
+    """Deals all chains, in random order, into minibatches whose numbers of chains differ by at most one.
 
-    The number of minibatches, hence of optimizer steps, is `num_minibatches` whatever the number of rows; only where
-    there are fewer chains than that it is their number, because a step without rows would still decay weights and
-    moments.
+    The number of minibatches, and so of optimizer steps, is `num_minibatches` whatever the number of rows. If there are
+    fewer chains than that, every chain is a minibatch: a step without rows would still decay weights and moments.
     """
     if not chains:
         return []
@@ -190,11 +185,11 @@ def plan(
     rank: int = 0,
     seed: int,
 ) -> list[list[list[Chain]]]:
-    """One epoch for one worker: `plan[minibatch][microbatch]` = rows. All workers together see every sample once.
+    """Plans one epoch for one worker: `plan[minibatch][microbatch]` = rows. All workers together see every sample once.
 
-    Every worker gets the same number of microbatches in every minibatch, of about the same size at the same place
-    (collectives stay in step). Where there are too few rows for that, some are empty lists: `collate` turns them into
-    a batch of zero weight.
+    Every worker gets the same number of microbatches in every minibatch, of about the same size at the same position: ZeRO's
+    collectives run in every forward and backward pass, and all workers must enter them equally often. Where there are too
+    few rows for that, some microbatches are empty lists: `collate` turns them into a batch of zero weight.
 
     Args:
         chains: see `merging.chains_of`.
@@ -220,7 +215,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Completion:
-    """Tokens `start` to `stop` of a row, which one sample sampled."""
+    """Tokens `start` to `stop` of a row: the completion of one sample."""
 
     row: int
     sample: int
@@ -246,6 +241,7 @@ def _lay_out(
         for row, place in zip(rows, places, strict=True):
             token_ids.reshape(-1)[place] = row
         num_tokens = sum(len(row) for row in rows)
+    # The logits at position t predict token t + 1: a completion is predicted one position before its tokens.
     counts = [c.stop - c.start for c in completions]
     empty = np.empty(0, dtype=np.int64)
     predictors = np.concatenate([empty, *(places[c.row][c.start - 1 : c.stop - 1] for c in completions)])
@@ -265,7 +261,8 @@ def _lay_out(
 
 
 def _share(cut: list[list[Chain]], num_workers: int) -> list[list[list[Chain]]]:
-    """Microbatches -> one list per worker, all of one length."""
+    """Deals microbatches to workers: one list per worker, all of one length."""
+    # Halving the largest microbatch is better than adding an empty one, for which the other workers would wait.
     while len(cut) % num_workers and any(len(rows) > 1 for rows in cut):
         at = max(range(len(cut)), key=lambda i: len(cut[i]))
         half = (len(cut[at]) + 1) // 2

@@ -6,6 +6,9 @@
 `master.<name>` is the float32 weight, `exp_avg.<name>` and `exp_avg_sq.<name>` are Adam's moments; beside it
 `<tag>.json` holds the state that is not a tensor. DeepSpeed's own checkpoints fit one ZeRO stage and number of workers, and
 its converter refuses models without its own annotations.
+
+Reading or writing a whole parameter is a collective under ZeRO: all workers must do it for the same parameters in the same
+order, also those that have nothing to write.
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ class Partitions:
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every trainable parameter, by its name in the module; a tied one comes once."""
+        """Returns the shape of every trainable parameter by its name in the module; a tied one comes once."""
         return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
 
     def whole(self, name: str, key: str = "") -> torch.Tensor:
-        """A weight, or with `key` its moment, float32 on the CPU. All workers call it."""
+        """Returns a weight, or with `key` its moment, whole, float32 on the CPU. All workers call it."""
         parameter = self._parameters[name]
         if self._stage == 0:
-            found = self._optimizer.state[parameter][key] if key else parameter.detach()
+            tensor = self._optimizer.state[parameter][key] if key else parameter.detach()
         else:
             from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-            found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
-        return found.detach().to("cpu", torch.float32, copy=True).reshape(self.shapes()[name])
+            tensor = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
+        return tensor.detach().to("cpu", torch.float32, copy=True).reshape(self.shapes()[name])
 
     @torch.no_grad()
     def put(self, name: str, value: torch.Tensor, key: str = "") -> None:
@@ -61,7 +64,10 @@ class Partitions:
             self._put_working_copy(parameter, value)
 
     def begin(self, num_steps: int) -> None:
-        """Makes Adam's state as after `num_steps`, moments 0: DeepSpeed and torch make it in the first step only."""
+        """Creates Adam's state as after `num_steps`, with moments 0.
+
+        DeepSpeed and torch create it in the first step only, and a checkpoint is loaded before that.
+        """
         for flat in self._flat_parameters():
             step = torch.tensor(float(num_steps), dtype=torch.float32, device=flat.device)
             moments = {key: torch.zeros_like(flat, memory_format=torch.preserve_format) for key in MOMENTS}
@@ -74,7 +80,7 @@ class Partitions:
         return self._optimizer if self._stage == 0 else self._optimizer.optimizer
 
     def _flat_parameters(self) -> list[torch.Tensor]:
-        """What Adam's state is keyed by: parameters, or this worker's part of many of them."""
+        """Returns the tensors by which Adam's state is keyed: parameters, or this worker's part of many of them."""
         if self._stage == 0:
             return list(self._parameters.values())
         if self._stage == 3:
@@ -83,7 +89,7 @@ class Partitions:
         return list(getattr(self._optimizer, name, None) or self._optimizer.fp32_groups_flat_partition)
 
     def _put_part(self, parameter: nn.Parameter, value: torch.Tensor, key: str) -> None:
-        """ZeRO-3 pads the last part, which DeepSpeed's own setter does not expect."""
+        """Sets this worker's part under ZeRO-3, which pads the last worker's part; DeepSpeed's own setter does not."""
         find = self._optimizer._get_fp32_opt_state_partition
         part, _ = find(parameter, release_swap_buffers=False, optim_state_key=key or None)
         size, rank = part.numel(), self._optimizer._get_param_partition_rank(parameter)
@@ -93,7 +99,7 @@ class Partitions:
         part[: len(flat)].copy_(flat)
 
     def _put_working_copy(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        """The weights that the forward pass uses, which ZeRO keeps beside the float32 ones."""
+        """Sets the weights that the forward pass uses, which ZeRO keeps beside the float32 ones."""
         if self._stage < 3:
             parameter.detach().copy_(value)
             return
@@ -151,25 +157,25 @@ def load_checkpoint(partitions: Partitions, folder: str | Path, *, tag: str) -> 
 
 
 def has_checkpoint(folder: str | Path, *, tag: str) -> bool:
-    """Whether `folder` holds a checkpoint of `tag`."""
+    """Says whether `folder` holds a checkpoint of `tag`."""
     return all((Path(folder) / f"{tag}.{end}").is_file() for end in ("json", "safetensors"))
 
 
 def fits(partitions: Partitions, folder: str | Path, *, tag: str) -> bool:
-    """Whether `folder` holds a checkpoint of `tag` that is of the same parameters."""
+    """Says whether `folder` holds a checkpoint of `tag` that is of the same parameters."""
     from safetensors import safe_open
 
     if not has_checkpoint(folder, tag=tag):
         return False
     with safe_open(Path(folder) / f"{tag}.safetensors", framework="pt") as file:
-        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return not _misfit(partitions.shapes(), found)
+        tensors = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return not _misfit(partitions.shapes(), tensors)
 
 
-def _misfit(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
-    """What of the parameters `wanted` is missing, too much or of another shape in a file's tensors; empty if nothing."""
-    stored = {name.removeprefix("master."): shape for name, shape in found.items() if name.startswith("master.")}
-    for name in sorted(wanted.keys() | stored.keys()):
-        if wanted.get(name) != stored.get(name):
-            return f"{name} is {stored.get(name, 'not there')}, wanted {wanted.get(name, 'nothing of that name')}"
+def _misfit(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, tuple[int, ...]]) -> str:
+    """Names the first parameter that a file lacks, has too many or has in another shape; empty if they all fit."""
+    stored = {name.removeprefix("master."): shape for name, shape in tensors.items() if name.startswith("master.")}
+    for name in sorted(shapes.keys() | stored.keys()):
+        if shapes.get(name) != stored.get(name):
+            return f"{name} is {stored.get(name, 'not there')}, wanted {shapes.get(name, 'nothing of that name')}"
     return ""

@@ -1,4 +1,4 @@
-"""critic: a Hugging Face trunk and a head -> the value of each completion token's state."""
+"""critic: a Hugging Face trunk and a head -> the value of the state in which each completion token was sampled."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def value_head(width: int, *, hidden_size: int, dtype: torch.dtype) -> nn.Module:
-    """[N, width] -> [N, 1], linear or with one hidden layer. It starts at zero, so that the first values are all zero.
+    """Builds a head, [N, width] -> [N, 1], linear or with one hidden layer.
 
-    The hidden layer is always drawn alike: every worker starts from the same, and so does an order that is done again.
+    The last layer starts at zero, so that the first values are all zero. The hidden layer is always drawn with the same
+    seed: every worker starts from the same weights, and so does a job that is done again.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -53,18 +54,14 @@ class ValueModel(nn.Module):
         hidden_size: int = 0,
         is_frozen: bool = False,
     ) -> ValueModel:
-        """A fresh critic on the trunk of the policy in `folder` (Hugging Face layout)."""
+        """Builds a fresh critic on the trunk of the policy in `folder` (Hugging Face layout)."""
         from transformers import AutoModel
 
         return cls(AutoModel.from_pretrained(folder, dtype=dtype), hidden_size=hidden_size, is_frozen=is_frozen)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """[N] float32: the value of the state in which each completion token was sampled."""
+        """Returns [N] float32: the value of the state in which each completion token was sampled."""
         with torch.no_grad() if self._is_frozen else nullcontext():
             hidden = hidden_states(self.trunk, batch)
+        # An empty microbatch has one hidden state all the same, so that backward runs over every parameter.
         return at_least_float32(self.head(hidden).squeeze(-1))[: len(batch.targets)]
-
-
-def completion_values(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """[N] float32. `model`: a `ValueModel`, or a DeepSpeed engine around one."""
-    return model(batch)

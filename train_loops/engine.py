@@ -3,7 +3,8 @@
     load_policy / load_critic --Engine--> forward, backward (any number of microbatches), step, save, load
                                   └──export_weights──> folder in Hugging Face layout
 
-ZeRO 0 to 3, float32 or bf16, on CPU (gloo) or GPU (NCCL). Nothing here is ever compiled.
+ZeRO (arXiv 1910.02054) 0 to 3, float32 or bf16, on CPU (gloo) or GPU (NCCL). Nothing is ever compiled, so that machines
+without a compiler can train.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "manifest.json", "train_result.json")
-"""Of the parent's folder: what a new version does not inherit."""
+"""The files of the parent's folder that a new version does not inherit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,8 @@ class Step:
 def join_workers() -> None:
     """Makes DeepSpeed use the process group of this process, or one of a single worker where there is none.
 
-    DeepSpeed would compile shared-memory collectives for CPU workers; that is switched off: one worker needs none, a
-    machine that serves may have no compiler, and gloo is right for the rest.
+    DeepSpeed would compile shared-memory collectives for CPU workers. That is switched off: one worker needs none, a
+    machine that serves may have no compiler, and gloo serves the others.
     """
     import torch.distributed as dist
 
@@ -65,19 +66,19 @@ def join_workers() -> None:
 
 
 def device() -> torch.device:
-    """Where this worker's tensors live."""
+    """Returns the device of this worker's tensors."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def load_policy(folder: str | Path, config: DeepSpeedConfig) -> PolicyScorer:
-    """The policy in `folder` (Hugging Face layout), ready for an `Engine`."""
+    """Loads the policy in `folder` (Hugging Face layout), ready for an `Engine`."""
     from train_loops.logprobs import PolicyScorer
 
     return PolicyScorer(load_model(folder, config))
 
 
 def load_model(folder: str | Path, config: DeepSpeedConfig) -> Any:
-    """The causal language model in `folder`, as a policy is trained from it."""
+    """Loads the causal language model in `folder`, as a policy is trained from it."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=_dtype(config), attn_implementation="sdpa")
@@ -87,7 +88,7 @@ def load_model(folder: str | Path, config: DeepSpeedConfig) -> Any:
 
 
 def load_critic(folder: str | Path, config: DeepSpeedConfig, critic: CriticConfig | None = None) -> ValueModel:
-    """A fresh critic on the trunk of the policy in `folder`, which is frozen where `critic.kind` says so."""
+    """Builds a fresh critic on the trunk of the policy in `folder`, which is frozen where `critic.kind` says so."""
     from train_loops.critic import ValueModel
 
     critic = critic or CriticConfig()
@@ -99,12 +100,12 @@ def load_critic(folder: str | Path, config: DeepSpeedConfig, critic: CriticConfi
 
 
 def load_reference(folder: str | Path, config: DeepSpeedConfig) -> nn.Module:
-    """The policy in `folder`, frozen: see `freeze`."""
+    """Loads the policy in `folder`, frozen: see `freeze`."""
     return freeze(load_policy(folder, config), config)
 
 
 def freeze(module: nn.Module, config: DeepSpeedConfig) -> nn.Module:
-    """A module that is called without gradients only. Under ZeRO-3 partitioned like the others."""
+    """Prepares a module that is called without gradients only; under ZeRO-3 it is partitioned like the others."""
     module = module.eval().requires_grad_(False).to(device())
     if config.zero_stage < 3:
         return module
@@ -146,16 +147,16 @@ class Engine:
 
     @property
     def module(self) -> nn.Module:
-        """What was given; under ZeRO-3 its parameters are partitioned (read them with `tensors`)."""
+        """Returns the wrapped module; under ZeRO-3 its parameters are partitioned (read them with `tensors`)."""
         return self._deepspeed.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward pass."""
+        """Runs the module's forward pass."""
         return self._deepspeed(*args, **kwargs)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """No gradients, no dropout."""
+        """Switches gradients and dropout off inside."""
         self._deepspeed.eval()
         try:
             with torch.no_grad():
@@ -170,6 +171,8 @@ class Engine:
             loss: scalar. Where it is not finite all gradients become NaN, so that `step` skips on every worker.
             is_last: True for the last microbatch of the minibatch.
         """
+        # A loss of infinity may have finite gradients on this worker; times NaN none is, and after the workers' gradients
+        # are averaged none is anywhere: all workers skip together, and stay in step.
         guard = torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
         self._deepspeed.set_gradient_accumulation_boundary(is_last)
         self._deepspeed.backward(loss * guard, scale_wrt_gas=False)
@@ -178,7 +181,7 @@ class Engine:
         """Clips and applies the gradients; skips the step, gradients dropped, where their norm is not finite.
 
         Args:
-            with_decay: False: no weight decay, so that parameters whose gradients were always zero stay as they are.
+            with_decay: False: no weight decay, so that parameters whose gradients were always zero do not change.
         """
         settings = self._settings
         for group in self._optimizer.param_groups:
@@ -203,7 +206,7 @@ class Engine:
         save_checkpoint(self._partitions, folder, tag=tag, state=state, num_steps=self.num_steps)
 
     def fits(self, folder: str | Path, *, tag: str) -> bool:
-        """Whether `load` would find a checkpoint of these parameters, of whatever ZeRO stage and number of workers."""
+        """Says whether `load` would find a checkpoint of these parameters, of any ZeRO stage and number of workers."""
         return fits(self._partitions, folder, tag=tag)
 
     def load(self, folder: str | Path, *, tag: str) -> dict[str, Any]:
@@ -214,13 +217,13 @@ class Engine:
     def tensors(
         self, module: nn.Module, *, only_trainable: bool = False, only: str = ""
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters of `module` (a part of this engine's) on the CPU, whole, one after the other.
+        """Yields the parameters of `module` (a part of this engine's) on the CPU, whole, one after the other.
 
-        Tied parameters come once. All workers iterate.
+        Tied parameters come once. All workers iterate to the end, because gathering a parameter is a collective.
 
         Args:
-            only_trainable: leave the frozen ones out.
-            only: the one of this name.
+            only_trainable: leave frozen parameters out.
+            only: yield only the parameter of this name.
         """
         import deepspeed
 
@@ -235,7 +238,7 @@ class Engine:
             yield name, whole
 
     def close(self) -> None:
-        """Lets go of hooks and memory."""
+        """Releases hooks and memory."""
         self._deepspeed.destroy()
 
     @property
@@ -284,7 +287,7 @@ def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Pa
 
 
 def _tied_names(module: nn.Module) -> dict[str, str]:
-    """Further name of a parameter -> the name that `Engine.tensors` gives it."""
+    """Maps every further name of a tied parameter to the name that `Engine.tensors` gives it."""
     first = {id(parameter): name for name, parameter in module.named_parameters()}
     every = module.named_parameters(remove_duplicate=False)
     return {name: first[id(parameter)] for name, parameter in every if name != first[id(parameter)]}
@@ -306,7 +309,7 @@ def _deepspeed_config(config: DeepSpeedConfig, *, stage: int, max_grad_norm: flo
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # At stage 0 in float32 DeepSpeed clips without telling the norm: `Engine.step` clips there.
+        # At stage 0 in float32 DeepSpeed clips but does not return the norm, so `Engine.step` clips there itself.
         "gradient_clipping": max_grad_norm if stage else 0.0,
         "bf16": {"enabled": config.bf16},
         "steps_per_print": 10**9,

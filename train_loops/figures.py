@@ -1,4 +1,4 @@
-"""figures: what an order's rows, scores, advantages and agreements say -> metrics of the model group and of each agent."""
+"""figures: rows of a job, their scores, advantages and agreements -> metrics of the model group and of each agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = Sequence[NDArray[np.floating]]
 def row_figures(
     samples: Sequence[Sample], scores: Mapping[str, Rows], signal: LearningSignal, is_active: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """`train/<name>` of all rows together, before the first step."""
+    """Returns `train/<name>` of all rows together, before the first step."""
     flat = np.concatenate(signal.advantages)
     metrics = {
         "train/rows": float(len(samples)),
@@ -45,7 +45,7 @@ def row_figures(
 
 
 def explained_variance(target: NDArray[np.floating], value: NDArray[np.floating]) -> dict[str, float]:
-    """`train/explained_variance`, 1 - var(target - value) / var(target); nothing where the target does not vary."""
+    """Returns `train/explained_variance`: 1 - var(target - value) / var(target); nothing where the target does not vary."""
     if not _varies(target):
         return {}
     return {"train/explained_variance": float(1 - (target - value).var() / target.var())}
@@ -58,7 +58,7 @@ def agent_figures(
     is_active: NDArray[np.bool_],
     agreements: Mapping[str, Agreement],
 ) -> dict[str, dict[str, float]]:
-    """The same per agent, with its agreement between trainer and engine, and how its credit follows the outcome."""
+    """Returns figures per agent: those of `row_figures`, its agreement, and how its credit follows the outcome."""
     rows_of: dict[str, list[int]] = defaultdict(list)
     for i, s in enumerate(samples):
         rows_of[s.agent].append(i)
@@ -89,7 +89,7 @@ def agent_figures(
 
 
 def agreement_figures(agreements: Mapping[str, Agreement]) -> dict[str, float]:
-    """The agreement of all agents: the mean over tokens, the worst maximum, the least effective sample size."""
+    """Joins the agreements of all agents: the mean over tokens, the worst maximum, the least effective sample size."""
     every = agreements.values()
     num_tokens = sum(a.num_tokens for a in every)
     return {
@@ -100,12 +100,12 @@ def agreement_figures(agreements: Mapping[str, Agreement]) -> dict[str, float]:
 
 
 def funnel_figures(funnel: Funnel) -> dict[str, dict[str, float]]:
-    """Per agent `funnel/<stage>`, turns."""
+    """Returns `funnel/<stage>` per agent, in turns."""
     return {agent: {f"funnel/{stage}": float(n) for stage, n in c.items()} for agent, c in funnel.counts.items()}
 
 
 def credit_correlation(credit: Sequence[float], outcomes: Sequence[float]) -> float | None:
-    """Pearson's r of a turn's advantage and its episode's outcome; None where either does not vary."""
+    """Returns Pearson's r of turns' advantages and their episodes' outcomes; None where either does not vary."""
     x, y = np.asarray(credit, dtype=np.float64), np.asarray(outcomes, dtype=np.float64)
     if not (_varies(x) and _varies(y)):
         return None
@@ -113,12 +113,12 @@ def credit_correlation(credit: Sequence[float], outcomes: Sequence[float]) -> fl
 
 
 def _varies(x: NDArray[np.floating]) -> bool:
-    """Beyond rounding."""
+    """Says whether the values differ by more than rounding."""
     return bool(np.ptp(x) > 1e-6 * max(float(np.abs(x).max()), 1e-6))
 
 
 def _share_without_signal(group_ids: Sequence[str], is_active: NDArray[np.bool_]) -> float:
-    """Share of groups none of whose rows has an advantage."""
+    """Returns the share of groups none of whose rows has an advantage."""
     active = {group for group, active in zip(group_ids, is_active, strict=True) if active}
     return 1 - len(active) / max(len(set(group_ids)), 1)
 

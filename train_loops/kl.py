@@ -1,4 +1,4 @@
-"""kl: estimators of KL(policy || reference) from sampled tokens, and the KL term inside rewards (seed-systems 2.1)."""
+"""kl: estimates KL(policy || reference) from sampled tokens, and puts a KL term into rewards."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ KLEstimator = Literal["k1", "abs", "k2", "k3"]
 
 
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator) -> torch.Tensor:
-    """Per-token estimate, same shape as the inputs (http://joschu.net/blog/kl-approx.html, clamps as in verl 0.8).
+    """Returns an estimate per token, in the shape of the inputs (Schulman 2020, http://joschu.net/blog/kl-approx.html).
 
         d = logprobs - ref_logprobs
         k1 = d    abs = |d|    k2 = d^2/2    k3 = clamp(e^x - x - 1, +-10), x = clamp(-d, +-20)
 
-    In a loss use k2 or k3: the gradient of k1 has mean zero on policy.
+    The clamps are those of verl 0.8. In a loss use k2 or k3: the gradient of k1 has mean zero on policy.
     """
     d = logprobs.float() - ref_logprobs.float()
     if estimator == "k1":
@@ -40,25 +40,29 @@ def token_rewards(
     kl: Sequence[NDArray[np.floating]] | None = None,
     beta: float = 0.0,
 ) -> list[NDArray[np.float64]]:
-    """Turn rewards -> rewards per completion token: r_t = score_t - beta * kl_t, score on the last token only.
+    """Turns rewards per turn into rewards per completion token: r_t = score_t - beta kl_t (arXiv 1909.08593).
+
+    The score stands on the last token only.
 
     Args:
-        rewards: one per row.
-        lengths: completion tokens per row, each >= 1.
-        kl: per row, one estimate per completion token (None: no KL term).
-        beta: `kl_in_reward_coef`.
+        rewards: [N], one per row.
+        lengths: [N], completion tokens of each row, at least 1.
+        kl: N rows, one estimate per completion token (None: no KL term).
+        beta: the KL coefficient in the reward.
     """
     rows = []
     for i, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         r = np.zeros(length) if kl is None else -beta * np.asarray(kl[i], dtype=np.float64)
         assert r.shape == (length,), f"row {i}: {length} completion tokens but kl of shape {r.shape}"
-        r[-1] += reward
+        r[-1] += reward  # the turn's reward is known when its last token is sampled
         rows.append(r)
     return rows
 
 
 def adapted_coef(coef: float, *, kl: float, num_episodes: int, target: float, horizon: int) -> float:
-    """The next KL coefficient (Ziegler 2019): coef (1 + clip(kl / target - 1, +-0.2) num_episodes / horizon).
+    """Returns the next KL coefficient (Ziegler et al., arXiv 1909.08593, section 2.2).
+
+        coef (1 + clip(kl / target - 1, +-0.2) num_episodes / horizon)
 
     Args:
         kl: measured KL to the reference, nats per token.

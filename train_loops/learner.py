@@ -1,12 +1,14 @@
-"""learner: the training rows of one order -> optimizer steps and figures. Pure orchestration of the maths modules.
+"""learner: the training rows of one job -> optimizer steps and figures. It only joins the modules that do the maths.
 
     pinned traces + rewards --read_rows--> samples
-      samples --policy--> old logprobs --mismatch--> keep | weigh | mask | fail
-              --reference--> KL (if it has a coefficient)      --critic--> values (ppo, ippo)
-      rewards, KL, values, the team's signal --learning_signal--> advantages
-      num_epochs x num_minibatches --Update--> steps
+      score     samples --policy--> old logprobs          --reference--> KL (if it has a coefficient)
+                        --critic--> values (ppo, ippo)
+      correct   old logprobs against the engine's --mismatch--> nothing | weights | mask | error
+      signal    rewards, KL, values, the team's signal --learning_signal--> advantages
+      step      num_epochs x num_minibatches --Update--> optimizer steps
 
-Every worker knows all rows and all per-row numbers; only forward and backward passes are shared out.
+Every worker knows all rows and all numbers per row; only forward and backward passes are divided among the workers. So
+every worker takes the same decisions, and enters the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from stores.traces import TraceStore
 from stores.types import RewardsRef, Trace, TracesRef
 from train_loops.advantages.rewarded_rows import CreditKind
 from train_loops.baselines import baselines_of
-from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
+from train_loops.config import BASELINE_ALGORITHMS, MismatchConfig, TrainConfig
 from train_loops.figures import agent_figures, agreement_figures, funnel_figures, row_figures
 from train_loops.kl import adapted_coef
 from train_loops.layout import Layout
-from train_loops.learning_signal import learning_signal
+from train_loops.learning_signal import LearningSignal, learning_signal
 from train_loops.mismatch import Agreement, correct, correct_served, decide, is_close, measure
 from train_loops.models import Models
 from train_loops.rows import Funnel, Sample, samples_of
@@ -41,19 +43,67 @@ from train_loops.update import Update
 
 @dataclass(slots=True, kw_only=True)
 class Learned:
-    """What came out of one order's rows."""
+    """What came out of one job's rows."""
 
     reason: str = ""
     """Why nothing was trained; empty if something was."""
     metrics: dict[str, float] = field(default_factory=dict)
     """`train/<name>`."""
     agents: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Figures by agent."""
     log_ratios: dict[str, float] = field(default_factory=dict)
     """HAPPO: per episode the sum over its turns and tokens of logprob after - logprob before."""
     advantages: dict[tuple[str, int], NDArray[np.floating]] = field(default_factory=dict)
     """[completion tokens] by episode id and turn index, for people to look at."""
     kl_coef: float = 0.0
-    """The KL coefficient in the reward for the next order: what it was, or adapted."""
+    """The KL coefficient in the reward for the next job: unchanged, or adapted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The scores of the rows before the first step, and what follows from them."""
+
+    scores: dict[str, Rows]
+    """Per row and completion token: `old` logprobs, and where they are used `entropy`, `ref` and `values`."""
+    agreements: dict[str, Agreement]
+    """Per agent, how near the engine's logprobs are to the trainer's."""
+    needs_correction: bool
+    """Whether an agent is beyond the tolerance, or the settings always correct."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """The off-policy correction of the rows; all None where the engine's logprobs agree with the trainer's."""
+
+    weights: Rows | None
+    """Importance weights per row and completion token."""
+    keep_mask: Rows | None
+    """Per row and completion token: 1, or 0 where the token is rejected and has no gradient."""
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainableRows:
+    """Which of the N rows have a gradient, and on which tokens."""
+
+    is_active: NDArray[np.bool_]
+    """[N]: the row has an advantage other than 0."""
+    has_loss: NDArray[np.bool_]
+    """[N]: the row has a gradient: of its advantage, its agent's entropy bonus or the KL in the loss."""
+    keep_mask: Rows | None
+    """As `Correction.keep_mask`, and 0 on all tokens of the agents whose weight is 0; None: every token counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """What the optimizer steps did."""
+
+    is_trained: NDArray[np.bool_]
+    """[N]: the row was part of a step of the policy that was made."""
+    metrics: dict[str, float]
+    agents: dict[str, dict[str, float]]
+    log_ratios: dict[str, float]
+    """See `Learned.log_ratios`."""
 
 
 def read_rows(
@@ -65,7 +115,7 @@ def read_rows(
     config: TrainConfig,
     credit_kind: CreditKind,
 ) -> tuple[list[Sample], Funnel]:
-    """The training rows of `model_group` in a fixed order, and the counts of what fell out."""
+    """Returns the training rows of `model_group` in a fixed order, and the counts of the turns that fell out."""
     reward_of = {r.episode_id: r for r in store.read_rewards(rewards)}
     settings: dict[str, Any] = {
         "statuses": config.train_statuses,
@@ -73,14 +123,15 @@ def read_rows(
     }
     funnel = Funnel(model_group=model_group, **settings)
     samples: list[Sample] = []
-    seen: list[Trace] = []
+    compared: list[Trace] = []
     for trace in store.read_traces(traces, model_group=model_group):
         episode_rewards = reward_of.get(trace.episode_id)
         funnel.see(trace, episode_rewards)
         samples += samples_of(trace, episode_rewards, model_group=model_group, **settings)
-        seen += [trace] if config.algorithm in BASELINE_ALGORITHMS else []
-    baselines = baselines_of(seen, reward_of, credit_kind=credit_kind)
+        compared += [trace] if config.algorithm in BASELINE_ALGORITHMS else []
+    baselines = baselines_of(compared, reward_of, credit_kind=credit_kind)
     samples = [replace(s, baseline=baselines.get((s.episode_id, s.turn_index))) for s in samples]
+    # The store returns rows in no particular order, and workers must agree on which row is the i-th.
     return sorted(samples, key=lambda s: (s.episode_id, s.turn_index)), funnel
 
 
@@ -102,141 +153,220 @@ def learn(
     Args:
         samples: all rows, the same on every worker.
         credit_kind: what the credit rule declares its turn rewards to be.
-        seed: of the dealing of rows into minibatches.
-        funnel: gets the last two counts.
+        seed: decides how rows are dealt into minibatches.
+        funnel: receives the last two counts.
         trains_policy: False while only the critic learns.
         pad_id: fills rows up; any token id.
-        team: what the whole-team learner says of these rows.
-        kl_coef: in the reward; None: `loss.kl_in_reward_coef`. Another one where it was adapted before.
+        team: the signal of the whole-team learner for these rows.
+        kl_coef: in the reward; None: `loss.kl_in_reward_coef`. It differs from that where it was adapted before.
 
     Raises:
         MismatchError: the rows were not sampled by the weights that the policy engine holds.
-        TrainingDivergedError: three steps in a row were not finite, or all steps of the order.
+        TrainingDivergedError: three steps in a row were not finite, or all steps of the job.
     """
-    learned = Learned(kl_coef=config.loss.kl_in_reward_coef if kl_coef is None else kl_coef)
-    learned.agents = funnel_figures(funnel)
-    learned.metrics["train/trained_rows"] = 0.0
+    learned = Learned(
+        kl_coef=config.loss.kl_in_reward_coef if kl_coef is None else kl_coef,
+        agents=funnel_figures(funnel),
+        metrics={"train/trained_rows": 0.0},
+    )
     if not samples:
         learned.reason = "no trainable rows: see the funnel for where they fell out"
         return learned
     clock = _Clock(learned.metrics)
     layout = Layout(samples, rows=config.rows, microbatch_tokens=config.microbatch_tokens, pad_id=pad_id)
     with clock.measures("old_logprobs"):
-        scores, agreements = _score(samples, layout, models, config=config)
-        is_corrected = decide(agreements, config=config.mismatch) == "correct"
+        scored = score(samples, layout, models, config=config)
     with clock.measures("advantages"):
-        rollout = [s.rollout_logprobs for s in samples]
-        weights, kept = correct(scores["old"], rollout, config=config.mismatch) if is_corrected else (None, None)
-        is_served = [s.is_served for s in samples]
-        if any(is_served):
-            weights, kept, far = correct_served(
-                scores["old"],
-                rollout,
-                [s.agent for s in samples],
-                is_served,
-                weights=weights,
-                kept=kept,
-                config=config.mismatch,
-            )
-            learned.metrics |= _served_figures(is_served, kept, far)
+        correction = correct_rows(samples, scored, config=config.mismatch)
         signal = learning_signal(
-            samples, scores, config=config, credit_kind=credit_kind, beta=learned.kl_coef, team=team
+            samples, scored.scores, config=config, credit_kind=credit_kind, beta=learned.kl_coef, team=team
         )
-        is_active = np.array([bool(np.any(a)) for a in signal.advantages])
+        rows = trainable_rows(samples, signal, correction, config=config)
     learned.advantages = {(s.episode_id, s.turn_index): a for s, a in zip(samples, signal.advantages, strict=True)}
-    learned.metrics |= row_figures(samples, scores, signal, is_active) | agreement_figures(agreements)
-    learned.metrics |= _correction_figures(weights, kept)
-    learned.metrics["train/is_corrected"] = float(weights is not None or kept is not None)
-    if team is not None and config.algorithm == "happo":
-        factors = [team.log_factor.get(episode, 0.0) for episode in {s.episode_id for s in samples}]
-        learned.metrics["train/factor_ess"] = effective_sample_size(factors)
-    funnel.add("non_zero_advantage", [s.agent for s, active in zip(samples, is_active, strict=True) if active])
-    figures = agent_figures(samples, scores, signal, is_active, agreements)
-    learned.metrics["train/unique_token_share"], unique = layout.savings()
-    _merge(figures, {agent: {"unique_token_share": share} for agent, share in unique.items()})
-    with_gradient = _without_unweighted(samples, kept, config=config)
-    has_loss = (is_active | _has_other_loss(samples, config)) & _any(samples, with_gradient)
-    if not has_loss.any() and not models.has_values:
-        learned.reason = _why_nothing(samples, is_active, config=config)
-    else:
-        trains_policy = trains_policy and bool(has_loss.any())
+    learned.metrics |= row_figures(samples, scored.scores, signal, rows.is_active)
+    learned.metrics |= agreement_figures(scored.agreements) | correction.metrics
+    learned.metrics |= _factor_figures(samples, team, config=config)
+    agents = agent_figures(samples, scored.scores, signal, rows.is_active, scored.agreements)
+    learned.metrics["train/unique_token_share"], unique_share = layout.savings()
+    _merge(agents, {agent: {"unique_token_share": share} for agent, share in unique_share.items()})
+    _count(funnel, "non_zero_advantage", samples, rows.is_active)
+    if rows.has_loss.any() or models.has_values:
         with clock.measures("update"):
-            update = Update(
-                samples=samples,
-                layout=layout,
-                models=models,
-                config=config,
-                scores=scores,
+            stepped = step(
+                samples,
+                layout,
+                models,
+                scores=scored.scores,
                 signal=signal,
-                weights=weights,
-                kept=with_gradient,
-                is_picked=has_loss | models.has_values,
-                trains_policy=trains_policy,
+                weights=correction.weights,
+                rows=rows,
+                config=config,
+                # A critic learns also where no row has a gradient of the policy.
+                trains_policy=trains_policy and bool(rows.has_loss.any()),
+                seed=seed,
             )
-            metrics, per_agent = update.run(seed=seed)
-            learned.metrics |= metrics
-            _merge(figures, per_agent)
-            if trains_policy:
-                _after(learned, figures, samples, layout, models, scores, config=config)
-        has_trained = update.is_in_policy_step & has_loss
-        funnel.add("trained", [s.agent for s, has in zip(samples, has_trained, strict=True) if has])
-        learned.metrics["train/trained_rows"] = float(has_trained.sum())
-    if config.loss.adaptive_kl is not None and not learned.reason:
-        learned.kl_coef = adapted_coef(
-            learned.kl_coef,
-            kl=learned.metrics["train/kl_ref_k3"],
-            num_episodes=len({s.episode_id for s in samples}),
-            target=config.loss.adaptive_kl.target,
-            horizon=config.loss.adaptive_kl.horizon,
-        )
+        learned.metrics |= stepped.metrics
+        learned.metrics["train/trained_rows"] = float(stepped.is_trained.sum())
+        learned.log_ratios = stepped.log_ratios
+        _merge(agents, stepped.agents)
+        _count(funnel, "trained", samples, stepped.is_trained)
+    else:
+        learned.reason = _why_nothing(samples, rows.is_active, config=config)
     if config.loss.adaptive_kl is not None:
+        if not learned.reason:
+            learned.kl_coef = adapted_coef(
+                learned.kl_coef,
+                kl=learned.metrics["train/kl_ref_k3"],
+                num_episodes=len({s.episode_id for s in samples}),
+                target=config.loss.adaptive_kl.target,
+                horizon=config.loss.adaptive_kl.horizon,
+            )
         learned.metrics["train/kl_coef"] = learned.kl_coef
     learned.agents = funnel_figures(funnel)
-    _merge(learned.agents, figures)
+    _merge(learned.agents, agents)
     num_tokens = sum(len(s.token_ids) for s in samples)
-    learned.metrics["train/tokens_per_s"] = num_tokens / max(clock.total, 1e-9)
+    learned.metrics["train/tokens_per_s"] = num_tokens / max(clock.total_s, 1e-9)
     return learned
 
 
-def _score(
-    samples: Sequence[Sample], layout: Layout, models: Models, *, config: TrainConfig
-) -> tuple[dict[str, Rows], dict[str, Agreement]]:
-    """`old` logprobs and what else the settings use, and how near the engine's are to the trainer's.
+def score(samples: Sequence[Sample], layout: Layout, models: Models, *, config: TrainConfig) -> Scored:
+    """Scores the rows under the parent weights, and measures how near the engine's logprobs are to the trainer's.
 
-    Where that is allowed and right the engine's stand for the old ones; the agreement is then that of the rows on which
-    it was measured. An agent of whom none was measured has them all scored.
+    With `old_logprobs: rollout_if_close` the engine's logprobs are taken as the old ones where they are close on a part of
+    the rows; that saves a forward pass. The agreement is then that of this part. If the part has no row of some agent, all
+    rows are scored.
+
+    Raises:
+        MismatchError: see `mismatch.decide`.
     """
     names = ["ref"] * (models.reference is not None) + ["values"] * models.has_values
     rollout = [np.asarray(s.rollout_logprobs, dtype=np.float64) for s in samples]
     agents = [s.agent for s in samples]
     if config.mismatch.old_logprobs == "rollout_if_close":
-        found = measured_on_probe(samples, layout, models, config=config.mismatch)
-        if is_close(found, config=config.mismatch) and found.keys() == set(agents):
+        agreements = measured_on_probe(samples, layout, models, config=config.mismatch)
+        if is_close(agreements, config=config.mismatch) and agreements.keys() == set(agents):
             scores = score_rows(layout, models, rows=range(len(samples)), names=names)
-            return scores | {"old": [x.astype(np.float32) for x in rollout]}, found
+            scores["old"] = [x.astype(np.float32) for x in rollout]
+            return _decided(scores, agreements, config=config.mismatch)
     scores = score_rows(layout, models, rows=range(len(samples)), names=[*names, "old", "entropy"])
+    # Rows from service may come from another version: they say nothing about the agreement of this version's engine.
     own = [i for i, s in enumerate(samples) if not s.is_served] or list(range(len(samples)))
-    old = [scores["old"][i] for i in own]
-    return scores, measure(old, [rollout[i] for i in own], [agents[i] for i in own], config=config.mismatch)
+    agreements = measure(
+        [scores["old"][i] for i in own],
+        [rollout[i] for i in own],
+        [agents[i] for i in own],
+        config=config.mismatch,
+    )
+    return _decided(scores, agreements, config=config.mismatch)
 
 
-def _has_other_loss(samples: Sequence[Sample], config: TrainConfig) -> NDArray[np.bool_]:
-    """[rows], whether a row without advantage has a gradient all the same: of its agent's entropy, or of the KL."""
-    return np.array([config.loss.kl_in_loss_coef > 0 or config.entropy_coef(s.agent) != 0 for s in samples])
+def correct_rows(samples: Sequence[Sample], scored: Scored, *, config: MismatchConfig) -> Correction:
+    """Weights and rejects tokens where `scored` asks for it, and always those of rows from service."""
+    old, rollout = scored.scores["old"], [s.rollout_logprobs for s in samples]
+    metrics: dict[str, float] = {}
+    weights, keep_mask = correct(old, rollout, config=config) if scored.needs_correction else (None, None)
+    is_served = [s.is_served for s in samples]
+    if any(is_served):
+        weights, keep_mask, agreements = correct_served(
+            old, rollout, [s.agent for s in samples], is_served, weights=weights, keep_mask=keep_mask, config=config
+        )
+        metrics |= _served_figures(is_served, keep_mask, agreements)
+    if weights is not None:
+        metrics["train/importance_weight"] = float(np.concatenate(weights).mean())
+    if keep_mask is not None:
+        metrics["train/rejected_share"] = 1 - float(np.concatenate(keep_mask).mean())
+    metrics["train/is_corrected"] = float(weights is not None or keep_mask is not None)
+    return Correction(weights=weights, keep_mask=keep_mask, metrics=metrics)
 
 
-def _without_unweighted(samples: Sequence[Sample], kept: Rows | None, *, config: TrainConfig) -> Rows | None:
-    """`kept`, where agents of weight 0 have no token."""
-    unweighted = {agent for agent, a in config.agents.items() if a.weight == 0}
-    if not unweighted:
-        return kept
-    kept = kept if kept is not None else [np.ones(s.completion_length) for s in samples]
-    return [np.zeros_like(of) if s.agent in unweighted else of for s, of in zip(samples, kept, strict=True)]
+def trainable_rows(
+    samples: Sequence[Sample], signal: LearningSignal, correction: Correction, *, config: TrainConfig
+) -> TrainableRows:
+    """Finds the rows that have a gradient: rows without one are not computed in the update."""
+    is_active = np.array([bool(np.any(a)) for a in signal.advantages])
+    has_other_loss = np.array([config.loss.kl_in_loss_coef > 0 or config.entropy_coef(s.agent) != 0 for s in samples])
+    keep_mask = correction.keep_mask
+    weightless = {agent for agent, settings in config.agents.items() if settings.weight == 0}
+    if weightless:
+        ones = keep_mask if keep_mask is not None else [np.ones(s.completion_length) for s in samples]
+        keep_mask = [np.zeros_like(x) if s.agent in weightless else x for s, x in zip(samples, ones, strict=True)]
+    has_token = (
+        np.ones(len(samples), dtype=bool) if keep_mask is None else np.array([bool(np.any(x)) for x in keep_mask])
+    )
+    return TrainableRows(is_active=is_active, has_loss=(is_active | has_other_loss) & has_token, keep_mask=keep_mask)
 
 
-def _any(samples: Sequence[Sample], kept: Rows | None) -> NDArray[np.bool_]:
-    """[rows], whether a row has a token that is kept."""
-    return np.array([bool(np.any(of)) for of in kept]) if kept is not None else np.ones(len(samples), dtype=bool)
+def step(
+    samples: Sequence[Sample],
+    layout: Layout,
+    models: Models,
+    *,
+    scores: dict[str, Rows],
+    signal: LearningSignal,
+    weights: Rows | None,
+    rows: TrainableRows,
+    config: TrainConfig,
+    trains_policy: bool,
+    seed: int,
+) -> Stepped:
+    """Makes the optimizer steps, then measures how far they moved the policy.
+
+    Raises:
+        TrainingDivergedError: see `learn`.
+    """
+    update = Update(
+        samples=samples,
+        layout=layout,
+        models=models,
+        config=config,
+        scores=scores,
+        signal=signal,
+        weights=weights,
+        keep_mask=rows.keep_mask,
+        is_picked=rows.has_loss | models.has_values,
+        trains_policy=trains_policy,
+    )
+    metrics, agents = update.run(seed=seed)
+    log_ratios: dict[str, float] = {}
+    if trains_policy:
+        log_ratios = _measure_change(samples, layout, models, scores["old"], metrics, agents, config=config)
+    return Stepped(
+        is_trained=update.is_in_policy_step & rows.has_loss, metrics=metrics, agents=agents, log_ratios=log_ratios
+    )
+
+
+def _decided(scores: dict[str, Rows], agreements: dict[str, Agreement], *, config: MismatchConfig) -> Scored:
+    """Adds to the scores whether they need a correction; raises MismatchError beyond the limits."""
+    needs_correction = decide(agreements, config=config) == "correct"
+    return Scored(scores=scores, agreements=agreements, needs_correction=needs_correction)
+
+
+def _measure_change(
+    samples: Sequence[Sample],
+    layout: Layout,
+    models: Models,
+    old: Rows,
+    metrics: dict[str, float],
+    agents: dict[str, dict[str, float]],
+    *,
+    config: TrainConfig,
+) -> dict[str, float]:
+    """Adds KL(old || new) by k3 to the figures, over some rows; for HAPPO returns the log ratio of every episode."""
+    # The next group's M is a product over all tokens of an episode, so that HAPPO scores every row again.
+    scores_all = config.algorithm == "happo"
+    rows = list(range(len(samples))) if scores_all else probe_rows([len(s.token_ids) for s in samples])
+    new = score_rows(layout, models, rows=rows, names=["old"])["old"]
+    kl_of: dict[str, list[NDArray[np.floating]]] = defaultdict(list)
+    log_ratios: dict[str, float] = {}
+    for row, after in zip(rows, new, strict=True):
+        d = np.asarray(after, dtype=np.float64) - old[row]
+        kl_of[samples[row].agent].append(np.exp(np.clip(d, -20, 20)) - d - 1)
+        if scores_all:
+            episode = samples[row].episode_id
+            log_ratios[episode] = log_ratios.get(episode, 0.0) + float(d.sum())
+    metrics["train/kl_k3"] = float(np.concatenate([x for xs in kl_of.values() for x in xs]).mean())
+    _merge(agents, {agent: {"kl_k3": float(np.concatenate(xs).mean())} for agent, xs in kl_of.items()})
+    return log_ratios
 
 
 def _why_nothing(samples: Sequence[Sample], is_active: NDArray[np.bool_], *, config: TrainConfig) -> str:
@@ -256,47 +386,25 @@ def _why_nothing(samples: Sequence[Sample], is_active: NDArray[np.bool_], *, con
     )
 
 
-def _served_figures(is_served: Sequence[bool], kept: Rows, found: dict[str, Agreement]) -> dict[str, float]:
-    num_kept = sum(bool(np.any(of)) for served, of in zip(is_served, kept, strict=True) if served)
+def _served_figures(is_served: Sequence[bool], keep_mask: Rows, agreements: dict[str, Agreement]) -> dict[str, float]:
+    num_kept = sum(bool(np.any(x)) for served, x in zip(is_served, keep_mask, strict=True) if served)
     return {
         "train/served_rows": float(sum(is_served)),
         "train/served_rows_kept": float(num_kept),
-        "train/served_ess": min(a.ess for a in found.values()),
+        "train/served_ess": min(a.ess for a in agreements.values()),
     }
 
 
-def _correction_figures(weights: Rows | None, kept: Rows | None) -> dict[str, float]:
-    figures = {}
-    if weights is not None:
-        figures["train/importance_weight"] = float(np.concatenate(weights).mean())
-    if kept is not None:
-        figures["train/rejected_share"] = 1 - float(np.concatenate(kept).mean())
-    return figures
+def _factor_figures(samples: Sequence[Sample], team: TeamSignal | None, *, config: TrainConfig) -> dict[str, float]:
+    """Returns for HAPPO how evenly M weights the episodes."""
+    if team is None or config.algorithm != "happo":
+        return {}
+    log_factors = [team.log_factor.get(episode, 0.0) for episode in {s.episode_id for s in samples}]
+    return {"train/factor_ess": effective_sample_size(log_factors)}
 
 
-def _after(
-    learned: Learned,
-    figures: dict[str, dict[str, float]],
-    samples: Sequence[Sample],
-    layout: Layout,
-    models: Models,
-    scores: dict[str, Rows],
-    *,
-    config: TrainConfig,
-) -> None:
-    """KL(old || new) by k3 after the last step, on rows drawn from all; for HAPPO the log ratio of every episode."""
-    is_whole = config.algorithm == "happo"
-    rows = list(range(len(samples))) if is_whole else probe_rows([len(s.token_ids) for s in samples])
-    new = score_rows(layout, models, rows=rows, names=["old"])["old"]
-    kl_of: dict[str, list[NDArray[np.floating]]] = defaultdict(list)
-    for row, after in zip(rows, new, strict=True):
-        d = np.asarray(after, dtype=np.float64) - scores["old"][row]
-        kl_of[samples[row].agent].append(np.exp(np.clip(d, -20, 20)) - d - 1)
-        if is_whole:
-            episode = samples[row].episode_id
-            learned.log_ratios[episode] = learned.log_ratios.get(episode, 0.0) + float(d.sum())
-    learned.metrics["train/kl_k3"] = float(np.concatenate([x for xs in kl_of.values() for x in xs]).mean())
-    _merge(figures, {agent: {"kl_k3": float(np.concatenate(xs).mean())} for agent, xs in kl_of.items()})
+def _count(funnel: Funnel, stage: str, samples: Sequence[Sample], has_passed: NDArray[np.bool_]) -> None:
+    funnel.add(stage, [s.agent for s, passed in zip(samples, has_passed, strict=True) if passed])
 
 
 def _merge(agents: dict[str, dict[str, float]], more: dict[str, dict[str, float]]) -> None:
@@ -305,15 +413,15 @@ def _merge(agents: dict[str, dict[str, float]], more: dict[str, dict[str, float]
 
 
 class _Clock:
-    """Seconds of named parts, as metrics."""
+    """Measures the seconds of named parts and writes them into metrics."""
 
     def __init__(self, metrics: dict[str, float]) -> None:
-        self._metrics, self.total = metrics, 0.0
+        self._metrics, self.total_s = metrics, 0.0
 
     @contextmanager
     def measures(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
         seconds = time.perf_counter() - started
-        self.total += seconds
+        self.total_s += seconds
         self._metrics[f"train/{name}_s"] = seconds

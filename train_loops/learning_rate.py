@@ -8,10 +8,11 @@ from train_loops.config import OptimizerConfig
 
 
 def learning_rate(settings: OptimizerConfig, num_steps: int) -> float:
-    """Of step `num_steps` (from 0): linear warm-up, then constant, or down to `min_lr_share` of `lr` at `decay_steps`.
+    """Returns the rate of step `num_steps` (from 0): linear warm-up, then constant, or falling until `decay_steps`.
 
-    linear   lr (1 - (1 - min) t)             cosine   lr (min + (1 - min) (1 + cos(pi t)) / 2)
-    t = (num_steps - warmup_steps) / (decay_steps - warmup_steps), at most 1
+    linear   lr (1 - (1 - min) t)
+    cosine   lr (min + (1 - min) (1 + cos(pi t)) / 2)                     (SGDR, arXiv 1608.03983)
+    t = (num_steps - warmup_steps) / (decay_steps - warmup_steps), at most 1;   min = `min_lr_share`
     """
     if num_steps < settings.warmup_steps:
         return settings.lr * (num_steps + 1) / settings.warmup_steps

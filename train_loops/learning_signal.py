@@ -28,17 +28,18 @@ from train_loops.team.signal import TeamSignal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSignal:
-    """Per row, in the order of the samples."""
+    """What N rows are trained for, in the order of the samples."""
 
     advantages: Rows
-    """Per completion token; what the policy loss is multiplied by."""
+    """N rows, one advantage per completion token; the policy loss is multiplied by it."""
     credit: NDArray[np.float64]
-    """[N], what each turn is trained for: its reward, or the mixer's credit; penalties included, KL not."""
+    """[N]: each turn's reward, or the mixer's credit; penalties included, KL not."""
     group_ids: Sequence[str]
+    """[N]."""
     returns: Rows | None = None
     """Targets of the model group's own critic, for ppo and ippo."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the estimator has to say of itself: for gigpo, `train/anchor_share`."""
+    """Figures of the estimator itself: for gigpo, `train/anchor_share`."""
 
 
 def learning_signal(
@@ -50,13 +51,13 @@ def learning_signal(
     beta: float,
     team: TeamSignal | None,
 ) -> LearningSignal:
-    """The signal of all rows of one order.
+    """Computes the signal of all rows of one job.
 
     Args:
         scores: per row and completion token: `old` logprobs; `ref` logprobs where beta > 0; `values` for ppo and ippo.
         credit_kind: what the credit rule declares its turn rewards to be.
         beta: the KL coefficient in the reward.
-        team: what the whole-team learner says of these turns; None where there is none.
+        team: the signal of the whole-team learner for these turns; None where there is none.
 
     Raises:
         ValueError: the algorithm needs a team signal that is not there, or that misses a turn.
@@ -70,13 +71,14 @@ def learning_signal(
     elif config.algorithm in GAE_ALGORITHMS:
         advantages, returns = _gae(samples, per_token, scores["values"], config=config, credit_kind=credit_kind)
     else:
-        has_q_credit = team is not None and team.credit is not None  # it stands for itself, whatever the rule pays
+        # A turn's Q is what the team can expect from there on, so that a mixer's credit is a return, whatever the rule pays.
+        has_q_credit = team is not None and team.credit is not None
         rows = _rewarded_rows(samples, per_token, credit_kind="returns" if has_q_credit else credit_kind)
         if config.algorithm == "gigpo":
             metrics["train/anchor_share"] = anchor_share(rows, config.advantage)
-        found = estimator(config.algorithm)(rows, config.advantage)
+        estimates = estimator(config.algorithm)(rows, config.advantage)  # one per row, or one per token
         advantages = [
-            np.broadcast_to(np.asarray(a, dtype=np.float64), (n,)) for n, a in zip(lengths, found, strict=True)
+            np.broadcast_to(np.asarray(a, dtype=np.float64), (n,)) for n, a in zip(lengths, estimates, strict=True)
         ]
     if config.advantage.nll_gain > 0:
         gains = nll_gain(
@@ -98,8 +100,8 @@ def learning_signal(
 
 
 def _turn_rewards(samples: Sequence[Sample], *, config: TrainConfig, team: TeamSignal | None) -> NDArray[np.float64]:
-    """[N]: the mixer's credit where there is one, else the stored reward; minus the penalty for nearly cut completions."""
-    credit = team.credit if team is not None else None
+    """Returns [N]: the mixer's credit where there is one, else the stored reward; minus the penalty for long completions."""
+    credit = team.credit if team is not None else None  # None also while the mixer warms up
     rewards = np.array([s.reward for s in samples], dtype=np.float64)
     if credit is not None:
         rewards = np.array([_of_turn(credit, s, what="credit") for s in samples], dtype=np.float64)
@@ -127,6 +129,7 @@ def _kl(scores: Mapping[str, Rows], config: TrainConfig) -> list[NDArray[np.floa
 def _gae(
     samples: Sequence[Sample], per_token: Rows, values: Rows, *, config: TrainConfig, credit_kind: CreditKind
 ) -> tuple[Rows, Rows]:
+    """Computes advantages and returns of PPO (arXiv 1707.06347) and IPPO (2011.09533), which differ in what is whitened."""
     settings = config.advantage
     advantages, returns = gae(
         per_token,
@@ -165,7 +168,7 @@ def _rewarded_rows(samples: Sequence[Sample], per_token: Rows, *, credit_kind: C
 
 
 def _factors(samples: Sequence[Sample], *, config: TrainConfig, team: TeamSignal | None) -> list[float]:
-    """Per row: the weight of its agent, times M of its episode."""
+    """Returns [N]: the weight of each row's agent, times M of its episode."""
     weight = {agent: settings.weight for agent, settings in config.agents.items()}
     factors = [weight.get(s.agent, 1.0) for s in samples]
     if team is not None and config.algorithm == "happo":

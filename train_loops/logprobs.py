@@ -26,7 +26,7 @@ SCORING_CHUNK_TOKENS = 512
 
 
 class PolicyScorer(nn.Module):
-    """Wraps a Hugging Face causal language model so that `forward` gives logprobs: what a DeepSpeed engine is given.
+    """Wraps a Hugging Face causal language model so that `forward` gives logprobs; a DeepSpeed engine wraps this.
 
     One call of one module per microbatch, always over all parameters (also for an empty microbatch), so that workers'
     collectives stay in step. Parameter names gain the prefix `model.`; export from `scorer.model`.
@@ -52,12 +52,12 @@ class PolicyScorer(nn.Module):
     def forward(
         self, batch: Batch, *, with_entropy: bool = False, with_values: bool = False, trains_trunk: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logprobs, entropy and values of the completion tokens, all [N] float32.
+        """Returns logprobs, entropy (nats) and values of the completion tokens, each [N] float32.
 
         Args:
-            with_entropy: else the entropy is all zeros.
-            with_values: of the states in which the tokens were sampled, from `value_head`; else all zeros.
-            trains_trunk: False: the values have no gradient but in the head.
+            with_entropy: False: the entropy is all zeros.
+            with_values: True: the values of the states in which the tokens were sampled, from `value_head`; else zeros.
+            trains_trunk: False: the values have a gradient in the head only.
         """
         hidden = hidden_states(self.model.get_decoder(), batch)
         num_tokens = len(batch.targets)
@@ -78,19 +78,15 @@ class PolicyScorer(nn.Module):
 
 
 def completion_logprobs(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """[N] float32. `model`: a `PolicyScorer`, or a DeepSpeed engine around one."""
+    """Returns the logprobs, [N] float32. `model` is a `PolicyScorer`, or a DeepSpeed engine around one."""
     return model(batch)[0]
 
 
-def completion_logprobs_and_entropy(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `completion_logprobs`, with the entropy of the sampling distribution at each scored position (nats)."""
-    return model(batch, with_entropy=True)[:2]
-
-
 def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """[N, H]: what `trunk` makes of everything before each completion token.
+    """Returns [N, H]: the hidden state from which each completion token is predicted.
 
-    [1, H] for an empty microbatch: whoever slices the result away ([:0]) still runs backward over every parameter.
+    It is [1, H] for an empty microbatch: after the caller slices the result away ([:0]), backward still runs over every
+    parameter, with gradients of zero, and the worker takes part in all collectives.
     """
     packed: dict[str, Any] = {}
     if batch.families is not None:
@@ -101,14 +97,14 @@ def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """bfloat16 and float16 -> float32; float64 stays."""
+    """Converts bfloat16 and float16 to float32; float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _score(
     head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, *, with_entropy: bool
 ) -> torch.Tensor:
-    """[N, H], [N], [N] -> [2, N]: logprobs and entropy.
+    """Maps hidden states [N, H], targets [N] and temperatures [N] to [2, N]: logprobs and entropy.
 
     The head's weight is used directly: under ZeRO-3 a call of the head module per chunk would be a collective per
     chunk, and workers have different numbers of chunks.
@@ -116,6 +112,7 @@ def _score(
     weight, bias = head.weight, getattr(head, "bias", None)
 
     def chunk(h: torch.Tensor, ids: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        # At temperature t the engine samples from softmax(logits / t): that distribution is the policy that is trained.
         logits = at_least_float32(F.linear(h, weight, bias)) / t[:, None]
         logprobs = _gather(logits, ids)
         return torch.stack([logprobs, _entropy(logits) if with_entropy else torch.zeros_like(logprobs)])
@@ -124,6 +121,7 @@ def _score(
     parts = zip(*(x.split(size) for x in (hidden, targets, temperature)), strict=True)
     if len(hidden) <= size or not torch.is_grad_enabled():
         return torch.cat([chunk(*part) for part in parts], dim=1)
+    # Without recomputation backward would keep the logits of all chunks, and cutting would save nothing.
     return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts], dim=1)
 
 

@@ -1,8 +1,8 @@
-"""losses: pure per-token losses, and their aggregation with global denominators (formulas of seed-systems 2.1, 2.2).
+"""losses: pure losses per token, and their aggregation with denominators of the whole minibatch.
 
-Shapes: flat [N], N = the completion tokens of a microbatch, row by row; `row_of_token` [N] says which row each belongs to.
-A loss per token is summed up by `aggregate`, whose denominators belong to the whole minibatch: how rows were cut into
-microbatches, or dealt to workers, never changes a row's gradient. What a loss says about its tokens is per token too.
+Shapes are flat, [N]: N is the number of completion tokens of a microbatch, row by row, and `row_of_token` [N] says which
+row each token belongs to. `aggregate` sums a loss per token up. Its denominators belong to the whole minibatch, so how rows
+were cut into microbatches or dealt to workers never changes a row's gradient. The figures of a loss are per token, too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from train_loops.config import LossConfig
 
 About = dict[str, torch.Tensor]
-"""Figures per token, detached."""
+"""Figures per token, [N] each, detached."""
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denominators:
-    """What a minibatch's sums are divided by, over all its microbatches and workers."""
+    """The numbers by which a minibatch's sums are divided, over all its microbatches and workers."""
 
     num_tokens: int
     """Trainable tokens."""
@@ -33,9 +33,9 @@ class Denominators:
 
     @classmethod
     def of(cls, completion_lengths: Sequence[int], *, norm_tokens: int | None = None) -> Denominators:
-        """From the completion lengths of all rows of the minibatch, on all workers; each at least 1.
+        """Counts over the completion lengths of all rows of the minibatch, on all workers; each is at least 1.
 
-        `norm_tokens` takes the place of the longest row (`loss.norm_tokens`).
+        `norm_tokens` replaces the length of the longest row (`loss.norm_tokens`).
         """
         return cls(
             num_tokens=max(sum(completion_lengths), 1),
@@ -47,14 +47,18 @@ class Denominators:
 def aggregate(
     loss: torch.Tensor, row_of_token: torch.Tensor, *, mode: Aggregation, denominators: Denominators
 ) -> torch.Tensor:
-    """One microbatch's share of the minibatch loss, a scalar: the shares of all microbatches add up to the loss.
+    """Returns one microbatch's share of the minibatch loss, a scalar: the shares of all microbatches add up to the loss.
 
     A data-parallel engine that averages gradients over W workers needs the share times W.
 
-        token_mean               sum_it L / num_tokens
+        token_mean               sum_it L_it / num_tokens                       (DAPO, arXiv 2503.14476)
         seq_mean_token_sum       sum_i (sum_t L_it) / num_rows
-        seq_mean_token_mean      sum_i (sum_t L_it / tokens_i) / num_rows
-        seq_mean_token_sum_norm  sum_it L / max_tokens
+        seq_mean_token_mean      sum_i (sum_t L_it / tokens_i) / num_rows       (GRPO, arXiv 2402.03300)
+        seq_mean_token_sum_norm  sum_it L_it / max_tokens                       (Dr. GRPO, arXiv 2503.20783)
+
+    Args:
+        loss: [N], per token.
+        row_of_token: [N], needed by `seq_mean_token_mean` only.
     """
     loss = _at_least_float32(loss)
     if mode == "token_mean":
@@ -76,16 +80,23 @@ def policy_loss(
     *,
     loss: LossConfig,
     importance_weights: torch.Tensor | None = None,
-    kept: torch.Tensor | None = None,
+    keep_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, About]:
-    """The loss per token that `loss.policy` names, weighed and masked.
+    """Computes the loss per token that `loss.policy` names, weighted and masked.
 
     Args:
-        importance_weights: constants that multiply the loss (see `mismatch`).
-        kept: bool; where it is False the loss is 0. Denominators count such tokens all the same.
+        logprobs, old_logprobs, advantages: [N].
+        row_of_token: [N], used by gspo only.
+        importance_weights: [N], constants that multiply the loss (see `mismatch`).
+        keep_mask: [N] bool; where it is False the loss is 0. Denominators count such tokens all the same, so that a
+            rejected token does not make the others weigh more.
 
     Returns:
-        Loss per token [N], and per token, masked ones too: `ratio`, `approx_kl`, `clip_share` and, for ppo_clip, `dual_clip_share`.
+        Loss per token [N], and [N] each, masked tokens included: `ratio`, `approx_kl`, `clip_share` and, for ppo_clip,
+        `dual_clip_share`.
+
+    Raises:
+        ValueError: `loss.policy` is not known.
     """
     clips = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
     if loss.policy == "ppo_clip":
@@ -100,8 +111,8 @@ def policy_loss(
         raise ValueError(f"train.loss.policy is {loss.policy!r}; known: ppo_clip, gspo, cispo, reinforce")
     if importance_weights is not None:
         per_token = per_token * importance_weights
-    if kept is not None:
-        per_token = torch.where(kept, per_token, 0.0)
+    if keep_mask is not None:
+        per_token = torch.where(keep_mask, per_token, 0.0)
     return per_token, about
 
 
@@ -114,13 +125,16 @@ def ppo_clip(
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
 ) -> tuple[torch.Tensor, About]:
-    """PPO's clipped surrogate (Schulman 2017), asymmetric (DAPO), with dual clip (Ye 2020) for negative advantages.
+    """Computes PPO's clipped surrogate (arXiv 1707.06347), asymmetric as in DAPO (2503.14476), with dual clip (1912.09729).
 
         d = clamp(logprobs - old_logprobs, +-20), r = e^d
         L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high));  A < 0: L = min(L, -A dual_clip)
 
+    Args:
+        logprobs, old_logprobs, advantages: [N].
+
     Returns:
-        Loss per token, and per token `ratio`, `approx_kl` (-d), `clip_share` (1 where the clip decides) and
+        Loss per token [N], and [N] each `ratio`, `approx_kl` (-d), `clip_share` (1 where the clip decides) and
         `dual_clip_share` (1 where dual clip decides).
     """
     d = _log_ratio(logprobs, old_logprobs)
@@ -145,17 +159,20 @@ def gspo(
     clip_low: float,
     clip_high: float,
 ) -> tuple[torch.Tensor, About]:
-    """GSPO (arXiv 2507.18071): the ratio of the whole completion, length-normalised, on each of its tokens.
+    """Computes GSPO's loss (arXiv 2507.18071): every token has the length-normalised ratio of its whole completion.
 
         s_i = exp(mean_t d_t);  per token  sg[s_i] pi / sg[pi], its log clamped to at most 10
         L = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), always aggregated by seq_mean_token_mean
 
-    The paper clips at 3e-4 and 4e-4. Every row of the microbatch must be there whole.
+    sg stops gradients. The paper clips at 3e-4 and 4e-4. All tensors are [N], and every row of the microbatch must be
+    there whole.
     """
     d = _log_ratio(logprobs, old_logprobs)
     num_rows = int(row_of_token.max()) + 1 if len(row_of_token) else 0
     mean = d.new_zeros(num_rows).index_add(0, row_of_token, d / _tokens_of_row(row_of_token))[row_of_token]
-    straight_through = logprobs - logprobs.detach()  # exactly 0, which leaves the mean its last digits
+    # Its value is exactly 0 and its gradient that of `logprobs`: the ratio keeps the mean's last digits, and each token has
+    # the gradient of its own logprob.
+    straight_through = logprobs - logprobs.detach()
     ratio = (mean.detach() + straight_through).clamp(max=10).exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -170,7 +187,10 @@ def cispo(
     clip_low: float,
     clip_high: float,
 ) -> tuple[torch.Tensor, About]:
-    """CISPO (MiniMax-M1, arXiv 2506.13585): L = -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs."""
+    """Computes CISPO's loss (MiniMax-M1, arXiv 2506.13585), all tensors [N]; sg stops gradients.
+
+    L = -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs
+    """
     d = _log_ratio(logprobs, old_logprobs).detach()
     ratio = d.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -180,7 +200,10 @@ def cispo(
 def reinforce(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor
 ) -> tuple[torch.Tensor, About]:
-    """L = -A logprobs (Williams 1992); right for one step per iteration, the ratio is only looked at."""
+    """Computes L = -A logprobs (REINFORCE, Williams 1992), [N]; it is right for one step per iteration.
+
+    The ratio is only reported.
+    """
     d = _log_ratio(logprobs, old_logprobs).detach()
     return -advantages * _at_least_float32(logprobs), _about(d.exp(), d, torch.zeros_like(d))
 
@@ -193,12 +216,16 @@ def value_loss(
     value_clip: float,
     huber_delta: float | None = None,
 ) -> tuple[torch.Tensor, About]:
-    """max(l(v - G), l(clip(v, v_old +- value_clip) - G)) per token, l(x) = 1/2 x^2, or Huber's (as MAPPO has it).
+    """Computes PPO's clipped value loss per token, [N]; with `huber_delta` as MAPPO has it (arXiv 2103.01955).
 
-        huber: 1/2 x^2 where |x| <= delta, else delta (|x| - delta / 2)
+        L = max(l(v - G), l(clip(v, v_old +- value_clip) - G)),   l(x) = 1/2 x^2
+        Huber: l(x) = 1/2 x^2 where |x| <= delta, else delta (|x| - delta / 2)
+
+    Args:
+        values, old_values, returns: [N].
 
     Returns:
-        Loss per token, and per token `value_clip_share` (1 where the clip decides).
+        Loss per token [N], and [N] `value_clip_share` (1 where the clip decides).
     """
     values = _at_least_float32(values)
     near = torch.clamp(values, old_values - value_clip, old_values + value_clip)
@@ -220,7 +247,7 @@ def _about(ratio: torch.Tensor, d: torch.Tensor, is_clipped: torch.Tensor) -> Ab
 
 
 def _tokens_of_row(row_of_token: torch.Tensor) -> torch.Tensor:
-    """[N]: how many tokens the row of each token has."""
+    """Returns [N]: how many tokens the row of each token has."""
     return torch.bincount(row_of_token)[row_of_token] if len(row_of_token) else row_of_token
 
 

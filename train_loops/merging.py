@@ -19,11 +19,12 @@ Chain = tuple[int, ...]
 
 
 def chains_of(samples: Sequence[Sample]) -> list[Chain]:
-    """Every sample in exactly one chain; chains in the order of their first samples.
+    """Puts every sample into exactly one chain; chains are in the order of their first samples.
 
-    A turn continues a chain of its episode if its prompt starts with exactly the prompt and completion of the chain's
-    last turn (design rule 1): where several fit the longest one, and where turns branch off the same turn the first of
-    them. Agents and temperatures may differ. Turns that extend nothing are chains of one.
+    A turn continues a chain of its episode if its prompt starts with exactly the token ids of the chain's last turn,
+    prompt and completion; text that only reads the same does not count. Where several chains fit, the longest is taken,
+    and where turns branch off the same turn, the first of them continues it. Agents and temperatures may differ. Turns
+    that extend nothing are chains of one.
 
     Args:
         samples: of one model group.
@@ -41,21 +42,21 @@ def chains_of(samples: Sequence[Sample]) -> list[Chain]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSavings:
-    """What merging spares."""
+    """How many tokens merging saves."""
 
     tokens: int
     """Prompt and completion tokens of the turns."""
     unique_tokens: int
-    """Those that are computed where chains are merged; a shared beginning is counted for the turn that came first."""
+    """The tokens that are computed where chains are merged; a shared beginning is counted for the turn that came first."""
 
     @property
     def saved_share(self) -> float:
-        """Share of the tokens that are not computed again."""
+        """Returns the share of the tokens that are not computed again."""
         return 1 - self.unique_tokens / max(self.tokens, 1)
 
 
 def row_savings(samples: Sequence[Sample], chains: Sequence[Chain]) -> dict[str, RowSavings]:
-    """Per agent what merging `chains` spares."""
+    """Returns per agent how many tokens merging `chains` saves."""
     tokens: dict[str, int] = {}
     unique: dict[str, int] = {}
     for chain in chains:
@@ -69,7 +70,7 @@ def row_savings(samples: Sequence[Sample], chains: Sequence[Chain]) -> dict[str,
 
 
 def unique_token_share(savings: Mapping[str, RowSavings]) -> float:
-    """Unique tokens over tokens, of all agents together."""
+    """Returns unique tokens over tokens, of all agents together."""
     return sum(s.unique_tokens for s in savings.values()) / max(sum(s.tokens for s in savings.values()), 1)
 
 
@@ -77,7 +78,7 @@ def _extends(later: Sample, earlier: Sample) -> bool:
     length = len(earlier.token_ids)
     if length > later.prompt_length:
         return False
-    # The last tokens differ first where a prompt was rewritten: most turns that do not extend are told apart there.
+    # Comparing the last token first is cheap, and rules most turns out whose prompt was rewritten.
     return later.token_ids[length - 1] == earlier.token_ids[-1] and list(later.token_ids[:length]) == list(
         earlier.token_ids
     )

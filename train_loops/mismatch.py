@@ -1,6 +1,7 @@
 """mismatch: trainer's and engine's logprobs of the same tokens -> agreement per agent, and what to do about it.
 
-Design rule 4. `old` is recomputed by the trainer under the parent weights, `rollout` came from the serving engine.
+`old` is recomputed by the trainer under the parent weights, `rollout` came from the serving engine. The two must agree: a
+gap means that the tokens were not sampled by the policy that is trained, and it is measured before every update.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 from train_loops.config import MismatchConfig
 
 MIN_ESS = 0.5
-"""Least effective sample size of what other versions sampled, where `train.mismatch.min_ess` sets none."""
+"""The least effective sample size of turns that other versions sampled, where `train.mismatch.min_ess` sets none."""
 NO_LIMIT = 100.0
-"""Nats: other versions may differ from the parent by more than an engine may; the effective sample size decides."""
+"""Nats: other versions may differ from the parent by more than an engine may; for them the effective sample size decides."""
 Rows = Sequence[NDArray[np.floating] | Sequence[float]]
 
 
@@ -34,51 +35,54 @@ class Agreement:
     mean_abs: float
     max_abs: float
     kl_k3: float
-    """Mean of e^x - x - 1, x = old - rollout: KL(engine || trainer), never negative."""
+    """Mean of e^x - x - 1, x = old - rollout: estimates KL(engine || trainer) (k3 of kl.py), never negative."""
     ess: float
-    """Effective sample size of the weights before truncation, (sum w)^2 / (n sum w^2): 1 where they agree.
+    """Effective sample size of the weights before truncation, (sum w)^2 / (n sum w^2) (Kish 1965): 1 where they agree.
 
-    w = exp(old - rollout) over tokens; with `correction: sequence` the products of a turn's, over turns.
+    w = exp(old - rollout) over tokens; with `correction: sequence` the product over a turn's tokens, over turns.
     """
 
 
 def measure(old: Rows, rollout: Rows, agents: Sequence[str], *, config: MismatchConfig) -> dict[str, Agreement]:
-    """Agreement per agent. Rows are parallel: one array over completion tokens per row, and its agent.
+    """Returns the agreement per agent.
 
-    Rows of all workers: the decision must be the same everywhere.
+    Args:
+        old, rollout: N rows, one logprob per completion token; the rows of all workers, so that each decides the same.
+        agents: [N].
     """
-    of_agent: dict[str, list[NDArray[np.float64]]] = {}
-    for o, r, agent in zip(old, rollout, agents, strict=True):
-        x = np.asarray(o, dtype=np.float64) - np.asarray(r, dtype=np.float64)
-        of_agent.setdefault(agent, []).append(x)
-    return {agent: _agreement(xs, config=config) for agent, xs in sorted(of_agent.items())}
+    gaps_of: dict[str, list[NDArray[np.float64]]] = {}
+    for old_row, rollout_row, agent in zip(old, rollout, agents, strict=True):
+        gap = np.asarray(old_row, dtype=np.float64) - np.asarray(rollout_row, dtype=np.float64)
+        gaps_of.setdefault(agent, []).append(gap)
+    return {agent: _agreement(gaps, config=config) for agent, gaps in sorted(gaps_of.items())}
 
 
 def is_close(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> bool:
-    """Whether all agents are within tolerance."""
+    """Says whether all agents are within tolerance."""
     return all(a.mean_abs <= config.tolerance_mean and a.max_abs <= config.tolerance_max for a in agreements.values())
 
 
 def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Literal["none", "correct"]:
-    """`none` where all agents are within tolerance, `correct` where one is beyond or `always` is set (use `correct`).
+    """Returns `none` where all agents are within tolerance; `correct` where one is beyond it, or `always` is set.
 
     Raises:
         MismatchError: an agent's mean difference is beyond `limit_mean`, or not a number, or its effective sample size
             is below `min_ess`.
     """
-    for agent, a in sorted(agreements.items(), key=lambda item: item[1].ess):  # the worst first: it is what to accept
-        found = (
+    # The worst agent first: the error names the `min_ess` that would accept all of them.
+    for agent, a in sorted(agreements.items(), key=lambda item: item[1].ess):
+        gap = (
             f"agent {agent!r}: trainer and engine differ by {a.mean_abs:.3g} nats on average (max {a.max_abs:.3g}, "
             f"KL {a.kl_k3:.3g}, effective sample size {a.ess:.3f}, {a.num_tokens} tokens)"
         )
-        if not a.mean_abs <= config.limit_mean:
+        if not a.mean_abs <= config.limit_mean:  # written so that NaN is an error, too
             raise MismatchError(
-                f"{found}, beyond train.mismatch.limit_mean={config.limit_mean:g}; the engine served other weights, "
+                f"{gap}, beyond train.mismatch.limit_mean={config.limit_mean:g}; the engine served other weights, "
                 "another temperature or another precision than the trainer's parent version"
             )
         if a.ess < config.min_ess:
             raise MismatchError(
-                f"{found}; the effective sample size is below train.mismatch.min_ess={config.min_ess:g}: these turns say "
+                f"{gap}; the effective sample size is below train.mismatch.min_ess={config.min_ess:g}: these turns say "
                 "too little about the weights to train; sample again, or train on traces of a nearer version, or accept "
                 f"it with train.mismatch.min_ess={math.floor(a.ess * 1000) / 1000:g}"
             )
@@ -88,12 +92,18 @@ def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Li
 def correct(
     old: Rows, rollout: Rows, *, config: MismatchConfig
 ) -> tuple[list[NDArray[np.float64]] | None, list[NDArray[np.float64]] | None]:
-    """Importance weights and what is kept, per completion token; None for what the settings leave out.
+    """Returns importance weights and a mask of the tokens to keep, N rows each; None for what the settings leave out.
 
-    token      w_t = min(exp(old_t - rollout_t), truncation)           (Ionides 2008)
-    sequence   w_t = min(exp(sum_t (old_t - rollout_t)), truncation)   for all tokens of a turn
-    kept_t     1 where exp(old_t - rollout_t) lies in `reject_token` and the turn's geometric mean
-               exp(mean_t (old_t - rollout_t)) in `reject_sequence`, else 0
+        token      w_t = min(exp(old_t - rollout_t), truncation)           (truncated importance sampling, Ionides 2008)
+        sequence   w_t = min(exp(sum_t (old_t - rollout_t)), truncation)   for all tokens of a turn
+        mask_t     1 where exp(old_t - rollout_t) lies in `reject_token` and the turn's geometric mean
+                   exp(mean_t (old_t - rollout_t)) in `reject_sequence`, else 0
+
+    The PPO ratio is then taken against `old`, and these weights lead from `rollout` to `old`: decoupled PPO (Hilton et al.,
+    arXiv 2110.00641).
+
+    Args:
+        old, rollout: N rows, one logprob per completion token.
     """
     gaps = [
         np.asarray(o, dtype=np.float64) - np.asarray(r, dtype=np.float64) for o, r in zip(old, rollout, strict=True)
@@ -105,12 +115,14 @@ def correct(
         weights = [np.full(len(x), np.exp(min(float(x.sum()), np.log(config.truncation)))) for x in gaps]
     if config.reject_token is None and config.reject_sequence is None:
         return weights, None
-    kept = [_within(x, config.reject_token) * _within(np.full(len(x), x.mean()), config.reject_sequence) for x in gaps]
-    return weights, kept
+    keep_mask = [
+        _within(x, config.reject_token) * _within(np.full(len(x), x.mean()), config.reject_sequence) for x in gaps
+    ]
+    return weights, keep_mask
 
 
 def off_policy(config: MismatchConfig) -> MismatchConfig:
-    """Settings for what other versions sampled: weights always on, and a floor under the effective sample size."""
+    """Returns the settings for turns that other versions sampled: always weighted, with a least effective sample size."""
     changes = {
         "always": True,
         "old_logprobs": "recompute",
@@ -128,29 +140,40 @@ def correct_served(
     is_served: Sequence[bool],
     *,
     weights: list[NDArray[np.float64]] | None,
-    kept: list[NDArray[np.float64]] | None,
+    keep_mask: list[NDArray[np.float64]] | None,
     config: MismatchConfig,
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]], dict[str, Agreement]]:
-    """Importance weights and what is kept (see `correct`) once more, with those of rows from service by `off_policy`.
+    """Corrects the rows from service by `off_policy`, and leaves the other rows' weights and mask as they are.
 
-    Returns also how near these rows are, per agent. Those of an agent whose effective sample size is below `min_ess` say
-    too little about the weights: none of their tokens is kept.
+    Args:
+        old, rollout, agents, is_served: N rows.
+        weights, keep_mask: of `correct`; None: 1 on every token.
+
+    Returns:
+        Weights and mask of all rows, and per agent how near its rows from service are. An agent whose effective sample size
+        is below `min_ess` says too little about the weights: the mask is 0 on its rows from service.
     """
     config = off_policy(config)
-    rows = [i for i, served in enumerate(is_served) if served]
-    found = measure([old[i] for i in rows], [rollout[i] for i in rows], [agents[i] for i in rows], config=config)
-    own_weights, own_kept = correct([old[i] for i in rows], [rollout[i] for i in rows], config=config)
+    served_rows = [i for i, served in enumerate(is_served) if served]
+    agreements = measure(
+        [old[i] for i in served_rows],
+        [rollout[i] for i in served_rows],
+        [agents[i] for i in served_rows],
+        config=config,
+    )
+    own_weights, own_mask = correct([old[i] for i in served_rows], [rollout[i] for i in served_rows], config=config)
     assert own_weights is not None, "off_policy: a correction is always on"
-    weights = weights if weights is not None else [np.ones(len(of)) for of in old]
-    kept = kept if kept is not None else [np.ones(len(of)) for of in old]
-    for place, i in enumerate(rows):
-        is_near = found[agents[i]].ess >= config.min_ess
-        weights[i] = own_weights[place]
-        kept[i] = (own_kept[place] if own_kept is not None else np.ones(len(old[i]))) * is_near
-    return weights, kept, found
+    weights = weights if weights is not None else [np.ones(len(row)) for row in old]
+    keep_mask = keep_mask if keep_mask is not None else [np.ones(len(row)) for row in old]
+    for number, i in enumerate(served_rows):
+        is_near = agreements[agents[i]].ess >= config.min_ess
+        weights[i] = own_weights[number]
+        keep_mask[i] = (own_mask[number] if own_mask is not None else np.ones(len(old[i]))) * is_near
+    return weights, keep_mask, agreements
 
 
 def _within(log_weights: NDArray[np.float64], bounds: tuple[float, float] | None) -> NDArray[np.float64]:
+    """Returns 1 where a weight lies within `bounds`, else 0; shaped like `log_weights`."""
     if bounds is None:
         return np.ones(len(log_weights))
     low, high = bounds
@@ -160,16 +183,17 @@ def _within(log_weights: NDArray[np.float64], bounds: tuple[float, float] | None
 def _agreement(rows: Sequence[NDArray[np.float64]], *, config: MismatchConfig) -> Agreement:
     x = np.concatenate(rows)
     w = np.exp(np.clip(x, -20, 20))
-    weighed = np.array([row.sum() for row in rows]) if config.correction == "sequence" else x
+    log_weights = np.array([row.sum() for row in rows]) if config.correction == "sequence" else x
     return Agreement(
         num_tokens=len(x),
         mean_abs=float(np.abs(x).mean()),
         max_abs=float(np.abs(x).max()),
         kl_k3=float((w - 1 - np.clip(x, -20, 20)).mean()),
-        ess=_effective_share(weighed),
+        ess=_effective_share(log_weights),
     )
 
 
 def _effective_share(log_weights: NDArray[np.float64]) -> float:
-    w = np.exp(log_weights - log_weights.max())  # a common factor cancels
+    """Returns (sum w)^2 / (n sum w^2)."""
+    w = np.exp(log_weights - log_weights.max())  # a common factor cancels, and without it large weights would overflow
     return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))

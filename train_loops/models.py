@@ -1,4 +1,4 @@
-"""models: what one order trains, and what it compares with: built from a version, closed again."""
+"""models: a model version -> the engines that a job trains, and the models that it compares with."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Models:
 
     @property
     def has_values(self) -> bool:
-        """Whether there is a critic of any kind."""
+        """Says whether there is a critic of any kind."""
         return self.critic is not None or self.shares_trunk
 
     def close(self) -> None:
-        """Lets go of hooks and memory."""
+        """Releases hooks and memory."""
         self.policy.close()
         if self.critic is not None:
             self.critic.close()
@@ -43,7 +43,7 @@ class Models:
 
 
 def build_models(store: WeightStore, parent: ModelVersionRef, config: TrainConfig) -> Models:
-    """The models that `config` asks for at the weights of `parent`; optimizers and critic are fresh.
+    """Builds the models that `config` asks for with the weights of `parent`; optimizers and critic are fresh.
 
     Raises ValueError where a KL coefficient is set and version 0 of the model group, the reference, is gone.
     """
@@ -69,7 +69,7 @@ def build_models(store: WeightStore, parent: ModelVersionRef, config: TrainConfi
 
 
 def _reference(store: WeightStore, parent: ModelVersionRef, policy: Engine, config: TrainConfig) -> Any:
-    """Version 0 of the model group, frozen, where a KL coefficient asks for it."""
+    """Returns version 0 of the model group, frozen; None where no KL coefficient is set."""
     if config.loss.kl_in_loss_coef == 0 and config.loss.kl_in_reward_coef == 0:
         return None
     ref = _version_0(store, parent.model_group)

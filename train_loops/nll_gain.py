@@ -1,6 +1,6 @@
 """nll_gain: logprobs of completions -> UMAD's factor on advantages, which favours what the policy finds likely.
 
-Source: seed-systems 2.4 (arXiv 2603.01221). Standard deviation with ddof 0, as in the reference.
+Source: UMAD, arXiv 2603.01221. The standard deviation has ddof 0, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ Rows = Sequence[NDArray[np.floating]]
 
 
 def nll_gain(logprobs: Rows, *, keys: Sequence[Hashable], alpha: float) -> NDArray[np.float64]:
-    """[N]: exp(-alpha (U - mean) / (std + eps)) among rows of equal key, U = mean NLL of a completion's tokens.
+    """Returns [N]: exp(-alpha (U - mean_g) / (std_g + 1e-8)) among rows of equal key.
+
+    U is the mean negative log-likelihood of a completion's tokens.
 
     Args:
-        logprobs: per row, over completion tokens, under the weights that sampled them.
-        keys: [N], which rows are compared: the group, the agent, the round.
+        logprobs: N rows over completion tokens, under the weights that sampled them.
+        keys: [N]; rows of equal key are compared: same group, agent and round.
         alpha: `advantage.nll_gain`.
     """
     return gains_of([-float(np.mean(x)) for x in logprobs], keys=keys, alpha=alpha)
 
 
 def gains_of(nll: Sequence[float], *, keys: Sequence[Hashable], alpha: float) -> NDArray[np.float64]:
-    """The same from U itself, [N]; rows that are alone, or all alike, have a gain of exactly 1."""
+    """Returns the same from U itself, [N]; rows that are alone in their group, or all alike, have a gain of exactly 1."""
     u = np.asarray(nll, dtype=np.float64)
     members: dict[Hashable, list[int]] = {}
     for i, key in enumerate(keys):

@@ -22,7 +22,7 @@ from train_loops.sharing import Segment
 PACKED_ATTENTION = "troupe_packed"
 """Name of the attention function in transformers."""
 LENGTH_STEP = 16
-"""Segments whose lengths, rounded up to a multiple of it, are equal are padded to one length for attention."""
+"""Segments attend in one call, padded to one length, if their lengths are equal when rounded up to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,9 @@ class Family:
     """Segments that attend in one call: S of them, at most L tokens each, after a beginning of P tokens."""
 
     queries: torch.Tensor
-    """[S, L] int64: places of the tokens; the last one again where a segment is shorter."""
+    """[S, L] int64: positions of the tokens; the last one is repeated where a segment is shorter."""
     keys: torch.Tensor
-    """[S, P + L] int64: places of the tokens before and in the segment."""
+    """[S, P + L] int64: positions of the tokens before and in the segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,10 @@ class Families:
 
     families: tuple[Family, ...]
     outputs: torch.Tensor
-    """[T] int64: where each token's output is among those of all families, one after the other."""
+    """[T] int64: the index of each token's output among those of all families, one after the other."""
 
     def to(self, device: torch.device | str) -> Families:
-        """The same on another device."""
+        """Returns the same on another device."""
         return Families(
             families=tuple(Family(queries=f.queries.to(device), keys=f.keys.to(device)) for f in self.families),
             outputs=self.outputs.to(device),
@@ -52,7 +52,7 @@ class Families:
 
 
 def families_of(segments: Sequence[Segment]) -> Families:
-    """Which segments attend together; they cover places 0 to T."""
+    """Groups segments, which cover positions 0 to T, into families that attend together."""
     alike: dict[tuple[int, int], list[Segment]] = {}
     for segment in segments:
         alike.setdefault((segment.begin, -(-segment.length // LENGTH_STEP)), []).append(segment)
@@ -70,7 +70,7 @@ def families_of(segments: Sequence[Segment]) -> Families:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Gives `model` the packed attention, which without `families` is plain causal attention.
+    """Makes `model` use packed attention, which without `families` is plain causal attention.
 
     Models that cannot have it (see `why_not_packed`) keep theirs.
     """
@@ -88,7 +88,7 @@ def refuse_unpackable(model: PreTrainedModel) -> None:
 
 
 def why_not_packed(model: PreTrainedModel) -> str:
-    """Why rows cannot be packed for this model; empty if they can."""
+    """Says why rows cannot be packed for this model; empty if they can."""
     config = model.config
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention does not go through transformers' AttentionInterface"
@@ -110,9 +110,9 @@ def _packed_attention(
     families: Families | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Query, key, value [1, heads, T, D] -> [1, T, heads, D], every segment causal after its beginning.
+    """Maps query, key, value [1, heads, T, D] to [1, T, heads, D]; every segment attends to its prefix and, causally, itself.
 
-    Without `families`: [B, heads, T, D], rows padded on the right.
+    Without `families` the arguments are [B, heads, T, D], of rows padded on the right.
     """
     if families is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
@@ -120,8 +120,10 @@ def _packed_attention(
     outputs = []
     for family in families.families:
         length, num_keys = family.queries.shape[1], family.keys.shape[1]
-        mask = None  # causal
-        if num_keys > length:
+        mask = None  # then attention is causal
+        if (
+            num_keys > length
+        ):  # every query sees the whole prefix: the triangle begins after its num_keys - length columns
             mask = torch.ones(length, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - length)[None, None]
         parts = (_pick(q, family.queries), _pick(k, family.keys), _pick(v, family.keys))
         outputs.append(sdpa_attention_forward(module, *parts, mask, **settings)[0].flatten(0, 1))
@@ -129,10 +131,10 @@ def _packed_attention(
 
 
 def _pick(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[T, heads, D], [S, L] -> [S, heads, L, D]."""
+    """Picks tokens: [T, heads, D] and positions [S, L] -> [S, heads, L, D]."""
     return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
 
 
 def _padding_mask(*args: Any, attention_mask: torch.Tensor | None = None, **settings: Any) -> torch.Tensor | None:
-    """The mask of a batch that says which tokens are padding; None, not a dense block-diagonal one, for packed rows."""
+    """Returns the mask of a padded batch; for packed rows None, where transformers would build a dense T x T mask."""
     return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **settings)

@@ -11,7 +11,7 @@ from stores.rounds import rounds_in_time
 from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
 
 FUNNEL_STAGES = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
-"""Design rule 6, in order; every count is a number of turns."""
+"""In order: where turns fall out between the model call and the gradient; every count is a number of turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class Sample:
     agent: str
     turn_index: int
     round_index: int
-    """Which of the agent's own calls."""
+    """Which of the agent's own calls in the episode it is."""
     episode_round: int
-    """Round of the episode, over all of its agents, in time."""
+    """Round of the episode, counted over all of its agents."""
     token_ids: Sequence[int]
     """Prompt and completion."""
     prompt_length: int
@@ -38,15 +38,15 @@ class Sample:
     """The limit on completion tokens: the agent's, or less where its context had no room for as many."""
     status: EpisodeStatus
     is_served: bool = False
-    """Of an episode from service: another version than the parent may have sampled it."""
+    """Whether the episode is from service: another version than the parent may have sampled it."""
     outcome: float = 0.0
-    """The episode's result: what credit is held against."""
+    """The episode's result, with which credit is compared in the figures."""
     baseline: float | None = None
     """What variants of the episode, in which this turn was replaced, earned there; None where there are none."""
 
     @property
     def completion_length(self) -> int:
-        """Number of trainable tokens."""
+        """Counts the trainable tokens."""
         return len(self.token_ids) - self.prompt_length
 
 
@@ -58,11 +58,12 @@ def samples_of(
     statuses: Collection[str],
     train_mixed_versions: bool = False,
 ) -> list[Sample]:
-    """The turns of `model_group` that train, in time order.
+    """Returns the turns of `model_group` that train, in the order of time.
 
-    Left out: variants of an episode (re-run with another turn, or greedily), episodes whose status is not in `statuses`, episodes sampled by more than one version of a model group
-    (unless `train_mixed_versions`), turns without completion tokens, turns that the credit rule gave no reward
-    (nothing becomes reward 0 by accident). The `Funnel` counts each.
+    Left out are variants of an episode (replayed with another turn, or greedily), episodes whose status is not in
+    `statuses`, episodes sampled by more than one version of a model group (unless `train_mixed_versions`), turns without
+    completion tokens, and turns that the credit rule gave no reward (nothing becomes reward 0 by accident). The `Funnel`
+    counts each.
 
     Raises:
         ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
@@ -101,9 +102,10 @@ def samples_of(
 
 
 def trajectories_of(samples: Sequence[Sample], *, credit_kind: Literal["returns", "increments"]) -> list[list[int]]:
-    """Row indices over which GAE runs as one sequence (design rule 9), for samples of one model group.
+    """Returns the row indices over which GAE runs as one sequence, for samples of one model group.
 
-    `returns`: every row by itself. `increments`: the rows of an episode, in time order.
+    `returns`: every row by itself, because a turn's reward already stands for the rest of the episode, and chaining would
+    count it once per turn. `increments`: the rows of an episode, in time order.
     """
     if credit_kind == "returns":
         return [[i] for i in range(len(samples))]
@@ -117,9 +119,9 @@ def trajectories_of(samples: Sequence[Sample], *, credit_kind: Literal["returns"
 
 @dataclass
 class Funnel:
-    """Counts turns per agent on their way from call to gradient; `counts[agent][stage]`, stages in `FUNNEL_STAGES`.
+    """Counts turns per agent on their way from call to gradient: `counts[agent][stage]`, stages as in `FUNNEL_STAGES`.
 
-    `see` fills the first four stages; the trainer adds the last two with `add`.
+    `see` fills the first four stages; the learner adds the last two with `add`.
     """
 
     model_group: str
@@ -150,7 +152,8 @@ def _turns_of(trace: Trace, model_group: str) -> list[Turn]:
 
 
 def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:
-    """Whether an episode's status counts and its versions may be trained on."""
+    """Says whether an episode's status counts and its versions may be trained on."""
+    # Several versions sampled a mixed episode: no single version's logprobs are those of its behaviour policy.
     is_mixed = trace.is_version_mixed or any(turn.is_version_mixed for turn in trace.turns)
     return trace.status.value in statuses and (train_mixed_versions or not is_mixed)
 
@@ -158,41 +161,45 @@ def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_version
 def _rewards_by_turn(trace: Trace, rewards: EpisodeRewards | None) -> dict[int, float]:
     if rewards is None:
         return {}
-    place = f"rewards of episode {trace.episode_id} (credit {rewards.credit_version})"
+    context = f"rewards of episode {trace.episode_id} (credit {rewards.credit_version})"
     if rewards.episode_id != trace.episode_id:
-        raise ValueError(f"{place}: they belong to episode {rewards.episode_id}; join traces and rewards by episode_id")
+        raise ValueError(
+            f"{context}: they belong to episode {rewards.episode_id}; join traces and rewards by episode_id"
+        )
     turns = {turn.turn_index: turn for turn in trace.turns}
     reward_of: dict[int, float] = {}
     for r in rewards.rewards:
         turn = turns.get(r.turn_index)
         if turn is None:
-            raise ValueError(f"{place}: reward for turn {r.turn_index}, but the turns are {sorted(turns)}; score again")
+            raise ValueError(
+                f"{context}: reward for turn {r.turn_index}, but the turns are {sorted(turns)}; score again"
+            )
         if (turn.agent, turn.model_group) != (r.agent, r.model_group):
             raise ValueError(
-                f"{place}: reward of turn {r.turn_index} names agent {r.agent!r} in {r.model_group!r}, the trace has "
+                f"{context}: reward of turn {r.turn_index} names agent {r.agent!r} in {r.model_group!r}, the trace has "
                 f"{turn.agent!r} in {turn.model_group!r}; score again"
             )
         if r.turn_index in reward_of:
-            raise ValueError(f"{place}: turn {r.turn_index} is rewarded twice; a credit rule sums its parts itself")
+            raise ValueError(f"{context}: turn {r.turn_index} is rewarded twice; a credit rule sums its parts itself")
         if not math.isfinite(r.reward):
-            raise ValueError(f"{place}: reward of turn {r.turn_index} is {r.reward}; rewards must be finite")
+            raise ValueError(f"{context}: reward of turn {r.turn_index} is {r.reward}; rewards must be finite")
         reward_of[r.turn_index] = r.reward
     return reward_of
 
 
 def _check_turn(trace: Trace, turn: Turn) -> None:
-    place = f"episode {trace.episode_id}, turn {turn.turn_index} ({turn.agent})"
+    context = f"episode {trace.episode_id}, turn {turn.turn_index} ({turn.agent})"
     if len(turn.completion_token_ids) != len(turn.rollout_logprobs):
         raise ValueError(
-            f"{place}: {len(turn.completion_token_ids)} completion tokens but {len(turn.rollout_logprobs)} logprobs; "
+            f"{context}: {len(turn.completion_token_ids)} completion tokens but {len(turn.rollout_logprobs)} logprobs; "
             "the policy app must return one logprob per sampled token"
         )
     if not turn.prompt_token_ids:
-        raise ValueError(f"{place}: no prompt tokens; the first completion token would have no context")
+        raise ValueError(f"{context}: no prompt tokens; the first completion token would have no context")
     if not all(map(math.isfinite, turn.rollout_logprobs)):
-        raise ValueError(f"{place}: a rollout logprob is not finite; check the policy app's logprobs")
+        raise ValueError(f"{context}: a rollout logprob is not finite; check the policy app's logprobs")
     if not turn.sampling.is_unfiltered:
         raise ValueError(
-            f"{place}: sampled with {turn.sampling}; training needs top_p=1, top_k=0, min_p=0 and temperature>0, "
+            f"{context}: sampled with {turn.sampling}; training needs top_p=1, top_k=0, min_p=0 and temperature>0, "
             "because the logprobs of a filtered distribution are not the policy's"
         )

@@ -1,4 +1,4 @@
-"""run_checkpoints: what a model group's training keeps of each version beside its weights, stored through Ray Train.
+"""run_checkpoints: the state of a model group's training beside the weights, stored with each version through Ray Train.
 
     engines, `CarriedState` --store_state--> <run folder>/<model group>-v<version>-<random> --resume--> engines of any layout
 
@@ -27,28 +27,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedState:
-    """What a model group's training keeps from job to job beside weights and moments."""
+    """The state that a model group's training carries from job to job beside weights and moments."""
 
     kl_coef: float
-    """In the reward; adapted where `loss.adaptive_kl` is set."""
-    num_critic_orders: int = 0
+    """The KL coefficient in the reward; adapted where `loss.adaptive_kl` is set."""
+    num_critic_jobs: int = 0
+    """How many jobs the critic has learned in: the policy waits for the first `critic.warmup_iterations`."""
 
     def resumed(self, stored: Mapping[str, Any], loss: LossConfig) -> CarriedState:
-        """As a checkpoint has it; a coefficient that is not adapted is the setting's."""
+        """Returns the state of a checkpoint; a KL coefficient that is not adapted is taken from the settings."""
         kl_coef = stored["kl_coef"] if loss.adaptive_kl is not None else self.kl_coef
-        return CarriedState(kl_coef=kl_coef, num_critic_orders=stored["num_critic_orders"])
+        return CarriedState(kl_coef=kl_coef, num_critic_jobs=stored["num_critic_jobs"])
 
 
 def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folder: str) -> str:
-    """Saves the engines through Ray Train; every worker calls it. Returns where, once it is stored."""
+    """Saves the engines through Ray Train; every worker calls it. Returns the checkpoint's URI once it is stored."""
     import ray.train
     import torch.distributed as dist
 
     name = agree(f"{job.model_group}-v{job.version}-{uuid.uuid4().hex[:8]}")
     stays, is_writer = not is_uri(run_folder), dist.get_rank() == 0
     mode = ray.train.CheckpointUploadMode
-    place: Any = tempfile.TemporaryDirectory(prefix="troupe-checkpoint-")
-    with nullcontext(str(Path(run_folder, name))) if stays else place as folder:
+    scratch: Any = tempfile.TemporaryDirectory(prefix="troupe-checkpoint-")
+    with nullcontext(str(Path(run_folder, name))) if stays else scratch as folder:
         if is_writer:
             Path(folder).mkdir(parents=True, exist_ok=True)
         stored = {"version": job.version, **asdict(state)}
@@ -62,7 +63,7 @@ def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folde
             checkpoint_upload_mode=mode.NO_UPLOAD if stays else mode.SYNC,
         )
     if dist.get_world_size() > 1:
-        dist.barrier()
+        dist.barrier()  # nobody goes on before worker 0 has stored it
     return f"{run_folder}/{name}"
 
 
@@ -71,10 +72,10 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
 
     Args:
         uri: folder or URI; empty: there is nothing to resume.
-        state: where there is no checkpoint.
+        state: is returned where there is no checkpoint.
 
     Returns:
-        The state, and what starts afresh because it is gone (retention) or of another model: `optimizer`, `critic`.
+        The state, and the parts that start afresh, because they were deleted or are of another model: `optimizer`, `critic`.
     """
     import ray.train
 
@@ -90,16 +91,16 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
             state = state.resumed(models.policy.load(folder, tag="policy"), loss)
             lost.remove("optimizer")
         if models.critic is not None and models.critic.fits(folder, tag="critic"):
-            num_orders = int(models.critic.load(folder, tag="critic")["num_critic_orders"])
-            state = replace(state, num_critic_orders=num_orders)
+            num_critic_jobs = int(models.critic.load(folder, tag="critic")["num_critic_jobs"])
+            state = replace(state, num_critic_jobs=num_critic_jobs)
             lost.remove("critic")
     return state, lost
 
 
 def sweep(run_folder: str, job: TrainJob) -> None:
-    """Empties what killed tries left of a version that was never committed, where the run lies on a disk.
+    """Empties the folders that killed tries left of a version that was never committed, if the run lies on a disk.
 
-    The folders stay: Ray Train may know them, and fails when it wants to delete one that is gone.
+    The folders themselves stay: Ray Train may know them, and fails when it wants to delete one that is gone.
     """
     import torch.distributed as dist
 
@@ -109,7 +110,7 @@ def sweep(run_folder: str, job: TrainJob) -> None:
 
 
 def agree(value: Any) -> Any:
-    """Worker 0's value, on every worker."""
+    """Returns worker 0's value on every worker; all of them call it."""
     import torch.distributed as dist
 
     if dist.get_world_size() == 1:

@@ -25,25 +25,25 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of tokens of some row; segments lie end to end."""
+    """A run of consecutive tokens of some row; segments lie end to end."""
 
     row: int
     begin: int
-    """First token, counted in its row: the positions go on from there."""
+    """Its first token, counted in its row; position ids go on from there."""
     length: int
     start: int
-    """Place of its first token among all segments' tokens."""
+    """Index of its first token among all segments' tokens."""
     prefix: Indices
-    """[begin] places of the tokens of the row before it."""
+    """[begin] indices of the tokens that come before it in its row."""
 
     @property
     def places(self) -> Indices:
-        """[length] of its own tokens."""
+        """Returns [length]: the indices of its own tokens."""
         return np.arange(self.start, self.start + self.length)
 
 
 def segments_of(rows: Sequence[Sequence[int]], *, share: bool) -> tuple[list[Segment], list[Indices]]:
-    """The segments, and for every row the places of its tokens; without `share` every row is one segment."""
+    """Returns the segments, and for every row the indices of its tokens; without `share` every row is one segment."""
     tree = _Tree(rows)
     if share:
         tree.grow(_sorted(rows), 0, np.empty(0, dtype=np.int64))
@@ -54,14 +54,16 @@ def segments_of(rows: Sequence[Sequence[int]], *, share: bool) -> tuple[list[Seg
 
 
 def neighbours(rows: Sequence[Sequence[int]]) -> list[int]:
-    """For every row its place in an order in which rows that begin alike lie side by side."""
-    place = [0] * len(rows)
-    for i, row in enumerate(_sorted(rows)):
-        place[row] = i
-    return place
+    """Returns the rank of every row in an order in which rows that begin alike are neighbours."""
+    rank_of = [0] * len(rows)
+    for rank, row in enumerate(_sorted(rows)):
+        rank_of[row] = rank
+    return rank_of
 
 
 class _Tree:
+    """A prefix tree of rows, whose nodes are segments."""
+
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self._rows = rows
         self.segments: list[Segment] = []
@@ -69,7 +71,7 @@ class _Tree:
         self._num_tokens = 0
 
     def add(self, row: int, begin: int, end: int, prefix: Indices) -> Indices:
-        """A segment of `row`; places of all tokens of the row up to its end."""
+        """Adds a segment of `row`; returns the indices of all tokens of the row up to its end."""
         if begin == end:
             return prefix
         segment = Segment(row=row, begin=begin, length=end - begin, start=self._num_tokens, prefix=prefix)
@@ -78,8 +80,9 @@ class _Tree:
         return np.concatenate([prefix, segment.places])
 
     def grow(self, rows: list[int], depth: int, prefix: Indices) -> None:
-        """Lays what comes after `depth` of sorted `rows`, all of which begin with the tokens at `prefix`."""
-        shared = [_num_shared(self._rows[one], self._rows[other]) for one, other in pairwise(rows)]
+        """Adds the tokens after `depth` of sorted `rows`, all of which begin with the tokens at `prefix`."""
+        # Rows are sorted, so what a run of them has in common is the least of what its neighbours have.
+        shared = [_num_shared(self._rows[a], self._rows[b]) for a, b in pairwise(rows)]
         start = 0
         while start < len(rows):
             alike = list(takewhile(lambda num: num >= depth + MIN_SHARED_TOKENS, shared[start:]))
@@ -94,11 +97,12 @@ class _Tree:
 
 
 def _sorted(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Sorts the indices of rows by their tokens, so that rows which begin alike are neighbours."""
     return sorted(range(len(rows)), key=lambda row: list(rows[row]))
 
 
-def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    length = min(len(one), len(other))
-    differs = np.asarray(one[:length]) != np.asarray(other[:length])
+def _num_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Counts the tokens with which both begin."""
+    length = min(len(a), len(b))
+    differs = np.asarray(a[:length]) != np.asarray(b[:length])
     return int(differs.argmax()) if differs.any() else length

@@ -28,7 +28,7 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
 }
-"""What `TinyModelConfig.architecture` names: config and model class; both take the same settings."""
+"""Config and model class by `TinyModelConfig.architecture`; both take the same settings."""
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 
@@ -41,14 +41,14 @@ CHAT_TEMPLATE = (
     "{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""Qwen's, in short: tools before the messages, calls in Hermes' form."""
+"""A short form of Qwen's template: tools stand before the messages, and calls have Hermes' form."""
 
 
 def build_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE in which every digit and every XML-like tag stays whole.
+    """Trains a byte-level BPE in which every digit and every XML-like tag is one token.
 
     Args:
-        texts: what the vocabulary is learnt from.
+        texts: the vocabulary is learned from them.
         vocab_size: upper bound of the vocabulary, special tokens included.
     """
     texts = list(texts)
@@ -81,7 +81,7 @@ def _tags(text: str) -> list[str]:
 
 
 def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
-    """An untrained float32 model for `tokenizer`; the same seed gives the same weights."""
+    """Builds an untrained float32 model for `tokenizer`; the same seed gives the same weights."""
     config_class, model_class = ARCHITECTURES[shape.architecture]
     config = config_class(
         vocab_size=len(tokenizer),
@@ -103,7 +103,7 @@ def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, s
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     model = model_class(config)
-    torch.random.set_rng_state(state)
+    torch.random.set_rng_state(state)  # the caller's random numbers do not depend on this
     return model
 
 

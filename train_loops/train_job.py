@@ -1,4 +1,4 @@
-"""train_job: what one train job says; it crosses processes as plain data."""
+"""train_job: the record of one train job, which crosses processes as plain data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from train_loops.config import TrainConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
-    """What to train on, from what, to what; see `parse_job`."""
+    """One job: train version `version` of a model group from `parent`, on pinned traces and rewards; see `parse_job`."""
 
     job_id: str
     run_id: str
     iteration: int
     model_group: str
-    """Or `TEAM`, where `is_team`."""
+    """The model group to train, or `TEAM` where `is_team`."""
     seed: int
     parent: ModelVersionRef | None
     """None for the first version of the team's learner only."""
@@ -32,18 +32,18 @@ class TrainJob:
     is_team: bool = False
     """Whether the whole team's learner is trained. (A model group may be called `team` where there is none.)"""
     team: ModelVersionRef | None = None
-    """What the whole-team learner made of these traces, where there is one."""
+    """The version of the whole-team learner that holds the signal for these traces, where there is one."""
     updated: tuple[ModelVersionRef, ...] = ()
-    """HAPPO: the versions that were trained before this one in this iteration, in order."""
+    """HAPPO: the versions of other model groups that were trained before this one in this iteration, in order."""
 
     @property
     def parent_version(self) -> int | None:
-        """None where there is none."""
+        """Returns the parent's version; None where there is no parent."""
         return None if self.parent is None else self.parent.version
 
 
 def parse_job(data: Mapping[str, Any]) -> TrainJob:
-    """A job as it crosses processes (dicts inside) -> checked. Raises ValueError for what is missing or wrong."""
+    """Checks a job as it crosses processes (dicts inside). Raises ValueError for what is missing or wrong."""
     try:
         traces, rewards = dict(data["traces"]), dict(data["rewards"])
         job = TrainJob(

@@ -7,8 +7,8 @@
       rows -> learn -> checkpoint (Ray Train) -> weights (commit) -> done┘
 
 Reads pinned traces and rewards and the parent's weights; writes a checkpoint, then the weights with the result beside
-them. Killed at any point and ordered again, it ends with the same version: what is committed is returned, what is not
-is trained again from the parent, optimizer included.
+them. A job that is killed at any point and sent again ends with the same version: if it is committed its result is
+returned, else it is trained again from the parent, optimizer included.
 """
 
 from __future__ import annotations
@@ -45,30 +45,31 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "troupe"
 RESULT_FILE = "train_result.json"
-"""Beside the weights: what the job that made them answered."""
+"""Lies beside the weights and holds the result of the job that made them."""
 POLL_S = 20.0
+"""A worker asks for the next job with long polls of this length."""
 ANSWER_TIMEOUT_S = 120.0
-"""A holder that answers later hangs: the worker that asked fails, and Ray Train starts the group again."""
+"""A supervisor that answers later hangs: the worker that asked fails, and Ray Train starts the group again."""
 
 
 def run_worker(settings: dict[str, Any]) -> None:
-    """What Ray Train runs on every worker: waits for jobs of the holder until the group is torn down.
+    """Runs on every worker of Ray Train: waits for jobs of the supervisor until the group is torn down.
 
-    Waiting is a long poll of every worker for itself: a collective would time out. A ValueError is the job's fault and
-    is answered; everything else restarts the group.
+    Each worker waits by a long poll of its own, because a collective would time out. A ValueError is the job's fault and is
+    answered; everything else restarts the group.
     """
     import ray
     import ray.train
 
     rank = ray.train.get_context().get_world_rank()
     num_workers = ray.train.get_context().get_world_size()
-    holder = ray.get_actor(settings["holder"], namespace=NAMESPACE)
+    supervisor = ray.get_actor(settings["supervisor"], namespace=NAMESPACE)
     epoch = settings["epoch"]
     worker = Worker(threads=settings["train"]["threads"], run_folder=settings["run_folder"])
-    ray.get(holder.hello.remote(epoch, rank, os.getpid()), timeout=ANSWER_TIMEOUT_S)
+    ray.get(supervisor.hello.remote(epoch, rank, os.getpid()), timeout=ANSWER_TIMEOUT_S)
     last = ""
     while True:
-        job = ray.get(holder.next_order.remote(epoch, last, POLL_S), timeout=POLL_S + ANSWER_TIMEOUT_S)
+        job = ray.get(supervisor.next_job.remote(epoch, last, POLL_S), timeout=POLL_S + ANSWER_TIMEOUT_S)
         if job is None:
             continue
         last = job["attempt"]
@@ -77,17 +78,17 @@ def run_worker(settings: dict[str, Any]) -> None:
                 result = worker.execute_team(job) if job.get("is_team") else worker.execute(job)
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
-            ray.get(holder.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
-            if num_workers > 1:  # the others may wait for this one in a collective
+            ray.get(supervisor.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
+            if num_workers > 1:  # the others may wait for this one in a collective: only a restart frees them
                 raise
             continue
         if rank == 0:
-            ray.get(holder.finished.remote(epoch, last, result), timeout=ANSWER_TIMEOUT_S)
+            ray.get(supervisor.finished.remote(epoch, last, result), timeout=ANSWER_TIMEOUT_S)
         _release_memory()
 
 
 def _release_memory() -> None:
-    """Gives what a job has freed back to the system: others work while this worker waits."""
+    """Gives the memory that a job has freed back to the system: other processes need it while this worker waits."""
     with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -106,16 +107,16 @@ class Worker:
         join_workers()
         self._run_folder = run_folder
         self._train = TrainConfig()
-        """Of the last job; the next may carry others, for which the engines are built anew."""
+        """The settings of the last job; for other settings the engines are built anew."""
         self._models: Models | None = None
         self._held: ModelVersionRef | None = None
-        """The committed version that the engines in memory are at; None while they are at none."""
+        """The committed version whose weights the engines in memory have; None while a job changes them."""
         self._state = CarriedState(kl_coef=0.0)
         self._lost: list[str] = []
-        """What of the parent's state could not be resumed, until a version says so."""
+        """The parts of the parent's state that could not be resumed; the next version's note names them."""
 
     def execute_team(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Does a job of the whole team's learner, on worker 0; see `team_trainer`."""
+        """Does a job of the whole team's learner on worker 0 and gives every worker its result; see `team/trainer.py`."""
         import torch.distributed as dist
 
         from train_loops.team.trainer import train_team_learner
@@ -136,7 +137,8 @@ class Worker:
         parent_folder = store.fetch(parent)
         self._hold(job, parent, store)
         loaded = time.perf_counter()
-        trains_policy = not self._has_values or self._state.num_critic_orders >= job.train.critic.warmup_iterations
+        # A fresh critic's advantages are noise: for the first jobs only the critic learns.
+        trains_policy = not self._has_values or self._state.num_critic_jobs >= job.train.critic.warmup_iterations
         learned = self._learn(job, store, trains_policy=trains_policy)
         learned.metrics["train/load_s"] = loaded - started
         learned.metrics["train/is_state_lost"] = float(bool(self._lost))
@@ -161,7 +163,7 @@ class Worker:
         return self._models is not None and self._models.has_values
 
     def _learn(self, job: TrainJob, store: WeightStore, *, trains_policy: bool) -> Learned:
-        """Trains the engines on the job's rows: they are at no committed version then, unless there was nothing."""
+        """Trains the engines on the job's rows; unless nothing was trained they then have weights that no version has."""
         from train_loops.learner import learn, read_rows
 
         assert self._models is not None
@@ -175,6 +177,7 @@ class Worker:
             credit_kind=job.credit_kind,
         )
         read = time.perf_counter()
+        # Before the first step: if it fails half-way the engines must not pass for the parent's.
         held, self._held = self._held, None
         learned = learn(
             samples,
@@ -195,11 +198,11 @@ class Worker:
     def _store(
         self, job: TrainJob, store: WeightStore, parent_folder: Path, *, learned: Learned, note: str
     ) -> ModelVersionRef:
-        """Stores what the engines are at: first what is resumed from, then the version, which says that all is there."""
+        """Stores the state of the engines: the checkpoint first, then the version, whose manifest says that all is there."""
         assert self._models is not None
         begun = time.perf_counter()
-        num_critic_orders = self._state.num_critic_orders + self._has_values
-        self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_orders=num_critic_orders)
+        num_critic_jobs = self._state.num_critic_jobs + self._has_values
+        self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_jobs=num_critic_jobs)
         checkpoint = store_state(self._models, self._state, job=job, run_folder=self._run_folder)
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         ref = self._commit(job, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
@@ -207,7 +210,7 @@ class Worker:
         return ref
 
     def _hold(self, job: TrainJob, parent: ModelVersionRef, store: WeightStore) -> None:
-        """Makes the engines in memory be at the job's parent, under the job's settings."""
+        """Brings the engines in memory to the weights and state of the job's parent, under the job's settings."""
         from train_loops.models import build_models
 
         if self._held == parent and self._train == job.train and self._models is not None:
@@ -271,7 +274,10 @@ class Worker:
 
 
 def _stored_result(store: WeightStore, job: TrainJob) -> dict[str, Any] | None:
-    """What was answered when the job's version was committed; None if it was not. ValueError on another parent."""
+    """Returns the result that was stored with the job's version; None if the version is not committed.
+
+    Raises ValueError where the version exists, but another job made it.
+    """
     ref = store.ref(job.model_group, job.version)
     if ref is None:
         return None
@@ -279,11 +285,11 @@ def _stored_result(store: WeightStore, job: TrainJob) -> dict[str, Any] | None:
     if (manifest.parent, manifest.run_id) != (job.parent_version, job.run_id):
         raise ValueError(
             f"{ref.uri} exists already, trained from version {manifest.parent} in run {manifest.run_id!r}; job "
-            f"{job.job_id} wants it trained from {job.parent_version} in {job.run_id!r}: job another version"
+            f"{job.job_id} asks for it trained from {job.parent_version} in {job.run_id!r}: ask for another version"
         )
     path = store.fetch(ref) / RESULT_FILE
     if not path.is_file():
-        raise ValueError(f"{ref.uri} exists already and was not made by a trainer: job another version")
+        raise ValueError(f"{ref.uri} exists already and was not made by a trainer: ask for another version")
     return json.loads(path.read_text()) | {"model": asdict(ref)}
 
 

@@ -1,8 +1,9 @@
-"""update: rows with their learning signal -> the optimizer steps of one order, and what they did.
+"""update: rows with their learning signal -> the optimizer steps of one job, and what they did.
 
     num_epochs x num_minibatches: microbatches --backward--> step (policy, and critic for ppo and ippo)
 
-What a row adds to the gradient does not depend on how rows are cut into microbatches or dealt to workers.
+What a row adds to the gradient does not depend on how rows are cut into microbatches or dealt to workers. DeepSpeed averages
+gradients over W workers, so every share of a loss is multiplied by W.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from train_loops.rows import Sample
 from train_loops.scoring import Rows
 
 MAX_SKIPPED_STEPS = 3
-"""So many steps in a row whose loss or gradient is not finite end the order; so does an order without any other step."""
-
+"""So many steps in a row whose loss or gradient is not finite end the job; so does a job without any other step."""
 
 CRITIC_FIGURES = ("critic_loss", "value_clip_share", "num_value_tokens")
+"""Figures that count when the critic's step was made, not the policy's."""
 
 
 class TrainingDivergedError(ValueError):
-    """Loss or gradients stayed not finite: the order cannot be finished with these settings."""
+    """Loss or gradients stayed not finite: the job cannot be finished with these settings."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Update:
-    """The optimizer steps of one order; `run` makes them."""
+    """The optimizer steps of one job; `run` makes them."""
 
     samples: Sequence[Sample]
     layout: Layout
@@ -53,37 +54,42 @@ class Update:
     signal: LearningSignal
     weights: Rows | None
     """Importance weights per completion token."""
-    kept: Rows | None
-    """Per completion token: 1, or 0 where it has no gradient: off-policy rejection masks it, its agent's weight is 0."""
+    keep_mask: Rows | None
+    """Per row and completion token: 1, or 0 where it has no gradient (rejected as off-policy, or its agent's weight is 0)."""
     is_picked: NDArray[np.bool_]
-    """Rows with a gradient. The others are not computed; they count in the denominators all the same."""
+    """[N]: rows with a gradient. The others are not computed; they count in the denominators all the same."""
     trains_policy: bool
+    """False while only the critic learns."""
     _sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Per figure the sum of each agent's tokens over the steps that were made, on the device: no transfer per microbatch."""
+    """Per figure [agents], the sum over each agent's tokens in the steps that were made.
+
+    It stays on the device until the end, because a transfer per microbatch would make the device wait.
+    """
     _sums_of_step: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The same of the microbatches since the last step."""
+    """The same sums over the microbatches since the last step: they are dropped if the next step is skipped."""
     _not_finite: torch.Tensor = field(init=False)
-    """[rows]: how many tokens of each had a loss that is not finite, since the last step that was made."""
+    """[N]: how many tokens of each row had a loss that is not finite, since the last step that was made."""
     is_in_policy_step: NDArray[np.bool_] = field(init=False)
-    """Rows of which a step of the policy was made that was not skipped."""
+    """[N]: rows that were in a step of the policy that was made."""
     _agents: list[str] = field(init=False)
     _agent_of_row: torch.Tensor = field(init=False)
+    """[N], indices into `_agents`."""
     _entropy_coefs: list[float] = field(init=False)
-    """Of each row."""
+    """[N], of each row's agent."""
 
     def __post_init__(self) -> None:
-        num = len(self.samples)
-        self.is_in_policy_step = np.zeros(num, dtype=bool)
+        num_rows = len(self.samples)
+        self.is_in_policy_step = np.zeros(num_rows, dtype=bool)
         self._agents = sorted({s.agent for s in self.samples})
-        place = {agent: i for i, agent in enumerate(self._agents)}
-        self._agent_of_row = torch.tensor([place[s.agent] for s in self.samples], device=device())
-        self._not_finite = torch.zeros(num, device=device())
+        index_of = {agent: i for i, agent in enumerate(self._agents)}
+        self._agent_of_row = torch.tensor([index_of[s.agent] for s in self.samples], device=device())
+        self._not_finite = torch.zeros(num_rows, device=device())
         self._entropy_coefs = [self.config.entropy_coef(s.agent) for s in self.samples]
 
     def run(self, *, seed: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
         """Makes the steps; every worker calls it. Returns the model group's metrics and each agent's figures.
 
-        Raises TrainingDivergedError after three steps in a row that were not finite, or where all of an order were.
+        Raises TrainingDivergedError after three steps in a row that were not finite, or where no step of the job was.
         """
         num_steps, num_skipped = 0, 0
         dealt: list[int] = []
@@ -94,7 +100,7 @@ class Update:
         if self.models.critic is not None:
             engines["critic"] = self.models.critic
         elif self.models.shares_trunk and not self.trains_policy:
-            engines["critic"] = self.models.policy
+            engines["critic"] = self.models.policy  # its value head alone has a gradient, see `_value_head_loss`
         for epoch in range(self.config.num_epochs):
             for parts, dealt, denominators in self._minibatches(seed=seed + epoch):
                 self._backward(parts, denominators)
@@ -117,19 +123,22 @@ class Update:
                 num_steps += 1
         for name in engines:
             if not norms[name]:  # fewer steps than MAX_SKIPPED_STEPS, none of them made
-                raise self._diverged(f"every step of the {name} in this order ({num_steps})", last_norm[name], dealt)
+                raise self._diverged(f"every step of the {name} in this job ({num_steps})", last_norm[name], dealt)
         return self._figures(num_steps, num_skipped, norms)
 
     def _minibatches(self, *, seed: int) -> Iterator[tuple[list[list[Chain]], list[int], Denominators]]:
-        """This worker's microbatches of each minibatch, with the rows and the denominators of all workers."""
+        """Yields this worker's microbatches of each minibatch, with the rows and the denominators of all workers."""
         for parts, dealt in self.layout.minibatches(self.config.num_minibatches, seed=seed):
             mine = [picked(chains, lambda i: bool(self.is_picked[i])) for chains in parts]
+            # With several workers empty microbatches stay: every worker must enter backward equally often, or the
+            # collectives of ZeRO wait for one that never comes. A worker alone may skip them, but for one per step.
             if dist.get_world_size() == 1:
                 mine = [chains for chains in mine if chains] or [[]]
             lengths = [self.samples[i].completion_length for i in dealt]
             yield mine, dealt, Denominators.of(lengths, norm_tokens=self.config.loss.norm_tokens)
 
     def _backward(self, parts: list[list[Chain]], denominators: Denominators) -> None:
+        """Runs forward and backward over this worker's microbatches of one minibatch."""
         for i, chains in enumerate(parts):
             batch = self.layout.batch(chains)
             is_last = i == len(parts) - 1
@@ -142,9 +151,10 @@ class Update:
                 self.models.critic.backward(share * dist.get_world_size(), is_last=is_last)
 
     def _policy_loss(self, batch: Batch, denominators: Denominators) -> torch.Tensor:
+        """Returns this microbatch's share of: policy loss + kl_coef KL - entropy_coef H (+ value_coef value loss)."""
         loss = self.config.loss
         entropy_coefs = lay(self._entropy_coefs, batch) if any(self._entropy_coefs) else None
-        kept = None if self.kept is None else lay(self.kept, batch) > 0
+        keep_mask = None if self.keep_mask is None else lay(self.keep_mask, batch) > 0
         logprobs, entropy, values = self.models.policy(
             batch, with_entropy=entropy_coefs is not None, with_values=self.models.shares_trunk
         )
@@ -155,8 +165,9 @@ class Update:
             batch.row_of_token,
             loss=loss,
             importance_weights=None if self.weights is None else lay(self.weights, batch),
-            kept=kept,
+            keep_mask=keep_mask,
         )
+        # GSPO's ratio is a mean over the completion: its loss is defined per sequence, whatever the other terms use.
         mode = "seq_mean_token_mean" if loss.policy == "gspo" else loss.aggregation
         share = aggregate(per_token, batch.row_of_token, mode=mode, denominators=denominators)
         extra = torch.zeros_like(per_token)
@@ -167,9 +178,9 @@ class Update:
         if entropy_coefs is not None:
             extra = extra - entropy_coefs * entropy
         counted = torch.ones_like(per_token)
-        if kept is not None:
-            extra, counted = torch.where(kept, extra, 0.0), kept.float()
-            about = {name: torch.where(kept, x, 0.0) for name, x in about.items()}
+        if keep_mask is not None:
+            extra, counted = torch.where(keep_mask, extra, 0.0), keep_mask.float()
+            about = {name: torch.where(keep_mask, x, 0.0) for name, x in about.items()}
         if loss.kl_in_loss_coef > 0 or entropy_coefs is not None:
             share = share + aggregate(extra, batch.row_of_token, mode=loss.aggregation, denominators=denominators)
         self._note_not_finite(per_token + extra, batch)
@@ -181,9 +192,9 @@ class Update:
         return share * dist.get_world_size()
 
     def _value_head_loss(self, batch: Batch, denominators: Denominators) -> torch.Tensor:
-        """Warm-up of a head on the policy's trunk: every other parameter gets a gradient of exactly zero.
+        """Warms up a head on the policy's trunk: every other parameter gets a gradient of exactly zero.
 
-        None at all would not do: ZeRO-3 steps with what it finds from the step before.
+        They must get one: ZeRO-3 would step with the gradients that are left from the step before.
         """
         logprobs, _, values = self.models.policy(batch, with_values=True, trains_trunk=False)
         share = self.config.critic.value_coef * self._critic_loss(values, batch, denominators)
@@ -205,17 +216,19 @@ class Update:
         return share
 
     def _add(self, about: Mapping[str, torch.Tensor], batch: Batch) -> None:
+        """Adds figures per token to the sums of their agents."""
         agents = self._agent_of_row[self._sample_of_token(batch)]
         for name, x in about.items():
             total = self._sums_of_step.setdefault(name, torch.zeros(len(self._agents), device=x.device))
             total.index_add_(0, agents, x.detach().float())
 
     def _add_total(self, name: str, share: torch.Tensor) -> None:
+        """Adds a figure that belongs to no agent; it is kept in the first agent's place, and read as the sum of all."""
         total = self._sums_of_step.setdefault(name, torch.zeros(len(self._agents), device=share.device))
         total[0] += share.detach()
 
     def _count_step(self, *, of_critic: bool, has_critic: bool) -> None:
-        """A step was made: its figures are the order's. A head on the policy's trunk steps with the policy."""
+        """Adds the figures of a step that was made to the job's. A head on the policy's trunk steps with the policy."""
         for name, x in self._sums_of_step.items():
             if has_critic and of_critic != (name in CRITIC_FIGURES):
                 continue
@@ -227,7 +240,7 @@ class Update:
 
     @staticmethod
     def _sample_of_token(batch: Batch) -> torch.Tensor:
-        """[N], which of the order's rows each token belongs to."""
+        """Returns [N], which of the job's rows each token belongs to."""
         rows = torch.tensor(batch.rows, dtype=torch.long, device=batch.row_of_token.device)
         return rows[batch.row_of_token]
 
@@ -251,12 +264,13 @@ class Update:
             for agent, value, n in zip(self._agents, values, num, strict=True):
                 if n:
                     agents[agent][name] = value / n
-        for name, found in norms.items():
+        for name, engine_norms in norms.items():
             prefix = "train/" if name == "policy" else "train/critic_"
-            metrics[f"{prefix}grad_norm"] = float(np.mean(found))
+            metrics[f"{prefix}grad_norm"] = float(np.mean(engine_norms))
         return metrics, agents
 
     def _diverged(self, which: str, norm: float, dealt: Sequence[int]) -> TrainingDivergedError:
+        """Builds the error, which names the turns whose loss was not finite; all workers call it, it sums over them."""
         counts = sum_over_workers({"rows": self._not_finite})["rows"]
         causes = [i for i, n in enumerate(counts) if n]
         named = "the losses of its rows are finite, their gradient is not; they are" if not causes else "it came from"
@@ -273,10 +287,10 @@ class Update:
 
 
 def sum_over_workers(sums: Mapping[str, Any]) -> dict[str, list[float]]:
-    """{name: [n] tensor} -> the sums over all workers, as lists; names in the same order everywhere."""
+    """Returns the sums of {name: [n] tensor} over all workers, as lists; every worker calls it with the same names."""
     if not sums:
         return {}
-    names = sorted(sums)
+    names = sorted(sums)  # the tensors of all workers are added up as one: they must lie in the same order
     sizes = [len(sums[name]) for name in names]
     stacked = torch.cat([sums[name].detach().float() for name in names])
     if dist.get_world_size() > 1:

@@ -45,13 +45,13 @@ def warmstart(
     tokenizer: Any = None,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> dict[str, float]:
-    """Supervised training on completion tokens; writes a folder in Hugging Face layout to `out`.
+    """Trains on completion tokens by cross-entropy, and writes a folder in Hugging Face layout to `out`.
 
     The learning rate rises over `optimizer.warmup_steps`, then falls to a tenth along a cosine.
 
     Args:
         demonstrations: one per turn.
-        model_folder: what to start from, tokenizer included; None builds `config.tiny_model` for `tokenizer`.
+        model_folder: the model to start from, with its tokenizer; None builds `config.tiny_model` for `tokenizer`.
         tokenizer: of the tiny model (see `tiny_model.build_tokenizer`).
         progress: called after each step with the step (from 1), the number of steps and the loss.
 
@@ -121,7 +121,7 @@ def adopt(
     """Commits an existing folder in Hugging Face layout as version 0 of `model_group`.
 
     Args:
-        sequences: token ids the version is recognised by after a weight sync; None draws some, always the same.
+        sequences: token ids by which the version is recognised after a weight sync; None draws some, always the same.
 
     Raises:
         ValueError: the folder lacks config, tokenizer or safetensors, or stores a head of its own beside a config that
@@ -164,7 +164,10 @@ def adopt(
 
 
 def make_probe(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Probe:
-    """What `model` says of fixed token sequences, float32 logprobs of a plain forward pass (design rule 3)."""
+    """Computes `model`'s logprobs of fixed token sequences, in float32 by a plain forward pass.
+
+    After a weight sync the engine must answer the same sequences with the same logprobs: that proves which weights it holds.
+    """
     logprobs = []
     with torch.no_grad():
         for ids in sequences:
@@ -175,7 +178,7 @@ def make_probe(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Pr
 
 
 def probe_sequences(vocab_size: int, *, num_sequences: int = 4, length: int = 32) -> list[list[int]]:
-    """Token ids without meaning, the same ones at every call."""
+    """Draws token ids without meaning, the same ones at every call."""
     return np.random.default_rng(0).integers(0, vocab_size, (num_sequences, length)).tolist()
 
 
@@ -214,12 +217,13 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path)
 
 
 def _batches(rows: Sequence[Demonstration], *, config: WarmstartConfig, seed: int) -> Iterator[list[int]]:
-    """Row indices of every step of every epoch."""
+    """Yields the row indices of every step of every epoch."""
     random = np.random.default_rng(seed)
     lengths = np.array([len(p) + len(c) for p, c in rows])
     bucket = config.batch_turns * BUCKET_BATCHES
     for _ in range(config.num_epochs):
         order = random.permutation(len(rows))
+        # Each bucket of some batches is sorted by length, so that rows of about one length are padded together.
         sorted_rows = np.concatenate(
             [
                 part[np.argsort(lengths[part], kind="stable")]
@@ -231,8 +235,8 @@ def _batches(rows: Sequence[Demonstration], *, config: WarmstartConfig, seed: in
 
 
 def _factor(step: int, num_steps: int, warmup_steps: int) -> float:
-    """Of the learning rate at `step` (from 1): linear rise, then a cosine from 1 to 0.1."""
-    warmup_steps = min(warmup_steps, num_steps // 4)
+    """Returns the factor of the learning rate at `step` (from 1): it rises linearly, then falls as a cosine from 1 to 0.1."""
+    warmup_steps = min(warmup_steps, num_steps // 4)  # a short training would end in its warm-up
     if step <= warmup_steps:
         return step / warmup_steps
     return 0.55 + 0.45 * cos(pi * (step - warmup_steps) / max(num_steps - warmup_steps, 1))

@@ -1,4 +1,4 @@
-"""weight_writer: tensors one after the other -> a safetensors file, without holding them all."""
+"""weight_writer: writes tensors one after the other into a safetensors file, without holding them all in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Names of safetensors' header."""
+"""Dtypes by their name in the header of safetensors."""
 
 
 def write_safetensors(
@@ -24,11 +24,13 @@ def write_safetensors(
 ) -> None:
     """Writes `tensors`, which come in the order of `shapes`; the file appears whole or not at all.
 
+    The header with all offsets comes first in the file, so that shapes must be known before the first tensor is.
+
     Args:
-        shapes: of every tensor, by name.
-        tensors: on the CPU; converted to their dtype.
+        shapes: the shape of every tensor, by name.
+        tensors: on the CPU; they are converted to their dtype.
         dtypes: name -> `F32`, `BF16` or `F16`; None: all float32.
-        metadata: of the header, e.g. {"format": "pt"}.
+        metadata: entries of the header, e.g. {"format": "pt"}.
     """
     names = {name: (dtypes or {}).get(name, "F32") for name in shapes}
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}

@@ -18,7 +18,7 @@ from stores.types import ModelVersionRef
 def provenance_of(run: Run, models: Mapping[str, ModelVersionRef], iteration: int) -> dict[str, Any]:
     """How a team came to be, as its manifest records it; JSON values.
 
-    `data` has by model group what its version was trained on, `links` the DAG run and the Ray jobs of the iteration.
+    `data` holds by model group what its version was trained on, `links` the DAG run and the Ray jobs of the iteration.
     """
     return {
         "made_by": stage_owner(),

@@ -22,7 +22,7 @@ from stores.stage_results import Trained, TrainedLearner, TrainedTeam
 from stores.types import ModelVersionRef, RewardsRef, TracesRef
 from train_loops.config import TEAM, TrainConfig
 from train_loops.team.happo import update_order
-from train_loops.trainer_supervisor import TrainerHandle, TrainJobError, attach
+from train_loops.trainer_handle import TrainerHandle, TrainJobError, attach
 
 logger = logging.getLogger(__name__)
 

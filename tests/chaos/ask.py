@@ -37,7 +37,7 @@ def served(run: Run) -> dict[str, list[int]]:
 
 def replay(run: Run) -> dict[int, float]:
     """By iteration, for the model group `team`."""
-    from train_loops.trainer_supervisor import attach
+    from train_loops.trainer_handle import attach
 
     folder = Path(run.config.storage.root) / "replay"
     shutil.rmtree(folder, ignore_errors=True)

@@ -41,7 +41,7 @@ VICTIMS = (
     Victim(name="replica", door="local", stages=SERVING, title="ray::ServeReplica:"),
     Victim(name="engine", door="local", stages=SERVING, title="VLLM::EngineCore"),
     Victim(name="trainer worker", door="local", stages=("train",), title="ray::RayTrainWorker"),
-    Victim(name="trainer holder", door="local", stages=("train",), title="ray::TrainerSupervisor"),
+    Victim(name="trainer supervisor", door="local", stages=("train",), title="ray::TrainerSupervisor"),
     Victim(name="train controller", door="local", stages=("train",), title="ray::TrainController"),
     Victim(name="node", door="local", stages=tuple(STAGES)),
     Victim(name="cluster", door="local", stages=tuple(STAGES)),

@@ -83,16 +83,16 @@ def test_a_version_says_what_it_is_on_its_page(mlflow_place: tuple[str, str]) ->
 
     registry = TeamRegistry(*mlflow_place)
     pinned = {"iteration": 3, "traces": {"version": 57, "num_episodes": 412}, "rewards": {"version": 31}}
-    origin = {"made_by": "Ray job troupe-r-it3-promote-a1", "workflow_commit": "fee1", "data": {"small": pinned}}
-    origin["links"] = {"dag_run": "https://airflow/dags/d/runs/7"}
+    provenance = {"made_by": "Ray job troupe-r-it3-promote-a1", "workflow_commit": "fee1", "data": {"small": pinned}}
+    provenance["links"] = {"dag_run": "https://airflow/dags/d/runs/7"}
     report = {"accuracy": 0.75, "num_tasks": 64, "verdict": "promote", "condition": "gain +0.1", "champion": None}
-    version = registry.register("page", _team(3, origin=origin, evaluation=report))
-    assert registry.load("page", version)[1].origin == origin
+    version = registry.register("page", _team(3, provenance=provenance, evaluation=report))
+    assert registry.load("page", version)[1].provenance == provenance
     assert registry.register("page", _team(3, evaluation=report)) == version, "the same team, whoever made it"
     client = MlflowClient(tracking_uri=registry.tracking_uri)
     assert "troupe serve page@champion" in client.get_registered_model("page").description
     shown = client.get_model_version("page", str(version))
-    for said in (
+    for text in (
         "**Verdict**: promote: gain +0.1",
         "**Accuracy**: 0.750 on 64 tasks of the gate",
         "| small | v3 | `abababababab` | 412 episodes of iteration 3 (traces@57, rewards@31) | `s3://b/small/v1` |",
@@ -100,7 +100,7 @@ def test_a_version_says_what_it_is_on_its_page(mlflow_place: tuple[str, str]) ->
         "dag_run: https://airflow/dags/d/runs/7",
         f"troupe lineage page@{version}",
     ):
-        assert said in shown.description, shown.description
+        assert text in shown.description, shown.description
     assert shown.description.startswith("promote 0.750: run run.1, iteration 3\n")
     assert shown.tags["troupe.verdict"] == "promote"
     assert shown.tags["troupe.dag_run"] == "https://airflow/dags/d/runs/7"

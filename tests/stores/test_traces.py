@@ -267,7 +267,7 @@ def test_variants_are_no_examples(
     store.write_episodes([plain, variant])
     store.write_rewards([make_rewards(plain), make_rewards(variant)])
     where = {"run_id": plain.run_id, "purpose": plain.purpose}
-    found = store.rewarded_traces(**where, iteration=None, min_outcome=1.0)
-    assert [trace.episode_id for trace in found] == [plain.episode_id]
+    rewarded = store.rewarded_traces(**where, iteration=None, min_outcome=1.0)
+    assert [trace.episode_id for trace in rewarded] == [plain.episode_id]
     assert [trace.episode_id for trace in store.find_traces(**where, variant="")] == [plain.episode_id]
     assert len(store.find_traces(**where)) == 2

@@ -45,10 +45,10 @@ def chained_samples() -> list[Sample]:
         return random.integers(3, VOCABULARY, num).tolist()
 
     samples = []
-    said = words(5)
+    prompt = words(5)
     for turn_index, (completion, reply) in enumerate([(3, 2), (6, 0), (4, 0)]):  # one conversation of two agents
-        samples.append(sample("talk", turn_index, said, words(completion), agent="aba"[turn_index]))
-        said = [*samples[-1].token_ids, *words(reply)]
+        samples.append(sample("talk", turn_index, prompt, words(completion), agent="aba"[turn_index]))
+        prompt = [*samples[-1].token_ids, *words(reply)]
     for turn_index in range(4):  # two conversations of one episode, in turn
         before = samples[-2].token_ids if turn_index > 1 else []
         samples.append(sample("two", turn_index, [*before, *words(4)], words(5), agent="ab"[turn_index % 2]))

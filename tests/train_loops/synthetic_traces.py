@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM
-
 from stores.types import (
     EpisodeRewards,
     EpisodeStatus,
@@ -32,6 +29,9 @@ def sample_traces(
     folder: Path, *, run_id: str = "run", iteration: int = 1, version: int = 0, num_tasks: int = 8, group_size: int = 8
 ) -> tuple[list[Trace], list[EpisodeRewards]]:
     """Traces with exact rollout logprobs, and rewards: the share of completion tokens below `WANTED`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     random = torch.Generator().manual_seed(iteration)
     num = num_tasks * group_size

@@ -1,4 +1,4 @@
-"""The group estimators: literal numbers of seed-systems 2.2, 2.3 and 2.10, and what must and must not change them."""
+"""The group estimators give literal numbers worked out by hand; what must change them does, and nothing else."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def rows(
 
 def per_row(name: str, given_rows: RewardedRows, **changes: Any) -> np.ndarray:
     """One number per row: the advantage of its last token."""
-    found = estimator(name)(given_rows, AdvantageConfig(**changes))
-    return np.array([np.atleast_1d(a)[-1] for a in found])
+    advantages = estimator(name)(given_rows, AdvantageConfig(**changes))
+    return np.array([np.atleast_1d(a)[-1] for a in advantages])
 
 
 def test_every_estimator_is_a_file_of_its_name_and_every_file_of_one_has_a_config_name() -> None:
@@ -67,7 +67,7 @@ B_REWARDS, B_EPISODES = [1.0, 1.0, 0.0], ["0", "2", "3"]
 
 
 def two_agents() -> RewardedRows:
-    """Seed-systems 2.3: rewards of four episodes 1, 0, 1, 0; A is called 2, 1, 1, 1 times, B 1, 0, 1, 1."""
+    """Four episodes of one task earn 1, 0, 1, 0; A is called 2, 1, 1, 1 times, B 1, 0, 1, 1."""
     return rows(A_REWARDS + B_REWARDS, episodes=A_EPISODES + B_EPISODES, agents=["A"] * 5 + ["B"] * 3)
 
 
@@ -348,9 +348,9 @@ def test_names_of_tasks_episodes_and_agents_mean_nothing(name: str, drawn: list)
 @given(drawn=table_rows)
 def test_what_is_whitened_has_mean_0_and_deviation_1_or_is_all_0(name: str, over: str, drawn: list) -> None:
     table = table_of(drawn)
-    found = estimator(name)(table, AdvantageConfig(whiten=over))  # type: ignore[arg-type]
+    advantages = estimator(name)(table, AdvantageConfig(whiten=over))  # type: ignore[arg-type]
     for agent in {""} if over == "all" else set(table.agents):
-        x = np.concatenate([a for a, of in zip(found, table.agents, strict=True) if agent in ("", of)])
+        x = np.concatenate([a for a, of in zip(advantages, table.agents, strict=True) if agent in ("", of)])
         assert x.mean() == pytest.approx(0, abs=1e-7)
         assert not x.any() or x.std(ddof=1) == pytest.approx(1, abs=1e-6)
 

@@ -29,26 +29,26 @@ def variant(base: Trace, name: str) -> Trace:
 def test_a_greedy_episode_stands_against_all_of_its_task_by_agent_and_round() -> None:
     one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
     greedy = variant(one, "greedy")
-    found = baselines([one, two, greedy], earned((one, [1, 1], 1), (two, [0, 0], 0), (greedy, [0.25, 0.5], 1.0)))
-    assert found == {("one", 0): 0.25, ("one", 1): 0.5, ("two", 0): 0.25, ("two", 1): 0.5}
+    result = baselines([one, two, greedy], earned((one, [1, 1], 1), (two, [0, 0], 0), (greedy, [0.25, 0.5], 1.0)))
+    assert result == {("one", 0): 0.25, ("one", 1): 0.5, ("two", 0): 0.25, ("two", 1): 0.5}
 
 
 def test_a_turn_has_the_replay_in_which_it_was_replaced_and_others_of_the_agent_the_tasks_mean() -> None:
     one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
     again, once_more = variant(one, "counterfactual-0"), variant(two, "counterfactual-0")
-    found = baselines(
+    result = baselines(
         [one, two, again, once_more], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2), (once_more, [0.6, 9], 0.6))
     )
-    assert found == pytest.approx({("one", 0): 0.2, ("two", 0): 0.6}), "the verifier was never replaced"
-    found = baselines([one, two, again], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2)))
-    assert found == pytest.approx({("one", 0): 0.2, ("two", 0): 0.2})
+    assert result == pytest.approx({("one", 0): 0.2, ("two", 0): 0.6}), "the verifier was never replaced"
+    result = baselines([one, two, again], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2)))
+    assert result == pytest.approx({("one", 0): 0.2, ("two", 0): 0.2})
 
 
 def test_without_an_agent_the_outcome_counts_not_what_its_silence_was_paid() -> None:
     one, two = make_turns_of("one", index=0), make_turns_of("two", index=1)
     silent = variant(one, "without-verifier")
-    found = baselines([one, two, silent], earned((one, [1, 1], 1), (silent, [0.7, -0.5], 0.7)))
-    assert found == pytest.approx({("one", 1): 0.7, ("two", 1): 0.7})
+    result = baselines([one, two, silent], earned((one, [1, 1], 1), (silent, [0.7, -0.5], 0.7)))
+    assert result == pytest.approx({("one", 1): 0.7, ("two", 1): 0.7})
 
 
 def test_a_variant_that_failed_is_no_baseline() -> None:
@@ -71,5 +71,5 @@ def test_a_replaced_call_is_found_again_where_branches_came_back_in_another_orde
     a, b = one.turns
     again = variant(one, f"counterfactual-{a.turn_index}")
     again = replace(again, turns=(replace(b, turn_index=a.turn_index), replace(a, turn_index=b.turn_index)))
-    found = baselines([one, again], earned((one, [1, 1], 1), (again, [9, 0.2], 0.2)))
-    assert found == {("one", a.turn_index): 0.2}
+    result = baselines([one, again], earned((one, [1, 1], 1), (again, [9, 0.2], 0.2)))
+    assert result == {("one", a.turn_index): 0.2}

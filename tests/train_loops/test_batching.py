@@ -14,12 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from train_loops import logprobs as logprobs_module
 from train_loops.batching import Batch, collate, collate_turns, deal_minibatches, lay, lift, microbatches, plan
-from train_loops.critic import ValueModel, completion_values
-from train_loops.logprobs import (
-    PolicyScorer,
-    completion_logprobs,
-    completion_logprobs_and_entropy,
-)
+from train_loops.critic import ValueModel
+from train_loops.logprobs import PolicyScorer, completion_logprobs
 from train_loops.losses import Denominators
 from train_loops.merging import Chain
 from train_loops.rows import Sample
@@ -77,7 +73,7 @@ def test_a_batch_names_predictor_and_target_of_every_completion_token(samples: l
     assert batch.predictors.tolist() == [4, 5, 6, 12 + 10]
     assert batch.targets.tolist() == [*samples[0].token_ids[5:], samples[2].token_ids[-1]]
     assert (batch.row_of_token.tolist(), batch.rows, batch.completion_lengths) == ([0, 0, 0, 1], (0, 2), (3, 1))
-    assert (batch.num_tokens, batch.num_padding) == (20, 4)
+    assert batch.num_tokens == 20
     assert (batch.position_ids, batch.families) == (None, None)
 
 
@@ -182,7 +178,7 @@ def test_a_packed_microbatch_is_cut_by_the_sum_of_its_rows() -> None:
 
 def test_completion_logprobs_equal_those_of_the_whole_logits(scorer: PolicyScorer, samples: list[Sample]) -> None:
     batch = collate(samples, alone(range(len(samples))))
-    got, entropy = completion_logprobs_and_entropy(scorer, batch)
+    got, entropy, _ = scorer(batch, with_entropy=True)
     lengths = torch.tensor([len(s.token_ids) for s in samples])
     is_real = torch.arange(batch.token_ids.shape[1]) < lengths[:, None]
     logits = scorer.model(input_ids=batch.token_ids, attention_mask=is_real.long()).logits
@@ -232,11 +228,11 @@ def test_cuts_padding_and_order_of_rows_change_no_gradient(
     rewards = [s.reward for s in samples]
 
     def policy_loss(batch: Batch, denominators: Denominators) -> torch.Tensor:
-        logprobs, entropy = completion_logprobs_and_entropy(scorer, batch)
+        logprobs, entropy, _ = scorer(batch, with_entropy=True)
         return (logprobs.exp() * lay(rewards, batch) - 0.01 * entropy).sum() / denominators.num_tokens
 
     def critic_loss(batch: Batch, denominators: Denominators) -> torch.Tensor:
-        return (completion_values(critic, batch) - lay(rewards, batch)).square().sum() / denominators.num_tokens
+        return (critic(batch) - lay(rewards, batch)).square().sum() / denominators.num_tokens
 
     for model, loss_of in ((scorer, policy_loss), (critic, critic_loss)):
         want = gradient(model, loss_of, samples, [list(range(7))])
@@ -253,19 +249,19 @@ def test_chunks_of_the_head_change_neither_logprobs_nor_gradients(
     scorer: PolicyScorer, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loss_of(batch: Batch, denominators: Denominators) -> torch.Tensor:
-        logprobs, entropy = completion_logprobs_and_entropy(scorer, batch)
+        logprobs, entropy, _ = scorer(batch, with_entropy=True)
         return (logprobs + entropy).sum() / denominators.num_tokens
 
     want = gradient(scorer, loss_of, samples, [list(range(7))])
     with torch.no_grad():
-        whole = completion_logprobs_and_entropy(scorer, collate(samples, alone(range(7))))
+        whole = scorer(collate(samples, alone(range(7))), with_entropy=True)[:2]
     monkeypatch.setattr(logprobs_module, "CHUNK_TOKENS", 5)
     monkeypatch.setattr(logprobs_module, "SCORING_CHUNK_TOKENS", 3)
     got = gradient(scorer, loss_of, samples, [list(range(7))])
     for name, g in want.items():
         torch.testing.assert_close(got[name], g, atol=1e-6, rtol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(completion_logprobs_and_entropy(scorer, collate(samples, alone(range(7)))), whole)
+        torch.testing.assert_close(scorer(collate(samples, alone(range(7))), with_entropy=True)[:2], whole)
 
 
 def test_an_empty_microbatch_gives_every_parameter_a_gradient_of_zero(
@@ -273,7 +269,7 @@ def test_an_empty_microbatch_gives_every_parameter_a_gradient_of_zero(
 ) -> None:
     empty = collate(samples, [], pad_id=5)  # 0 is the pad token, whose embedding is zero: it would hide a gradient
     assert (empty.token_ids.tolist(), empty.num_tokens, empty.rows) == ([[5, 5]], 0, ())
-    for values in (completion_logprobs(scorer, empty), completion_values(critic, empty)):
+    for values in (completion_logprobs(scorer, empty), critic(empty)):
         assert values.shape == (0,)
         values.sum().backward()
     for name, p in [*scorer.named_parameters(), *critic.named_parameters()]:
@@ -289,16 +285,16 @@ def test_a_model_whose_logits_are_not_its_head_is_refused(scorer: PolicyScorer) 
 
 def test_a_fresh_critic_values_everything_at_zero(tiny_model: Path, critic: ValueModel, samples: list[Sample]) -> None:
     batch = collate(samples, alone(range(7)))
-    assert completion_values(ValueModel.from_policy(tiny_model), batch).abs().max() == 0
-    assert completion_values(critic, batch).std() > 0.1
+    assert ValueModel.from_policy(tiny_model)(batch).abs().max() == 0
+    assert critic(batch).std() > 0.1
 
 
 def test_a_value_is_known_before_its_token_is_sampled(critic: ValueModel, samples: list[Sample]) -> None:
     batch = collate(samples, [(1,)])  # two tokens of prompt, seven of completion
-    values = completion_values(critic, batch)
+    values = critic(batch)
     changed = batch.token_ids.clone()
     changed[0, 5:] = 3  # the outcomes of the fourth completion token and later
-    after = completion_values(critic, replace(batch, token_ids=changed))
+    after = critic(replace(batch, token_ids=changed))
     torch.testing.assert_close(after[:4], values[:4])
     assert (after[4:] != values[4:]).any()
 
@@ -312,7 +308,7 @@ def test_a_value_head_on_the_policys_trunk_gives_values_in_the_same_pass(
     scorer.value_head = critic.head
     logprobs, _, values = scorer(batch, with_values=True)
     torch.testing.assert_close(logprobs, completion_logprobs(scorer, batch))
-    torch.testing.assert_close(values, completion_values(critic, batch))  # started from the same trunk
+    torch.testing.assert_close(values, critic(batch))  # started from the same trunk
     scorer(empty, with_values=True)[2].sum().backward()
     assert critic.head.weight.grad is not None
     assert critic.head.weight.grad.abs().max() == 0

@@ -17,7 +17,6 @@ from train_loops.config import (
     AdaptiveKLConfig,
     AdvantageConfig,
     AgentTrainConfig,
-    DeepSpeedConfig,
     LossConfig,
     MismatchConfig,
     OptimizerConfig,
@@ -73,7 +72,7 @@ def wanted_probability(engine: Engine, samples: list[Sample]) -> float:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dr_mas"])
-def test_an_order_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sampled, algorithm: str) -> None:
+def test_a_job_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sampled, algorithm: str) -> None:
     config = TrainConfig(algorithm=algorithm, optimizer=LR, num_epochs=2, num_minibatches=2, microbatch_tokens=256)
     engines, samples = models(tiny_model, config), rows(sampled)
     before = wanted_probability(engines.policy, samples)
@@ -91,16 +90,16 @@ def test_an_order_raises_the_probability_of_what_was_rewarded(tiny_model: Path, 
 
 
 def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled) -> None:
-    samples, found = rows(sampled), []
+    samples, metrics = rows(sampled), []
     for microbatch_tokens in (64, 100_000):
         config = TrainConfig(optimizer=LR, microbatch_tokens=microbatch_tokens)
         engines = models(tiny_model, config)
-        found.append(run(samples, engines, config).metrics)
-    assert found[0]["train/grad_norm"] == pytest.approx(found[1]["train/grad_norm"], rel=1e-4)
-    assert found[0]["train/kl_k3"] == pytest.approx(found[1]["train/kl_k3"], rel=1e-3)
+        metrics.append(run(samples, engines, config).metrics)
+    assert metrics[0]["train/grad_norm"] == pytest.approx(metrics[1]["train/grad_norm"], rel=1e-4)
+    assert metrics[0]["train/kl_k3"] == pytest.approx(metrics[1]["train/kl_k3"], rel=1e-3)
 
 
-def test_one_shifted_token_id_is_seen_and_many_fail_the_order(tiny_model: Path, sampled) -> None:
+def test_one_shifted_token_id_is_seen_and_many_fail_the_job(tiny_model: Path, sampled) -> None:
     config = TrainConfig(optimizer=LR)
     samples = rows(sampled)
 
@@ -158,9 +157,9 @@ def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path,
     for weights in ((1, 1), (1, 0), (0, 1), (2, 0)):
         agents = {a: AgentTrainConfig(weight=w) for a, w in zip(("solver", "verifier"), weights, strict=True)}
         config = TrainConfig(optimizer=LR, agents=agents)
-        found = run(samples, models(tiny_model, config), config)
-        norms[weights] = found.metrics["train/grad_norm"]
-        trained = {agent: found.agents[agent].get("funnel/trained", 0) for agent in agents}
+        learned = run(samples, models(tiny_model, config), config)
+        norms[weights] = learned.metrics["train/grad_norm"]
+        trained = {agent: learned.agents[agent].get("funnel/trained", 0) for agent in agents}
         assert [trained[a] > 0 for a in agents] == [w > 0 for w in weights]
     assert norms[2, 0] == pytest.approx(2 * norms[1, 0], rel=1e-4)
     assert norms[1, 1] < norms[1, 0] + norms[0, 1]
@@ -171,9 +170,9 @@ def test_an_agent_of_weight_0_has_no_entropy_bonus_either(tiny_model: Path, samp
     of_verifier = TrainConfig(optimizer=LR, agents={"verifier": AgentTrainConfig(entropy_coef=0.5)})
     agents = {"solver": AgentTrainConfig(weight=0)}
     of_all = TrainConfig(optimizer=LR, agents=agents, loss=LossConfig(entropy_coef=0.5))
-    found = [run(samples, models(tiny_model, config), config) for config in (of_verifier, of_all)]
-    assert found[1].metrics["train/grad_norm"] == pytest.approx(found[0].metrics["train/grad_norm"], rel=1e-4)
-    for learned in found:
+    results = [run(samples, models(tiny_model, config), config) for config in (of_verifier, of_all)]
+    assert results[1].metrics["train/grad_norm"] == pytest.approx(results[0].metrics["train/grad_norm"], rel=1e-4)
+    for learned in results:
         assert [learned.agents[a].get("funnel/trained", 0) for a in ("solver", "verifier")] == [0, 64]
     alone = run([s for s in samples if s.agent == "solver"], models(tiny_model, of_all), of_all)
     assert "the only rows are of solver, whose train.agents.<name>.weight is 0" in alone.reason
@@ -241,12 +240,12 @@ def test_happo_tells_the_next_group_how_likely_each_episode_became(tiny_model: P
 def test_log_m_multiplies_the_advantages_of_its_episodes(tiny_model: Path, sampled) -> None:
     samples = rows(sampled)
     advantages = {(s.episode_id, s.turn_index): s.reward - 0.4 for s in samples}
-    config, found = TrainConfig(algorithm="happo", optimizer=LR), []
+    config, metrics = TrainConfig(algorithm="happo", optimizer=LR), []
     for factor in (0.0, math.log(2)):
         signal = TeamSignal(advantages=advantages, log_factor={s.episode_id: factor for s in samples})
-        found.append(run(samples, models(tiny_model, config), config, team=signal).metrics)
-    assert found[1]["train/grad_norm"] == pytest.approx(2 * found[0]["train/grad_norm"], rel=1e-4)
-    assert found[1]["train/factor_ess"] == pytest.approx(1.0)
+        metrics.append(run(samples, models(tiny_model, config), config, team=signal).metrics)
+    assert metrics[1]["train/grad_norm"] == pytest.approx(2 * metrics[0]["train/grad_norm"], rel=1e-4)
+    assert metrics[1]["train/factor_ess"] == pytest.approx(1.0)
     one = TeamSignal(advantages=advantages, log_factor={samples[0].episode_id: math.log(2)})
     ess = run(samples, models(tiny_model, config), config, team=one).metrics["train/factor_ess"]
     assert ess == pytest.approx(65**2 / (64 * 67)), "one M of 2 among 64"
@@ -316,15 +315,15 @@ def test_while_only_the_critic_learns_the_policy_stays(tiny_model: Path, sampled
 
 
 @pytest.mark.parametrize(
-    ("num_epochs", "said"),
+    ("num_epochs", "message"),
     [(3, "3 steps in a row of the policy"), (1, r"every step of the policy in this job \(1\)")],
 )
-def test_an_order_whose_steps_are_not_finite_ends(tiny_model: Path, sampled, num_epochs: int, said: str) -> None:
+def test_a_job_whose_steps_are_not_finite_ends(tiny_model: Path, sampled, num_epochs: int, message: str) -> None:
     config = TrainConfig(algorithm="ppo", optimizer=LR, num_epochs=num_epochs)
     engines = models(tiny_model, config)
     with torch.no_grad():
         engines.critic.module.head.bias.fill_(math.nan)
-    with pytest.raises(TrainingDivergedError, match=f"{said} had a loss or gradient that is not finite"):
+    with pytest.raises(TrainingDivergedError, match=f"{message} had a loss or gradient that is not finite"):
         run(rows(sampled), engines, config)
 
 
@@ -339,14 +338,14 @@ def test_rows_of_a_skipped_step_do_not_count_as_trained(tiny_model: Path, sample
     assert learned.metrics["train/trained_rows"] < learned.metrics["train/non_zero_advantage_rows"]
 
 
-def test_a_gradient_that_overflows_in_an_order_of_one_step_names_its_turns(tiny_model: Path, sampled) -> None:
+def test_a_gradient_that_overflows_in_a_job_of_one_step_names_its_turns(tiny_model: Path, sampled) -> None:
     config = TrainConfig(optimizer=LR, advantage=AdvantageConfig(normalize_std=False, singleton="raw"))
     samples = rows(sampled)
     samples[0] = dataclasses.replace(samples[0], group_id="alone", reward=1e38)
-    said = (
+    message = (
         r"this job \(1\).*the losses of its rows are finite, their gradient is not; they are turn \d of .* and 123 more"
     )
-    with pytest.raises(TrainingDivergedError, match=said):
+    with pytest.raises(TrainingDivergedError, match=message):
         run(samples, models(tiny_model, config), config)
 
 
@@ -377,43 +376,8 @@ def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sample
     assert funnel.counts["solver"]["scored"] == 64
 
 
-def _two_workers(rank: int, folder: str, out: str) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=rank, world_size=2)
-    join_workers()
-    for stage in (0, 3):
-        config = TrainConfig(
-            algorithm="ppo",
-            optimizer=LR,
-            num_minibatches=3,
-            microbatch_tokens=128,
-            deepspeed=DeepSpeedConfig(zero_stage=stage),
-        )
-        engines = models(Path(folder), config)
-        learned = run(rows(sample_traces(Path(folder), num_tasks=3, group_size=3)), engines, config)
-        found = {"metrics": learned.metrics, "weights": [x for _, x in engines.policy.tensors(engines.policy.module)]}
-        if rank == 0:
-            torch.save(found, f"{out}/stage{stage}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.soak
-def test_two_workers_learn_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_two_workers, args=(str(tiny_model), str(tmp_path)), nprocs=2)
-    config = TrainConfig(algorithm="ppo", optimizer=LR, num_minibatches=3, microbatch_tokens=128)
-    engines = models(tiny_model, config)
-    expected = run(rows(sample_traces(tiny_model, num_tasks=3, group_size=3)), engines, config).metrics
-    for stage in (0, 3):
-        found = torch.load(tmp_path / f"stage{stage}.pt")
-        for name in ("loss", "grad_norm", "critic_loss", "critic_grad_norm", "explained_variance", "ratio", "steps"):
-            assert found["metrics"][f"train/{name}"] == pytest.approx(expected[f"train/{name}"], rel=2e-3, abs=1e-4)
-        for a, b in zip(found["weights"], engines.policy.module.parameters(), strict=True):
-            assert (a - b).abs().mean() < 2e-5
-
-
 @pytest.mark.parametrize(("num_rows", "wanted"), [(1, 1), (8, 8), (100, 10), (400, 25), (4000, 41)])
-def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_order(num_rows: int, wanted: int) -> None:
+def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_job(num_rows: int, wanted: int) -> None:
     rows = probe_rows([100] * num_rows)
     assert len(rows) == len(set(rows)) == wanted
     assert rows == probe_rows([100] * num_rows)

@@ -56,7 +56,7 @@ def share_of(rows: Rows, part: list[int], *, policy: str, mode: Any, denominator
         row_of_token,
         loss=LossConfig(policy=policy),  # type: ignore[arg-type]
         importance_weights=flat["weights"],
-        kept=flat["kept"],
+        keep_mask=flat["kept"],
     )
     return aggregate(per_token, row_of_token, mode=mode, denominators=denominators)
 

@@ -1,4 +1,4 @@
-"""losses and kl: literal numbers of seed-systems 2.1, 2.2 and 2.10, and what the clips do to gradients."""
+"""losses and kl give literal numbers worked out by hand, and the clips act on the gradients as the papers say."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_importance_weights_multiply_every_loss_and_masked_tokens_have_none(poli
     given = (logprobs, old, torch.ones(3), torch.tensor([0, 0, 1]))
     plain, _ = policy_loss(*given, loss=LossConfig(policy=policy))
     weights, kept = torch.tensor([0.5, 2.0, 2.0]), torch.tensor([True, True, False])
-    weighed, _ = policy_loss(*given, loss=LossConfig(policy=policy), importance_weights=weights, kept=kept)
+    weighed, _ = policy_loss(*given, loss=LossConfig(policy=policy), importance_weights=weights, keep_mask=kept)
     torch.testing.assert_close(weighed, plain * torch.tensor([0.5, 2.0, 0.0]))
     weighed.sum().backward()
     assert logprobs.grad[2] == 0

@@ -18,8 +18,8 @@ from torch import nn
 
 from train_loops.batching import Batch, collate, lay, lift, plan
 from train_loops.config import RowsConfig
-from train_loops.critic import ValueModel, completion_values
-from train_loops.logprobs import PolicyScorer, completion_logprobs_and_entropy
+from train_loops.critic import ValueModel
+from train_loops.logprobs import PolicyScorer, completion_logprobs
 from train_loops.losses import Aggregation, Denominators, aggregate
 from train_loops.merging import chains_of, row_savings, unique_token_share
 from train_loops.rows import Sample
@@ -98,7 +98,6 @@ def test_a_merged_row_holds_the_completions_of_all_its_turns() -> None:
     assert batch.rows == (0, 1, 2, 10)
     assert batch.completion_lengths == (3, 6, 4, 1)
     assert batch.num_tokens == len(samples[2].token_ids) + len(samples[10].token_ids)
-    assert batch.num_padding == batch.token_ids.numel() - batch.num_tokens
     completions = [token for i in batch.rows for token in samples[i].token_ids[samples[i].prompt_length :]]
     assert batch.targets.tolist() == completions
     assert batch.token_ids.flatten()[batch.predictors + 1].tolist() == completions
@@ -107,7 +106,7 @@ def test_a_merged_row_holds_the_completions_of_all_its_turns() -> None:
 
 def policy_loss(scorer: PolicyScorer, samples: Sequence[Sample], batch: Batch) -> torch.Tensor:
     """Clipped surrogate and entropy, [N]; old logprobs lie around the current ones."""
-    logprobs, entropy = completion_logprobs_and_entropy(scorer, batch)
+    logprobs, entropy, _ = scorer(batch, with_entropy=True)
     ratio = (logprobs - logprobs.detach() + 0.3 * torch.sin(batch.targets.to(logprobs.dtype))).exp()
     advantages = lay([s.reward for s in samples], batch)
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)) - 0.01 * entropy
@@ -189,7 +188,7 @@ def test_merging_and_packing_change_no_gradient_of_a_critic() -> None:
     nn.init.normal_(critic.head.weight)
 
     def critic_loss(model: nn.Module, samples: Sequence[Sample], batch: Batch) -> torch.Tensor:
-        return (completion_values(model, batch) - lay([s.reward for s in samples], batch)).square()
+        return (model(batch) - lay([s.reward for s in samples], batch)).square()
 
     _, plain = learned(critic, samples, critic_loss, mode="token_mean", rows=PLAIN)
     for rows in WAYS:
@@ -202,8 +201,8 @@ def test_a_chain_that_lacks_a_turn_is_still_one_row() -> None:
     with torch.no_grad():
         for part in ((0, 2), (1, 2), (0, 1)):
             merged = collate(samples, [part])
-            together = lift(completion_logprobs_and_entropy(scorer, merged)[0], merged)
+            together = lift(completion_logprobs(scorer, merged), merged)
             for i in part:
                 alone = collate(samples, [(i,)])
-                expected = lift(completion_logprobs_and_entropy(scorer, alone)[0], alone)[i]
+                expected = lift(completion_logprobs(scorer, alone), alone)[i]
                 np.testing.assert_allclose(together[i], expected, atol=2e-6)

@@ -1,4 +1,4 @@
-"""The warm trainer on real Ray Train: jobs, a killed worker, a killed holder, stored results, bad jobs."""
+"""The warm trainer on real Ray Train: jobs, a killed worker, a killed supervisor, stored results, bad jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from train_loops.config import (
 from train_loops.engine import Engine, join_workers, load_critic, load_policy
 from train_loops.models import Models
 from train_loops.run_checkpoints import CarriedState, resume
-from train_loops.trainer_supervisor import TrainerHandle, TrainJobError, attach
+from train_loops.trainer_handle import TrainerHandle, TrainJobError, attach
 from train_loops.warmstart import adopt
 
 CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-3), microbatch_tokens=256, num_epochs=2, cpus_per_worker=0.1)
@@ -163,7 +163,7 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
     handle.stop()
 
 
-def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_orders(bench: Bench, tiny_model: Path) -> None:
+def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, tiny_model: Path) -> None:
     ref = adopt(tiny_model, store=bench.weights, model_group=GROUP, run_id="run")
     began = time.monotonic()
     handle = bench.attach()
@@ -247,7 +247,7 @@ def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_mod
     settings, fresh = CONFIG.deepspeed, CarriedState(kl_coef=0.1)
     policy = Engine(load_policy(tiny_model, settings), optimizer=CONFIG.optimizer, config=settings)
     critic = Engine(load_critic(tiny_model, settings), optimizer=CONFIG.optimizer, config=settings)
-    stored = {"kl_coef": 0.5, "num_critic_orders": 2}
+    stored = {"kl_coef": 0.5, "num_critic_jobs": 2}
     for folder, engines in {"both": {"policy": policy, "critic": critic}, "policy": {"policy": policy}}.items():
         (tmp_path / folder).mkdir()
         for tag, engine in engines.items():
@@ -257,11 +257,11 @@ def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_mod
         uri = str(tmp_path / folder) if folder else ""
         return resume(uri, models, state=fresh, loss=LossConfig(kl_in_reward_coef=0.1, **loss))
 
-    models, critic_orders = Models(policy=policy, critic=critic), CarriedState(kl_coef=0.1, num_critic_orders=2)
+    models, critic_jobs = Models(policy=policy, critic=critic), CarriedState(kl_coef=0.1, num_critic_jobs=2)
     assert resumed("", models) == (fresh, [])
-    assert resumed("both", models) == (critic_orders, [])
+    assert resumed("both", models) == (critic_jobs, [])
     adapted = resumed("both", models, adaptive_kl=AdaptiveKLConfig())
-    assert adapted == (CarriedState(kl_coef=0.5, num_critic_orders=2), [])
+    assert adapted == (CarriedState(kl_coef=0.5, num_critic_jobs=2), [])
     assert resumed("policy", models)[1] == ["critic"]
     assert resumed("gone", models) == (fresh, ["optimizer", "critic"])
     assert resumed("gone", Models(policy=policy)) == (fresh, ["optimizer"])
@@ -291,7 +291,7 @@ def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     v2 = ModelVersionRef(**second["model"])
     assert not torch.equal(weights(ppo_bench, second["model"]), weights(ppo_bench, first["model"]))
     critic = json.loads(read_file(f"{ppo_bench.weights.manifest(v2).checkpoint}/critic.json") or b"")
-    assert critic["state"] == {"version": 2, "kl_coef": 0.0, "num_critic_orders": 2} and critic["num_steps"] == 4
+    assert critic["state"] == {"version": 2, "kl_coef": 0.0, "num_critic_jobs": 2} and critic["num_steps"] == 4
     ppo_bench.attach(ppo, run_name="ppo").stop()
 
 

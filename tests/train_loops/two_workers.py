@@ -1,6 +1,6 @@
-"""two_workers: orders of one model group -> what one worker, or two in processes of their own, make of them.
+"""two_workers: plays jobs by one worker, or by two in processes of their own, and returns what they made of them.
 
-An order here is `Job`: build the models, resume or not, learn, save, learn again.
+A `Job` builds the models, resumes from a checkpoint or not, learns, saves and learns again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from train_loops.learner import learn
 from train_loops.models import Models, build_models
 from train_loops.rows import Funnel, Sample, samples_of
 
+FIGURES = ("loss", "critic_loss", "grad_norm", "critic_grad_norm", "explained_variance", "ratio", "steps")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Two orders in a row, with a checkpoint before the first (`begin`) and one between them (`half`)."""
+    """Learns twice from the same rows, with a checkpoint before the first time (`begin`) and one between them (`half`)."""
 
     name: str
     config: TrainConfig
     resumes: str = ""
-    """Folder of a checkpoint to start from; then only the second order is trained."""
+    """Folder of a checkpoint to start from; then it learns only the second time."""
     warms_up: bool = False
     """Whether only the critic learns."""
 
@@ -41,10 +43,10 @@ class Job:
 class Result:
     """What a job did."""
 
-    losses: tuple[float, ...]
-    """Losses and gradient norms of each order."""
+    figures: tuple[float, ...]
+    """Those of `FIGURES` that the learner has, of the first time and then of the second."""
     weights: torch.Tensor
-    """All parameters, of policy and critic, after the last order."""
+    """All parameters, of policy and critic, in the end."""
     head: torch.Tensor
     """Those of the value head on the policy's trunk; empty where there is none."""
 
@@ -59,18 +61,17 @@ def play(jobs: Sequence[Job], out: Path, *, weights_uri: str, parent: ModelVersi
         if job.resumes:
             load(models, Path(job.resumes))
         save(models, out / job.name / "begin")
-        losses: list[float] = []
+        figures: list[float] = []
         for seed in (2,) if job.resumes else (1, 2):
             funnel = Funnel(model_group=GROUP, statuses=["ok"])
             about = {"config": job.config, "seed": seed, "funnel": funnel, "trains_policy": not job.warms_up}
             metrics = learn(samples, models, credit_kind="returns", **about).metrics
-            names = [f"train/{name}" for name in ("loss", "critic_loss", "grad_norm", "critic_grad_norm")]
-            losses += [metrics[name] for name in names if name in metrics]
+            figures += [metrics[f"train/{name}"] for name in FIGURES if f"train/{name}" in metrics]
             if seed == 1:
                 save(models, out / job.name / "half")
         named = [(name, x.flatten()) for e in engines(models).values() for name, x in e.tensors(e.module)]
         results[job.name] = Result(
-            losses=tuple(losses),
+            figures=tuple(figures),
             weights=torch.cat([x for _, x in named]),
             head=torch.cat([x for name, x in named if name.startswith("value_head.")] or [torch.zeros(0)]),
         )
@@ -99,12 +100,12 @@ def _work(rank: int, jobs: Sequence[Job], out: Path, weights_uri: str, parent: M
 
 
 def rows(folder: Path) -> list[Sample]:
-    """32 samples of both agents."""
-    traces, rewards = sample_traces(folder, num_tasks=4, group_size=4)
-    found = [
+    """18 samples of both agents: 3 minibatches of 6, which two workers cannot always share evenly."""
+    traces, rewards = sample_traces(folder, num_tasks=3, group_size=3)
+    samples = [
         s for t, r in zip(traces, rewards, strict=True) for s in samples_of(t, r, model_group=GROUP, statuses=["ok"])
     ]
-    return sorted(found, key=lambda s: (s.episode_id, s.turn_index))
+    return sorted(samples, key=lambda s: (s.episode_id, s.turn_index))
 
 
 def engines(models: Models) -> dict[str, Engine]:

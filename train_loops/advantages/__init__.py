@@ -1,1 +1,1 @@
-"""Advantage estimators, one pure file each."""
+"""Advantage estimators, one pure file each; infra/docs/design/formulas.md has them in one table."""

@@ -1,4 +1,4 @@
-"""against_baseline: rewards minus what a variant of the episode earned: remax, counterfactual and leave_one_out."""
+"""against_baseline: subtracts what a variant of the episode earned; shared by remax, counterfactual and leave_one_out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from train_loops.advantages.rewarded_rows import RewardedRows
 
 
 def against_baseline(rows: RewardedRows) -> list[NDArray[np.float64]]:
-    """Per row and token: the sum of r from the token to the row's end, minus the row's baseline.
+    """Returns N arrays, one value per completion token: A_t = sum_{k >= t} r_k - b, b the row's baseline.
 
-    A row without a baseline has nothing to be compared with: 0 on all its tokens.
+    A row without a baseline cannot be compared with anything: all its tokens get 0.
     """
     out = []
     for rewards, baseline in zip(rows.token_rewards, rows.baselines, strict=True):

@@ -1,4 +1,4 @@
-"""at_grpo: turns of one agent in one round of a task's episodes compared with one another (AT-GRPO, PettingLLMs)."""
+"""at_grpo: compares turns of one agent in one round of a task's episodes (AT-GRPO of PettingLLMs, arXiv 2510.11062)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from train_loops.config import AdvantageConfig
 
 
 def at_grpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: (R - mean) / (std + eps) over the rows of the same task, agent and round (seed-systems 2.3)."""
+    """Returns [N]: A_i = (R_i - mean_g) / (std_g + eps), where g holds the rows of the same task, agent and round."""
     keys = group_keys(rows, settings, default="task_agent_round")
     return normalize(rows.scores, keys, settings, batch_keys=rows.agents)

@@ -1,4 +1,7 @@
-"""counterfactual: what a turn earned against replays of the episode in which this turn was sampled anew (COMA's baseline, arXiv 1705.08926)."""
+"""counterfactual: compares a turn with replays of the episode in which this turn alone was sampled anew.
+
+This is the baseline of COMA (arXiv 1705.08926), estimated by replay instead of a critic.
+"""
 
 from __future__ import annotations
 
@@ -11,5 +14,5 @@ from train_loops.config import AdvantageConfig
 
 
 def counterfactual(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
-    """Per row and token: see `against_baseline`; turns of which no variant was played get 0."""
+    """Returns N arrays: A_t = sum_{k >= t} r_k - mean(reward of the turn in the replays); without a replay 0."""
     return against_baseline(rows)

@@ -1,8 +1,8 @@
-"""dr_mas: rewards compared per agent within groups of episodes of the same task (arXiv 2602.08847; seed-systems 2.3).
+"""dr_mas: compares rewards per agent within the episodes of one task (Dr. MAS, arXiv 2602.08847).
 
-Agents that share weights have rewards of different scale and are called at different rates; normalised together, one
-agent's gradient drowns the other's. Every invocation counts: an agent called three times in an episode brings three
-entries to its group.
+Agents that share weights have rewards of different scale and are called at different rates. If they are normalised
+together, one agent's gradient drowns the other's. Every call counts: an agent that is called three times in an episode
+has three entries in its group.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from train_loops.config import AdvantageConfig
 
 
 def dr_mas(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: (R - mean) / (std + eps) over the rows of the same task and agent; ddof 1 as in its code, 0 in its paper."""
+    """Returns [N]: A_i = (R_i - mean_g) / (std_g + eps), where g holds the rows of the same task and agent.
+
+    `settings.ddof` is 1 by default, as in the authors' code; the paper divides by N (ddof 0).
+    """
     keys = group_keys(rows, settings, default="task_agent")
     return normalize(rows.scores, keys, settings, batch_keys=rows.agents)

@@ -1,7 +1,7 @@
 """gae: token rewards and values -> advantages and returns, over trainable tokens only; and whitening.
 
-Rows are lists of arrays over completion tokens (prompt and tool tokens never enter), so inserting masked tokens
-changes nothing. All in float64.
+Rows are lists of arrays over completion tokens. Prompt and tool tokens never enter, so masked tokens between turns change
+nothing. Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ Rows = Sequence[NDArray[np.floating]]
 def gae(
     token_rewards: Rows, values: Rows, *, trajectories: Sequence[Sequence[int]], gamma: float, gae_lambda: float
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
-    """Generalised advantage estimation (Schulman 2016) along each trajectory, V = 0 after its last token.
+    """Computes generalised advantage estimates (arXiv 1506.02438) along each trajectory, with V = 0 after its last token.
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t = delta_t + gamma lambda A_{t+1}
         returns = A + V
 
     Args:
-        token_rewards: per row, one per completion token (see `kl.token_rewards`).
-        values: per row, same lengths.
-        trajectories: rows that chain, in time order; every row exactly once (see `rows.trajectories_of`). Rows by
-            themselves: GAE ends at each turn. An episode's rows: the first token after a turn is the next turn's.
+        token_rewards: N rows, one reward per completion token (see `kl.token_rewards`).
+        values: N rows of the same lengths.
+        trajectories: indices of the rows that follow one another, in time order; every row exactly once (see
+            `rows.trajectories_of`). With one row per trajectory GAE ends at each turn; with all rows of an episode the
+            token after a turn's last one is the next turn's first.
 
     Returns:
-        Advantages (not whitened) and returns, shaped as the inputs.
+        Advantages (not whitened) and returns, shaped like the inputs.
     """
     seen = sorted(row for chain in trajectories for row in chain)
     assert seen == list(range(len(values))), "every row belongs to exactly one trajectory"
     lengths = [len(v) for v in values]
     assert lengths == [len(r) for r in token_rewards], "rewards and values have different lengths"
     widths = [sum(lengths[row] for row in chain) for chain in trajectories]
-    # Aligned on the right: column -1 is every trajectory's last token, zeros stand left of the first.
+    # All trajectories are computed at once, aligned on the right: column -1 is every trajectory's last token, and left of
+    # its first one stand zeros, which the backward recursion reaches last and nobody reads.
     r = np.zeros((len(trajectories), max(widths, default=0)))
     v = np.zeros((r.shape[0], r.shape[1] + 1))
     for i, (chain, width) in enumerate(zip(trajectories, widths, strict=True)):
@@ -58,11 +60,11 @@ def gae(
 
 
 def whiten(advantages: Rows, *, labels: Sequence[str] | None = None) -> list[NDArray[np.float64]]:
-    """(x - mean) / sqrt(var + 1e-8), var with ddof 1, over all tokens of all rows that share a label.
+    """Returns (x - mean) / sqrt(var + 1e-8), var with ddof 1, over all tokens of all rows that share a label.
 
     Args:
-        advantages: per row, one per completion token; rows of all workers.
-        labels: one per row, e.g. its agent; None: all rows together. (`whiten: none` does not call this.)
+        advantages: N rows, one value per completion token; the rows of all workers.
+        labels: [N], e.g. each row's agent; None: all rows together. (`whiten: none` does not call this.)
     """
     labels = labels if labels is not None else [""] * len(advantages)
     out = [np.asarray(a, dtype=np.float64) for a in advantages]

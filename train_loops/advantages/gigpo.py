@@ -1,10 +1,11 @@
-"""gigpo: episodes compared by task, and turns by what they saw (GiGPO, arXiv 2505.10978; seed-systems 2.2).
+"""gigpo: compares episodes by task, and turns by the prompt that they answered (GiGPO, arXiv 2505.10978).
 
-A = A_episode + step_weight A_step
-A_episode   GRPO over the episode's reward (the mean over its rows), or by `group_by`
-A_step      turns of a task whose prompts are one anchor, by the discounted sum of the rewards from there on
+    A = A_episode + step_weight A_step
+    A_episode   GRPO over the episode's reward (the mean over its rows), or by `group_by`
+    A_step      (G - mean_s) / (std_s + eps), G_k = R_k + gamma G_{k+1}, over the turns of a task that share the anchor s
 
-Where the credit rule pays `returns`, a turn's reward is that sum already.
+An anchor is a prompt, or a set of prompts that are similar enough. Where the credit rule pays `returns`, a turn's reward
+is G already.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from train_loops.config import AdvantageConfig
 
 
 def gigpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]; a turn whose anchor no other turn shares has no step advantage, whatever `singleton` says."""
+    """Returns [N]; a turn whose anchor no other turn shares has no step advantage, whatever `singleton` says."""
     steps = normalize(
         rows.scores if rows.credit_kind == "returns" else _returns(rows, gamma=settings.step_gamma),
         _anchors(rows, similarity=settings.similarity),
@@ -33,35 +34,41 @@ def gigpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
 
 
 def anchor_share(rows: RewardedRows, settings: AdvantageConfig) -> float:
-    """Share of turns whose anchor another turn shares: only these have a step advantage; 0 makes gigpo plain grpo."""
+    """Returns the share of turns whose anchor another turn shares: only these have a step advantage; at 0 this is grpo."""
     sizes = Counter(anchors := _anchors(rows, similarity=settings.similarity))
     return sum(sizes[anchor] > 1 for anchor in anchors) / max(1, len(anchors))
 
 
 def _returns(rows: RewardedRows, *, gamma: float) -> NDArray[np.float64]:
-    """[N]: G_k = R_k + gamma G_{k+1} along the turns of each episode, in time order."""
+    """Returns [N]: G_k = R_k + gamma G_{k+1} along the turns of each episode."""
     scores = rows.scores
-    out, last = np.zeros(len(scores)), dict.fromkeys(rows.episode_ids, 0.0)
+    returns, later = np.zeros(len(scores)), dict.fromkeys(rows.episode_ids, 0.0)
+    # From the last turn to the first, so that an episode's `later` is the return of the turn that follows.
     for i in sorted(range(len(scores)), key=lambda i: -rows.turn_indices[i]):
-        last[rows.episode_ids[i]] = scores[i] + gamma * last[rows.episode_ids[i]]
-        out[i] = last[rows.episode_ids[i]]
-    return out
+        later[rows.episode_ids[i]] = scores[i] + gamma * later[rows.episode_ids[i]]
+        returns[i] = later[rows.episode_ids[i]]
+    return returns
 
 
 def _anchors(rows: RewardedRows, *, similarity: float) -> list[tuple[str, str, int]]:
-    """(task group, agent, anchor) of each row: prompts are one anchor if equal, or alike enough to its first one."""
-    found: dict[tuple[str, str], list[Sequence[int]]] = {}
-    exact: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    """Returns (task group, agent, number of the anchor) of each row.
+
+    Two prompts share an anchor if they are equal, or if both are similar enough to the anchor's first prompt.
+    """
+    anchors_of: dict[tuple[str, str], list[Sequence[int]]] = {}
+    number_of: dict[tuple[str, str, tuple[int, ...]], int] = {}
     keys = []
     for group, agent, prompt in zip(rows.group_ids, rows.agents, rows.prompts, strict=True):
-        anchors = found.setdefault((group, agent), [])
-        same = (group, agent, tuple(prompt))
-        if same not in exact:
-            alike = (i for i, anchor in enumerate(anchors) if similarity < 1 and _ratio(anchor, prompt) >= similarity)
-            exact[same] = next(alike, len(anchors))
-            if exact[same] == len(anchors):
+        anchors = anchors_of.setdefault((group, agent), [])
+        exact = (group, agent, tuple(prompt))
+        if (
+            exact not in number_of
+        ):  # comparing is quadratic in the prompt's length: each distinct prompt is compared once
+            similar = (i for i, anchor in enumerate(anchors) if similarity < 1 and _ratio(anchor, prompt) >= similarity)
+            number_of[exact] = next(similar, len(anchors))
+            if number_of[exact] == len(anchors):
                 anchors.append(prompt)
-        keys.append((group, agent, exact[same]))
+        keys.append((group, agent, number_of[exact]))
     return keys
 
 

@@ -1,4 +1,4 @@
-"""gpg: rewards minus their group's mean, scaled up for the rows without reward (GPG, arXiv 2504.02546)."""
+"""gpg: subtracts the group's mean, and scales up to make good for rows without reward (GPG, arXiv 2504.02546)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from train_loops.config import AdvantageConfig
 
 
 def gpg(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: alpha (R - mean_group), alpha = rows / rows with a reward other than 0 (f_norm 1, as in verl).
+    """Returns [N]: A_i = alpha (R_i - mean_g), alpha = rows / rows with a reward other than 0 (f_norm 1, as in verl).
 
-    Turns are compared, not episodes: the source has one completion per episode, and a turn keeps its own credit.
+    Turns are compared, not episodes: the paper has one completion per episode, and a turn keeps its own credit.
     """
     scores = rows.scores
     alpha = len(scores) / max(int(np.count_nonzero(scores)), 1)

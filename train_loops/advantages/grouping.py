@@ -1,4 +1,7 @@
-"""grouping: which rows are compared with one another, and how (seed-systems 2.2, 2.3)."""
+"""grouping: says which rows are compared with one another, and normalises scores within these groups.
+
+The groups are those of GRPO (arXiv 2402.03300), Dr. MAS (2602.08847), AT-GRPO (2510.11062) and SynCo's whole-batch group.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ Keys = Sequence[Hashable]
 
 
 def group_keys(rows: RewardedRows, settings: AdvantageConfig, *, default: str) -> Keys:
-    """The group of each row, by `settings.group_by` or the algorithm's own.
+    """Returns the group of each row, [N], by `settings.group_by`, or by `default`, the algorithm's own.
 
-    `task`: all turns of a task's episodes. `task_agent`: of one agent. `task_agent_round`: of an agent's n-th calls.
-    `task_round`: of one round of the episodes, whoever speaks.
-    `batch_agent`: all turns of an agent in the iteration, whatever the task.
+    task               all turns of a task's episodes
+    task_agent         the turns of one agent in a task's episodes
+    task_agent_round   the n-th calls of one agent in a task's episodes
+    task_round         the turns of one round of a task's episodes, of any agent
+    batch_agent        all turns of an agent in the iteration, of any task
     """
     by = settings.group_by or default
     if by == "task":
@@ -40,10 +45,10 @@ def group_keys(rows: RewardedRows, settings: AdvantageConfig, *, default: str) -
 def normalize(
     scores: ArrayLike, keys: Keys, settings: AdvantageConfig, *, batch_keys: Keys = ()
 ) -> NDArray[np.float64]:
-    """(x - mean) / (std + eps) among equal keys, [N] -> [N]; without the division where `normalize_std` is off.
+    """Maps [N] scores to [N]: (x - mean) / (std + eps) among equal keys; only x - mean where `normalize_std` is off.
 
     Equal scores give exactly 0, whatever the rounding. A group of one gives what `settings.singleton` says: 0, its raw
-    score, or where it stands among all rows of its `batch_keys` (agents; none: all rows).
+    score, or its score normalised among all rows of equal `batch_keys` (the agents; empty: all rows).
     """
     x = np.asarray(scores, dtype=np.float64)
     out = np.zeros_like(x)
@@ -60,12 +65,12 @@ def normalize(
 
 
 def minus_mean(scores: ArrayLike, keys: Keys, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """x - mean among equal keys, [N] -> [N]; singletons as in `normalize`."""
+    """Maps [N] scores to [N]: x - mean among equal keys; singletons are treated as in `normalize`."""
     return normalize(scores, keys, settings.model_copy(update={"normalize_std": False}))
 
 
 def members_of(keys: Keys) -> list[list[int]]:
-    """Rows of each key."""
+    """Returns the indices of the rows of each key, keys in the order of their first row."""
     members: dict[Hashable, list[int]] = {}
     for i, key in enumerate(keys):
         members.setdefault(key, []).append(i)
@@ -73,10 +78,10 @@ def members_of(keys: Keys) -> list[list[int]]:
 
 
 def per_episode(rows: RewardedRows, keys: Keys) -> tuple[NDArray[np.float64], list[Hashable], NDArray[np.int64]]:
-    """A score for each episode's rows of equal key, the key of each such episode, and the episode of each row.
+    """Returns one score per episode and key [E], the key of each [E], and which of the E each row belongs to [N].
 
-    An episode whose agents are paid differently counts with the mean of what its turns earned, as in Dr. MAS's code; of
-    increments it is the sum, or one that failed late would have failed less.
+    The score of an episode whose agents earned different rewards is the mean over its turns, as in the code of Dr. MAS.
+    Of increments it is their sum: a mean would make an episode that failed late look better than one that failed early.
     """
     first: dict[tuple[Hashable, str], int] = {}
     pairs = zip(keys, rows.episode_ids, strict=True)
@@ -88,12 +93,16 @@ def per_episode(rows: RewardedRows, keys: Keys) -> tuple[NDArray[np.float64], li
 
 
 def _mean(x: NDArray[np.float64]) -> float:
-    """The same in any order, and exactly x where all are x: episodes that earned the same tie, however many turns."""
+    """Returns the mean, the same in any order, and exactly x where all are x.
+
+    Episodes that earned the same must tie exactly, however many turns they have: a rounding error divided by a standard
+    deviation of nearly 0 would become a large advantage.
+    """
     return float(x[0]) if x.min() == x.max() else math.fsum(x) / len(x)
 
 
 def _standardized(x: NDArray[np.float64], among: NDArray[np.float64], settings: AdvantageConfig) -> NDArray[np.float64]:
-    if among.min() == among.max():
+    if among.min() == among.max():  # NaN is not equal and stays NaN
         return np.zeros_like(x)
     scale = among.std(ddof=settings.ddof) + settings.eps if settings.normalize_std else 1.0
     return (x - among.mean()) / scale

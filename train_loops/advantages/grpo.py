@@ -1,4 +1,4 @@
-"""grpo: the episodes of a task compared with one another (arXiv 2402.03300; without the division: Dr. GRPO, 2503.20783)."""
+"""grpo: compares the episodes of a task (GRPO, arXiv 2402.03300; without the division Dr. GRPO, arXiv 2503.20783)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from train_loops.config import AdvantageConfig
 
 
 def grpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: (S_episode - mean_group) / (std_group + eps), for all turns of the episode.
+    """Returns [N]: A_i = (S_e - mean_g) / (std_g + eps), for all turns i of the episode e of the task g.
 
-    S is the mean over the episode's rows, so an episode weighs the same however many turns it has. With another
+    S_e is the mean over the episode's rows, so an episode weighs the same however many turns it has. With another
     `group_by` than `task`, turns are compared instead of episodes.
     """
     if settings.group_by not in (None, "task"):

@@ -1,4 +1,7 @@
-"""leave_one_out: what a turn earned against a replay of the episode without its agent's contribution (difference rewards)."""
+"""leave_one_out: compares a turn with a replay of the episode without its agent's contribution.
+
+These are difference rewards (Wolpert and Tumer 1999, arXiv cs/9908014).
+"""
 
 from __future__ import annotations
 
@@ -11,5 +14,5 @@ from train_loops.config import AdvantageConfig
 
 
 def leave_one_out(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
-    """Per row and token: see `against_baseline`; turns of which no variant was played get 0."""
+    """Returns N arrays: A_t = sum_{k >= t} r_k - mean(outcome of the replays without the agent); without a replay 0."""
     return against_baseline(rows)

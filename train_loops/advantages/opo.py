@@ -1,4 +1,4 @@
-"""opo: rewards against the baseline of least variance, weighed by length (OPO, arXiv 2505.23585)."""
+"""opo: subtracts the baseline of least variance, a mean weighted by length (OPO, arXiv 2505.23585)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from train_loops.config import AdvantageConfig
 
 
 def opo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: R - sum(length R) / sum(length) over the group; a group of one as `settings.singleton` says.
+    """Returns [N]: A_i = R_i - sum_g(length R) / sum_g(length); a group of one is treated as `settings.singleton` says.
 
-    Turns are compared, not episodes: the weights are those of gradients, and each turn has a length and credit of its own.
+    Turns are compared, not episodes: the weights stand for the size of gradients, and each turn has its own length and
+    credit.
     """
     scores, lengths = rows.scores, np.asarray(rows.lengths, dtype=np.float64)
     out = np.zeros(len(scores))

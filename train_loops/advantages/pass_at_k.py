@@ -1,4 +1,4 @@
-"""pass_at_k: only the best episode of a task is reinforced, by its lead over the second best (seed-systems 2.2)."""
+"""pass_at_k: reinforces only the best episode of a task, by its lead over the second best (arXiv 2503.19595)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from train_loops.config import AdvantageConfig
 
 
 def pass_at_k(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: (R_max - R_second) / (std_group + eps) for all turns of the group's best episode, 0 for the others.
+    """Returns [N]: (R_max - R_second) / (std_g + eps) for all turns of the group's best episode, 0 for the others.
 
-    Episodes are compared whatever `group_by` says, each by the mean over its turns in the group: an agent called twice
-    in the best one is no rival of itself. Where two are equally good there is no lead. A group of one gives 0: there is
-    no second.
+    Episodes are compared whatever `group_by` says, each by the mean over its turns in the group, so that an agent that is
+    called twice in the best episode does not compete with itself. If two episodes tie, the lead is 0. A group of one
+    gives 0, because it has no second.
     """
     scores, groups, episode_of = per_episode(rows, group_keys(rows, settings, default="task"))
     out = np.zeros(len(scores))

@@ -1,4 +1,4 @@
-"""reinforce_pp: return-to-go of each token, whitened over the iteration (REINFORCE++, arXiv 2501.03262)."""
+"""reinforce_pp: whitens the return-to-go of each token over the iteration (REINFORCE++, arXiv 2501.03262)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from train_loops.config import AdvantageConfig
 
 
 def reinforce_pp(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
-    """Per row and token: sum over the row's later tokens of gamma^k r, then whitened (`advantage.whiten`)."""
+    """Returns N arrays, one value per completion token: G_t = r_t + gamma G_{t+1}, then whitened (`advantage.whiten`)."""
     returns = []
     for rewards in rows.token_rewards:
         r = np.asarray(rewards, dtype=np.float64)
-        out, last = np.empty_like(r), 0.0
+        row_returns, later = np.empty_like(r), 0.0
         for t in range(len(r) - 1, -1, -1):
-            last = r[t] + settings.gamma * last
-            out[t] = last
-        returns.append(out)
+            later = r[t] + settings.gamma * later
+            row_returns[t] = later
+        returns.append(row_returns)
     return whitened(returns, rows, settings)
 
 
 def whitened(
     advantages: list[NDArray[np.float64]], rows: RewardedRows, settings: AdvantageConfig
 ) -> list[NDArray[np.float64]]:
-    """As `advantage.whiten` says: over all tokens (its default), each agent's, or not."""
+    """Whitens as `advantage.whiten` says: over all tokens (the default here), over each agent's, or not at all."""
     if settings.whiten == "none":
         return advantages
     return whiten(advantages, labels=rows.agents if settings.whiten == "agent" else None)

@@ -1,4 +1,4 @@
-"""reinforce_pp_baseline: rewards minus their group's mean, whitened over the iteration (arXiv 2501.03262)."""
+"""reinforce_pp_baseline: subtracts the group's mean, then whitens over the iteration (REINFORCE++, arXiv 2501.03262)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from train_loops.config import AdvantageConfig
 
 
 def reinforce_pp_baseline(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
-    """Per row and token: R - mean_group on every token, then whitened (`advantage.whiten`).
+    """Returns N arrays: R_i - mean_g on every completion token of row i, then whitened (`advantage.whiten`).
 
-    Turns are compared, not episodes: the source has one completion per episode, and a turn keeps its own credit.
+    Turns are compared, not episodes: the paper has one completion per episode, and a turn keeps its own credit.
     """
     centred = minus_mean(rows.scores, group_keys(rows, settings, default="task"), settings)
     return whitened([np.full(n, a) for n, a in zip(rows.lengths, centred, strict=True)], rows, settings)

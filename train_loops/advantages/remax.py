@@ -1,4 +1,4 @@
-"""remax: what an episode earned against what the greedy episode of its task earned (ReMax, arXiv 2310.10505)."""
+"""remax: compares an episode with the greedy episode of its task (ReMax, arXiv 2310.10505)."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from train_loops.config import AdvantageConfig
 
 
 def remax(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
-    """Per row and token: sum of the rewards from there to the row's end, minus the greedy episode's; see `against_baseline`."""
+    """Returns N arrays: A_t = sum_{k >= t} r_k - R_greedy, one value per completion token; see `against_baseline`."""
     return against_baseline(rows)

@@ -1,10 +1,11 @@
-"""rewarded_rows: what an advantage estimator sees of an iteration's training rows.
+"""rewarded_rows: the view that advantage estimators have of an iteration's training rows.
 
 An estimator is a file of this folder with one pure function of the file's name:
 
-    name(rows: RewardedRows, settings: AdvantageConfig) -> [N] one advantage per row, or N arrays, one per token
+    name(rows: RewardedRows, settings: AdvantageConfig) -> [N] one advantage per row, or N arrays, one value per token
 
-`estimator` finds it by its config name (`train.algorithm`). The GAE family, which needs values, is apart.
+`estimator` finds it by its config name (`train.algorithm`). The GAE family, which needs values, is called by
+`learning_signal` itself.
 """
 
 from __future__ import annotations
@@ -29,32 +30,32 @@ class RewardedRows:
     """N rows of one model group, in the same order everywhere; per-token arrays are over completion tokens only."""
 
     token_rewards: Rows
-    """Per row, one per completion token: the turn's reward on the last one, the KL term (if any) on each."""
+    """N rows, one reward per completion token: the turn's reward on the last one, the KL term (if any) on each."""
     group_ids: Sequence[str]
-    """Episodes of one task in one iteration."""
+    """[N]; the episodes of one task in one iteration are a group."""
     episode_ids: Sequence[str]
     agents: Sequence[str]
     turn_indices: Sequence[int]
-    """Place in the episode: time order."""
+    """[N]: position in the episode; turns are counted in the order of time."""
     round_indices: Sequence[int]
-    """Which of the agent's own calls."""
+    """[N]: which of the agent's own calls in the episode it is."""
     episode_rounds: Sequence[int]
-    """Round of the episode, over all of its agents, in time."""
+    """[N]: round of the episode, counted over all of its agents."""
     prompts: Sequence[Sequence[int]] = ()
-    """Token ids of each row's prompt: GiGPO's anchors."""
+    """N rows, token ids of the prompt: GiGPO's anchors."""
     baselines: Sequence[float | None] = ()
-    """Per row, what a variant of its episode earned there (greedy, counterfactual ...); None where none was played."""
+    """[N]: what a variant of the episode earned there (greedy, counterfactual ...); None where none was played."""
     credit_kind: CreditKind = "returns"
     """What the credit rule declares its turn rewards to be."""
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """[N], a row's reward, minus beta times its summed KL where KL is in the reward."""
+        """Returns [N]: a row's reward, minus beta times its summed KL where KL is in the reward."""
         return np.array([np.asarray(r, dtype=np.float64).sum() for r in self.token_rewards])
 
     @property
     def lengths(self) -> list[int]:
-        """[N], completion tokens."""
+        """Returns [N]: the number of completion tokens of each row."""
         return [len(r) for r in self.token_rewards]
 
 
@@ -62,5 +63,5 @@ Estimator = Callable[[RewardedRows, AdvantageConfig], NDArray[np.float64] | list
 
 
 def estimator(algorithm: str) -> Estimator:
-    """The function behind a config name that is not of the GAE family (there see `learning_signal`)."""
+    """Returns the function behind a config name that is not of the GAE family (for those see `learning_signal`)."""
     return getattr(import_module(f"train_loops.advantages.{algorithm}"), algorithm)

@@ -1,4 +1,4 @@
-"""rloo: each episode against the mean of the others of its task (REINFORCE leave-one-out, arXiv 2402.14740)."""
+"""rloo: compares each episode with the mean of the others of its task (REINFORCE leave-one-out, arXiv 2402.14740)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from train_loops.config import AdvantageConfig
 
 
 def rloo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
-    """[N]: n / (n - 1) (R - mean_group), which is R minus the mean of the others; [1, 0, 0, 1] -> +-2/3.
+    """Returns [N]: A_i = n / (n - 1) (R_i - mean_g), which is R_i minus the mean of the others; [1, 0, 0, 1] -> +-2/3.
 
     Episodes or turns are compared as in `grpo`.
     """

@@ -1,7 +1,10 @@
-"""team_critic: episodes and a central critic -> an advantage per turn, and a better critic (MAPPO, arXiv 2103.01955).
+"""critic: episodes and a central critic -> an advantage per turn, and a better critic (MAPPO, arXiv 2103.01955).
 
-Generalised advantages run over the turns of the whole team in the order in which they were taken: a turn is worth what
-the team can expect after it, minus what it could expect before (seed-systems 2.5).
+GAE (arXiv 1506.02438) runs over the turns of the whole team in the order in which they were taken, one step per turn:
+
+    delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1}
+
+A turn is worth what the team can expect after it, minus what it could expect before.
 """
 
 from __future__ import annotations
@@ -24,15 +27,15 @@ from train_loops.team.value_norm import ValueNorm
 def central_advantages(
     critic: CentralCritic, norm: ValueNorm, episodes: Sequence[TeamEpisode], *, config: TeamConfig
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Advantages, returns and values of all turns, [T] each, in the order of `turns_of`; nothing is whitened yet."""
+    """Returns advantages, returns and values of all turns, [T] each, in the order of `turns_of`; nothing is whitened yet."""
     turns = turns_of(episodes)
     with torch.no_grad():
         raw = critic(turns).double().numpy()
     values = norm.denormalized(raw) if config.value_norm else raw
-    chains, at = [], 0
+    chains, first_turn = [], 0
     for episode in episodes:
-        chains.append(list(range(at, at + len(episode.turns))))
-        at += len(episode.turns)
+        chains.append(list(range(first_turn, first_turn + len(episode.turns))))
+        first_turn += len(episode.turns)
     advantages, returns = gae(
         [np.array([turn.reward]) for turn in turns],
         [np.array([v]) for v in values],
@@ -53,9 +56,10 @@ def learn_values(
     config: TeamConfig,
     seed: int,
 ) -> float:
-    """Steps on the Huber loss of the (normalised) returns, clipped to what the critic says now; returns the last mean loss.
+    """Makes steps on the Huber loss of the (normalised) returns, clipped around the critic's present values.
 
-    What it says now is in its own unit: normalised anew, by statistics that have moved since, it would look moved itself.
+    The present values are the network's raw output. If they were denormalised and normalised again, the statistics, which
+    have just been updated, would make them look changed. Returns the mean loss of the last epoch.
     """
     turns = turns_of(episodes)
     scale = norm.normalized if config.value_norm else np.asarray
@@ -79,7 +83,7 @@ def learn_values(
 def turn_advantages(
     episodes: Sequence[TeamEpisode], advantages: NDArray[np.float64], *, whitened: str
 ) -> dict[TurnKey, float]:
-    """By turn; whitened over all turns, over each agent's, or not (`agent`, `all`, `none`)."""
+    """Returns the advantage of each turn, whitened over all turns, over each agent's, or not (`all`, `agent`, `none`)."""
     turns = turns_of(episodes)
     rows = [np.array([a]) for a in advantages]
     if whitened != "none":
@@ -88,17 +92,17 @@ def turn_advantages(
 
 
 def turns_of(episodes: Sequence[TeamEpisode]) -> list[TeamTurn]:
-    """All turns, episode by episode."""
+    """Returns all turns, episode by episode."""
     return [turn for episode in episodes for turn in episode.turns]
 
 
 def keys_of(episodes: Sequence[TeamEpisode]) -> list[TurnKey]:
-    """Their keys, in the same order."""
+    """Returns the keys of all turns, in the order of `turns_of`."""
     return [(episode.episode_id, turn.turn_index) for episode in episodes for turn in episode.turns]
 
 
 def step(optimizer: torch.optim.Optimizer, module: torch.nn.Module, loss: torch.Tensor, *, max_norm: float) -> None:
-    """One optimizer step on a scalar loss, its gradient clipped."""
+    """Makes one optimizer step on a scalar loss, with the gradient clipped."""
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)

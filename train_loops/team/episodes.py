@@ -1,6 +1,6 @@
-"""team_episodes: traces of all model groups and their rewards -> what the whole-team learner sees of each turn.
+"""episodes: traces of all model groups and their rewards -> the features of each turn for the whole-team learner.
 
-Model groups may have different tokenizers, so what was said is seen as hashed words and pairs of words, not as tokens.
+Model groups may have different tokenizers, so texts are represented by hashed words and pairs of words, not by tokens.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from train_loops.rows import is_trainable
 
 NUM_BUCKETS = 1 << 12
 MAX_FEATURES = 1024
-"""Per turn; of a longer record the last ones are seen."""
+"""Per turn; of a longer record only the last ones are used."""
 WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamTurn:
-    """One turn."""
+    """One turn, as the whole-team learner sees it."""
 
     turn_index: int
     agent: str
@@ -35,9 +35,9 @@ class TeamTurn:
     reward: float
     """Increments: what the turn added. Returns: the episode's, on its last turn only (see `team_episodes`)."""
     state: NDArray[np.int32]
-    """Features of the task, of everything said before and of who acts now."""
+    """Buckets of the features of the task, of all earlier completions and of the agent that acts now."""
     action: NDArray[np.int32]
-    """Features of the completion."""
+    """Buckets of the features of the completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ def team_episodes(
     statuses: Collection[str],
     train_mixed_versions: bool,
 ) -> list[TeamEpisode]:
-    """Episodes that train, sorted by id; variants, turns without a reward and episodes without any are left out.
+    """Returns the episodes that train, sorted by id; variants, turns without a reward and episodes without any are left out.
 
-    One outcome must not be paid once per turn: where a rule gives `returns`, the mean of the turns' rewards is what the
-    team earned, and it is paid with the last turn.
+    One outcome must not be counted once per turn: where a rule gives `returns`, the mean of the turns' rewards is what the
+    team earned, and it becomes the reward of the last turn.
     """
-    found = []
+    episodes = []
     for trace in traces:
         reward_of = (
             {r.turn_index: r.reward for r in rewards[trace.episode_id].rewards} if trace.episode_id in rewards else {}
@@ -71,21 +71,24 @@ def team_episodes(
         turns = [t for t in sorted(trace.turns, key=lambda t: t.turn_index) if t.turn_index in reward_of]
         if not is_in or not turns:
             continue
-        given = [reward_of[t.turn_index] for t in turns]
+        turn_rewards = [reward_of[t.turn_index] for t in turns]
         if credit_kind == "returns":
-            given = [0.0] * (len(turns) - 1) + [sum(given) / len(given)]
-        found.append(
+            turn_rewards = [0.0] * (len(turns) - 1) + [sum(turn_rewards) / len(turn_rewards)]
+        episodes.append(
             TeamEpisode(
                 episode_id=trace.episode_id,
                 group_id=trace.group_id,
-                turns=tuple(_turn(trace, turn, reward) for turn, reward in zip(turns, given, strict=True)),
+                turns=tuple(_turn(trace, turn, reward) for turn, reward in zip(turns, turn_rewards, strict=True)),
             )
         )
-    return sorted(found, key=lambda episode: episode.episode_id)
+    return sorted(episodes, key=lambda episode: episode.episode_id)
 
 
 def hashed(tag: str, text: str) -> list[int]:
-    """Buckets of the words and pairs of neighbouring words of `text`, apart from the same words under another tag."""
+    """Returns the buckets of the words and pairs of neighbouring words of `text`; under another tag they are others.
+
+    This is the hashing trick (arXiv 0902.2206).
+    """
     words = WORD.findall(text)
     grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
     return [crc32(f"{tag}\x1f{gram}".encode()) % NUM_BUCKETS for gram in grams]
@@ -103,6 +106,7 @@ def _turn(trace: Trace, turn: Turn, reward: float) -> TeamTurn:
         model_group=turn.model_group,
         round_index=turn.round_index,
         reward=reward,
+        # Of a long record the oldest features are dropped, never who acts: values would be those of any agent.
         state=np.array([*who, *state[-(MAX_FEATURES - len(who)) :]], dtype=np.int32),
         action=np.array(hashed(f"says {turn.agent}", turn.completion_text)[:MAX_FEATURES], dtype=np.int32),
     )

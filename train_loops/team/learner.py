@@ -1,4 +1,4 @@
-"""team_learner: an iteration's episodes -> the team's signal, and the learner's state for the next iteration.
+"""learner: an iteration's episodes -> the team's signal, and the learner's state for the next iteration.
 
     mappo, happo:  central critic --> advantage per turn      then the critic learns
     vdn, qmix:     the Qs learn on all replayed episodes      then --> credit per turn
@@ -33,13 +33,18 @@ WEIGHTS_FILE, STATE_FILE, REPLAY_FILE = "team.safetensors", "team.json", "replay
 
 
 class TeamLearner:
-    """The networks of one run's team, between iterations."""
+    """The networks of one run's team, which are kept from iteration to iteration."""
 
     def __init__(self, config: TrainConfig, *, seed: int) -> None:
-        """Fresh networks. Args: config: of the model groups, which agree on what the team learns; seed: of the weights."""
+        """Builds fresh networks.
+
+        Args:
+            config: of any model group; they agree on what the team learns.
+            seed: of the weights.
+        """
         self._config, self._settings = config, config.team
         self.kind: Literal["critic", "mixer"] = "critic" if config.algorithm in TEAM_CRITIC_ALGORITHMS else "mixer"
-        self.num_orders = 0
+        self.num_jobs = 0
         self._norm = ValueNorm()
         self._replay: list[TeamEpisode] = []
         with torch.random.fork_rng(devices=[]):
@@ -58,8 +63,8 @@ class TeamLearner:
         )
 
     def learn(self, episodes: Sequence[TeamEpisode], *, seed: int) -> tuple[TeamSignal, dict[str, float]]:
-        """The signal of these episodes, and `train/<name>` of the learner; at least one episode."""
-        self.num_orders += 1
+        """Returns the signal of these episodes, at least one, and `train/<name>` of the learner."""
+        self.num_jobs += 1
         if isinstance(self._model, CentralCritic):
             return self._learn_values(self._model, episodes, seed=seed)
         return self._learn_qs(self._model, episodes, seed=seed)
@@ -67,6 +72,7 @@ class TeamLearner:
     def _learn_values(
         self, critic: CentralCritic, episodes: Sequence[TeamEpisode], *, seed: int
     ) -> tuple[TeamSignal, dict[str, float]]:
+        # First the advantages, then the steps: values that have seen these returns would hide what was unexpected.
         advantages, returns, values = central_advantages(critic, self._norm, episodes, config=self._settings)
         self._norm = self._norm.updated(returns)
         loss = learn_values(
@@ -93,7 +99,7 @@ class TeamLearner:
         self._replay = [*self._replay, *episodes][-self._settings.replay_episodes :]
         loss = learn_qs(model, self._target, self._optimizer, self._replay, config=self._settings, seed=seed)
         metrics = {"train/td_loss": loss, "train/replayed_episodes": float(len(self._replay))}
-        if self.num_orders <= self._settings.warmup_iterations:
+        if self.num_jobs <= self._settings.warmup_iterations:
             return TeamSignal(), metrics
         credit = q_credit(model, episodes)
         metrics["train/credit_std"] = float(np.std(list(credit.values())))
@@ -108,20 +114,20 @@ class TeamLearner:
         for index, state in self._optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{names[index]}.{key}": torch.as_tensor(x) for key, x in state.items()}
         save_file({name: x.contiguous() for name, x in tensors.items()}, folder / WEIGHTS_FILE)
-        about = {"kind": self.kind, "mixer": self._settings.mixer, "num_orders": self.num_orders}
+        about = {"kind": self.kind, "mixer": self._settings.mixer, "num_jobs": self.num_jobs}
         (folder / STATE_FILE).write_text(json.dumps(about | {"value_norm": asdict(self._norm)}))
         if self._replay:
             write_replay(folder / REPLAY_FILE, self._replay)
 
     def load(self, folder: Path) -> bool:
-        """Goes on from what `save` wrote; False, and fresh, where it is of another kind or other sizes."""
+        """Resumes from what `save` wrote; returns False, and changes nothing, where it is of another kind or other sizes."""
         from safetensors.torch import load_file
 
         about = json.loads((folder / STATE_FILE).read_text())
         tensors = load_file(folder / WEIGHTS_FILE)
-        wanted = {f"{part}.{n}": x.shape for part, module in self._parts() for n, x in module.state_dict().items()}
-        found = {name: x.shape for name, x in tensors.items() if not name.startswith("adam.")}
-        if (about["kind"], about["mixer"]) != (self.kind, self._settings.mixer) or wanted != found:
+        own_shapes = {f"{part}.{n}": x.shape for part, module in self._parts() for n, x in module.state_dict().items()}
+        stored_shapes = {name: x.shape for name, x in tensors.items() if not name.startswith("adam.")}
+        if (about["kind"], about["mixer"]) != (self.kind, self._settings.mixer) or own_shapes != stored_shapes:
             return False
         for part, module in self._parts():
             module.load_state_dict(
@@ -132,7 +138,7 @@ class TeamLearner:
             keys = {n.rpartition(".")[2]: x for n, x in tensors.items() if n.startswith(f"adam.{name}.")}
             state |= {index: keys} if keys else {}
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
-        self.num_orders, self._norm = about["num_orders"], ValueNorm(**about["value_norm"])
+        self.num_jobs, self._norm = about["num_jobs"], ValueNorm(**about["value_norm"])
         self._replay = read_replay(folder / REPLAY_FILE) if (folder / REPLAY_FILE).is_file() else []
         return True
 

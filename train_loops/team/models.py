@@ -1,6 +1,7 @@
-"""team_models: hashed features of turns -> values of states (central critic), or Qs of turns and of the team.
+"""models: hashed features of turns -> values of states (central critic), or Qs of turns and of the team.
 
-Small networks on an embedding tower of their own, which learn on a CPU in seconds.
+The networks are small and have embeddings of their own, so that they learn on a CPU in seconds. Shapes: T turns and S steps
+of a batch, embeddings of H numbers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from train_loops.team.mixers import QMixer, VdnMixer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamBatch:
-    """Turns of episodes, T in all, and the steps that they make up, S in all; both in time order per episode."""
+    """T turns of episodes, and the S steps that they form; both in the order of time per episode."""
 
     turns: tuple[TeamTurn, ...]
     step_of_turn: torch.Tensor
-    """[T]."""
+    """[T]: the step that each turn belongs to."""
     first_turn: torch.Tensor
-    """[S]: the turn whose state is the step's."""
+    """[S]: the step's first turn, whose state is the step's."""
     next_step: torch.Tensor
     """[S]: the episode's next step, -1 after its last."""
     rewards: torch.Tensor
@@ -33,10 +34,10 @@ class TeamBatch:
 
 
 def batch_of(episodes: Sequence[TeamEpisode]) -> TeamBatch:
-    """Turns of one round that follow each other are a step: what is earned after a turn is never in a step before it.
+    """Joins turns of one round that follow each other into steps, so that no reward is in a step before its turn.
 
-    `round_index` counts each agent's own calls, so that an agent which acts for the first time at the end of an episode is
-    in a step of its own there, not in the first one.
+    `round_index` counts each agent's own calls. An agent that acts for the first time at the end of an episode has index 0
+    there; it gets a step of its own at the end, and does not join the first one.
     """
     turns: list[TeamTurn] = []
     step_of_turn: list[int] = []
@@ -44,9 +45,9 @@ def batch_of(episodes: Sequence[TeamEpisode]) -> TeamBatch:
     next_step: list[int] = []
     rewards: list[float] = []
     for episode in episodes:
-        for place, turn in enumerate(episode.turns):
-            if place == 0 or turn.round_index != turns[-1].round_index:
-                if place > 0:
+        for number, turn in enumerate(episode.turns):
+            if number == 0 or turn.round_index != turns[-1].round_index:
+                if number > 0:
                     next_step[-1] = len(first_turn)
                 first_turn.append(len(turns))
                 next_step.append(-1)
@@ -64,21 +65,21 @@ def batch_of(episodes: Sequence[TeamEpisode]) -> TeamBatch:
 
 
 class Tower(nn.Module):
-    """Bags of features -> embeddings, [T, H]."""
+    """Maps bags of features to embeddings, [T, H]: the mean of the features' vectors."""
 
     def __init__(self, embedding_size: int) -> None:
         super().__init__()
         self.bag = nn.EmbeddingBag(NUM_BUCKETS, embedding_size, mode="mean")
 
     def forward(self, bags: Sequence[np.ndarray]) -> torch.Tensor:
-        """An empty bag is the zero vector."""
+        """Returns [T, H]; an empty bag gives the zero vector."""
         offsets = np.concatenate([[0], np.cumsum([len(b) for b in bags])[:-1]]).astype(np.int64)
         flat = np.concatenate([np.empty(0, dtype=np.int64), *bags]).astype(np.int64)
         return self.bag(torch.from_numpy(flat), torch.from_numpy(offsets))
 
 
 class CentralCritic(nn.Module):
-    """V(everything before a turn, and who acts): normalised values, [T]."""
+    """MAPPO's central critic (arXiv 2103.01955): V(everything before a turn, and the agent that acts), normalised, [T]."""
 
     def __init__(self, config: TeamConfig) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class CentralCritic(nn.Module):
         self.head = _perceptron(config.embedding_size, config.hidden_size)
 
     def forward(self, turns: Sequence[TeamTurn]) -> torch.Tensor:
-        """[T]."""
+        """Returns the normalised value of the state of each turn, [T]."""
         return self.head(self.tower([turn.state for turn in turns])).squeeze(-1)
 
 
@@ -105,17 +106,17 @@ class TeamQ(nn.Module):
         )
 
     def forward(self, batch: TeamBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Q of the turns [T] and of the team [S]."""
+        """Returns Q of the turns [T] and of the team [S]."""
         q, states = self._turn_qs(batch)
         return q, self.mixer(q, batch.step_of_turn, states, states[batch.first_turn])
 
     def without(self, batch: TeamBatch, default: torch.Tensor) -> torch.Tensor:
-        """[T]: the team's Q at each turn's step, had this turn alone had the Q `default` [T]."""
+        """Returns [T]: the team's Q at each turn's step if this turn alone had the Q `default` [T]."""
         q, states = self._turn_qs(batch)
         return self.mixer.without(q, default, batch.step_of_turn, states, states[batch.first_turn])
 
     def expected(self, batch: TeamBatch, alternatives: Sequence[Hashable]) -> torch.Tensor:
-        """[T]: each turn's mean Q over what was done in the turns of its label, had that been done in its own state.
+        """Returns [T]: the mean of Q(own state, a) over the actions a of the turns that have the same label.
 
         Args:
             alternatives: T labels; a turn is one of its own alternatives.
@@ -123,11 +124,11 @@ class TeamQ(nn.Module):
         turns_of: dict[Hashable, list[int]] = {}
         for i, label in enumerate(alternatives):
             turns_of.setdefault(label, []).append(i)
-        here, done = zip(*((i, j) for i, label in enumerate(alternatives) for j in turns_of[label]), strict=True)
+        pairs = [(i, j) for i, label in enumerate(alternatives) for j in turns_of[label]]
+        of_state, of_action = torch.tensor(pairs).unbind(1)
         states, actions = self._embedded(batch)
-        at = torch.tensor(here)
-        q = self._of_pairs(states[at], actions[torch.tensor(done)])
-        return torch.zeros(len(batch.turns)).index_add(0, at, q) / torch.bincount(at)
+        q = self._of_pairs(states[of_state], actions[of_action])
+        return torch.zeros(len(batch.turns)).index_add(0, of_state, q) / torch.bincount(of_state)
 
     def _turn_qs(self, batch: TeamBatch) -> tuple[torch.Tensor, torch.Tensor]:
         states, actions = self._embedded(batch)

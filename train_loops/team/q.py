@@ -1,8 +1,9 @@
-"""team_q: episodes and a mixer -> what each turn contributed to the team's Q (VDN, QMIX at turn level; seed-systems 2.7).
+"""q: episodes and a mixer -> what each turn contributed to the team's Q (VDN, arXiv 1706.05296; QMIX, arXiv 1803.11485).
 
     y = r + gamma Q_tot^-(next step, the actions that were taken there)      loss (Q_tot - y)^2
 
-Nothing is sampled again: the next actions are those of the trace. `^-` is a copy of critics and mixer that follows slowly.
+An action is a whole completion. Nothing is sampled again: the next actions are those of the trace (as in SARSA). `^-` is a
+target copy of critics and mixer that follows slowly.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def learn_qs(
     config: TeamConfig,
     seed: int,
 ) -> float:
-    """`num_epochs` passes over the replayed episodes; returns the last pass's mean squared error."""
+    """Makes `num_epochs` passes over the replayed episodes; returns the mean squared error of the last pass."""
     random = np.random.default_rng(seed)
     losses: list[float] = []
     for _ in range(config.num_epochs):
@@ -47,31 +48,33 @@ def learn_qs(
 
 
 def temporal_error(model: TeamQ, target: TeamQ, batch: TeamBatch, *, gamma: float) -> torch.Tensor:
-    """[S]: Q_tot - y; gradients flow through Q_tot only."""
+    """Returns [S]: Q_tot - y; gradients flow through Q_tot only."""
     _, total = model(batch)
     with torch.no_grad():
         _, later = target(batch)
+        # After an episode's last step `next_step` is -1: indexing then takes some other step, which `where` drops.
         has_next = batch.next_step >= 0
         y = batch.rewards + gamma * torch.where(has_next, later[batch.next_step], 0.0)
     return total - y
 
 
 def follow(target: torch.nn.Module, model: torch.nn.Module, *, tau: float) -> None:
-    """target <- (1 - tau) target + tau model, all parameters."""
+    """Moves all parameters of the target copy: target <- (1 - tau) target + tau model."""
     with torch.no_grad():
         for slow, fast in zip(target.parameters(), model.parameters(), strict=True):
             slow.lerp_(fast, tau)
 
 
 def q_credit(model: TeamQ, episodes: Sequence[TeamEpisode]) -> dict[TurnKey, float]:
-    """Per turn: Q_tot minus Q_tot with this turn's Q replaced by the mean of what its agent could have done in its place.
+    """Returns per turn: Q_tot - Q_tot with this turn's Q replaced by the mean over its alternatives.
 
-    Could have done: what it did in that round of the task's other episodes, judged in this turn's own state. So what was
-    won or lost before the turn is not credited to it, and a turn whose action makes no difference (a free rider's), or
-    that has none to be compared with, gets about 0. For VDN it is Q_i minus that mean; for QMIX it is in the same unit,
-    the team's return.
+    The alternatives are what its agent did in that round of the task's other episodes, evaluated in this turn's own state.
+    So gains and losses before the turn are not credited to it, and a turn whose action makes no difference (of a free
+    rider), or that has no alternative, gets about 0. For VDN the credit is Q_i minus that mean; for QMIX it is in the same
+    unit, the team's return. The idea is COMA's counterfactual baseline (arXiv 1705.08926).
     """
     batch = batch_of(episodes)
+    # A turn is among its own alternatives, so that one without others is compared with itself, which gives 0.
     alternatives = [(e.group_id, turn.agent, turn.round_index) for e in episodes for turn in e.turns]
     with torch.no_grad():
         _, total = model(batch)

@@ -1,4 +1,4 @@
-"""team_replay: team episodes <-> one compressed file, so that a mixer goes on learning from earlier iterations."""
+"""replay: team episodes <-> one compressed file, so that a mixer goes on learning from earlier iterations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXTS = ("episode_id", "group_id", "agent", "model_group")
 
 
 def write_replay(path: Path, episodes: Sequence[TeamEpisode]) -> None:
-    """One row per turn; features end to end."""
+    """Writes one row per turn; the features of all turns lie end to end."""
     rows = [(episode, turn) for episode in episodes for turn in episode.turns]
     np.savez_compressed(
         path,
@@ -30,7 +30,7 @@ def write_replay(path: Path, episodes: Sequence[TeamEpisode]) -> None:
 
 
 def read_replay(path: Path) -> list[TeamEpisode]:
-    """What `write_replay` wrote, in its order."""
+    """Reads what `write_replay` wrote, in its order."""
     with np.load(path, allow_pickle=False) as data:
         columns = {name: data[name] for name in data.files}
     parts = np.split(columns["features"], np.cumsum(columns["sizes"].reshape(-1))[:-1])

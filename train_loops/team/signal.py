@@ -1,4 +1,4 @@
-"""team_signal: what the learner of the whole team hands to the model groups' trainers, by turn or by episode."""
+"""signal: the numbers that the learner of the whole team hands to the model groups' trainers, by turn or by episode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from train_loops.team.happo import log_factor
 from train_loops.train_job import TrainJob
 
 SIGNAL_FILE = "team_signal.json"
-"""In a version of the team's learner: [[episode id, turn index, value], ...] by kind of signal."""
+"""Lies in a version of the team's learner: [[episode id, turn index, value], ...] by kind of signal."""
 LOG_RATIOS_FILE = "log_ratios.json"
-"""In a model group's version trained by HAPPO: its log ratio of every episode."""
+"""Lies in a model group's version trained by HAPPO: its log ratio of every episode."""
 
 TurnKey = tuple[str, int]
 """Episode id and turn index."""
@@ -22,12 +22,12 @@ TurnKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamSignal:
-    """Of one iteration's turns, of all model groups."""
+    """The signal for one iteration's turns, of all model groups."""
 
     advantages: Mapping[TurnKey, float] | None = None
-    """MAPPO and HAPPO: of each turn, for all of its tokens, whitened as the settings say."""
+    """MAPPO and HAPPO: the advantage of each turn, for all of its tokens, whitened as the settings say."""
     credit: Mapping[TurnKey, float] | None = None
-    """VDN and QMIX: takes the place of the turn's reward."""
+    """VDN and QMIX: replaces the turn's reward."""
     log_factor: Mapping[str, float] = field(default_factory=dict)
     """HAPPO: log M of each episode, from the groups that were updated before this one; none: 0."""
 
@@ -35,16 +35,19 @@ class TeamSignal:
 def write_signal(folder: Path, signal: TeamSignal) -> None:
     """Writes advantages and credit as `SIGNAL_FILE`."""
     kinds = {"advantages": signal.advantages, "credit": signal.credit}
-    data = {kind: None if of is None else [[*key, value] for key, value in of.items()] for kind, of in kinds.items()}
+    data = {
+        kind: None if values is None else [[*key, value] for key, value in values.items()]
+        for kind, values in kinds.items()
+    }
     (folder / SIGNAL_FILE).write_text(json.dumps(data))
 
 
 def read_team_signal(store: WeightStore, job: TrainJob) -> TeamSignal | None:
-    """What `job.team` says, with log M from the versions that were trained before; None without a team's learner."""
+    """Reads the signal of `job.team`, with log M from the versions that were trained before; None without a team's learner."""
     if job.team is None:
         return None
     data = json.loads((store.fetch(job.team) / SIGNAL_FILE).read_text())
-    of = {
+    values_of = {
         kind: None if rows is None else {(episode, turn): value for episode, turn, value in rows}
         for kind, rows in data.items()
     }
@@ -53,7 +56,7 @@ def read_team_signal(store: WeightStore, job: TrainJob) -> TeamSignal | None:
         path = store.fetch(ref) / LOG_RATIOS_FILE
         log_ratios.append(json.loads(path.read_text()) if path.is_file() else {})
     return TeamSignal(
-        advantages=of["advantages"],
-        credit=of["credit"],
+        advantages=values_of["advantages"],
+        credit=values_of["credit"],
         log_factor=log_factor(log_ratios, limit=job.train.team.max_log_factor),
     )

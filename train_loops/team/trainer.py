@@ -1,7 +1,7 @@
-"""team_trainer: one job of the team -> a committed version of its learner, with the signal for the model groups.
+"""trainer: one job of the team -> a committed version of its learner, with the signal for the model groups.
 
-Runs on worker 0 of the first model group's trainer, before that group's own job. Reads pinned traces and rewards of all
-model groups; killed and ordered again it ends with the same version.
+It runs on worker 0 of the first model group's trainer, before that group's own job. It reads pinned traces and rewards of
+all model groups; a job that is killed and sent again ends with the same version.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
     job = parse_job(data)
     store = WeightStore(job.weights_uri)
     existing = store.ref(TEAM, job.version)
-    if existing is not None:
+    if existing is not None:  # an earlier try has committed it: its result is the answer
         return json.loads((store.fetch(existing) / RESULT_FILE).read_text()) | {"model": asdict(existing)}
     traces = TraceStore(job.traces_uri)
     episodes = team_episodes(

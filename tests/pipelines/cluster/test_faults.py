@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from pipelines.cluster.faults import FaultKind, InfrastructureLost, OutOfMemory, diagnose
 from stores.journal import LeaseLost
-from train_loops.trainer_supervisor import TrainJobError
+from train_loops.trainer_handle import TrainJobError
 
 MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.7, ID: 3de3) \
 was 22.60GB used / 23.54GB limit (0.960068)

@@ -1,4 +1,4 @@
-"""Rules around another rule: literal numbers of MAPoRL, UMAD, MARTI and CORY (arXiv 2502.18439, 2603.01221, 2410.06101)."""
+"""Rules around another rule give the literal numbers of MAPoRL (arXiv 2502.18439), UMAD (2603.01221), MARTI and CORY (2410.06101)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def earned(rule: Any, episode: Trace) -> dict[str, list[float]]:
 
 
 GOLDEN = [(1, 0), (0, 1), (1, 1)]
-"""The worked example for MAPoRL (arXiv 2502.18439): three rounds of two agents."""
+"""Scores of two agents in three rounds; what MAPoRL (arXiv 2502.18439) pays for them is worked out by hand."""
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_influence_is_the_same_in_whatever_order_agents_speak() -> None:
     ],
 )
 def test_marti_golden(mode: Any, past: float, now: float, reward: float) -> None:
-    """alpha .5; margin R=1, Q=.5 is 1.25."""
+    """MARTI's margin R + alpha (R - Q) is 1.25 for alpha 0.5, R = 1 and Q = 0.5."""
     assert earned(HistoryShaping(SAID, mode=mode), played((past,), (now,))) == {"a": [past, pytest.approx(reward)]}
 
 

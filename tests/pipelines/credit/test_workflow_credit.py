@@ -1,4 +1,4 @@
-"""Golden credits of the reference workflows (arXiv 2605.26646, 2602.08847, 2603.01221)."""
+"""The reference workflows earn the credits of UnityMAS-O (arXiv 2605.26646), Dr. MAS (2602.08847) and UMAD (2603.01221)."""
 
 from __future__ import annotations
 

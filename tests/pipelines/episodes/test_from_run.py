@@ -26,7 +26,7 @@ from stores.types import Purpose, Task, Trace
 from tests.train_loops.synthetic_traces import GROUP, WANTED, sample_traces
 from train_loops.config import TEAM, MismatchConfig, TrainConfig
 from train_loops.learner import read_rows
-from train_loops.trainer_supervisor import TrainJobError
+from train_loops.trainer_handle import TrainJobError
 
 CONFIG = Path(__file__).parents[3] / "infra" / "workflows" / "solver_verifier.yaml"
 NUM_TASKS, GROUP_SIZE = 4, 4

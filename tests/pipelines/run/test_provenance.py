@@ -48,10 +48,10 @@ def test_a_teams_manifest_names_the_pinned_data_of_each_model_and_who_made_it(
         group: ModelVersionRef(model_group=group, version=version, uri="", manifest_sha256="")
         for group, version in (("a", 0), ("b", 1), ("c", 2))
     }
-    origin = provenance_of(run, models, 2)
-    assert {group: data["traces"]["version"] for group, data in origin["data"].items()} == {"b": 10, "c": 20}
-    assert origin["links"] == {"dag_run": "https://airflow/dags/d/runs/7"} and origin["made_by"]
-    assert origin["workflow_commit"] == commit_of(Path(__file__).parent)
+    provenance = provenance_of(run, models, 2)
+    assert {group: data["traces"]["version"] for group, data in provenance["data"].items()} == {"b": 10, "c": 20}
+    assert provenance["links"] == {"dag_run": "https://airflow/dags/d/runs/7"} and provenance["made_by"]
+    assert provenance["workflow_commit"] == commit_of(Path(__file__).parent)
 
     registered: list[Any] = []
     run.__dict__["registry"] = SimpleNamespace(
@@ -59,5 +59,5 @@ def test_a_teams_manifest_names_the_pinned_data_of_each_model_and_who_made_it(
     )
     assert register_team(run, models, iteration=2, evaluation={"verdict": "promote"}) == 4
     (team,) = registered
-    assert team.origin == origin and team.prompts_sha256 == run.workflow.prompts_sha256
+    assert team.provenance == provenance and team.prompts_sha256 == run.workflow.prompts_sha256
     assert team.credit["version"] == run.credit_version and team.evaluation == {"verdict": "promote"}

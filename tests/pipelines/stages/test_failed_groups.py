@@ -16,7 +16,7 @@ from pipelines.stages import evaluate, train
 from pipelines.stages.promote import promote
 from pipelines.stages.running import run_stage
 from stores.types import ModelVersionRef
-from train_loops.trainer_supervisor import TrainJobError
+from train_loops.trainer_handle import TrainJobError
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {"a": {"agents": ["solver"]}, "b": {"agents": ["verifier", "refiner", "finalizer"]}}

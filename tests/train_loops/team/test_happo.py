@@ -25,14 +25,14 @@ def test_m_is_the_product_over_updated_groups_turns_and_tokens() -> None:
                     total += after[group][episode][i][t] - logprob
                     product[episode] *= math.exp(after[group][episode][i][t]) / math.exp(logprob)
             ratios[-1][episode] = total
-    found = log_factor(ratios, limit=10.0)
-    assert {e: math.exp(x) for e, x in found.items()} == pytest.approx(product)
+    factors = log_factor(ratios, limit=10.0)
+    assert {e: math.exp(x) for e, x in factors.items()} == pytest.approx(product)
 
 
 def test_log_m_is_clipped_and_an_episode_in_which_nobody_was_updated_has_none() -> None:
     assert log_factor([], limit=0.7) == {}
-    found = log_factor([{"e": 2.0, "f": -0.2}, {"e": 1.0, "g": -3.0}], limit=math.log(2))
-    assert found == pytest.approx({"e": math.log(2), "f": -0.2, "g": -math.log(2)})
+    factors = log_factor([{"e": 2.0, "f": -0.2}, {"e": 1.0, "g": -3.0}], limit=math.log(2))
+    assert factors == pytest.approx({"e": math.log(2), "f": -0.2, "g": -math.log(2)})
 
 
 @pytest.mark.parametrize("advantage", [2.0, -2.0, 0.5])

@@ -1,4 +1,4 @@
-"""VDN and QMIX: literal numbers of seed-systems 2.7, monotonicity, and gradients against a slow float64 reference."""
+"""VDN (arXiv 1706.05296) and QMIX (1803.11485): literal numbers, monotonicity, gradients against a slow float64 reference."""
 
 from __future__ import annotations
 

@@ -61,18 +61,20 @@ def test_while_the_mixer_warms_up_turns_keep_their_own_rewards() -> None:
 def test_the_central_critic_pays_the_turn_after_which_more_can_be_expected() -> None:
     """The rider's state tells what the worker said: once the critic knows it, the worker's turn is what moves the value."""
 
-    def told(seed: int) -> list[TeamEpisode]:
-        found = []
+    def made_up(seed: int) -> list[TeamEpisode]:
+        episodes = []
         for episode in free_rider_episodes(num_tasks=8, group_size=8, seed=seed):
             first, second = episode.turns
             says = "right" if second.reward else "wrong"
             second = turn(1, "rider", state=f"so far {says}", says="heads", reward=second.reward)
-            found.append(TeamEpisode(episode_id=episode.episode_id, group_id=episode.group_id, turns=(first, second)))
-        return found
+            episodes.append(
+                TeamEpisode(episode_id=episode.episode_id, group_id=episode.group_id, turns=(first, second))
+            )
+        return episodes
 
     learner = TeamLearner(config(algorithm="mappo", gae_lambda=0.0, gamma=1.0), seed=0)
     for seed in range(8):
-        episodes = told(seed)
+        episodes = made_up(seed)
         signal, metrics = learner.learn(episodes, seed=seed)
     won = np.array([episode.turns[-1].reward for episode in episodes])
     worker = np.array([signal.advantages[e.episode_id, 0] for e in episodes])
