@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help docs demo test soak check bench chaos workflows algorithms up airflow down clean system lock
+.PHONY: help docs demo fast test nightly check bench chaos workflows algorithms up airflow down clean system lock
 
 help:  ## Print this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
@@ -23,8 +23,15 @@ demo: .venv/.cpu  ## Train the two-model math team of infra/runs/demo.yaml; cont
 	  $(BIN)/troupe train $(RUN); \
 	fi
 
-test: check  ## Run the checks, then every test but those of `make soak`
-	$(BIN)/pytest -n 2 -m "not soak" --disable-warnings
+fast: check  ## Before a commit: the checks, and the tests that start no Ray, engine or server
+	$(BIN)/pytest -n 2 --tier fast --disable-warnings
+
+test: check  ## On each push: the checks, and one test of each real part
+	$(BIN)/pytest -n 2 --tier test --disable-warnings
+
+nightly: check  ## Each day: the checks, every test, and one row of `make chaos`
+	$(BIN)/pytest -n 2 --tier nightly --disable-warnings
+	$(BIN)/python -m tests.chaos --victims driver --again
 
 check: .venv/.dev  ## Check lint, format, import layers and types
 	$(BIN)/ruff check .
@@ -39,9 +46,6 @@ docs: .venv/.dev  ## Write the generated reference pages and build the documenta
 
 bench: .venv/.dev  ## Measure Troupe against other systems and hard limits; writes runs/bench/report.json
 	$(BIN)/python -m tests.bench
-
-soak: .venv/.dev  ## Run the tests that take minutes each: whole-team learners, variants, ZeRO-3, packaging ...
-	$(BIN)/pytest -m soak --disable-warnings
 
 chaos: .venv/.dev  ## Kill every kind of process in every stage; continues runs/chaos/report.json
 	$(BIN)/python -m tests.chaos

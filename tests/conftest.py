@@ -1,18 +1,23 @@
-"""Shared fixtures: a tiny model folder and one Ray for the session; tests that need a system package say so by a mark."""
+"""Tiers, lanes, and fixtures that all folders share: a tiny model folder, one Ray, PostgreSQL and S3 for the session."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
+import hypothesis
 import pytest
 import servers
+from tiers import EVERYTHING, TIERS, is_left_out, played, tier_of
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+WHOLE_RUNS, RAY = "whole runs", "the session's Ray"
+"""Lanes of tests that start processes worth sharing."""
 TEXTS = [
     "Solve the problem. Compute 12 + 3 * 45 - 6 / 7 = 890",
     "<SOLUTION>3*4=12;12+5=17</SOLUTION><ANSWER>17</ANSWER>",
@@ -20,24 +25,61 @@ TEXTS = [
 ]
 
 
-class Lanes(LoadScopeScheduling):  # type: ignore[misc]
-    """Two lanes under `pytest -n 2`: whole runs, which mostly wait for other processes, beside all the rest.
+@cache
+def lane_of(file: str) -> str:
+    """Which tests have to stay in one lane with those of `file`."""
+    if file.startswith("tests/e2e/"):
+        return WHOLE_RUNS
+    return RAY if "ray_local" in Path(file).read_text() else file
 
-    Both take about as long. More would start more Rays at once, and play the undisturbed run more than once.
+
+class Lanes(LoadScopeScheduling):  # type: ignore[misc]
+    """Deals files to two lanes (`pytest -n 2`), the long ones first, so that both end at about the same time.
+
+    Whole runs stay in one lane, and so do the tests that share the session's Ray: more would start more of them at once.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "end-to-end" if nodeid.startswith("tests/e2e/") else "parts"
+        return lane_of(nodeid.partition("::")[0])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier", choices=list(TIERS), default=EVERYTHING, help="; ".join(f"{t}: {w}" for t, w in TIERS.items())
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Ray's workers have a low priority: two cores that are busy with Airflow would leave them next to nothing.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    config.addinivalue_line("markers", "soak: minutes each, in `make soak` and not in `make test`")
+    for tier, what in TIERS.items():
+        config.addinivalue_line("markers", f"{tier}: {what}")
     config.addinivalue_line("markers", "needs_program(name): skipped where the program is missing, a failure in CI")
+    hypothesis.settings.register_profile("thorough", max_examples=200, deadline=None)
+    hypothesis.settings.register_profile("quick", max_examples=20, deadline=None)
+    hypothesis.settings.load_profile("thorough" if config.getoption("tier") == EVERYTHING else "quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        return is_left_out(collection_path, config.getoption("tier")) or None
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers = played(config.getoption("tier"))
+    chosen = [item for item in items if tier_of(item) in tiers]
+    config.hook.pytest_deselected(items=[item for item in items if tier_of(item) not in tiers])
+    first = [WHOLE_RUNS, RAY]  # lanes are dealt in this order
+    items[:] = sorted(chosen, key=lambda item: first.index(lane) if (lane := _lane(item)) in first else len(first))
+
+
+def _lane(item: pytest.Item) -> str:
+    return lane_of(item.nodeid.partition("::")[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
     return Lanes(config, log)
 
 

@@ -147,7 +147,10 @@ def mlflow_postgres(postgres_server: servers.Postgres, s3_server: servers.S3) ->
     return postgres_server.create(f"mlflow_{uuid4().hex[:8]}"), f"{s3_server.uri}/mlflow"
 
 
-@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_program("psql"))])
+@pytest.fixture(
+    scope="session",
+    params=["sqlite", pytest.param("postgres", marks=[pytest.mark.needs_program("psql"), pytest.mark.nightly])],
+)
 def mlflow_place(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Each of the two."""
     return request.getfixturevalue(f"mlflow_{request.param}")

@@ -9,6 +9,8 @@ import pytest
 from pipelines.config.run_config import load_config
 from pipelines.runners.validate import check
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted(path for folder in ("runs", "cluster") for path in (ROOT / "infra" / folder).glob("*.yaml"))
 

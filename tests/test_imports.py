@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dags", "pipelines", "serve_apps", "train_loops", "stores")
 HEAVY = (

@@ -6,9 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from stores.metrics import METRICS
+
+pytestmark = pytest.mark.fast
 
 FOLDER = Path(__file__).parents[1] / "infra" / "observability"
 DASHBOARD = FOLDER / "dashboards" / "troupe.json"

@@ -15,6 +15,8 @@ from tests.algorithms.table import against, figures, markdown
 from tests.algorithms.training import read_result, result_file
 from train_loops.config import Algorithm
 
+pytestmark = pytest.mark.fast
+
 ROWS = [(name, row) for name, comparison in COMPARISONS.items() for row in comparison.rows]
 
 

@@ -24,6 +24,8 @@ from tests.chaos.report import Cell, Report
 from tests.chaos.scene import CONFIG
 from tests.chaos.victims import VICTIMS, cells, moment
 
+pytestmark = pytest.mark.test
+
 SETTINGS = {"collect.tasks_per_iteration": 3, "collect.episodes_per_task": 2}
 PROBE = Probe(sequences=((1, 2),), logprobs=((-0.5,),))
 

@@ -16,7 +16,7 @@ from pipelines.config.schedule import ScheduleConfig
 
 SMALL = Path(__file__).parents[1] / "e2e" / "small.yaml"
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.test, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.fixture(scope="module", autouse=True)

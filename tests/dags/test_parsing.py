@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.test
+
 ROOT = Path(__file__).parents[2]
 LOCAL = ROOT / "infra" / "airflow.sh"
 SMALL = ROOT / "tests" / "e2e" / "small.yaml"
@@ -152,6 +154,7 @@ def test_a_writer_of_the_local_airflow_waits_for_another_one(tmp_path: Path) -> 
     assert run_airflow(tmp_path, asked, PYTHONPATH=str(ROOT), **{name: value}) == "60000"
 
 
+@pytest.mark.nightly
 def test_an_airflow_with_the_light_part_only_parses_the_same_dags(tmp_path: Path, parsed: dict[str, Any]) -> None:
     light = tmp_path / "light"
     done = subprocess.run(

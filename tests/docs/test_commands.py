@@ -11,6 +11,8 @@ import pytest
 
 from tests.docs.markdown_pages import ROOT, fences, pages
 
+pytestmark = pytest.mark.fast
+
 PAGES = [page for page in pages() if page != "CHANGELOG.md"]
 """The changelog names commands of earlier versions."""
 

@@ -10,6 +10,8 @@ import yaml
 
 from tests.docs.markdown_pages import NOT_A_RUN_CONFIG, Fence, fences, pages
 
+pytestmark = pytest.mark.fast
+
 BASE: Mapping[str, Any] = {
     "run": "base",
     "workflow": {"path": "my_team:SolveVerify"},

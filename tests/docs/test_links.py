@@ -8,6 +8,8 @@ import pytest
 
 from tests.docs.markdown_pages import ROOT, anchors, links, pages
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize("page", pages())
 def test_relative_links_of_a_page_resolve(page: str) -> None:

@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.markdown_pages import ROOT, fences
 from tests.docs.readme_example import write_example
+
+pytestmark = pytest.mark.fast
 
 
 def test_the_readme_has_at_most_8192_bytes() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.docs.markdown_pages import ROOT, anchors, links, pages
 
+pytestmark = pytest.mark.test
+
 
 def test_the_generated_pages_are_current() -> None:
     command = [sys.executable, "infra/docs_reference.py", "--check"]

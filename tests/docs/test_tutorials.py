@@ -11,6 +11,8 @@ import pytest
 
 from tests.docs.markdown_pages import fences
 
+pytestmark = pytest.mark.nightly
+
 BIN = Path(sys.executable).parent
 
 

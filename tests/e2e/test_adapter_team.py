@@ -16,7 +16,8 @@ from pipelines.report.inspect import export_version
 from pipelines.run.run import Run
 from tests.e2e.local_runs import finish, report_of
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.nightly
+
 CONFIG = Path(__file__).parent / "adapter_team.yaml"
 GROUPS = ("solver", "verifier", "closer")
 

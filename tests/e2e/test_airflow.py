@@ -28,7 +28,7 @@ TROUPE = str(Path(sys.executable).parent / "troupe")
 DAG = "train_team__small"
 STAGES = ("collect", "score", "train", "sync", "evaluate")
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 
 def write_config(path: Path, *, iterations: int, root: Path) -> Path:
@@ -89,6 +89,7 @@ def scene(undisturbed: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Scene(airflow, config, folder / "runs", undisturbed)
 
 
+@pytest.mark.test
 def test_a_broken_run_config_is_an_import_error_and_hides_no_dag(scene: Scene) -> None:
     errors = scene.airflow.wait("import error", lambda: scene.airflow.ask("/importErrors")["import_errors"], 180)
     assert [Path(e["filename"]).name for e in errors] == ["invalid_runs.py"]
@@ -96,6 +97,7 @@ def test_a_broken_run_config_is_an_import_error_and_hides_no_dag(scene: Scene) -
     assert DAG in {d["dag_id"] for d in scene.airflow.ask("/dags")["dags"]}
 
 
+@pytest.mark.test
 def test_a_scheduled_iteration_is_that_of_the_local_runner(scene: Scene) -> None:
     airflow, run = scene.airflow, scene.run
     airflow.pause(DAG, is_paused=False)

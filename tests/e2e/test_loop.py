@@ -25,6 +25,7 @@ from stores.types import Purpose, TracesRef
 from tests.e2e.local_runs import (
     COMMAND,
     CONFIG,
+    config_in,
     distance,
     finish,
     is_running,
@@ -38,9 +39,12 @@ from tests.e2e.local_runs import (
 from tests.e2e.scraper import Scraper
 from tests.test_observability import drawn, exported
 
+pytestmark = pytest.mark.nightly
+
 ITERATIONS = (1, 2)
 
 
+@pytest.mark.test
 def test_a_run_ends_with_a_report_that_has_every_figure(undisturbed: Run) -> None:
     report = report_of(undisturbed)
     assert report["iterations"] == 2
@@ -55,12 +59,14 @@ def test_a_run_ends_with_a_report_that_has_every_figure(undisturbed: Run) -> Non
     assert "<script src=" not in page
 
 
+@pytest.mark.test
 def test_trainer_and_engine_agree_on_every_trained_turn(undisturbed: Run) -> None:
     gap = report_of(undisturbed)["logprob_gap"]
     assert 0 < gap["mean"] < 1e-3
     assert gap["max"] < 0.05
 
 
+@pytest.mark.test
 def test_every_replica_proved_each_version_in_place(undisturbed: Run) -> None:
     for iteration in ITERATIONS:
         proofs = undisturbed.iteration(iteration).synced.proofs
@@ -69,6 +75,7 @@ def test_every_replica_proved_each_version_in_place(undisturbed: Run) -> None:
     assert len(pids) == 1
 
 
+@pytest.mark.test
 def test_training_and_evaluation_never_share_an_episode(undisturbed: Run) -> None:
     traces = undisturbed.traces.find_traces(run_id="small", limit=10_000)
     by_purpose = {
@@ -81,6 +88,7 @@ def test_training_and_evaluation_never_share_an_episode(undisturbed: Run) -> Non
     assert not tasks[Purpose.GATE] & tasks[Purpose.TEST]
 
 
+@pytest.mark.test
 def test_the_registry_holds_the_team_with_everything_to_serve_it_again(undisturbed: Run) -> None:
     version, team = undisturbed.registry.load("small", "candidate")
     assert team.iteration == 2
@@ -124,6 +132,7 @@ def test_prometheus_sees_the_loop_the_engines_and_what_the_dashboard_draws(undis
     assert scraper.of("ray_troupe_episodes_in_flight", run="small") == [0]
 
 
+@pytest.mark.test
 def test_every_iteration_is_watched(undisturbed: Run) -> None:
     for iteration in ITERATIONS:
         recorded = undisturbed.journal.ref(undisturbed.key(iteration, "record"))
@@ -138,6 +147,7 @@ def test_every_iteration_is_watched(undisturbed: Run) -> None:
         assert shown.tags["troupe.watch"].startswith("learning: 0 figures are usual")
 
 
+@pytest.mark.test
 def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> None:
     text = (Path(undisturbed.config.storage.root) / "log.txt").read_text()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"at"')]
@@ -146,6 +156,22 @@ def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> No
         ("small", k, stage) for k in ITERATIONS for stage in STAGES
     }
     assert {line["model_group"] for line in ours if line["stage"] == "train"} == {"team"}
+
+
+@pytest.mark.test
+def test_a_run_killed_in_train_and_started_again_ends_as_the_undisturbed_one(undisturbed: Run, tmp_path: Path) -> None:
+    run, log = Run(config_in(tmp_path)), tmp_path / "log.txt"
+    kill_when(start(tmp_path, log), lambda: is_running(run, 1, "train", "team"), log)
+    before = rows_of(run)
+    finish(start(tmp_path, log), log)
+    after = rows_of(run)
+    finished = {name for name, row in before.items() if row.status == "done"}
+    assert str(run.key(1, "collect")) in finished and {n: after[n] for n in finished} == {
+        n: before[n] for n in finished
+    }
+    assert all(keys(run, iteration) == keys(undisturbed, iteration) for iteration in ITERATIONS)
+    assert report_of(run)["versions"] == report_of(undisturbed)["versions"]
+    assert distance(run, undisturbed) < 1e-3
 
 
 @pytest.mark.needs_program("psql")
@@ -197,6 +223,7 @@ def test_the_same_command_after_the_end_changes_nothing(undisturbed: Run, tmp_pa
     assert rows_of(undisturbed) == before
 
 
+@pytest.mark.test
 def test_another_config_under_the_same_name_is_refused(undisturbed: Run) -> None:
     root = undisturbed.config.storage.root
     done = subprocess.run(
@@ -238,6 +265,7 @@ def test_what_is_stored_can_be_looked_at_and_taken_away(undisturbed: Run, tmp_pa
     assert "no version 9" in missing.stderr
 
 
+@pytest.mark.test
 def test_lineage_leads_from_a_team_to_its_episodes_and_from_an_episode_to_its_teams(undisturbed: Run) -> None:
     version, team = undisturbed.registry.load(undisturbed.team_name, max(
         v.version for v in undisturbed.registry.versions(undisturbed.team_name)))  # fmt: skip

@@ -34,6 +34,8 @@ from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
 from tests.e2e.local_runs import config_in
 from tests.serve_apps.deployed_apps import remove_apps
 
+pytestmark = pytest.mark.nightly
+
 PREDICT = """
 import json, os, sys
 import mlflow, pandas as pd

@@ -14,6 +14,8 @@ from stores.types import TracesRef
 from tests.docs.readme_example import write_example
 from tests.e2e.local_runs import COMMAND
 
+pytestmark = pytest.mark.nightly
+
 SMALL = (
     "iterations=1",
     "serve.max_model_len=256",
@@ -27,7 +29,6 @@ SMALL = (
 )
 
 
-@pytest.mark.soak
 def test_the_readme_example_runs_as_it_stands_there(tmp_path: Path, tiny_model: Path) -> None:
     write_example(tmp_path)
     shutil.copytree(tiny_model, tmp_path / "models" / "base")

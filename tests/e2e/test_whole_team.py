@@ -12,7 +12,8 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from train_loops.team.signal import LOG_RATIOS_FILE, SIGNAL_FILE
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.nightly
+
 TWO_GROUPS = {"a": {"agents": ["solver", "verifier"]}, "b": {"agents": ["refiner", "finalizer"]}}
 SHORT = {"iterations": 1, "warmstart.num_epochs": 1, "collect.tasks_per_iteration": 12}
 

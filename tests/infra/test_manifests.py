@@ -23,6 +23,8 @@ from pipelines.cli.options import load
 from pipelines.config.run_config import load_config
 from pipelines.runners.validate import check
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
 KUBERNETES = "1.33"

@@ -28,7 +28,7 @@ from stores.types import ModelVersionRef
 ROOT = Path(__file__).parents[2]
 SERVICES = yaml.safe_load((ROOT / "infra" / "compose" / "compose.yaml").read_text())["services"]
 BIN = Path(sys.executable).parent
-pytestmark = pytest.mark.needs_program("psql")
+pytestmark = [pytest.mark.nightly, pytest.mark.needs_program("psql")]
 
 
 def environment(service: str, postgres: Postgres, s3: S3, **changes: str) -> dict[str, str]:

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "infra" / "locks"
 LOCAL_UV = ROOT / ".tools" / "bin" / "uv"
@@ -43,7 +45,6 @@ def test_no_package_has_two_versions_in_a_lock() -> None:
         assert len(packages) == len(set(packages)), name
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "python"), [("dev", "3.12"), ("dev", "3.13"), ("airflow", "3.12"), ("airflow", "3.13"), ("gpu", "3.12")]
 )

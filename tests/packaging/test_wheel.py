@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.test
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dags", "pipelines", "serve_apps", "stores", "train_loops")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
@@ -39,7 +41,7 @@ def test_the_wheel_holds_the_tracked_files_of_the_packages(wheel: Path) -> None:
     assert sorted(names) == sorted(tracked_files())
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_the_wheel_validates_a_code_workflow_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
     """Needs a package index: the core dependencies are installed from it, at the versions of the lock."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)

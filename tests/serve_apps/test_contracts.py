@@ -6,6 +6,8 @@ import pytest
 
 from serve_apps.contracts import Boxed, JsonKeys, OneOf, Raw, Tags, Thinking
 
+pytestmark = pytest.mark.fast
+
 BOTH = Tags("SOLUTION", "ANSWER")
 STATUS = Tags("STATUS", choices={"STATUS": ("correct", "incorrect")})
 

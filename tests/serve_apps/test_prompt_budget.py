@@ -10,6 +10,8 @@ from serve_apps.agent import Agent
 from serve_apps.prompt_budget import MARK, fit_prompt, shorten
 from serve_apps.tokenizer import ChatTokenizer
 
+pytestmark = pytest.mark.fast
+
 AGENT = Agent(prompt="Instruction first.\n{history}\n{evidence}\nQuestion: {question}", cut=("history", "evidence"))
 INPUTS = {
     "history": " ".join(f"old{i}" for i in range(100)),

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.agent import Agent, Tool
 from serve_apps.config import EpisodeConfig
@@ -17,6 +19,8 @@ from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+
+pytestmark = pytest.mark.fast
 
 LIMITS = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=10, max_attempts=2)
 looked_up: list[str] = []

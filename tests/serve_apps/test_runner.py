@@ -22,6 +22,8 @@ from serve_apps.workflow import Outcome, Workflow, together
 from stores.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
 
+pytestmark = pytest.mark.fast
+
 LIMITS = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=10, max_attempts=3)
 Answers = Callable[[AgentCall], Awaitable[str]]
 

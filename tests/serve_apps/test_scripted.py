@@ -12,6 +12,8 @@ from serve_apps.scripted import play_scripted
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import EpisodeStatus, Task
 
+pytestmark = pytest.mark.fast
+
 TASK = Task(task_id="t", prompt="3 × 4", answers=("12",))
 
 

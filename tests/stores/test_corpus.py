@@ -12,6 +12,8 @@ import pytest
 
 from stores.corpus import BATCH_ROWS, Corpus, build_corpus
 
+pytestmark = pytest.mark.test
+
 DOCUMENTS = [
     {"id": "1", "contents": '"Mira Holt"\nMira Holt was born in Tarn and paints bridges.'},
     {"_id": "2", "title": "Tarn", "text": "Tarn is a town in the north of Velland."},

@@ -16,6 +16,8 @@ import sqlalchemy as sa
 
 from stores.journal import Journal, Lease, LeaseLost, StageKey
 
+pytestmark = pytest.mark.test
+
 KEY = StageKey("run", 2, "train", "solver")
 
 RACER = """
@@ -31,7 +33,9 @@ print(Journal(url).once(StageKey("run", 2, "train", "solver"), work, lease_s=flo
 """
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_program("psql"))])
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgres", marks=[pytest.mark.needs_program("psql"), pytest.mark.nightly])]
+)
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
     if request.param == "postgres":
         return Journal(request.getfixturevalue("postgres_url"))
@@ -190,6 +194,7 @@ def test_values_of_a_run_are_kept_and_replaced(journal: Journal) -> None:
     assert journal.value("a", "champion") == {"version": 2}
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_program("psql")
 def test_connections_that_the_server_ends_are_made_again(postgres_url: str) -> None:
     journal, admin = Journal(postgres_url), sa.create_engine(postgres_url)

@@ -13,6 +13,8 @@ import pytest
 
 from stores import logs
 
+pytestmark = pytest.mark.fast
+
 CODE = """
 import logging, sys
 from stores import logs

@@ -11,6 +11,8 @@ from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, TeamRegistry
 from stores.team import Team
 from stores.types import ModelVersionRef
 
+pytestmark = pytest.mark.test
+
 
 def _team(iteration: int = 1, **changes: object) -> Team:
     models = {

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from stores.shown_advantages import ADVANTAGES_FILE, NUM_SHOWN, read_advantages, write_advantages
+
+pytestmark = pytest.mark.fast
 
 
 def test_a_few_episodes_are_kept_whole_and_equal_tokens_as_one_number(tmp_path: Path) -> None:

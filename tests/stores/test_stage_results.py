@@ -22,6 +22,8 @@ from stores.stage_results import (
     result_of,
 )
 
+pytestmark = pytest.mark.fast
+
 RESULTS: dict[str, StageResult] = {
     "sampled": records.collected(carried=("t3",), stopped_by="enough", served={"taken": 2, "held_out": 0, "left": 1}),
     "taken from another run": records.collected(

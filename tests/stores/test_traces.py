@@ -18,10 +18,12 @@ from stores.rows import episode_table, traces_of
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
+pytestmark = pytest.mark.test
+
 KEY = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team"}
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.nightly)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TraceStore:
     uri = str(tmp_path / "traces") if request.param == "local" else request.getfixturevalue("s3_uri")
     store = TraceStore(uri)

@@ -11,6 +11,8 @@ from stores.files import read_file, write_file
 from stores.tracking import RunTracker
 from stores.types import EpisodeRewards, EpisodeStatus, Trace
 
+pytestmark = pytest.mark.test
+
 
 def test_a_restarted_run_goes_on_in_the_same_mlflow_run(mlflow_place: tuple[str, str]) -> None:
     first = RunTracker(*mlflow_place, "restarted")

@@ -21,10 +21,12 @@ from stores.weight_cache import CACHED_S, evict, fetch
 from stores.weight_files import Folder
 from stores.weights import WeightStore
 
+pytestmark = pytest.mark.test
+
 PROBE = Probe(sequences=((1, 2, 3), (4, 5)), logprobs=((-0.1, -1 / 3), (-2.5e-7,)))
 
 
-@pytest.fixture(params=["local", "file", "s3"])
+@pytest.fixture(params=["local", "file", pytest.param("s3", marks=pytest.mark.nightly)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> WeightStore:
     if request.param == "s3":
         return WeightStore(request.getfixturevalue("s3_uri"))
@@ -115,6 +117,7 @@ def test_commits_that_race_leave_one_whole_version(store: WeightStore, tiny_mode
     store.verify(last)
 
 
+@pytest.mark.nightly
 def test_a_late_try_leaves_a_committed_version_on_s3_as_it_is(s3_uri: str, tiny_model: Path) -> None:
     store = WeightStore(s3_uri)
     late = Folder.at(store.uri_of("solver", 1))
@@ -141,6 +144,7 @@ def test_processes_that_fetch_the_same_version_copy_it_once(
     verify_folder(copy, WeightStore(s3_uri).manifest(ref))
 
 
+@pytest.mark.nightly
 def test_a_machine_keeps_the_copies_that_were_used_last(s3_uri: str, tiny_model: Path, tmp_path: Path) -> None:
     store = WeightStore(s3_uri)
     refs = [_commit(store, tiny_model, version=k) for k in range(1, 8)]

@@ -30,6 +30,8 @@ from train_loops.engine import Engine, join_workers, load_model
 from train_loops.logprobs import completion_logprobs
 from train_loops.warmstart import adopt
 
+pytestmark = pytest.mark.test
+
 PLAIN = DeepSpeedConfig()
 LORA = LoraConfig(rank=4, alpha=8)
 TOKENS = torch.tensor([[(i * 37 + j * 11) % 300 + 3 for j in range(24)] for i in range(3)])

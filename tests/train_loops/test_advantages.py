@@ -8,13 +8,15 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import train_loops.advantages
 from train_loops.advantages.gigpo import anchor_share
 from train_loops.advantages.rewarded_rows import RewardedRows, estimator
 from train_loops.config import GAE_ALGORITHMS, AdvantageConfig, Algorithm
+
+pytestmark = pytest.mark.fast
 
 ESTIMATORS = sorted(set(get_args(Algorithm)) - set(GAE_ALGORITHMS))
 AGAINST_BASELINE = ("remax", "counterfactual", "leave_one_out")
@@ -320,7 +322,6 @@ def changed(table: RewardedRows, change: Any) -> RewardedRows:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@settings(max_examples=30, deadline=None)
 @given(drawn=table_rows, random=st.randoms(use_true_random=False))
 def test_rows_in_another_order_have_the_same_advantages(name: str, drawn: list, random: Any) -> None:
     table = table_of(drawn)
@@ -330,7 +331,6 @@ def test_rows_in_another_order_have_the_same_advantages(name: str, drawn: list, 
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@settings(max_examples=20, deadline=None)
 @given(drawn=table_rows)
 def test_names_of_tasks_episodes_and_agents_mean_nothing(name: str, drawn: list) -> None:
     table = table_of(drawn)
@@ -344,7 +344,6 @@ def test_names_of_tasks_episodes_and_agents_mean_nothing(name: str, drawn: list)
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
 @pytest.mark.parametrize("over", ["all", "agent"])
-@settings(max_examples=20, deadline=None)
 @given(drawn=table_rows)
 def test_what_is_whitened_has_mean_0_and_deviation_1_or_is_all_0(name: str, over: str, drawn: list) -> None:
     table = table_of(drawn)
@@ -356,7 +355,6 @@ def test_what_is_whitened_has_mean_0_and_deviation_1_or_is_all_0(name: str, over
 
 
 @pytest.mark.parametrize("name", SHIFT_FREE)
-@settings(max_examples=30, deadline=None)
 @given(drawn=table_rows)
 def test_a_constant_added_to_every_reward_changes_nothing(name: str, drawn: list) -> None:
     table = table_of(drawn)
@@ -365,7 +363,6 @@ def test_a_constant_added_to_every_reward_changes_nothing(name: str, drawn: list
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@settings(max_examples=30, deadline=None)
 @given(drawn=table_rows)
 def test_rewards_twice_as_large_count_twice_without_a_standard_deviation_and_the_same_with_it(
     name: str, drawn: list
@@ -383,7 +380,6 @@ def test_rewards_twice_as_large_count_twice_without_a_standard_deviation_and_the
         np.testing.assert_allclose(per_row(name, twice, **divided), per_row(name, table, **divided), atol=1e-4)
 
 
-@settings(max_examples=50, deadline=None)
 @given(drawn=table_rows)
 def test_the_advantages_of_a_task_and_agent_sum_to_zero(drawn: list) -> None:
     got = per_row("dr_mas", table_of(drawn))
@@ -392,7 +388,6 @@ def test_the_advantages_of_a_task_and_agent_sum_to_zero(drawn: list) -> None:
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_mas", "at_grpo", "rloo", "gigpo", "pass_at_k", "opo"])
-@settings(max_examples=30, deadline=None)
 @given(drawn=table_rows)
 def test_a_task_knows_nothing_of_the_others(name: str, drawn: list) -> None:
     table = table_of(drawn)
@@ -402,7 +397,6 @@ def test_a_task_knows_nothing_of_the_others(name: str, drawn: list) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"opo", "reinforce_pp", "reinforce_pp_baseline"}))
-@settings(max_examples=20, deadline=None)
 @given(drawn=table_rows)
 def test_lengths_change_nothing_but_where_the_formula_has_them(name: str, drawn: list) -> None:
     table = table_of(drawn)

@@ -11,6 +11,8 @@ from stores.types import EpisodeRewards, Trace
 from train_loops.advantages.rewarded_rows import CreditKind
 from train_loops.baselines import baselines_of
 
+pytestmark = pytest.mark.fast
+
 
 def earned(*pairs: tuple[Trace, list[float], float]) -> dict[str, EpisodeRewards]:
     return {trace.episode_id: rewards_for(trace, rewards, outcome) for trace, rewards, outcome in pairs}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -19,6 +19,8 @@ from train_loops.logprobs import PolicyScorer, completion_logprobs
 from train_loops.losses import Denominators
 from train_loops.merging import Chain
 from train_loops.rows import Sample
+
+pytestmark = pytest.mark.fast
 
 SHAPES = [(5, 3), (2, 7), (11, 1), (4, 4), (9, 6), (1, 2), (6, 5)]
 """(prompt, completion) lengths."""
@@ -105,7 +107,6 @@ def test_a_batch_moves_as_a_whole(samples: list[Sample]) -> None:
         assert {t.device.type for t in tensors if isinstance(t, torch.Tensor)} == {"meta"}
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     turns=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), max_size=15),
     num_minibatches=st.integers(1, 5),

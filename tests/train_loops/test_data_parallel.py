@@ -26,6 +26,8 @@ from train_loops.config import (
 from train_loops.engine import join_workers, load_policy
 from train_loops.warmstart import adopt
 
+pytestmark = pytest.mark.test
+
 TOLERANCE = 5e-5
 LR = OptimizerConfig(lr=1e-3, max_grad_norm=0.5)
 

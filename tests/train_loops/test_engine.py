@@ -20,6 +20,8 @@ from train_loops.critic import value_head
 from train_loops.engine import Engine, export_weights, join_workers, load_critic, load_policy
 from train_loops.logprobs import completion_logprobs
 
+pytestmark = pytest.mark.test
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_worker():

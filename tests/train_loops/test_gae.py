@@ -6,6 +6,8 @@ import pytest
 from train_loops.advantages.gae import gae, whiten
 from train_loops.kl import token_rewards
 
+pytestmark = pytest.mark.fast
+
 R, V = [0.0, 0.0, 1.0], [0.1, 0.2, 0.3]
 A, G = [0.82675, 0.765, 0.7], [0.92675, 0.965, 1.0]
 

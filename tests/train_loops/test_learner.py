@@ -33,6 +33,8 @@ from train_loops.scoring import probe_rows
 from train_loops.team.signal import TeamSignal
 from train_loops.update import TrainingDivergedError
 
+pytestmark = pytest.mark.test
+
 LR = OptimizerConfig(lr=3e-3)
 
 

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from train_loops.config import OptimizerConfig
 from train_loops.learning_rate import learning_rate
 
+pytestmark = pytest.mark.fast
+
 
 def rates(**settings: Any) -> list[float]:
     return [learning_rate(OptimizerConfig(lr=0.8, **settings), step) for step in range(8)]

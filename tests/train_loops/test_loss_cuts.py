@@ -7,11 +7,13 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from train_loops.config import LossConfig
 from train_loops.losses import Aggregation, Denominators, aggregate, policy_loss, value_loss
+
+pytestmark = pytest.mark.fast
 
 POLICIES = ("ppo_clip", "gspo", "cispo", "reinforce")
 MODES = get_args(Aggregation)
@@ -75,7 +77,6 @@ def loss_and_gradient(rows: Rows, parts: list[list[int]], **how: Any) -> tuple[t
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=15, deadline=None)
 @given(lengths=lengths_of_rows, seed=st.integers(0, 99), random=st.randoms(use_true_random=False))
 def test_any_cut_in_any_order_gives_the_loss_and_the_gradient_of_the_whole(
     policy: str, mode: str, lengths: list[int], seed: int, random: Any

@@ -12,6 +12,8 @@ from train_loops.losses import Denominators, aggregate, cispo, gspo, policy_loss
 from train_loops.nll_gain import gains_of
 from train_loops.overlong import overlong_penalty
 
+pytestmark = pytest.mark.fast
+
 ONE_ROW = torch.zeros(1, dtype=torch.long)
 
 

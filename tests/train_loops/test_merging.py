@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from chained_samples import CHAINS, chained_samples, sample
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import policy
 from torch import nn
@@ -24,6 +24,8 @@ from train_loops.losses import Aggregation, Denominators, aggregate
 from train_loops.merging import chains_of, row_savings, unique_token_share
 from train_loops.rows import Sample
 from train_loops.sharing import neighbours
+
+pytestmark = pytest.mark.fast
 
 MODES = get_args(Aggregation)
 WAYS = [
@@ -59,7 +61,6 @@ def test_token_ids_of_any_sequence_type_are_compared() -> None:
     assert chains_of([replace(first, token_ids=(1, 2, 3)), second]) == [(0, 1)]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(0, 3), st.integers(1, 3)), max_size=12))
 def test_every_sample_is_in_one_chain_and_its_row_begins_with_it(turns: list[tuple[int, int, int, int]]) -> None:
     samples: list[Sample] = []

@@ -6,6 +6,8 @@ import pytest
 from train_loops.config import MismatchConfig
 from train_loops.mismatch import MismatchError, correct, decide, is_close, measure
 
+pytestmark = pytest.mark.fast
+
 CONFIG = MismatchConfig(tolerance_mean=0.01, tolerance_max=0.05, limit_mean=0.1, truncation=2.0)
 
 

@@ -19,6 +19,8 @@ from train_loops.engine import Engine, join_workers, load_policy
 from train_loops.logprobs import PolicyScorer, completion_logprobs
 from train_loops.packed_attention import PACKED_ATTENTION, why_not_packed
 
+pytestmark = pytest.mark.test
+
 SMALL = {
     "vocab_size": 300,
     "hidden_size": 32,

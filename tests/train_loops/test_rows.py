@@ -17,6 +17,8 @@ from stores.types import (
 )
 from train_loops.rows import Funnel, samples_of, trajectories_of
 
+pytestmark = pytest.mark.fast
+
 STATUSES = ("ok", "truncated")
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from chained_samples import sample
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import policy
 
 from train_loops.batching import collate, lift
 from train_loops.logprobs import completion_logprobs
 from train_loops.sharing import MIN_SHARED_TOKENS, neighbours, segments_of
+
+pytestmark = pytest.mark.fast
 
 
 def test_rows_that_begin_alike_share_a_segment() -> None:
@@ -42,7 +45,6 @@ def test_a_row_that_another_one_continues_and_a_row_that_is_there_twice_add_noth
     assert [p.tolist() for p in places] == [list(range(20)), list(range(22)), list(range(20))]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     beginnings=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), min_size=1, max_size=12),
     share=st.booleans(),

@@ -38,6 +38,8 @@ from train_loops.run_checkpoints import CarriedState, resume
 from train_loops.trainer_handle import TrainerHandle, TrainJobError, attach
 from train_loops.warmstart import adopt
 
+pytestmark = pytest.mark.nightly
+
 CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-3), microbatch_tokens=256, num_epochs=2, cpus_per_worker=0.1)
 
 
@@ -115,7 +117,6 @@ def shift_tokens(trace: Trace) -> Trace:
     return replace(trace, turns=tuple(turns))
 
 
-@pytest.mark.soak
 def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(bench: Bench, tiny_model: Path) -> None:
     one = CONFIG.model_copy(update={"algorithm": "ppo", "critic": CriticConfig(), "num_minibatches": 2})
     two = one.model_copy(update={"num_workers": 2, "deepspeed": DeepSpeedConfig(zero_stage=3)})
@@ -268,7 +269,6 @@ def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_mod
     assert resumed("both", Models(policy=critic)) == (fresh, ["optimizer"])  # of another model
 
 
-@pytest.mark.soak
 def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     bench: Bench, tiny_model: Path, s3_uri: str
 ) -> None:

@@ -15,6 +15,8 @@ from train_loops.config import OptimizerConfig, TinyModelConfig, WarmstartConfig
 from train_loops.tiny_model import build_tokenizer
 from train_loops.warmstart import _batches, adopt, make_probe, probe_sequences, warmstart
 
+pytestmark = pytest.mark.test
+
 SHAPE = TinyModelConfig(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16)
 CONFIG = WarmstartConfig(
     tiny_model=SHAPE,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 
 from train_loops.weight_writer import write_safetensors
+
+pytestmark = pytest.mark.test
 
 
 def test_written_tensors_are_read_back_bit_for_bit_in_their_dtypes(tmp_path: Path) -> None:

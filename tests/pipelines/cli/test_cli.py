@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.test
+
 TROUPE = Path(sys.executable).parent / "troupe"
 DEMO = Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml"
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from job_server import JobServer, job_server
 
+pytestmark = pytest.mark.test
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 TROUPE = Path(sys.executable).parent / "troupe"
 STAGE = ("--stage", "score", "--iteration", "2")

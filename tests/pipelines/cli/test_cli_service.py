@@ -18,6 +18,8 @@ from pipelines.run.run import Run
 from pipelines.run.stored_runs import stored_run
 from serve_apps.gateway.api_keys import KeyRing, read_keys
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 

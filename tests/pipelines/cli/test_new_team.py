@@ -14,6 +14,8 @@ from test_cli import TROUPE, said, troupe
 
 from pipelines.cli.new_team import NUM_TASKS, check_name, team_files
 
+pytestmark = pytest.mark.test
+
 
 def made(folder: Path) -> Path:
     """The folder of `troupe new my_team`, made in `folder`."""
@@ -92,7 +94,7 @@ def test_names_that_cannot_be_modules_are_refused_with_one_that_can(name: str, f
     check_name(suggestion)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_new_team_trains_to_its_end(tmp_path: Path) -> None:
     team = made(tmp_path)
     done = subprocess.run(

@@ -8,6 +8,8 @@ import pytest
 
 from pipelines.cluster.auth import auth_token, is_on_this_machine
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:6399", "localhost:1", "[::1]:6399", "http://127.0.0.1:8265", "http://localhost"]

@@ -7,6 +7,8 @@ import pytest
 from pipelines.cluster import connect as cluster
 from pipelines.cluster.faults import InfrastructureLost
 
+pytestmark = pytest.mark.fast
+
 
 def test_a_cluster_that_does_not_answer_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.1)

@@ -23,6 +23,8 @@ from pipelines.cluster.faults import FaultKind, InfrastructureLost, OutOfMemory,
 from stores.journal import LeaseLost
 from train_loops.trainer_handle import TrainJobError
 
+pytestmark = pytest.mark.fast
+
 MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.7, ID: 3de3) \
 was 22.60GB used / 23.54GB limit (0.960068)
 OOM kill reason: Memory usage 2276093952B exceeded threshold of 505530272B (2.0% of 25276514304B limit)

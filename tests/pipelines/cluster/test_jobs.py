@@ -20,6 +20,8 @@ from pipelines.cluster.working_dir import package
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.config.schedule import ClusterConfig
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 WORK = stage_work("small", "train", 3, "team")
 NAME = "troupe-small-it3-train-team"

@@ -16,6 +16,8 @@ from stores.metrics import METRICS, send
 from stores.stage_results import StageResult, TrainedTeam
 from stores.types import EpisodeStatus, Purpose
 
+pytestmark = pytest.mark.fast
+
 FIGURES = {"trained_rows": 96.0, "logprob_gap_mean": 1e-7, "logprob_gap_max": 2e-6, "kl": 0.1}
 METRICS_OF_TRAINING = {f"train/{name}": value for name, value in FIGURES.items()}
 RESULTS: tuple[StageResult, ...] = (

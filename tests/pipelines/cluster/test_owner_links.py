@@ -10,6 +10,8 @@ import pytest
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner, submission_id
 from stores.journal import Journal, StageKey
 
+pytestmark = pytest.mark.fast
+
 
 def test_a_submitted_job_owns_its_stages_by_its_submission_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)

@@ -8,6 +8,8 @@ from servers import S3, free_port
 from pipelines.cluster.faults import FaultKind, diagnose
 from stores.traces import TraceStore
 
+pytestmark = pytest.mark.test
+
 
 def fault_of(uri: str) -> tuple[FaultKind, str]:
     with pytest.raises((ValueError, OSError, RuntimeError)) as caught:

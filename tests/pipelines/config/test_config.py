@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config.run_config import RunConfig, load_config, parse_config
 from pipelines.runners.validate import check
 from serve_apps.workflows.math_chain import MathChain
+
+pytestmark = pytest.mark.fast
 
 DEMO = yaml.safe_load((Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml").read_text())
 
@@ -269,7 +271,6 @@ def test_what_changes_results_changes_the_identity_and_what_does_not_does_not() 
     assert len({first.sha256, *(parse_config(changed(c), "run.yaml").sha256 for c in other)}) == 1 + len(other)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     key=st.text(alphabet="abcdefghij_", min_size=1, max_size=12).filter(lambda key: key not in RunConfig.model_fields)
 )

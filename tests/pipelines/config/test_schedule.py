@@ -9,6 +9,8 @@ import pytest
 
 from pipelines.config.run_config import load_config
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 

@@ -14,6 +14,8 @@ from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import Credit, credit_version, load_credit, score_trace, turn_reward
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
+pytestmark = pytest.mark.fast
+
 FINAL = DottedConfig(path="pipelines.credit.math_final_answer:MathFinalAnswer")
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_workflow_credit import Event, trace
 
@@ -24,6 +24,8 @@ from pipelines.credit.shared_sum import SharedSum
 from pipelines.credit.team_reward import TeamReward
 from stores.rounds import rounds_in_time
 from stores.types import Trace
+
+pytestmark = pytest.mark.fast
 
 
 class TracedText:
@@ -201,7 +203,6 @@ def test_a_set_is_scored_the_same_whatever_its_order() -> None:
     assert {r.episode_id: r for r in score_traces(rule, episodes, version="v")} == first
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rounds=st.lists(st.tuples(st.integers(-8, 8), st.integers(-8, 8)), min_size=1, max_size=4),
     factor=st.integers(-3, 3),

@@ -18,6 +18,8 @@ from pipelines.credit.rule import CreditRule, _used, credit_version, load_credit
 from pipelines.credit.search_progress import SearchProgress
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, ToolCall, Trace, Turn
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[3]
 Event = tuple[str, dict[str, Any]]
 """(agent, fields) with `_bad` for a broken format, or ("verify", response)."""

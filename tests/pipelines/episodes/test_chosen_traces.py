@@ -21,6 +21,8 @@ from stores.traces import TraceStore
 from stores.types import EpisodeRewards, Purpose, Task, Trace
 from stores.weights import WeightStore
 
+pytestmark = pytest.mark.test
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 

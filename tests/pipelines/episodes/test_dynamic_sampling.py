@@ -23,6 +23,8 @@ from pipelines.stages.collect import iteration_tasks
 from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Purpose, Task
 
+pytestmark = pytest.mark.test
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 KEY: dict[str, Any] = {"iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
 TEAM_SPEC: Any = SimpleNamespace(team_key="team")

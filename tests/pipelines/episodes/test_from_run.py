@@ -28,6 +28,8 @@ from train_loops.config import TEAM, MismatchConfig, TrainConfig
 from train_loops.learner import read_rows
 from train_loops.trainer_handle import TrainJobError
 
+pytestmark = pytest.mark.test
+
 CONFIG = Path(__file__).parents[3] / "infra" / "workflows" / "solver_verifier.yaml"
 NUM_TASKS, GROUP_SIZE = 4, 4
 
@@ -261,7 +263,7 @@ def test_another_algorithm_makes_a_version_of_the_same_traces_once(
     assert [row.stage for row in run.journal.stages("again", 1)] == ["collect", "score", "train"]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_whole_team_learns_from_the_same_traces(other: Stored, ray_local: None, screen: Screen) -> None:
     train = {"algorithm": "mappo", "optimizer": {"lr": 1e-3}, "keep_warm": False, "team": {"num_epochs": 2}}
     config = open_run("again", other.root, other.model, train=train).config

@@ -17,6 +17,8 @@ from stores.served import Feedback, ServedStore
 from stores.types import SERVED, EpisodeStatus, Purpose, Trace
 from tests.train_loops.synthetic_traces import GROUP, sample_traces
 
+pytestmark = pytest.mark.test
+
 ABOUT = {"team": "again", "team_version": 1, "alias": "champion", "key": "web", "is_trainable": True}
 
 

@@ -13,6 +13,8 @@ from pipelines.episodes.sampling import _to_repeat
 from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Purpose, Task
 
+pytestmark = pytest.mark.fast
+
 SIZE = 3
 
 

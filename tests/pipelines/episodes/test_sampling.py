@@ -27,6 +27,8 @@ from serve_apps.team_spec import TeamSpec
 from stores.traces import TraceStore
 from stores.types import EpisodeStatus, Purpose, Sampling, Task, Trace
 
+pytestmark = pytest.mark.nightly
+
 SIZE = 4
 FAST_S, SLOW_S = 0.1, 30.0
 LIMITS = EpisodeConfig(max_attempts=1)
@@ -122,6 +124,7 @@ def test_a_budget_of_seconds_closes_by_itself(app: str, store: TraceStore, tiny_
     assert 1 <= len(sampled.groups) < 100
 
 
+@pytest.mark.test
 def test_over_sampling_ends_without_the_slow_groups_and_drops_them_whole(
     app: str, store: TraceStore, tiny_model: Path
 ) -> None:
@@ -146,6 +149,7 @@ def test_each_pass_says_from_its_start_how_far_it_is(app: str, store: TraceStore
     )
 
 
+@pytest.mark.test
 def test_without_limits_every_group_is_pinned(app: str, store: TraceStore, tiny_model: Path) -> None:
     sampled = sample(store, app, tiny_model, tasks(5), CONFIG)
     assert (sampled.stopped_by, sampled.tasks_left, sampled.traces.excluded_groups) == (None, [], ())

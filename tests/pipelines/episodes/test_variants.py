@@ -17,6 +17,8 @@ from pipelines.episodes.variants import choose_variants
 from pipelines.runners.validate import check
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TurnReward
 
+pytestmark = pytest.mark.fast
+
 DEMO = Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml"
 
 

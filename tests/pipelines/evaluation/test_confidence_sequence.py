@@ -8,6 +8,8 @@ import pytest
 from pipelines.evaluation.confidence_sequence import paired_sequence
 from pipelines.evaluation.statistics import paired_interval
 
+pytestmark = pytest.mark.fast
+
 
 def sides(differences: np.ndarray) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Outcomes of 0 and 1 that differ so."""

@@ -11,6 +11,8 @@ from pipelines.evaluation.gate import Evidence, decide
 from pipelines.evaluation.guards import Guarded
 from pipelines.evaluation.statistics import Interval
 
+pytestmark = pytest.mark.fast
+
 
 def evidence(low: float, high: float, *, ok: float = 1.0, formats: float = 1.0) -> Evidence:
     gain = Interval(mean=(low + high) / 2, low=low, high=high, num_tasks=256)

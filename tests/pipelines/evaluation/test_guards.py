@@ -11,6 +11,8 @@ from pipelines.config.sections import GuardsConfig
 from pipelines.evaluation.guards import guard, is_refusal
 from stores.types import Trace
 
+pytestmark = pytest.mark.fast
+
 Make = Callable[..., Trace]
 OFF = dict.fromkeys(GuardsConfig.model_fields, None)
 

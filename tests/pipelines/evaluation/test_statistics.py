@@ -17,6 +17,8 @@ from pipelines.evaluation.statistics import (
     pass_at_k,
 )
 
+pytestmark = pytest.mark.fast
+
 
 def named(values: np.ndarray) -> dict[str, list[float]]:
     return {f"t{i}": list(np.atleast_1d(row)) for i, row in enumerate(values)}

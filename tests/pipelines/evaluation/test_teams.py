@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pipelines.evaluation.gate import Evidence, Verdict
 from pipelines.evaluation.statistics import Interval
 from pipelines.evaluation.teams import choose_contender, first_contenders, helpful_contender, num_possible
 from stores.types import ModelVersionRef
+
+pytestmark = pytest.mark.fast
 
 
 def models(**versions: int) -> dict[str, ModelVersionRef]:

@@ -6,6 +6,8 @@ import pytest
 
 from pipelines.examples.arithmetic.tasks import SHARES, generate, split_of
 
+pytestmark = pytest.mark.fast
+
 
 def test_splits_never_overlap_whatever_the_seed() -> None:
     taken = {

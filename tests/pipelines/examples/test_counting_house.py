@@ -13,6 +13,8 @@ from pipelines.examples.counting_house.tasks import generate, split_of
 from pipelines.examples.counting_house.workflow import read_count
 from stores.types import Trace
 
+pytestmark = pytest.mark.fast
+
 
 def episode(make: MakeTrace, said: list[tuple[str, dict[str, str]]], *, prompt: str, answer: str, right: str) -> Trace:
     """An episode of these turns: (agent, fields)."""

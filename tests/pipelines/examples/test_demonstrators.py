@@ -37,6 +37,8 @@ from serve_apps.workflows.single_agent import SingleAgent
 from serve_apps.workflows.solver_verifier import SolverVerifier
 from stores.types import Sampling, Task
 
+pytestmark = pytest.mark.test
+
 GRAPHS = Path(__file__).parents[3] / "infra" / "graphs"
 FACTS = {"documents": "pipelines.examples.made_up_facts.tasks:documents"}
 

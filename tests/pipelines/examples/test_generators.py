@@ -12,6 +12,8 @@ from serve_apps.tools.code_verifier import CodeVerifier
 from serve_apps.tools.sandbox import Sandbox
 from serve_apps.tools.text_match import exact_match, f1, normalize
 
+pytestmark = pytest.mark.fast
+
 SPLITS = ("train", "gate", "test", "sentinel")
 
 

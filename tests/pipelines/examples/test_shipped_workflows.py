@@ -9,6 +9,8 @@ import pytest
 from pipelines.config.run_config import load_config
 from pipelines.runners.validate import check
 
+pytestmark = pytest.mark.fast
+
 CONFIGS = sorted((Path(__file__).parents[3] / "infra" / "workflows").glob("*.yaml"))
 MAPPINGS = {"reflective_code": {1, 2, 3}, "iterative_search": {1, 4, 5}, "debate": {1, 2}}
 """Numbers of model groups that the variants of these have: shared, partial, separate."""

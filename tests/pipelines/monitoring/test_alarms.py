@@ -14,6 +14,8 @@ from pipelines.monitoring.alarms import Judged, judge, num_figures
 from pipelines.monitoring.drift import Sketch
 from pipelines.monitoring.episode_metrics import Vital, Window, vital_of
 
+pytestmark = pytest.mark.fast
+
 CONFIG = WatchConfig()
 BARE = WatchConfig(floors=WatchFloorsConfig(**dict.fromkeys(WatchFloorsConfig.model_fields, 0.0)))
 """Without floors, so that rates are those of the statistics alone."""

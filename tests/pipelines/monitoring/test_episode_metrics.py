@@ -15,6 +15,8 @@ from pipelines.monitoring.drift import merge, pseudo_f, shift, sketch
 from pipelines.monitoring.episode_metrics import Window, figures_of, num_repeats, vital_of, window_of
 from stores.types import EpisodeRewards, EpisodeStatus, FinishReason, Sampling, Trace, TurnReward
 
+pytestmark = pytest.mark.fast
+
 
 def spoken(trace: Trace, *texts: str, logprob: float = -0.5) -> Trace:
     """The trace with these texts, four tokens each, by its two agents in turn."""

@@ -9,6 +9,8 @@ import pytest
 
 from pipelines.monitoring.training_warnings import all_symptoms, deviation, find_symptoms
 
+pytestmark = pytest.mark.fast
+
 STILL = [0.4] * 8
 RISING = [0.30, 0.35, 0.41, 0.46, 0.50, 0.55, 0.60, 0.64]
 

@@ -10,6 +10,8 @@ import pytest
 from pipelines.release import production
 from serve_apps.gateway.teams import DeployedTeam, TeamRoute
 
+pytestmark = pytest.mark.fast
+
 
 def arm(version: int, set_name: str) -> DeployedTeam:
     return DeployedTeam(team_version=version, set_name=set_name, apps={}, team_spec={})

@@ -14,6 +14,8 @@ from pipelines.release import traffic
 from pipelines.release.traffic import Watch
 from serve_apps.gateway.figures import Since, Sums, Tally, added, difference, total
 
+pytestmark = pytest.mark.fast
+
 CONFIG = TrafficConfig()
 
 

@@ -19,6 +19,8 @@ from stores.served import ServedStore
 from stores.types import SERVED, Purpose
 from tests.train_loops.synthetic_traces import GROUP
 
+pytestmark = pytest.mark.test
+
 
 @pytest.fixture(scope="module")
 def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:

@@ -13,6 +13,8 @@ from pipelines.report.draw import ANSWER, TASK, draw_graph, draw_traces
 from serve_apps.graph import load_graph
 from stores.types import Trace
 
+pytestmark = pytest.mark.fast
+
 GRAPHS = Path(__file__).parents[3] / "infra" / "graphs"
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from pipelines.credit.math_progress import MathProgress
@@ -18,6 +19,8 @@ from pipelines.report.figures import other_metrics, overhead_share, training, tr
 from pipelines.report.record import iteration_metrics
 from pipelines.report.sections import Example, ExampleEpisode, ReportData, iteration_table, render
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
+
+pytestmark = pytest.mark.fast
 
 GROUP_OF = {
     "solver": "solver_verifier",

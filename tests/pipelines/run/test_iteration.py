@@ -14,6 +14,8 @@ from pipelines.run.iterations import next_iteration, unfinished_iterations
 from pipelines.run.run import Run
 from stores.stage_results import Collected, Measured, TrainedTeam
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {"a": {"agents": ["solver"]}, "b": {"agents": ["verifier", "refiner", "finalizer"]}}
 

@@ -16,6 +16,8 @@ from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
 from stores.types import ModelVersionRef
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 

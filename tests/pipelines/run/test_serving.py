@@ -16,6 +16,8 @@ from serve_apps.policy.proving import Target
 from stores.manifest import Probe
 from stores.types import ModelVersionRef
 
+pytestmark = pytest.mark.test
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 PROBE = Probe(sequences=((1, 2),), logprobs=((-0.5,),))
 

@@ -21,6 +21,8 @@ from pipelines.run.watchdog import StageHung, Watchdog
 from stores.journal import Journal, StageKey
 from stores.waiting import waiting
 
+pytestmark = pytest.mark.test
+
 KEY = StageKey("run", 3, "collect")
 
 

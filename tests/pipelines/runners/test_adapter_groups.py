@@ -15,6 +15,8 @@ from pipelines.stages.warmstart import warmstart
 from stores.manifest import whole_model
 from train_loops.adapters import is_fresh
 
+pytestmark = pytest.mark.nightly
+
 TEAM = Path(__file__).parents[2] / "e2e" / "adapter_team.yaml"
 GROUPS = ("solver", "verifier", "closer")
 

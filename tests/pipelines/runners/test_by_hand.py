@@ -27,6 +27,8 @@ from serve_apps.team_spec import TeamSpec
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Purpose, Task, TracesRef
 
+pytestmark = pytest.mark.test
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 

@@ -19,6 +19,8 @@ from pipelines.runners.begin import begin_iteration
 from pipelines.runners.claim import champion_accuracy, claimed, pin, reason_to_skip
 from stores.stage_results import Evaluated
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 

@@ -25,6 +25,8 @@ from stores.manifest import Probe
 from stores.stage_results import WarmStarted
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
 
+pytestmark = pytest.mark.test
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 PROBE = Probe(sequences=((1, 2, 3),), logprobs=((-0.1, -0.2),))
 GROUP = "team"
@@ -32,7 +34,7 @@ GROUP = "team"
 Play = Callable[[Run, int], None]
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.needs_program("psql"))])
+@pytest.fixture(params=["local", pytest.param("s3", marks=[pytest.mark.needs_program("psql"), pytest.mark.nightly])])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run that keeps two iterations and one earlier champion, on this disk or on S3 and PostgreSQL."""
     monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))

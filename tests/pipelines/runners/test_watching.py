@@ -37,6 +37,8 @@ from stores.team import Team
 from stores.tracking import RunTracker
 from stores.types import SERVED, Purpose, Task
 
+pytestmark = pytest.mark.test
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 by_hand = test_by_hand.by_hand
 

@@ -24,6 +24,8 @@ from stores.stage_results import Decided, Evaluated
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef, Task, Trace
 
+pytestmark = pytest.mark.test
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {"a": {"agents": ["solver"]}, "b": {"agents": ["verifier", "refiner", "finalizer"]}}
 

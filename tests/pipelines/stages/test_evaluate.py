@@ -14,6 +14,8 @@ from pipelines.evaluation.statistics import mean_interval
 from pipelines.run.run import Run
 from stores.types import Purpose, Trace
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 

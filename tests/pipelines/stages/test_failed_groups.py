@@ -18,6 +18,8 @@ from pipelines.stages.running import run_stage
 from stores.types import ModelVersionRef
 from train_loops.trainer_handle import TrainJobError
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {"a": {"agents": ["solver"]}, "b": {"agents": ["verifier", "refiner", "finalizer"]}}
 DIVERGED = TrainJobError("TrainingDivergedError", "three steps in a row had a loss that is not finite\nmore of it")

@@ -26,6 +26,8 @@ from stores.registry import CHAMPION, PREVIOUS
 from stores.team import Team
 from stores.types import ModelVersionRef
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUP = "team"
 

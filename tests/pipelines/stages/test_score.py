@@ -13,6 +13,8 @@ from pipelines.run.run import Run
 from pipelines.stages.score import score
 from stores.types import EpisodeStatus, Purpose, Trace
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 STATUSES = list(EpisodeStatus)
 

@@ -14,6 +14,8 @@ from pipelines.stages.evaluate import decision_tasks
 from pipelines.tasks.splits import part_of, task_slice
 from stores.types import Task
 
+pytestmark = pytest.mark.fast
+
 TASKS = [Task(task_id=f"t{i}", prompt=str(i), answers=(str(i),)) for i in range(10)]
 
 

@@ -19,6 +19,8 @@ from serve_apps.runner import run_episode
 from stores.types import Completion, FinishReason, ModelVersionRef, Purpose, Trace
 from train_loops.rows import samples_of
 
+pytestmark = pytest.mark.test
+
 CORY = Path(__file__).parents[3] / "infra" / "workflows" / "pioneer_observer.yaml"
 CHAIN = CORY.with_name("math_chain.yaml")
 AS_CONFIGURED = {"pioneer": "first", "observer": "second"}

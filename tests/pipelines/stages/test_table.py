@@ -12,6 +12,8 @@ from pipelines.config.run_config import load_config
 from pipelines.stages.table import STAGES, stage_named
 from stores.stage_results import StageResult, TrainedTeam
 
+pytestmark = pytest.mark.fast
+
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {"a": {"agents": ["solver"]}, "b": {"agents": ["verifier", "refiner", "finalizer"]}}
 RESULTS: dict[str, StageResult] = {

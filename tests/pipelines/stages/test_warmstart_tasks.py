@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import _demonstrations, _TextSpy, warmstart
 from stores.types import EpisodeStatus
+
+pytestmark = pytest.mark.test
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {

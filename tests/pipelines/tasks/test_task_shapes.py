@@ -22,6 +22,8 @@ from pipelines.config.sections import TaskSourceConfig
 from pipelines.tasks.sources import load_tasks
 from serve_apps.tools.code_tests import read_tests
 
+pytestmark = pytest.mark.fast
+
 IO = [{"input": "1 2", "output": "3"}, {"input": "4 5", "output": "9"}]
 
 
@@ -148,7 +150,7 @@ def peak_mib(folder: Path, suffix: str, shapes: Sequence[str], count: int, pad: 
 
 
 @pytest.mark.parametrize(
-    "suffix", [".jsonl", *(pytest.param(s, marks=pytest.mark.soak) for s in (".json", ".parquet"))]
+    "suffix", [".jsonl", *(pytest.param(s, marks=pytest.mark.nightly) for s in (".json", ".parquet"))]
 )
 def test_ten_thousand_tasks_of_each_shape_stream_in_flat_memory(suffix: str, tmp_path: Path) -> None:
     """What reading holds beyond the ids does not grow with the file: 9,000 more rows of 3 kB would be 26 MiB."""
@@ -157,6 +159,7 @@ def test_ten_thousand_tasks_of_each_shape_stream_in_flat_memory(suffix: str, tmp
     assert many < few + 14, f"{few} -> {many} MiB"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 def test_rows_of_half_a_megabyte_are_not_held_together(suffix: str, tmp_path: Path) -> None:
     few, many = [peak_mib(tmp_path, suffix, ["math"], count, pad=1 << 19) for count in (64, 256)]

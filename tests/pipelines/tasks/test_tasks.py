@@ -15,6 +15,8 @@ from pipelines.tasks.sources import check_disjoint, load_tasks
 from serve_apps.tools.code_tests import Case, read_tests
 from stores.types import Task
 
+pytestmark = pytest.mark.fast
+
 
 def load(path: Path, count: int | None = None) -> list[Task]:
     return load_tasks(TaskSourceConfig(path=str(path), count=count), section="train", seed=0)

@@ -20,7 +20,7 @@ from serve_apps.gateway.teams import TeamRoute, TeamStores
 from stores.served import ServedStore
 from stores.types import SERVED, Trace
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
 HELLO = {
     "model": "demo/solver",
     "messages": [{"role": "user", "content": "Write to ann@example.org"}],

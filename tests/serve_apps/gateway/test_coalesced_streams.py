@@ -13,7 +13,7 @@ from serve_apps.openai_api.protocol import ApiError
 from serve_apps.policy.wire import WireResult
 from stores.types import Sampling
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 
 class Handle:

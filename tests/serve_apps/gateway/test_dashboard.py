@@ -14,7 +14,7 @@ from servers import free_port
 
 from serve_apps.gateway.api_keys import make_key, write_keys
 
-pytestmark = pytest.mark.needs_program("chromium")
+pytestmark = [pytest.mark.nightly, pytest.mark.needs_program("chromium")]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from serve_apps.tokenizer import load_tokenizer
 from stores.traces import TraceStore
 from stores.types import Purpose, Trace
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 
 @pytest.fixture(scope="module")

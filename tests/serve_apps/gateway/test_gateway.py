@@ -36,6 +36,8 @@ from stores.types import ModelVersionRef, Sampling
 from stores.weights import WeightStore
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 
+pytestmark = pytest.mark.nightly
+
 AGENTS = ("solver", "verifier", "refiner", "finalizer")
 HELLO: list[Any] = [{"role": "user", "content": "Compute 12 + 3 * 45"}]
 ASK: dict[str, Any] = {"model": "demo/solver", "messages": HELLO, "max_tokens": 4}
@@ -115,6 +117,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.test
 def test_a_chat_on_a_real_engine_is_the_same_whole_and_streamed(served: Served, client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": "demo/solver", "messages": HELLO, "seed": 7, "max_tokens": 40}
     whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3)
@@ -153,6 +156,7 @@ def test_a_client_that_disconnects_frees_its_slot_and_the_engine(served: Served)
         assert all(status["in_flight"] == [] for status in gateway_statuses(served.config))
 
 
+@pytest.mark.test
 def test_a_whole_workflow_answers_and_streams_its_turns(served: Served, client: openai.OpenAI) -> None:
     answer = httpx.post(f"{served.url}/v1/workflows/demo/runs", json={"prompt": "1+1", "seed": 3}, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -241,6 +245,7 @@ def test_every_replica_reports_the_figures_of_all_replicas(served: Served, clien
     assert [num_answers(address) for address in (*addresses, served.url)] == [before + 3] * 3
 
 
+@pytest.mark.test
 def test_an_unchanged_program_runs_its_episode_through_any_replica(served: Served) -> None:
     served.route(0)
     addresses = [status["address"] for status in gateway_statuses(served.config)]

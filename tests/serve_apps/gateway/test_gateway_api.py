@@ -18,7 +18,7 @@ from serve_apps.gateway.teams import Production, TeamRoute, user_position
 from serve_apps.openai_api.protocol import ApiError
 from stores.types import Sampling
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 

@@ -22,7 +22,7 @@ from serve_apps.policy.client import PolicyCallError
 from stores.served import ServedStore
 from stores.types import SERVED, Completion, EpisodeStatus, FinishReason, GenerateRequest, Sampling, Trace
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
 MULTIPLY = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*8"}}</tool_call>'
 ADD = '<tool_call>{"arguments": {"expression":   "7+48"},   "name": "calculate"}</tool_call>'
 PROGRAM: dict[str, Any] = {

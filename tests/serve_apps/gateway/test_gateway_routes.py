@@ -15,6 +15,8 @@ from serve_apps.gateway.routes import RouteError, route
 from serve_apps.gateway.teams import TeamRoute
 from serve_apps.policy.app_list import Apps
 
+pytestmark = pytest.mark.test
+
 CONFIG = GatewayConfig()
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import schemathesis
 from gateway_scene import Scene
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
+
+pytestmark = pytest.mark.nightly
 
 
 def test_no_request_causes_a_server_error(tiny_model: Path) -> None:

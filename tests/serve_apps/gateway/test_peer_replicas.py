@@ -8,7 +8,7 @@ import pytest
 
 from serve_apps.gateway.peer_replicas import LOOKUP_INTERVAL_S, LOOKUP_TIMEOUT_S, PeerAddresses, Status
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
 A, B = ({"replica": name, "address": f"http://{name}"} for name in "ab")
 
 

@@ -15,7 +15,7 @@ from serve_apps.gateway.shadowing import Shadowing, ShadowJob, ShadowResult
 from serve_apps.gateway.teams import TeamRoute
 from serve_apps.openai_api.protocol import ChatRequest
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 
 def job(number: int = 0, *, version: int = 4, model: str = "demo/solver") -> ShadowJob:

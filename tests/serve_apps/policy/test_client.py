@@ -15,6 +15,8 @@ from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestR
 from serve_apps.policy.wire import WireResult
 from stores.types import Completion, GenerateRequest, Sampling
 
+pytestmark = pytest.mark.fast
+
 Script = Callable[[int, list[Any]], AsyncIterator[list[Any]]]
 
 

@@ -19,6 +19,8 @@ from stores.manifest import Probe
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 
+pytestmark = pytest.mark.test
+
 NEW = ((-1.0, -2.0), (-3.0,))
 OLD = ((-1.5, -2.0), (-3.0,))
 

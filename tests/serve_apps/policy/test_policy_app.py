@@ -40,6 +40,8 @@ from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 
+pytestmark = pytest.mark.nightly
+
 APP = "policy-test"
 SEQUENCES = tuple(tuple((i * 37 + j * 11) % 300 + 3 for j in range(32)) for i in range(3))
 # Longer than a KV block, so that the prefix cache holds something that a new version must not find.
@@ -148,6 +150,7 @@ def largest_error(folder: str, answers: Sequence[Completion], temperature: float
     )
 
 
+@pytest.mark.test
 def test_tokens_come_with_the_logprobs_of_a_plain_forward_and_seeds_decide_them(served: Served) -> None:
     served.sync(0)
     first, second = ask(requests()), ask(requests())
@@ -157,6 +160,7 @@ def test_tokens_come_with_the_logprobs_of_a_plain_forward_and_seeds_decide_them(
     assert all(len(a.token_ids) == 24 if a.finish_reason == "length" else a.token_ids[-1] == 2 for a in first)
 
 
+@pytest.mark.test
 def test_logprobs_are_those_of_the_tempered_distribution_that_was_sampled(served: Served) -> None:
     served.sync(1)
     answers = ask(requests(temperature=0.5))
@@ -164,6 +168,7 @@ def test_logprobs_are_those_of_the_tempered_distribution_that_was_sampled(served
     assert largest_error(served.ref(1).uri, answers, temperature=1.0) > 0.01
 
 
+@pytest.mark.test
 def test_a_prompt_that_does_not_fit_fails_alone(served: Served) -> None:
     long, *others = requests()
     answers = ask([replace(long, prompt_token_ids=[5] * 600), *others])
@@ -171,6 +176,7 @@ def test_a_prompt_that_does_not_fit_fails_alone(served: Served) -> None:
     assert all(isinstance(a, Completion) for a in answers[1:])
 
 
+@pytest.mark.test
 def test_a_sync_changes_every_replica_in_place_and_proves_each(served: Served) -> None:
     served.sync(0)
     before = {s["pid"] for s in replica_statuses(APP)}
@@ -220,6 +226,7 @@ def test_every_replica_is_asked_while_serve_hands_out_settings(served: Served) -
         Broadcast(APP, "statuses").answers(3, timeout_s=0.3)
 
 
+@pytest.mark.test
 @pytest.mark.parametrize(("version", "fault", "message"), [(10, "nan", "not finite"), (11, "shape", "has shape")])
 def test_bad_weights_are_kept_out_and_the_old_ones_serve_on(
     served: Served, version: int, fault: str, message: str
@@ -257,6 +264,7 @@ def test_a_damaged_version_is_refused_before_anything_is_published(served: Serve
     assert {(s["state"], s["wanted_version"]) for s in replica_statuses(APP)} == {("ok", 0)}
 
 
+@pytest.mark.test
 def test_a_skipped_sync_and_a_wrong_push_do_not_pass_as_the_new_version(served: Served) -> None:
     served.sync(0)
     with pytest.raises(SyncError, match="should serve version 1, says 0") as caught:
@@ -336,7 +344,6 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
     assert [p.verdict for p in proofs] == ["proven"] * 2
 
 
-@pytest.mark.soak
 def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(served: Served) -> None:
     served.sync(1)
     served.commit(40, noise=0.02, seed=40)

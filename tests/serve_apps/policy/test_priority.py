@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.test
+
 BOTH_WAYS = """
 import os, subprocess, sys, threading
 from serve_apps.policy.priority import _threads, has_low_priority, set_process_priority

@@ -30,6 +30,8 @@ from stores.weights import WeightStore
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 from train_loops.config import LoraConfig
 
+pytestmark = pytest.mark.nightly
+
 APP, DEAF = "adapters-test", "deaf-test"
 GROUPS = ("solver", "verifier")
 LORA = LoraConfig(rank=4, target_modules=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"))

@@ -29,6 +29,8 @@ from serve_apps.workflows.program import Program
 from stores.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
 
+pytestmark = pytest.mark.test
+
 CALCULATOR = str(Path(calculator.__file__))
 ONE = {"calculator": {"max_tokens": 200}}
 MULTIPLY = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*8"}}</tool_call>'

@@ -14,6 +14,8 @@ import pytest
 from serve_apps.tools.checkers import has_same_tokens, is_right_output, is_right_value
 from serve_apps.tools.code_tests import Case, CodeTests, expand_batched, read_tests
 
+pytestmark = pytest.mark.fast
+
 ADD = [Case(given="1 2", expected="3"), Case(given="4 5", expected="9")]
 CALLS = [Case(given=[1, 2], expected=3), Case(given=[[4], "x"], expected=[5])]
 

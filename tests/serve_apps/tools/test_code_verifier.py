@@ -11,7 +11,7 @@ from serve_apps.tools.code_tests import Case, CodeTests, read_tests
 from serve_apps.tools.code_verifier import CodeVerifier, extract_code, time_limit
 from serve_apps.tools.sandbox import Sandbox, SandboxUnavailable
 
-pytestmark = pytest.mark.needs_program("bwrap")
+pytestmark = [pytest.mark.test, pytest.mark.needs_program("bwrap")]
 ADD = CodeTests(cases=tuple(Case(given=f"{n} {n}", expected=str(2 * n)) for n in range(4)))
 FUNCTION = CodeTests(
     cases=(Case(given=[[3, 1, 2]], expected=[1, 2, 3]), Case(given=[[]], expected=[])), fn_name="order"

@@ -9,6 +9,8 @@ import pytest
 
 from serve_apps.tools.math_answer import extract_answer, is_correct
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("text", "answer"),
@@ -81,6 +83,7 @@ def test_any_reference_counts() -> None:
     assert not is_correct("3", [])
 
 
+@pytest.mark.nightly
 def test_a_deadline_holds_off_the_main_thread_against_one_endless_c_call() -> None:
     verdicts: list[bool] = []
     worker = threading.Thread(target=lambda: verdicts.append(is_correct("9^{9^{9^{9}}}", ["x+1"])))

@@ -26,6 +26,8 @@ from serve_apps.tools.retriever import EmbeddedRetriever, HttpRetriever, as_info
 from serve_apps.tools.retriever_app import build_retriever
 from stores.corpus import Corpus, Document, build_corpus
 
+pytestmark = pytest.mark.test
+
 Answer = Callable[[Any], tuple[int, bytes]]
 ROOT = Path(__file__).parents[3]
 
@@ -315,6 +317,7 @@ def test_search_r1s_own_request_and_reading_work_on_it(served: str) -> None:
     assert httpx.post(served, json={"topk": 1}).status_code == 422
 
 
+@pytest.mark.nightly
 def test_a_thousand_queries_at_once(served: str) -> None:
     retriever = HttpRetriever([served], deadline_s=120, timeout_s=60)
 
@@ -347,6 +350,7 @@ def own_process(corpus: Corpus) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
         process.wait()
 
 
+@pytest.mark.nightly
 def test_a_server_killed_amid_searches_costs_none_of_them(corpus: Corpus) -> None:
     num_searches, answered = 300, 0
     with own_process(corpus) as (killed_url, killed), own_process(corpus) as (url, _):

@@ -33,7 +33,7 @@ from serve_apps.tools.sandbox import Program, Sandbox, SandboxUnavailable
 from serve_apps.tools.sandbox.runner import check_landlock
 from tests.serve_apps.hostile_programs import FUNCTIONS, HONEST, HONEST_FUNCTION, PROGRAMS, TELLING
 
-pytestmark = pytest.mark.needs_program("bwrap")
+pytestmark = [pytest.mark.test, pytest.mark.needs_program("bwrap")]
 TIME_S = 1.0
 ENDED_S = 60
 """Seconds after which a program that runs for ever has long been ended, on a busy machine, too."""

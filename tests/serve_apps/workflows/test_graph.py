@@ -22,6 +22,8 @@ from stores.corpus import build_corpus
 from stores.types import EpisodeStatus, Task
 from tests.serve_apps.workflows.test_workflows import agents_of, play
 
+pytestmark = pytest.mark.fast
+
 GRAPHS = sorted((Path(__file__).parents[3] / "infra" / "graphs").glob("*.yaml"))
 VALUES: Mapping[str, Any] = {"step": 2, "question": "why", "answer": {"text": "red", "list": ["a", "b"], "none": None}}
 

@@ -28,6 +28,8 @@ from serve_apps.workflows.solver_verifier import SolverVerifier
 from stores.corpus import build_corpus
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
 
+pytestmark = pytest.mark.fast
+
 Say = Callable[[str, int, Mapping[str, str]], str]
 """(agent, how often it has spoken before, inputs) -> completion."""
 

@@ -10,6 +10,8 @@ import torch
 from train_loops.losses import ppo_clip
 from train_loops.team.happo import effective_sample_size, log_factor, update_order
 
+pytestmark = pytest.mark.fast
+
 
 def test_m_is_the_product_over_updated_groups_turns_and_tokens() -> None:
     before = {"solver": {"e": [[-1.0, -2.0], [-0.5]]}, "critic": {"e": [[-0.3]], "f": [[-2.0]]}}

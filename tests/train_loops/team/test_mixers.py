@@ -18,6 +18,8 @@ from train_loops.team.mixers import QMixer, qmix_total, vdn_total
 from train_loops.team.models import TeamQ, batch_of
 from train_loops.team.q import follow, q_credit, temporal_error
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():

@@ -16,6 +16,8 @@ from train_loops.team.learner import TeamLearner
 from train_loops.team.models import CentralCritic
 from train_loops.team.value_norm import ValueNorm
 
+pytestmark = pytest.mark.test
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
