@@ -30,7 +30,7 @@ INFRA = ROOT / "infra"
 KUBERNETES = "1.33"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINS = dict(
-    line.split("==")
+    line.partition(" ; ")[0].split("==")
     for name in ("cluster", "airflow")
     for line in (INFRA / "locks" / f"{name}.txt").read_text().splitlines()
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from synthetic_traces import GROUP
+from tiers import EVERYTHING
 from two_workers import Job, Result, play, play_by_two
 
 from stores.types import ModelVersionRef
@@ -64,6 +65,16 @@ PAIRS = [
 ]
 
 
+RESUMED = [("own", "z3"), ("shared", "z2"), ("frozen", "z1-offload")]
+EACH_PUSH = [("own", "z0"), ("shared", "z1-offload"), ("own", "z2"), ("own", "z3")]
+"""One pair for each ZeRO stage, and one checkpoint; `make nightly` plays all."""
+
+
+def each_push(pairs: Sequence[tuple[str, str]]) -> list[Any]:
+    """Every pair; those outside of `EACH_PUSH` are played by `make nightly` only."""
+    return [pytest.param(*pair, marks=() if pair in EACH_PUSH else pytest.mark.nightly) for pair in pairs]
+
+
 def job(learner: str, layout: str, *, resumes: str | Path = "") -> Job:
     config = TrainConfig(
         deepspeed=LAYOUTS[layout],
@@ -93,19 +104,21 @@ def store(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
 
 
 @pytest.fixture(scope="module")
-def played(store: tuple[str, ModelVersionRef], tmp_path_factory: pytest.TempPathFactory) -> Played:
+def played(
+    store: tuple[str, ModelVersionRef], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Played:
+    """Plays what the cases of the tier ask for."""
+    is_whole = request.config.getoption("tier") == EVERYTHING
+    pairs, resumed = (PAIRS, RESUMED) if is_whole else (EACH_PUSH, EACH_PUSH[-1:])
     join_workers()
     folder, about = tmp_path_factory.mktemp("played"), {"weights_uri": store[0], "parent": store[1]}
-    one = play([job(learner, "z0") for learner in LEARNERS], folder / "one", **about)
-    jobs = [job(*pair) for pair in PAIRS]
-    jobs += [
-        job(learner, layout, resumes=folder / "one" / f"{learner}-z0" / "half")
-        for learner, layout in (("own", "z3"), ("shared", "z2"), ("frozen", "z1-offload"))
-    ]
+    one = play([job(learner, "z0") for learner in dict(pairs)], folder / "one", **about)
+    jobs = [job(*pair) for pair in pairs]
+    jobs += [job(learner, layout, resumes=folder / "one" / f"{learner}-z0" / "half") for learner, layout in resumed]
     return Played(folder, one, play_by_two(jobs, folder / "two", **about))
 
 
-@pytest.mark.parametrize(("learner", "layout"), PAIRS)
+@pytest.mark.parametrize(("learner", "layout"), each_push(PAIRS))
 def test_two_workers_make_the_update_that_one_makes(played: Played, learner: str, layout: str) -> None:
     one, two = played.one[f"{learner}-z0"], played.two[f"{learner}-{layout}"]
     print(f"{learner} {layout}: largest difference {(one.weights - two.weights).abs().max():.1e}, {two.figures}")
@@ -113,6 +126,7 @@ def test_two_workers_make_the_update_that_one_makes(played: Played, learner: str
     assert (one.weights - two.weights).abs().max() < TOLERANCE
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["z2", "z3"])
 def test_while_a_head_on_the_policys_trunk_warms_up_nothing_else_changes(
     played: Played, store: tuple[str, ModelVersionRef], layout: str
@@ -128,7 +142,7 @@ def test_while_a_head_on_the_policys_trunk_warms_up_nothing_else_changes(
     assert len(result.head) == 64 * 8 + 8 + 8 + 1 and bool((result.head[-9:] != 0).all())
 
 
-@pytest.mark.parametrize(("learner", "layout"), [("own", "z3"), ("shared", "z2"), ("frozen", "z1-offload")])
+@pytest.mark.parametrize(("learner", "layout"), each_push(RESUMED))
 def test_a_checkpoint_of_one_worker_passes_through_two_bit_for_bit(played: Played, learner: str, layout: str) -> None:
     written = played.folder / "one" / f"{learner}-z0" / "half"
     again = played.folder / "two" / f"{learner}-{layout}-resumed" / "begin"
@@ -139,7 +153,7 @@ def test_a_checkpoint_of_one_worker_passes_through_two_bit_for_bit(played: Playe
         assert (written / f"{tag}.json").read_text() == (again / f"{tag}.json").read_text()
 
 
-@pytest.mark.parametrize(("learner", "layout"), [("own", "z3"), ("shared", "z2"), ("frozen", "z1-offload")])
+@pytest.mark.parametrize(("learner", "layout"), each_push(RESUMED))
 def test_two_workers_go_on_from_a_checkpoint_of_one(played: Played, learner: str, layout: str) -> None:
     one, two = played.one[f"{learner}-z0"], played.two[f"{learner}-{layout}-resumed"]
     assert two.figures == pytest.approx(one.figures[-len(two.figures) :], rel=1e-3, abs=1e-6)
@@ -147,7 +161,7 @@ def test_two_workers_go_on_from_a_checkpoint_of_one(played: Played, learner: str
 
 
 @pytest.mark.parametrize(
-    ("learner", "layout"), [("grpo", "z3"), ("own", "z3"), ("shared", "z3"), ("frozen", "z3-offload")]
+    ("learner", "layout"), each_push([("grpo", "z3"), ("own", "z3"), ("shared", "z3"), ("frozen", "z3-offload")])
 )
 def test_one_worker_at_stage_0_goes_on_from_a_checkpoint_of_two_at_stage_3(
     played: Played, store: tuple[str, ModelVersionRef], tmp_path: Path, learner: str, layout: str

@@ -162,7 +162,7 @@ def test_ids_are_stable_and_given_ids_win(tmp_path: Path) -> None:
         ),
         ("t.json", '{"question": "a"}', r"t\.json: holds no list"),
         ("t.parquet", "no", "not Parquet"),
-        ("t.csv", "no", "no known kind"),
+        ("t.csv", "no", "unknown suffix: use one of"),
     ],
 )
 def test_a_bad_file_is_one_clear_message(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -40,7 +40,24 @@ ENDED_S = 60
 NOBODY, ORDINARY = 65534, 1234
 WRITTEN = {"x", "d", "link", "root", "loop", "kmsg", *map(str, range(1, 100))}
 """Names under which hostile programs write into /tmp."""
+EACH_PUSH = {
+    "memory at once", "memory of many processes", "disk, many files", "output without end", "thread bomb", "deep recursion",
+    "computes for ever", "ignores every signal", "kills everybody", "leaves a daemon", "reads files of the host",
+    "reads environments", "connects by TCP", "connects by an abstract name", "another user", "a user namespace of its own",
+    "attaches to its parent", "kernel doors", "imports the judge", "says it passed", "searches memory for the answer",
+    "equals everything", "prints the answer but returns none",
+}  # fmt: skip
+"""One of each class of attack: resources, signals, leftovers, files, network, rights, kernel, the judge. `make nightly` plays all."""
 FUNCTION_TESTS = CodeTests(cases=(Case(given=[2, 3], expected=5),), fn_name="f")
+
+
+def each_push(names: Iterable[str]) -> list[Any]:
+    """Every name; those outside of `EACH_PUSH` are played by `make nightly` only."""
+    return [name if name in EACH_PUSH else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+
+
+def test_each_push_names_programs_that_exist() -> None:
+    assert {*PROGRAMS, *FUNCTIONS} >= EACH_PUSH
 
 
 @dataclass
@@ -183,7 +200,7 @@ def withstands(sandbox: Sandbox, world: World, name: str) -> None:
     assert psutil.virtual_memory().available > free - (2 << 30)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", each_push(PROGRAMS))
 def test_no_program_escapes_or_earns_a_pass(sandbox: Sandbox, world: World, name: str) -> None:
     reached = world.num_reached
     withstands(sandbox, world, name)
@@ -191,7 +208,7 @@ def test_no_program_escapes_or_earns_a_pass(sandbox: Sandbox, world: World, name
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="whoever is no ordinary user becomes one")
-@pytest.mark.parametrize("name", TELLING)
+@pytest.mark.parametrize("name", each_push(TELLING))
 def test_no_program_escapes_a_judge_that_is_an_ordinary_user(sandbox: Sandbox, world: World, name: str) -> None:
     reached = world.num_reached
     as_ordinary_user(lambda: withstands(sandbox_of(sandbox.wall), world, name))
@@ -211,7 +228,7 @@ def test_what_a_dead_runner_leaves_is_ended(world: World) -> None:
     assert inhabitants() <= before
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", each_push(FUNCTIONS))
 def test_no_function_is_right_by_what_it_returns(sandbox: Sandbox, name: str) -> None:
     judged = CodeVerifier(sandbox=sandbox).judge(FUNCTIONS[name], FUNCTION_TESTS)
     assert judged.verdict not in ("pass", "sandbox_error"), judged
