@@ -4,9 +4,9 @@
                                                                                                       └─> report ──┘
 
 `begin` gives the DAG run its iteration, or skips the DAG run and says why. `promote` moves the champion and updates the asset
-`troupe://team/<run>`; `report` records why the champion stays. With `promote.into_service: canary` the canary is part of
+`troupe://team/<run>`; `report` records why the champion stays. With `promote.deploy: canary` the canary is part of
 `promote`, and only a team that was not sent back (`moved`) updates the asset. `record` returns the check of the iteration's
-figures (XCom `watch`); with `watch.on_alarm: hold` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
+figures (XCom `watch`); with `watch.on_alarm: fail` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def train_team(run: ScheduledRun) -> DAG:
         ).expand(model_group=list(run.config.train_tasks))
         sync = stage_job(run, "sync", iteration=iteration, since=since)
         evaluate = stage_job(run, "evaluate", iteration=iteration, since=since, multiple_outputs=True)
-        may_be_sent_back = run.config.promote.into_service == "canary"
+        may_be_sent_back = run.config.promote.deploy == "canary"
         promote = stage_job(
             run,
             "promote",
@@ -90,7 +90,7 @@ def train_team(run: ScheduledRun) -> DAG:
                 return "in_service" if verdict == "promote" else None
 
             moved(_result(promote, "verdict")) >> EmptyOperator(task_id="in_service", outlets=[team_asset(run)])
-        if run.config.watch.on_alarm == "hold":
+        if run.config.watch.on_alarm == "fail":
 
             @task.branch(task_id="watched")
             def watched(check: Any) -> str | None:

@@ -5,78 +5,90 @@ from __future__ import annotations
 import re
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Settings(BaseModel):
-    """Frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from stores.settings import NOT_IDENTITY, Settings
 
 
 class ServeConfig(Settings):
-    """One policy app: a vLLM engine per replica."""
+    """This section sets how the policy app of a model group runs: a vLLM engine per replica."""
 
-    num_replicas: int = Field(1, ge=1)
+    num_replicas: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
+    """The number of engines that serve the same weights. Raise it for more episodes at once."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """The number format of weights and activations in the engine; `auto` takes that of the model's files. Use `bfloat16` for
+    models of real size, and raise `sync.proof_tolerance` with it."""
     max_model_len: int = Field(512, ge=16)
-    """Prompt and completion together, tokens."""
+    """The longest context in tokens, prompt and completion together. It is at most what the model was built for."""
     max_num_seqs: int = Field(256, ge=1)
-    threads: int = Field(1, ge=1)
-    """CPU threads of one engine (CPU only)."""
+    """The number of sequences that an engine samples at once, at most. Lower it where the KV cache is small."""
+    threads: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
+    """The number of CPU threads of one engine. It has no effect on a GPU."""
     kv_cache_gib: float = Field(1.0, gt=0)
-    """CPU only; on a GPU set `engine.gpu_memory_utilization`."""
+    """The size of the KV cache in GiB, on a CPU only. On a GPU set `engine.gpu_memory_utilization`."""
     tensor_parallel_size: int = Field(1, ge=1)
-    cpus: float = Field(0.1, ge=0)
-    """What Ray reserves per replica."""
-    gpus: float = Field(0.0, ge=0)
+    """The number of GPUs over which vLLM splits one engine."""
+    cpus: float = Field(0.1, ge=0, json_schema_extra=NOT_IDENTITY)
+    """The number of CPUs that Ray reserves per replica. It limits where Ray places replicas, not what they use."""
+    gpus: float = Field(0.0, ge=0, json_schema_extra=NOT_IDENTITY)
+    """The number of GPUs that Ray reserves per replica; 0: the engine runs on the CPU."""
     enable_prefix_caching: bool = True
+    """Whether the engine reuses the KV cache of prompts that begin alike."""
     engine: dict[str, Any] = Field(default_factory=dict)
-    """Further `AsyncEngineArgs`, passed on as they are."""
-    start_timeout_s: float = Field(300, gt=0)
+    """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
+    start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The time in seconds within which an engine must have started. Raise it for large models and slow disks."""
     health_check_period_s: float = Field(5, gt=0)
-    drain_timeout_s: float = Field(30, gt=0)
-    """How long a replica that is told to stop may finish what it has begun."""
+    """The time in seconds between two health checks of a replica by Ray Serve."""
+    drain_timeout_s: float = Field(30, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The time in seconds that a replica has to finish its requests once it is asked to stop."""
 
 
 class CallConfig(Settings):
-    """How model calls reach a policy app. Deadlines nest: call < turn < episode < stage."""
+    """This section sets how model calls reach a policy app. Timeouts nest: call < turn < episode < stage."""
 
     call_timeout_s: float = Field(60, gt=0)
+    """The time in seconds within which one model call must be answered."""
     max_attempts: int = Field(4, ge=1)
-    """A call that failed for infrastructure reasons is repeated with the same seed, after 0.5, 2, 8 ... seconds."""
+    """The number of attempts of one call. A call that failed for infrastructure reasons is repeated with the same seed,
+    after 0.5, 2, 8 ... seconds."""
     batch_max: int = Field(64, ge=1)
-    """Requests coalesced into one Serve call."""
+    """The number of requests that are sent in one Ray Serve call, at most."""
     batch_wait_s: float = Field(0.003, ge=0)
-    """How long a request waits for company."""
+    """The time in seconds that a request waits for others to be sent with."""
 
 
 class EpisodeConfig(Settings):
-    """Limits of one episode."""
+    """This section limits one episode."""
 
     turn_timeout_s: float = Field(270, gt=0)
+    """The time in seconds within which one turn must end, all attempts of its call included."""
     episode_timeout_s: float = Field(600, gt=0)
+    """The time in seconds within which an episode must end. An episode that takes longer has status `timeout`."""
     max_attempts: int = Field(2, ge=1)
-    """An infrastructure failure is an attempt, retried with the same seed; only the last is stored."""
+    """The number of attempts of one episode. Only an infrastructure failure is repeated, with the same seed, and only the
+    last attempt is stored."""
 
 
 class CaptureConfig(Settings):
-    """Which answers to people are kept, to be looked at, judged and trained on: `storage.served`."""
+    """This section sets which of the gateway's answers are stored in `storage.served`, to be inspected, rated and
+    trained on."""
 
     consent: Literal["asked", "given"] = "asked"
-    """`asked`: only requests that say `store: true` are kept. `given`: callers have agreed, and all are but those that say
-    `store: false`."""
+    """Whose requests may be stored. `asked`: only those that set `store: true`. `given`: the callers have agreed, and all
+    requests may be stored but those that set `store: false`."""
     share: float = Field(0.0, ge=0, le=1)
-    """Of the requests that may be kept. 0: none."""
+    """The share of the requests that may be stored which is stored. 0: none."""
     redact: dict[str, str] = Field(default_factory=dict)
-    """Regular expression -> what stands in its place, in every text before it is stored. An episode that had such text loses
-    its token ids, which would say it still, and can be looked at and judged but not trained on."""
+    """A mapping from a regular expression to its replacement, applied to every text before it is stored. An episode in which
+    a text was replaced loses its token ids, which would still hold the text; it can be inspected and rated but not trained
+    on."""
     keep_days: float = Field(30, gt=0)
-    """Then an episode and what was said of it are removed from the disk."""
+    """The number of days after which a stored episode and its feedback are removed from the disk."""
     flush_s: float = Field(0.5, gt=0)
-    """Between two writes."""
+    """The time in seconds between two writes to the store."""
     max_pending: int = Field(1000, ge=1)
-    """Episodes that wait to be written; what comes beyond them is left out."""
+    """The number of episodes that may wait to be written. Further episodes are not stored."""
 
     @field_validator("redact")
     @classmethod
@@ -90,43 +102,50 @@ class CaptureConfig(Settings):
 
 
 class GatewayEpisodesConfig(Settings):
-    """Episodes that callers' programs play: `POST /v1/episodes`."""
+    """This section limits the episodes that callers' programs play through `POST /v1/episodes`."""
 
     max_open: int = Field(256, ge=1)
-    """Per replica; who asks for one more gets 429."""
+    """The number of open episodes per gateway replica. A request for another one gets status 429."""
     max_turns: int = Field(64, ge=1)
-    """Of one episode; a call beyond them gets 400, and the episode counts as truncated."""
+    """The number of turns of one episode. A further call gets status 400, and the episode counts as truncated."""
     idle_s: float = Field(600, gt=0)
-    """Without a call or an outcome for so long an episode ends with status `timeout`."""
+    """The time in seconds without a call or an outcome after which an episode ends with status `timeout`."""
     max_s: float = Field(3600, gt=0)
-    """The same for an episode as a whole."""
+    """The time in seconds after which an episode ends with status `timeout`, whatever happens in it."""
 
 
 class GatewayConfig(Settings):
-    """What answers people's requests with promoted teams."""
+    """This section sets up the HTTP gateway, which answers requests with promoted teams."""
 
     host: str = "127.0.0.1"
-    """Where it listens. Beyond this machine only with `keys_file`."""
+    """The address on which the gateway listens. An address that other machines reach needs `keys_file`."""
     port: int = Field(8000, ge=1, le=65535)
+    """The TCP port on which the gateway listens."""
     num_replicas: int = Field(1, ge=1)
-    """All of a machine listen on the one port; the kernel deals connections to them."""
+    """The number of gateway replicas. Those of one machine listen on the same port, and the kernel distributes the
+    connections among them."""
     cpus: float = Field(0.1, ge=0)
-    """What Ray reserves per replica."""
+    """The number of CPUs that Ray reserves per gateway replica."""
     keys_file: str = ""
-    """API keys, as `troupe key` writes them; empty: everybody who reaches the port may do everything."""
+    """The path of the file of API keys that `troupe key` writes. Empty: everybody who reaches the port may do
+    everything."""
     max_in_flight: int = Field(64, ge=1)
-    """Requests answered at once, per replica."""
+    """The number of requests that one gateway replica answers at once."""
     max_queued: int = Field(64, ge=0)
-    """Requests that wait for a place; what comes beyond them gets 429."""
+    """The number of requests that may wait in one gateway replica. A further request gets status 429."""
     queue_timeout_s: float = Field(10, gt=0)
-    """How long one waits; then 503."""
+    """The time in seconds that a request may wait in the queue. Then it gets status 503."""
     request_timeout_s: float = Field(300, gt=0)
-    """Then 504."""
+    """The time in seconds within which a request must be answered. Then it gets status 504."""
     max_shadows: int = Field(64, ge=1)
-    """Shadow requests on their way at once, per replica; what comes beyond them is left out, as it is while requests wait."""
+    """The number of shadow requests under way per gateway replica. Further ones are dropped, as are all while requests
+    wait in the queue."""
     max_body_bytes: int = Field(2_000_000, ge=1)
+    """The size in bytes of the body of a request, at most. A larger one is refused."""
     capture: CaptureConfig = CaptureConfig()
+    """Which answers are stored, and for how long. By default none is."""
     episodes: GatewayEpisodesConfig = GatewayEpisodesConfig()
+    """The limits of episodes that callers' programs play through the gateway."""
     call: CallConfig = CallConfig()
     """How the model calls of whole workflows reach the policy apps."""
 
@@ -141,22 +160,25 @@ class GatewayConfig(Settings):
 
 
 class SandboxConfig(Settings):
-    """How code that a model wrote is run."""
+    """These settings limit code that a model wrote when it is run."""
 
     wall: Literal["auto", "bubblewrap", "landlock", "none"] = "auto"
-    """What stands between the code and this machine; auto: the strongest that works here, and never `none`."""
+    """The isolation between the code and this machine. `auto`: the strongest that works here, and never `none`."""
     time_s: float = Field(2.0, gt=0)
-    """Per case, by the clock."""
+    """The wall-clock time in seconds that one test case may take."""
     max_time_s: float = Field(10.0, gt=0)
-    """What a task's own statement may ask for per case."""
+    """The longest time in seconds per test case that a task may ask for instead of `time_s`."""
     memory_mib: int = Field(512, ge=64)
-    """Per process; all processes of a case together, too, looked at ten times a second."""
+    """The memory in MiB of each process, and of all processes of a test case together, which is checked ten times a
+    second."""
     processes: int = Field(8, ge=1)
-    """Processes and threads of a case."""
+    """The number of processes and threads that a test case may have."""
     output_kib: int = Field(256, ge=1)
-    """Standard output, error and result of a case together."""
+    """The size in KiB of standard output, standard error and result of a test case together."""
     scratch_mib: int = Field(16, ge=1)
-    """Files of a program in all."""
+    """The size in MiB of all files that a program may write."""
     open_files: int = Field(64, ge=16)
+    """The number of files that a process may have open at once."""
     python: str = ""
-    """Interpreter; default this one, or the system's where the sandbox's user cannot read this one."""
+    """The path of the Python interpreter. Empty: this one, or the system's where the sandbox's user cannot read this
+    one."""

@@ -1,4 +1,4 @@
-"""Where things are kept, and for how long. Pydantic only.
+"""config: where a run's data is stored, and for how long. Pydantic only.
 
 Credentials are never part of it: a run config is stored, shown and sent to clusters. Object storage is found by the usual
 AWS_* variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION), PostgreSQL by libpq's (PGPASSWORD
@@ -11,28 +11,30 @@ from __future__ import annotations
 from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from stores.settings import Settings
 
 
-class StorageConfig(BaseModel):
-    """URIs of the stores; what is left empty lies under `root`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class StorageConfig(Settings):
+    """This section names the URIs of the stores. A store without a URI lies under `root`."""
 
     root: str = "runs"
-    """Folder or URI under which every run has its own folder. Under a URI, `journal` and `mlflow` are needed."""
+    """The folder or URI under which every run has a folder of its own. Under a URI, `journal` and `mlflow` must be given,
+    because SQLite needs a folder."""
     traces: str = ""
-    """LanceDB URI; default `<root>/<run>/traces`."""
+    """The LanceDB URI of the episodes. Empty: `<root>/<run>/traces`."""
     served: str = ""
-    """LanceDB URI of the answers to people that may be kept; default `<root>/<run>/served`."""
+    """The LanceDB URI of the captured answers of the gateway (`gateway.capture`). Empty: `<root>/<run>/served`."""
     weights: str = ""
-    """Folder or pyarrow filesystem URI; default `<root>/<run>/weights`."""
+    """The folder or pyarrow filesystem URI of the model versions. Empty: `<root>/<run>/weights`."""
     journal: str = ""
-    """SQLAlchemy URL, e.g. postgresql+psycopg://troupe@host/troupe; default SQLite at `<root>/<run>/journal.db`."""
+    """The SQLAlchemy URL of the journal, e.g. postgresql+psycopg://troupe@host/troupe. Empty: SQLite at
+    `<root>/<run>/journal.db`. Give one where several machines run stages of the same run."""
     mlflow: str = ""
-    """MLflow tracking and registry URI; default SQLite at `<root>/mlflow.db`."""
+    """The URI of MLflow's tracking server and registry. Empty: SQLite at `<root>/mlflow.db`."""
     artifacts: str = ""
-    """MLflow artifact root; default `<root>/mlflow-artifacts`."""
+    """The root of MLflow's artifacts. Empty: `<root>/mlflow-artifacts`."""
 
     @field_validator("root", "traces", "served", "weights", "journal", "mlflow", "artifacts")
     @classmethod
@@ -63,16 +65,16 @@ class StorageConfig(BaseModel):
         return self
 
 
-class MaintainConfig(BaseModel):
-    """What `troupe maintain` keeps. Episodes and rewards are never removed, only what repeats them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class MaintainConfig(Settings):
+    """This section sets what `troupe maintain` keeps. It never removes episodes or rewards, only data that repeats them."""
 
     keep_iterations: int = Field(5, ge=1)
-    """The newest finished iterations whose table versions, weights and checkpoints stay as they are."""
+    """The number of newest finished iterations whose table versions, weights and checkpoints stay as they are."""
     keep_champions: int = Field(3, ge=1)
-    """Champions whose weights stay, to roll back to, the present one included; those of every alias stay in any case."""
+    """The number of champions, the present one included, whose weights stay, so that you can roll back to them. The weights
+    of every alias stay in any case."""
     leftover_hours: float = Field(24, gt=0)
-    """Age from which on what no manifest and no stage names was left by a killed process."""
-    readers_s: float = Field(600, ge=0)
-    """How long somebody may go on reading what a maintenance replaced: only one that begins later removes it."""
+    """The age in hours from which files of a killed process are removed: files that no manifest and no stage names."""
+    reader_grace_s: float = Field(600, ge=0)
+    """The time in seconds for which files that a maintenance replaced stay for their readers. A maintenance that begins
+    after this time removes them."""

@@ -117,7 +117,7 @@ METRICS = {
             tags=("run", "team"),
         ),
         Metric(
-            name="troupe_vitals",
+            name="troupe_episode_metrics",
             kind="gauge",
             help="Figures that tell whether a team degrades, by what they are of (iteration, test, sentinel, service, gateway).",
             tags=("run", "source", "figure"),

@@ -129,7 +129,7 @@ class Trained(StageResult):
     """`train/<name>`."""
     agents: AgentFigures
     is_failed: bool = False
-    """True where training failed for good and `promote.on_failed_group: rest` lets the other model groups go on."""
+    """True where training failed for good and `promote.on_failed_group: keep_parent` lets the other model groups go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Settings(BaseModel):
-    """Frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 
 class OptimizerConfig(Settings):
-    """AdamW and its schedule."""
+    """This section sets AdamW and its learning rate schedule."""
 
     lr: float = Field(1e-6, gt=0)
+    """The learning rate after the warm-up. Tiny models need about 1e-3, models of billions of parameters 1e-6."""
     weight_decay: float = Field(0.0, ge=0)
+    """The decoupled weight decay of AdamW, as a factor of the learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """The decay rates of AdamW's running means of the gradient and of its square."""
     eps: float = Field(1e-8, gt=0)
+    """The term that AdamW adds to the denominator for numerical stability."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, or down to `min_lr_share` of `lr` at `decay_steps`."""
+    """The learning rate after the warm-up: it stays constant, or it falls to `min_lr_share` of `lr` at `decay_steps`."""
     warmup_steps: int = Field(0, ge=0)
+    """The number of optimizer steps over which the learning rate rises linearly from 0 to `lr`."""
     decay_steps: int = Field(0, ge=0)
-    """Optimizer steps, warm-up included, after which the rate stays at its least; needed by linear and cosine."""
+    """The number of optimizer steps, warm-up included, after which the learning rate stays at its minimum. Schedules
+    linear and cosine need it."""
     min_lr_share: float = Field(0.0, ge=0, le=1)
+    """The learning rate at the end of the schedule, as a share of `lr`."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """The norm to which gradients are clipped. Lower it when the gradient norm jumps."""
 
     @model_validator(mode="after")
     def _decay_has_an_end(self) -> Self:
@@ -41,33 +45,46 @@ class OptimizerConfig(Settings):
 
 
 class AdaptiveKLConfig(Settings):
-    """Coefficient of the KL in the reward, steered to a target (Ziegler 2019, as in verl 0.8; seed-systems 2.1)."""
+    """This section adapts the coefficient of the KL in the reward to a target (Ziegler 2019, arXiv 1909.08593, as in
+    verl 0.8)."""
 
     target: float = Field(0.1, gt=0)
-    """Wanted KL to the reference, nats per token."""
+    """The KL to the reference that the coefficient is adapted to, in nats per token."""
     horizon: int = Field(10_000, ge=1)
-    """Episodes over which the coefficient may double or halve several times: larger is slower."""
+    """The number of episodes over which the coefficient may double or halve several times. Larger is slower."""
 
 
 class LossConfig(Settings):
-    """The policy loss. Defaults are those of verl 0.8 (seed-systems 2.1)."""
+    """This section sets the policy loss. The defaults are those of verl 0.8, see infra/docs/design/formulas.md."""
 
     policy: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
+    """The policy loss: PPO's clipped ratio per token, GSPO's per sequence (arXiv 2507.18071), CISPO's clipped weight
+    (arXiv 2506.13585), or REINFORCE without a ratio."""
     clip_low: float = Field(0.2, gt=0, lt=1)
+    """How far below 1 the ratio of new to old probability is clipped."""
     clip_high: float = Field(0.2, gt=0)
+    """How far above 1 the ratio of new to old probability is clipped. Raise it (0.28 in DAPO, arXiv 2503.14476) when the
+    entropy falls too fast."""
     dual_clip: float | None = Field(3.0, gt=1)
-    """c of dual clip; null switches it off."""
+    """The bound c of dual-clip PPO (arXiv 1912.09729) on the loss where the advantage is negative; null: no bound."""
     aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = (
         "token_mean"
     )
+    """How the losses of tokens become one number. `token_mean`: the mean over all tokens, in which long completions weigh
+    more. `seq_mean_token_sum` and `seq_mean_token_mean`: the mean over rows of their sums or means.
+    `seq_mean_token_sum_norm`: the sum over all tokens, divided by `norm_tokens`."""
     norm_tokens: int | None = Field(None, ge=1)
-    """Divisor of `seq_mean_token_sum_norm`; null: the longest completion of the minibatch."""
+    """The divisor of `seq_mean_token_sum_norm`, in tokens; null: the longest completion of the minibatch."""
     entropy_coef: float = 0.0
+    """The weight of the entropy bonus in the loss. Raise it above 0 when the entropy collapses."""
     kl_in_loss_coef: float = Field(0.0, ge=0)
+    """The weight of the KL to the reference in the loss; 0: no KL, and no reference model is loaded for it."""
     kl_in_reward_coef: float = Field(0.0, ge=0)
+    """The weight of the KL to the reference that is subtracted from the rewards of tokens; 0: none is."""
     kl_estimator: Literal["k1", "abs", "k2", "k3"] = "k3"
+    """The estimator of the KL (Schulman 2020, "Approximating KL divergence"); k3 is unbiased and never negative."""
     adaptive_kl: AdaptiveKLConfig | None = None
-    """Adapts `kl_in_reward_coef`, which is where it starts."""
+    """How `kl_in_reward_coef` is adapted to a target, beginning at its value; null: it stays constant."""
 
     @model_validator(mode="after")
     def _adapted_kl_is_there(self) -> Self:
@@ -77,148 +94,178 @@ class LossConfig(Settings):
 
 
 class CriticConfig(Settings):
-    """The value model of PPO."""
+    """This section sets the value model of PPO."""
 
     kind: Literal["own", "shared", "frozen"] = "own"
-    """`own`: weights of its own, started from the policy's trunk. `shared`: a value head on the policy's trunk, trained
-    with it in one backward pass. `frozen`: a small head on features of the frozen warm-start trunk."""
+    """Where the values come from. `own`: a model with weights of its own, started from the policy's trunk. `shared`: a value
+    head on the policy's trunk, trained with it in one backward pass. `frozen`: a small head on features of the frozen
+    warm-start trunk."""
     hidden_size: int = Field(0, ge=0)
-    """Width of the head's hidden layer; 0: the head is linear."""
+    """The width of the value head's hidden layer; 0: the head is linear."""
     value_coef: float = Field(0.1, gt=0)
-    """Weight of the value loss beside the policy loss; `shared` only."""
+    """The weight of the value loss beside the policy loss; it counts for `shared` only."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    """The optimizer of the critic's weights. Its learning rate is usually higher than the policy's."""
     value_clip: float = Field(0.5, gt=0)
+    """How far a value may move from its old value in one iteration before the value loss is clipped."""
     warmup_iterations: int = Field(0, ge=0)
-    """Iterations in which only the critic learns."""
+    """The number of first iterations in which only the critic learns. Raise it when the critic explains nothing yet."""
 
 
 class AdvantageConfig(Settings):
-    """How advantages are made of turn rewards."""
+    """This section sets how advantages are computed from the rewards of turns."""
 
     gamma: float = Field(1.0, gt=0, le=1)
+    """The discount per token of GAE and of the returns of REINFORCE++."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
+    """The lambda of GAE (arXiv 1506.02438): 1 has no bias from the critic, lower values have less variance."""
     whiten: Literal["all", "agent", "none"] | None = None
-    """Over which rows GAE and REINFORCE++ advantages are whitened; null: `agent` for ippo, mappo and happo, else `all`."""
+    """The rows over which advantages of GAE and REINFORCE++ are whitened; null: `agent` for ippo, mappo and happo, else
+    `all`."""
     group_by: Literal["task", "task_agent", "task_agent_round", "task_round", "batch_agent"] | None = None
-    """Which rows are compared with one another; null: the algorithm's own. `task` compares episodes in grpo, rloo and
-    gigpo, turns in dr_mas, at_grpo, opo, gpg and reinforce_pp_baseline; the others compare turns. pass_at_k always
+    """The rows that are compared with one another; null: the algorithm's own choice. `task` compares episodes in grpo, rloo
+    and gigpo, turns in dr_mas, at_grpo, opo, gpg and reinforce_pp_baseline; the others compare turns. pass_at_k always
     compares episodes. `batch_agent` is for agents with one sample per task."""
     normalize_std: bool = True
-    """Group estimators: divide by the group's standard deviation (False: Dr. GRPO)."""
+    """Whether group estimators divide by the group's standard deviation. False gives Dr. GRPO (arXiv 2503.20783)."""
     ddof: Literal[0, 1] = 1
+    """The delta degrees of freedom of the group's standard deviation: it divides by n - ddof."""
     eps: float = Field(1e-6, gt=0)
+    """The term that is added to the group's standard deviation before dividing by it."""
     singleton: Literal["zero", "raw", "batch"] = "zero"
-    """A group of one carries no comparison: zero (honest), the raw reward (what the references do), or compared with all
-    turns of its agent in the iteration."""
+    """The advantage of a group of one, which nothing can be compared with: zero, its raw reward (as in the reference
+    implementations), or its comparison with all turns of its agent in the iteration."""
     step_gamma: float = Field(0.95, gt=0, le=1)
-    """GiGPO: discount per turn of an episode."""
+    """The discount per turn of an episode in the step advantage of GiGPO (arXiv 2505.10978)."""
     step_weight: float = Field(1.0, ge=0)
-    """GiGPO: weight of the step advantage beside the episode's."""
+    """The weight of GiGPO's step advantage beside the episode's."""
     similarity: float = Field(1.0, gt=0, le=1)
-    """GiGPO: prompts at least so alike are one anchor; 1: equal prompts only."""
+    """The similarity from which GiGPO treats two prompts as the same anchor; 1: only equal prompts."""
     nll_gain: float = Field(0.0, ge=0)
-    """UMAD's alpha: advantages times exp(-alpha * normalised mean NLL of the completion in its group); 0: off."""
+    """The alpha of UMAD (arXiv 2603.01221): advantages are multiplied by exp(-alpha * normalised mean negative
+    log-likelihood of the completion in its group); 0: off."""
 
 
 class OverlongConfig(Settings):
-    """DAPO's soft penalty for completions near their limit (seed-systems 2.2)."""
+    """This section sets DAPO's soft penalty for completions near their limit (arXiv 2503.14476)."""
 
     buffer_tokens: int = Field(ge=1)
-    """The last tokens below the completion's limit, over which the penalty grows from 0 to `penalty`. The limit is the
-    agent's max_tokens, or less where its context had no room for as many; at most all of its tokens are such."""
+    """The number of last tokens below the completion's limit over which the penalty grows from 0 to `penalty`. The limit is
+    the agent's max_tokens, or what its context had room for. A larger buffer than the limit covers the whole completion."""
     penalty: float = Field(1.0, gt=0)
+    """The penalty in units of reward at the limit."""
 
 
 class AgentTrainConfig(Settings):
-    """The learning signal of one agent."""
+    """This section sets the learning signal of one agent."""
 
     weight: float = Field(1.0, ge=0)
-    """Its advantages are multiplied by it; 0: its turns have no gradient, entropy and KL included."""
+    """The factor of the agent's advantages. 0: its turns have no gradient, entropy and KL included."""
     overlong: OverlongConfig | None = None
-    """Instead of `train.overlong`."""
+    """The penalty for long completions of this agent; null: that of `train.overlong`."""
     entropy_coef: float | None = None
-    """Instead of `train.loss.entropy_coef`."""
+    """The weight of the entropy bonus for this agent; null: that of `train.loss.entropy_coef`."""
 
 
 class RowsConfig(Settings):
-    """How turns become rows. None of it changes the gradient."""
+    """This section sets how turns become rows. None of these settings changes the gradient."""
 
     merge: bool = True
-    """Turns that extend each other exactly (prompt = earlier prompt + completion) are computed as one row."""
+    """Whether turns that extend each other exactly (prompt = earlier prompt + completion) are computed as one row."""
     pack: bool = True
-    """Rows lie end to end without padding, each attending to itself only."""
+    """Whether rows are laid end to end without padding, each attending to itself only."""
     share: bool = True
-    """Packed rows that begin alike (the prompts of a task's episodes) are computed once up to where they part."""
+    """Whether the common beginning of packed rows (the prompts of a task's episodes) is computed once."""
 
 
 class TeamConfig(Settings):
-    """What learns from the whole team before the model groups do: a central critic, or a mixer of per-agent Qs."""
+    """This section sets what learns from the whole team before the model groups do: a central critic, or a mixer of per-agent
+    Q values."""
 
     mixer: Literal["none", "vdn", "qmix"] = "none"
-    """Q-credit (VDN, QMIX at turn level) takes the place of the turns' rewards, for any group estimator."""
+    """The mixer whose credit (VDN, arXiv 1706.05296, or QMIX, arXiv 1803.11485, per turn) replaces the rewards of turns,
+    for any group estimator."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=5e-4, max_grad_norm=10.0)
+    """The optimizer of the central critic or of the mixer and its Q functions."""
     num_epochs: int = Field(4, ge=1)
+    """The number of passes over the episodes in each iteration."""
     num_minibatches: int = Field(4, ge=1)
+    """The number of optimizer steps per pass."""
     gamma: float = Field(0.99, gt=0, le=1)
-    """Per turn."""
+    """The discount per turn."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
+    """The lambda of GAE (arXiv 1506.02438) with the central critic's values."""
     value_clip: float = Field(0.2, gt=0)
+    """How far a value of the central critic may move from its old value in one iteration before the loss is clipped."""
     huber_delta: float = Field(10.0, gt=0)
+    """The error of a value from which the Huber loss is linear instead of quadratic."""
     value_norm: bool = True
-    """Values are learned normalised by a running mean and standard deviation (MAPPO)."""
+    """Whether values are learned normalised by a running mean and standard deviation (MAPPO, arXiv 2103.01955)."""
     embedding_size: int = Field(64, ge=1)
+    """The width of the embedding of texts from which critic and mixer read a state."""
     mixer_size: int = Field(32, ge=1)
+    """The width of the mixing layer of QMIX."""
     hidden_size: int = Field(64, ge=1)
+    """The width of the hidden layers of critic, Q functions and hypernetworks."""
     target_tau: float = Field(0.005, gt=0, le=1)
-    """Soft update of the target critics and the target mixer, after every step. The default is for thousands of steps: where
-    an iteration has few, a reward at an episode's end reaches its first turns sooner with 0.1."""
+    """The rate at which target critics and the target mixer follow after every step. The default is for thousands of steps.
+    Where an iteration has few, take 0.1: a reward at an episode's end then reaches its first turns sooner."""
     replay_episodes: int = Field(5000, ge=1)
+    """The number of newest episodes that the mixer learns from."""
     warmup_iterations: int = Field(0, ge=0)
-    """Iterations in which the mixer learns and the turns keep their own rewards."""
+    """The number of first iterations in which the mixer learns and the turns keep their own rewards."""
     max_log_factor: float = Field(0.6931471805599453, gt=0)
-    """HAPPO: log M is clipped to +- this (log 2)."""
+    """The bound on |log M| of HAPPO (arXiv 2109.11251), M being the product of the ratios of the groups updated before.
+    The default is log 2."""
     order: Literal["random", "fixed"] = "random"
-    """HAPPO: in which order groups are updated; random is seeded and kept in the journal."""
+    """The order in which HAPPO updates model groups. `random` is drawn from the run's seed and kept in the journal."""
 
 
 class MismatchConfig(Settings):
-    """Trainer against engine on the same tokens (design rule 4), absolute logprob difference in nats."""
+    """This section sets how the trainer's logprobs are compared with the engine's on the same tokens: absolute
+    differences in nats."""
 
     correction: Literal["none", "token", "sequence"] = "token"
-    """Truncated importance weights beyond tolerance: per token, or one per turn (the product over its tokens)."""
+    """The truncated importance weights that are applied beyond tolerance: one per token, one per turn (the product over its
+    tokens), or none."""
     always: bool = False
-    """Correct within tolerance too: decoupled PPO (Hilton 2022), whose ratio is to the recomputed old logprobs and whose
-    weights are exp(old - rollout); for traces of other versions."""
+    """Whether weights are applied within tolerance, too: decoupled PPO (Hilton 2022, arXiv 2110.00641), whose ratio is to
+    the recomputed old logprobs and whose weights are exp(old - rollout). It suits episodes of other versions."""
     reject_token: tuple[float, float] | None = None
-    """Tokens whose weight exp(old - rollout) lies outside are masked: no gradient, entropy and KL included."""
+    """The range of the weight exp(old - rollout) outside of which a token is masked: it has no gradient, entropy and KL
+    included; null: no token is masked."""
     reject_sequence: tuple[float, float] | None = None
-    """Turns whose geometric mean weight lies outside are masked whole."""
+    """The range of the geometric mean weight outside of which a turn is masked whole; null: no turn is masked."""
     old_logprobs: Literal["recompute", "rollout_if_close"] = "recompute"
-    """`rollout_if_close`: the engine's logprobs stand for the old ones, and their forward pass is spared, while the gap,
-    measured on a part of the rows, stays within tolerance."""
-
+    """Where the old logprobs come from. `rollout_if_close` takes the engine's, which saves a forward pass, while the
+    difference, measured on a part of the rows, is within tolerance."""
     tolerance_mean: float = Field(1e-3, gt=0)
-    """Beyond it (or `tolerance_max`) truncated importance weights are applied."""
+    """The mean difference in nats beyond which (or beyond `tolerance_max`) importance weights are applied."""
     tolerance_max: float = Field(0.05, gt=0)
+    """The largest difference in nats of one token beyond which importance weights are applied."""
     limit_mean: float = Field(0.1, gt=0)
-    """Beyond it the stage fails."""
+    """The mean difference in nats beyond which the stage fails, because the engine served other weights."""
     truncation: float = Field(2.0, gt=1)
-    """Cap of the importance weight exp(old - rollout)."""
-    min_ess: float = Field(0.0, ge=0, le=1)
-    """An effective sample size (share of an agent's tokens, or of its turns with `correction: sequence`) below it fails
-    the stage; 0: never."""
+    """The upper bound of the importance weight exp(old - rollout)."""
+    min_ess: float = Field(0.0, ge=0, le=1, json_schema_extra=NOT_IDENTITY)
+    """The effective sample size below which the stage fails, as a share of an agent's tokens, or of its turns with
+    `correction: sequence`; 0: never."""
 
 
 class DeepSpeedConfig(Settings):
-    """What of DeepSpeed a user sets."""
+    """This section holds the settings of DeepSpeed that a run config may change."""
 
     zero_stage: Literal[0, 1, 2, 3] = 0
+    """The stage of ZeRO: workers partition nothing (0), optimizer state (1), gradients (2) or parameters (3), too. Raise it
+    when the memory of one worker is too small."""
     bf16: bool = False
+    """Whether the trainer computes in bfloat16. Set it for models of real size on GPUs."""
     gradient_checkpointing: bool = False
+    """Whether activations are recomputed in the backward pass, which saves memory and costs time."""
     offload_optimizer: bool = False
-    """Optimizer state in CPU memory; needs zero_stage >= 1."""
+    """Whether the optimizer state is kept in CPU memory; it needs zero_stage >= 1."""
     offload_parameters: bool = False
-    """Parameters in CPU memory; needs zero_stage 3."""
+    """Whether parameters are kept in CPU memory; it needs zero_stage 3."""
 
     @model_validator(mode="after")
     def _offload_needs_partitions(self) -> Self:
@@ -230,13 +277,18 @@ class DeepSpeedConfig(Settings):
 
 
 class LoraConfig(Settings):
-    """An adapter (peft) per model group over a base that several groups share."""
+    """This section trains a LoRA adapter (arXiv 2106.09685, by peft) per model group, over a base that several groups
+    share."""
 
     rank: int = Field(8, ge=1, le=512)
-    """At most the smaller dimension of every layer it is put on, and the 512 that vLLM serves."""
+    """The rank of the adapter: at most the smaller dimension of every layer that it changes, and the 512 that vLLM
+    serves."""
     alpha: float = Field(16.0, gt=0)
+    """The scale of the adapter: its output is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
+    """The probability with which an input of the adapter is dropped in training."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """The names of the linear layers that the adapter changes."""
 
 
 Algorithm = Literal[
@@ -261,64 +313,83 @@ Algorithm = Literal[
 """Advantage estimators: each is the file of its name in train_loops/advantages/ (ppo, ippo, mappo and happo: gae)."""
 GAE_ALGORITHMS = ("ppo", "ippo", "mappo", "happo")
 GROUP_ALGORITHMS = ("grpo", "dr_mas", "at_grpo", "rloo", "opo", "gpg", "pass_at_k", "gigpo", "reinforce_pp_baseline")
-"""They compare episodes of a task."""
+"""These algorithms compare the episodes of a task."""
 BASELINE_ALGORITHMS = {"remax": "greedy", "counterfactual": "counterfactual", "leave_one_out": "leave_one_out"}
-"""Which kind of variants (`collect.variants`) each of them needs."""
+"""The kind of variants (`collect.variants`) that each of these algorithms needs."""
 TEAM = "team"
-"""Name of the whole-team learner beside the model groups': of its task, its versions and its orders."""
+"""The name of the whole-team learner beside those of the model groups, for its task, its versions and its jobs."""
 TEAM_CRITIC_ALGORITHMS = ("mappo", "happo")
 """Their values come from the team's central critic, not from one of the model group's."""
 
 
 class TrainConfig(Settings):
-    """How one model group learns."""
+    """This section sets how the model groups learn; `model_groups.<name>.train` changes it for one of them."""
 
     algorithm: Algorithm = "dr_mas"
+    """The estimator of advantages. Each is a file in train_loops/advantages/; ppo, ippo, mappo and happo are in gae.py."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer of the policy's weights."""
     loss: LossConfig = LossConfig()
+    """The policy loss with its entropy and KL terms."""
     advantage: AdvantageConfig = AdvantageConfig()
+    """How advantages are computed from rewards."""
     critic: CriticConfig = CriticConfig()
+    """The value model of ppo and ippo. Other algorithms refuse it."""
     mismatch: MismatchConfig = MismatchConfig()
+    """What happens when the trainer's logprobs differ from the engine's."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    """How DeepSpeed partitions and stores the training state."""
     lora: LoraConfig | None = None
-    """Train an adapter instead of all weights; see `model_groups.<name>.base`."""
+    """The adapter that is trained instead of all weights, see `model_groups.<name>.base`; null: all weights are trained."""
     rows: RowsConfig = RowsConfig()
+    """How turns are laid out as training rows. It changes the speed, not the gradient."""
     team: TeamConfig = TeamConfig()
-    """Must be the same for all model groups."""
+    """The learner of the whole team. It must be the same for all model groups."""
     overlong: OverlongConfig | None = None
+    """The penalty for completions near their limit; null: none."""
     agents: dict[str, AgentTrainConfig] = Field(default_factory=dict)
-    """Learning signal per agent."""
+    """The learning signal of single agents, by their names."""
     num_epochs: int = Field(1, ge=1)
+    """The number of passes over the rows of an iteration."""
     num_minibatches: int = Field(1, ge=1)
-    """Optimizer steps per epoch: fixed, whatever the number of rows."""
+    """The number of optimizer steps per pass. It is fixed, whatever the number of rows."""
     microbatch_tokens: int = Field(16384, ge=1)
-    """Tokens per forward and backward pass, padding included."""
+    """The number of tokens per forward and backward pass, padding included. Lower it when memory runs out."""
     train_statuses: tuple[Literal["ok", "truncated", "agent_error", "tool_error", "timeout"], ...] = ("ok", "truncated")
-    """Episodes that are trained on; the credit rule pays those that are added, with the answer they ended with, if any."""
+    """The statuses of episodes that are trained on. The credit rule scores those that you add by the answer with which they
+    ended, if any."""
     train_mixed_versions: bool = False
+    """Whether episodes are trained on in which more than one version of a model group had turns."""
     num_workers: int = Field(1, ge=1)
-    threads: int = Field(1, ge=1)
-    """torch threads per worker."""
-    cpus_per_worker: float = Field(0.1, ge=0)
-    """What Ray reserves while the warm worker waits."""
-    gpus_per_worker: float = Field(0.0, ge=0)
-    keep_warm: bool = True
-    job_timeout_s: float = Field(1800, gt=0)
-    start_timeout_s: float = Field(300, gt=0)
-    stage_timeout_s: float = Field(3600, gt=0)
+    """The number of data-parallel training workers per model group."""
+    threads: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
+    """The number of torch threads per worker."""
+    cpus_per_worker: float = Field(0.1, ge=0, json_schema_extra=NOT_IDENTITY)
+    """The number of CPUs that Ray reserves per worker, also while a warm worker waits."""
+    gpus_per_worker: float = Field(0.0, ge=0, json_schema_extra=NOT_IDENTITY)
+    """The number of GPUs that Ray reserves per worker; 0: training on the CPU."""
+    keep_warm: bool = Field(True, json_schema_extra=NOT_IDENTITY)
+    """Whether workers stay alive between iterations. Set false when memory is short; each iteration then loads the
+    state."""
+    job_timeout_s: float = Field(1800, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The time in seconds within which the training job of one model group must end."""
+    start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The time in seconds within which the training workers must have started."""
+    stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The deadline in seconds of stage train, start of the workers included."""
 
     @property
     def has_critic(self) -> bool:
-        """Whether the model group trains a critic of its own."""
+        """Returns whether the model group trains a critic of its own."""
         return self.algorithm in GAE_ALGORITHMS and self.algorithm not in TEAM_CRITIC_ALGORITHMS
 
     @property
     def is_whole_team(self) -> bool:
-        """Whether a learner of the whole team runs before the model groups."""
+        """Returns whether a learner of the whole team runs before the model groups."""
         return self.algorithm in TEAM_CRITIC_ALGORITHMS or self.team.mixer != "none"
 
     def entropy_coef(self, agent: str) -> float:
-        """What the entropy of an agent's tokens counts."""
+        """Returns the weight of the entropy bonus for an agent."""
         own = self.agents.get(agent, AgentTrainConfig()).entropy_coef
         return self.loss.entropy_coef if own is None else own
 
@@ -357,53 +428,71 @@ class TrainConfig(Settings):
 
 
 class TinyModelConfig(Settings):
-    """A model built from nothing, with its own tokenizer."""
+    """This section sets the shape of a model that is built from nothing, with a tokenizer of its own."""
 
-    architecture: Literal["qwen3", "llama"] = "qwen3"
+    architecture: Literal["qwen3", "llama"] = Field("qwen3", json_schema_extra=IDENTITY_IF_CHANGED)
+    """The model family, as transformers and vLLM know it."""
     hidden_size: int = 128
+    """The width of the residual stream."""
     intermediate_size: int = 384
+    """The width of the hidden layer of each feed-forward block."""
     num_layers: int = 3
+    """The number of transformer layers."""
     num_heads: int = 4
+    """The number of attention heads for queries."""
     num_kv_heads: int = 2
+    """The number of attention heads for keys and values; it divides `num_heads`."""
     head_dim: int = 32
+    """The width of one attention head."""
     max_position: int = 512
+    """The longest context in tokens. `serve.max_model_len` is at most this."""
     vocab_size: int = 512
-    """Upper bound of the tokenizer trained on the demonstrations."""
+    """The upper bound of the vocabulary of the tokenizer that is trained on the demonstrations."""
     tie_embeddings: bool = True
+    """Whether input and output embeddings are the same weights."""
 
 
 class ChosenTracesConfig(Settings):
-    """Stored traces that serve as demonstrations: what went well in another run's training.
+    """This section names stored episodes that serve as demonstrations: what went well in the training of another run.
 
-    Traces of tasks that this run holds out are left out, another tokenizer is refused.
+    Episodes of tasks that this run holds out are left out, and those of another tokenizer are refused.
     """
 
     uri: str
-    """LanceDB URI of the trace store."""
-    weights: str = ""
-    """Folder or URI of that run's model versions, whose tokenizer is compared; empty: `weights` beside the traces."""
+    """The LanceDB URI of the other run's trace store."""
+    weights: str = Field("", json_schema_extra=NOT_IDENTITY)
+    """The folder or URI of the other run's model versions, whose tokenizer is compared; empty: `weights` beside the
+    traces."""
     run: str
+    """The name of the run whose episodes are read."""
     iteration: int | None = None
-    """null: all iterations."""
+    """The iteration whose episodes are read; null: all iterations."""
     min_outcome: float = 1.0
-    """Lowest outcome, under any stored credit version, at which a trace is chosen."""
+    """The lowest outcome, under any stored credit version, with which an episode is chosen."""
 
 
 class WarmstartConfig(Settings):
-    """Supervised training on demonstrations or chosen traces, before any reinforcement learning."""
+    """This section sets the supervised training on demonstrations or chosen episodes, before any reinforcement learning."""
 
     tiny_model: TinyModelConfig | None = None
-    """Build a model from nothing; null: start from `model` of each model group."""
+    """The shape of a model to build from nothing; null: training starts from `model` of each model group."""
     demonstrator: str = ""
-    """Dotted path `module:function` that plays every agent, see serve_apps/demonstrate.py."""
+    """The dotted path `module:function` of a function that plays every agent, see serve_apps/demonstrate.py. Give either
+    this or `traces`."""
     traces: ChosenTracesConfig | None = None
-    """Stored traces instead of a demonstrator."""
+    """The stored episodes that are used instead of a demonstrator; null: the demonstrator plays."""
     num_demonstrations: int = Field(2048, ge=1)
+    """The number of episodes that the demonstrator plays, or that are chosen at most."""
     num_epochs: int = Field(4, ge=1)
+    """The number of passes over the demonstrations."""
     batch_turns: int = Field(64, ge=1)
+    """The number of turns per optimizer step."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=3e-3, warmup_steps=20)
+    """The optimizer of the supervised training."""
     threads: int = Field(2, ge=1)
-    stage_timeout_s: float = Field(3600, gt=0)
+    """The number of torch threads of the process that trains."""
+    stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The deadline in seconds of the warm start, demonstrations included."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -139,7 +139,7 @@ def record_iteration(
 
     After the last iteration the champion also plays the test tasks, and the MLflow run of the whole run ends.
     """
-    from pipelines.monitoring.watching import handed_on
+    from pipelines.monitoring.watching import check_summary
     from pipelines.report.progress import Screen
     from pipelines.report.record import finish_parent, record
     from pipelines.runners.begin import measure_last
@@ -149,7 +149,7 @@ def record_iteration(
     if iteration == run.config.iterations:
         measure_last(run, address=address, screen=Screen())
         finish_parent(run)
-    jobs.hand_back(ref | ({"watch": handed_on(ref["watch"])} if "watch" in ref else {}))
+    jobs.hand_back(ref | ({"watch": check_summary(ref["watch"])} if "watch" in ref else {}))
 
 
 @app.command()

@@ -57,13 +57,13 @@ def serve(
     run, version, manifest = _team(team, root)
     _connect(address)
     from pipelines.release import traffic
-    from pipelines.release.production import put_into_service
+    from pipelines.release.production import deploy_team
 
-    deployed = put_into_service(run, version, manifest)
+    deployed = deploy_team(run, version, manifest)
     if guard is None:
         hand_back(deployed)
         return
-    _finish(traffic.guard(run, seconds=guard), exit_code=exit_code)
+    _finish(traffic.guard_deployed(run, seconds=guard), exit_code=exit_code)
 
 
 @reports_errors

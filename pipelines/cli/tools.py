@@ -11,7 +11,8 @@ import typer
 from pydantic import Field, ValidationError
 
 from pipelines.cli.options import Root, RunArgument, existing_run, find_run, reports_errors
-from serve_apps.config import SandboxConfig, Settings
+from serve_apps.config import SandboxConfig
+from stores.settings import Settings
 
 Embed = Annotated[
     str,
@@ -142,6 +143,6 @@ def _read(file: str) -> Submission:
     except FileNotFoundError:
         raise ValueError(f"{file} does not exist (seen from {Path.cwd()})") from None
     except ValidationError as error:
-        from pipelines.config.run_config import explain
+        from pipelines.config.messages import explain
 
         raise ValueError(explain(error, Submission, file)) from None

@@ -72,13 +72,13 @@ def episode_points(traces: Sequence[Trace], *, num_in_flight: int, collector: st
     ]
 
 
-def look_points(run_id: str, check: Mapping[str, Any]) -> list[Point]:
+def check_points(run_id: str, check: Mapping[str, Any]) -> list[Point]:
     """The points of a check of figures (`monitoring.watching`): each figure, and whether it raises an alarm."""
     points: list[Point] = []
     for source, figures in check["sources"].items():
         for figure, judged in figures.items():
             tags = {"run": run_id, "source": source, "figure": figure}
-            points.append(("troupe_vitals", judged["now"], tags))
+            points.append(("troupe_episode_metrics", judged["now"], tags))
             points.append(("troupe_alarm", float(judged["state"] == "alarm"), tags))
     return points
 
@@ -112,7 +112,7 @@ def _result_points(row: StageRow, ref: Mapping[str, Any], run: dict[str, str]) -
         case Decided(verdict="promote", team_version=int(version)):
             return [("troupe_champion_version", version, run)]
         case None if "watch" in ref:  # the stage `record`
-            return look_points(row.run_id, ref["watch"])
+            return check_points(row.run_id, ref["watch"])
         case _:
             return []
 

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
 
-from serve_apps.config import Settings
+from stores.settings import Settings
 
 PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 CRON_FIELDS = (
@@ -25,33 +25,40 @@ CRON_FIELDS = (
 
 
 class ScheduleConfig(Settings):
-    """When the next iteration runs; a run config with this section becomes the DAG `train_team__<run>`."""
+    """This section sets when the next iteration runs. A run config with this section becomes the DAG
+    `train_team__<run>`."""
 
     cron: str = ""
-    """Five fields (`0 2 * * *`) or a preset (`@daily`); empty: only by hand or `on_assets`."""
+    """The five fields of a cron expression (`0 2 * * *`) or a preset (`@daily`); empty: only by hand or `on_assets`."""
     start: date = date(2026, 1, 1)
-    """No iteration is scheduled for a time before; none is made up for later."""
+    """The date before which no iteration is scheduled. Missed times are not made up for."""
     timezone: str = "UTC"
+    """The time zone in which `cron` and `start` are read, e.g. Europe/Berlin."""
     on_assets: tuple[str, ...] = ()
-    """URIs of Airflow assets: an update of all of them triggers an iteration. With `cron`, either does."""
+    """The URIs of Airflow assets: an update of all of them triggers an iteration. With `cron`, either does."""
     on_new_tasks: bool = False
-    """Train only where the train task file has changed since the last scheduled iteration (or `min_fresh_traces` holds)."""
+    """Whether to train only where the file of train tasks has changed since the last scheduled iteration (or
+    `min_fresh_traces` holds)."""
     min_fresh_traces: int | None = Field(None, ge=1)
-    """Train only where the trace store has gained this many episodes of others (or `on_new_tasks` holds)."""
+    """The number of new episodes from other runs in the trace store from which on an iteration trains (or `on_new_tasks`
+    holds); null: not checked."""
     target_accuracy: float | None = Field(None, gt=0, le=1)
-    """Skip once the champion's accuracy on held-out tasks has reached it."""
+    """The champion's accuracy on held-out tasks from which on iterations are skipped; null: never."""
     max_rejections: int = Field(2, ge=1)
-    """Skip after the gate has rejected this many candidates in a row."""
+    """The number of candidates rejected in a row after which iterations are skipped."""
     retries: int = Field(2, ge=0)
-    """Of a stage that failed for a reason that may pass; bad input and out of memory are never repeated."""
+    """The number of times that a failed stage is repeated where the reason may pass. Bad input and out of memory are never
+    repeated."""
     retry_delay_s: float = Field(30, ge=0)
+    """The time in seconds before a failed stage is repeated."""
     stage_timeout_s: float = Field(7200, gt=0)
-    """For the Ray job of one stage, from its submission to its end, waiting for the engines included."""
+    """The deadline in seconds of the Ray job of one stage, from its submission to its end, including the wait for the
+    engines."""
     evaluate: str = ""
-    """Cron or preset of `evaluate_team__<run>`: the champion on the test and sentinel tasks; empty: only by hand."""
-
+    """The cron expression or preset of `evaluate_team__<run>`, which plays the champion on the test and sentinel tasks;
+    empty: only by hand."""
     maintain: str = "@weekly"
-    """Cron or preset of `maintain_stores__<run>`; empty: only by hand."""
+    """The cron expression or preset of `maintain_stores__<run>`; empty: only by hand."""
 
     @field_validator("cron", "evaluate", "maintain")
     @classmethod
@@ -85,22 +92,25 @@ class ScheduleConfig(Settings):
 
 
 class ClusterConfig(Settings):
-    """The Ray cluster that stages are sent to as jobs (`troupe submit`, Airflow)."""
+    """This section names the Ray cluster that stages are sent to as jobs (`troupe submit`, Airflow)."""
 
     address: str = ""
-    """Ray's job API: http(s)://HOST:8265, the port of the dashboard; default RAY_API_SERVER_ADDRESS, else this machine."""
+    """The address of Ray's job API, http(s)://HOST:8265, which is the port of the dashboard. Empty:
+    RAY_API_SERVER_ADDRESS, else this machine."""
     folder: str = ""
-    """Folder on the cluster in which jobs start, so that relative paths mean the same; default: the current one."""
+    """The folder on the cluster in which jobs start, so that relative paths mean the same; empty: the current one."""
     working_dir: str = ""
-    """Folder that is uploaded with every job instead, for a cluster that does not share this file system."""
+    """The folder that is uploaded with every job instead, for a cluster that does not share this file system."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray's: `pip`, `env_vars`, `image_uri` ..."""
+    """The runtime environment that Ray gives each job: `pip`, `env_vars`, `image_uri` ..."""
     num_cpus: float | None = Field(None, ge=0)
-    """What a job's own process reserves, beside the actors that it starts; null: nothing."""
+    """The number of CPUs that a job's own process reserves, beside the actors that it starts; null: none."""
     num_gpus: float | None = Field(None, ge=0)
+    """The number of GPUs that a job's own process reserves; null: none."""
     memory_gib: float | None = Field(None, gt=0)
+    """The memory in GiB that a job's own process reserves; null: none."""
     resources: dict[str, float] = Field(default_factory=dict)
-    """Custom resources, to place the job's process."""
+    """The custom Ray resources that a job's own process reserves, by which Ray places it."""
 
     @field_validator("address")
     @classmethod
@@ -119,7 +129,7 @@ class ClusterConfig(Settings):
 
 
 def check_address(address: str) -> str:
-    """An address of Ray's job API without a slash at its end; ValueError for any other kind, with the right one."""
+    """Returns an address of Ray's job API without a slash at its end; ValueError for any other kind, with the right one."""
     scheme, _, rest = address.partition("://")
     host = (rest or scheme).split("/")[0].rsplit(":", 1)[0] or "HOST"
     if scheme in ("http", "https") and rest:
@@ -129,7 +139,7 @@ def check_address(address: str) -> str:
 
 
 def check_cron(text: str) -> None:
-    """ValueError that names the field at fault."""
+    """Raises ValueError that names the field at fault."""
     fields = text.split()
     if len(fields) != 5:
         presets = ", ".join(PRESETS)

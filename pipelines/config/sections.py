@@ -1,6 +1,6 @@
 """sections: the sections of a run config that belong to its stages, each one frozen model.
 
-What the fields of one section say together is checked here; what joins sections is in `config.py`. Pydantic and the
+Rules about the fields of one section are its validators; rules that join sections are in `rules`. Pydantic and the
 standard library only.
 """
 
@@ -11,15 +11,17 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serve_apps.config import CallConfig, EpisodeConfig, Settings
+from serve_apps.config import CallConfig, EpisodeConfig
+from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 
 class DottedConfig(Settings):
-    """Something a user names by dotted path, with settings for its constructor."""
+    """This section names a class or function by its dotted path, with settings for its constructor."""
 
     path: str
-    """`package.module:Name`."""
+    """The dotted path `package.module:Name` of the class or function."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """The keyword arguments that the class or function is called with."""
 
     @field_validator("path")
     @classmethod
@@ -31,18 +33,22 @@ class DottedConfig(Settings):
 
 
 class TaskSourceConfig(Settings):
-    """One set of tasks: a file, or a seeded generator."""
+    """This section names one set of tasks, from a file or from a seeded generator."""
 
     path: str = ""
-    """JSON, JSONL or Parquet file."""
+    """The path of a JSON, JSONL or Parquet file of tasks. Give either this or `generator`."""
     generator: DottedConfig | None = None
-    """Called with `seed`, `split` and `count` and its settings; yields tasks. Splits never overlap."""
+    """The function that is called with `seed`, `split` and `count` and its settings and yields tasks. Its splits never
+    overlap; null: the tasks come from `path`."""
     count: int | None = Field(None, ge=1)
-    """How many tasks (generator), or at most how many (file)."""
+    """The number of tasks that the generator yields, or that are read from the file at most; null: all tasks of the
+    file."""
     split: str = ""
-    """Which of a generator's disjoint splits, or of the parts of `shares`; default is the name of the section."""
+    """The name of one of the generator's disjoint splits, or of one of the parts in `shares`. Empty: the name of the
+    section, e.g. `train`."""
     shares: dict[str, float] = Field(default_factory=dict)
-    """Cuts a file into parts by task id, e.g. {train: 0.8, gate: 0.1, test: 0.1}, so that one file gives all sets."""
+    """The parts into which a file is cut by task id, e.g. {train: 0.8, gate: 0.1, test: 0.1}, so that one file gives all
+    sets. Empty: the whole file is one set."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -58,74 +64,93 @@ class TaskSourceConfig(Settings):
 
 
 class TasksConfig(Settings):
-    """Sets that never overlap: what trains, what the gate decides on, what before/after is reported on, what is watched."""
+    """This section names the sets of tasks, which never overlap."""
 
     train: TaskSourceConfig
+    """The tasks that are trained on."""
     gate: TaskSourceConfig | None = None
+    """The tasks on which the gate compares candidate and champion; null: the run cannot promote."""
     test: TaskSourceConfig | None = None
-    sentinel: TaskSourceConfig | None = None
-    """What the champion must not forget: played by `evaluate_team` on its own schedule, never decided on."""
+    """The tasks on which accuracy before and after the training is reported; null: none is reported."""
+    sentinel: TaskSourceConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
+    """The tasks that the champion must not forget. `evaluate_team` plays them on its own schedule; no decision uses them.
+    null: there are none."""
 
 
 class AgentConfig(Settings):
-    """Sampling of one agent; what is null keeps the workflow's own setting."""
+    """This section sets how one agent is sampled. What is null keeps the workflow's own setting."""
 
     temperature: float | None = Field(None, gt=0)
+    """The sampling temperature; null: that of the workflow. Raise it when episodes of a task are all alike."""
     max_tokens: int | None = Field(None, ge=1)
+    """The number of tokens that one completion may have; null: that of the workflow."""
     top_p: float | None = Field(None, gt=0, le=1)
+    """The cumulative probability to which sampling is cut. Training refuses all but 1; null: that of the workflow."""
     top_k: int | None = Field(None, ge=0)
+    """The number of most likely tokens that are sampled from. Training refuses all but 0 (off); null: that of the
+    workflow."""
     min_p: float | None = Field(None, ge=0, lt=1)
+    """The least probability of a token, relative to the most likely one. Training refuses all but 0 (off); null: that of
+    the workflow."""
 
 
 class ModelGroupConfig(Settings):
-    """Agents that share one set of weights."""
+    """This section names agents that share one set of weights."""
 
     agents: tuple[str, ...] = Field(min_length=1)
+    """The names of the agents, as the workflow declares them."""
     model: str = ""
-    """Hugging Face folder (path or URI) of version 0; empty: what the warm start made."""
-    base: str = ""
-    """Name of a frozen model that all groups which name it share; each trains an adapter of it, as `train.lora` says."""
-    tiny_model: dict[str, Any] = Field(default_factory=dict)
-    """Overrides of `warmstart.tiny_model` for this model group: another family, shape or vocabulary."""
+    """The Hugging Face folder (path or URI) of version 0. Empty: the model that the warm start makes."""
+    base: str = Field("", json_schema_extra=IDENTITY_IF_CHANGED)
+    """The name of a frozen model. All groups that give the same name share it, and each trains an adapter of it, as
+    `train.lora` says. Empty: all weights are trained."""
+    tiny_model: dict[str, Any] = Field(default_factory=dict, json_schema_extra=IDENTITY_IF_CHANGED)
+    """The keys of `warmstart.tiny_model` that differ for this model group: another family, shape or vocabulary."""
     train: dict[str, Any] = Field(default_factory=dict)
-    """Overrides of the `train` section for this model group."""
+    """The keys of the `train` section that differ for this model group."""
     serve: dict[str, Any] = Field(default_factory=dict)
-    """Overrides of the `serve` section for this model group."""
+    """The keys of the `serve` section that differ for this model group."""
 
 
 class SwapConfig(Settings):
-    """Two model groups of one agent each that exchange their agents, so that neither is only one of the roles (CORY).
+    """This section names two model groups of one agent each that exchange their agents, so that neither learns only one of
+    the roles (CORY, arXiv 2410.06101).
 
-    It holds for the episodes that are trained on. Evaluations and what is served keep the roles of `model_groups`: what
-    the gate compares and what goes into service is always the same team.
+    The exchange holds for the episodes that are trained on. Evaluation and serving keep the roles of `model_groups`, so that
+    the gate compares the team that is served.
     """
 
     groups: tuple[str, str]
+    """The names of the two model groups that exchange their agents."""
     every: int = Field(5, ge=1)
-    """Iterations between two exchanges: the first `every` iterations are played in the roles of `model_groups`."""
+    """The number of iterations between two exchanges. The first `every` iterations have the roles of `model_groups`."""
 
     def is_swapped(self, iteration: int) -> bool:
-        """Whether the groups have each other's agent in the episodes of `iteration`."""
+        """Returns whether the groups have each other's agent in the episodes of `iteration`."""
         return (max(iteration, 1) - 1) // self.every % 2 == 1
 
 
 class BudgetConfig(Settings):
-    """What collect may spend in one iteration. Groups under way when it is spent are completed, no others begun."""
+    """This section sets what collect may spend in one iteration. When it is spent, groups under way are completed and
+    no others begin."""
 
     tokens: int | None = Field(None, ge=1)
-    """Completion tokens, of stored episodes."""
+    """The number of completion tokens of stored episodes; null: no limit."""
     seconds: float | None = Field(None, gt=0)
-    """In which episodes are under way; pauses of an interrupted collect do not count."""
+    """The time in seconds in which episodes are under way; pauses of an interrupted collect do not count; null: no
+    limit."""
 
 
 class VariantsConfig(Settings):
-    """Episodes beside those that train, against which these are held: the baselines of remax and its like."""
+    """This section adds episodes that serve as the baseline of those that are trained on, for remax and similar
+    algorithms."""
 
     kind: Literal["greedy", "counterfactual", "leave_one_out"]
-    """`greedy`: a task played without chance (remax). `counterfactual`: a finished episode from one of its turns on, this
-    turn sampled anew. `leave_one_out`: the same with an agent that says nothing from its first turn on."""
+    """What is played. `greedy`: the task at temperature 0 (remax). `counterfactual`: a finished episode again from one of
+    its turns on, with this turn sampled anew. `leave_one_out`: the same with an agent that says nothing from its first turn
+    on."""
     per_task: int = Field(1, ge=1)
-    """How many of each task; with `episodes_per_task` they are what a task costs. Of greedy ones, one is enough."""
+    """The number of such episodes per task, beside its `episodes_per_task`. Of greedy ones, one is enough."""
 
     @model_validator(mode="after")
     def _greedy_ones_are_all_alike(self) -> Self:
@@ -137,50 +162,60 @@ class VariantsConfig(Settings):
 
 
 class DynamicSamplingConfig(Settings):
-    """DAPO: groups in which everything earned the same teach nothing and are replaced by other tasks' groups."""
+    """This section turns on DAPO's dynamic sampling (arXiv 2503.14476): groups whose episodes all earned the same are replaced
+    by those of other tasks."""
 
     max_refills: int = Field(10, ge=1)
-    """Passes after the first one, each over as many tasks as groups without signal were left."""
+    """The number of passes after the first one, each over as many tasks as groups without signal were left."""
 
 
 class FromServiceConfig(Settings):
-    """Served episodes that callers have judged, trained on beside those that are sampled (`gateway.capture`)."""
+    """This section sets which captured answers (`gateway.capture`) with feedback are trained on beside sampled episodes."""
 
     max_episodes: int = Field(64, ge=1)
-    """Of an iteration; the newest, each once in a run."""
+    """The number of such episodes per iteration, the newest first. Each is trained on once in a run."""
     max_age_days: float = Field(7, gt=0)
+    """The age in days up to which an episode is trained on."""
     max_policy_lag: int = Field(10, ge=0)
-    """Versions between the one that answered and the one that is trained, of any model group."""
+    """The number of versions between the one that answered and the one that is trained, at most, for any model group."""
 
 
 class CollectConfig(Settings):
-    """How episodes are sampled."""
+    """This section sets how episodes are sampled."""
 
     tasks_per_iteration: int = Field(64, ge=1)
+    """The number of tasks that each iteration trains on."""
     episodes_per_task: int = Field(8, ge=1)
-    """Size of a group (GRPO sense)."""
+    """The number of episodes of each task: the size of a group in the sense of GRPO."""
     variants: VariantsConfig | None = None
+    """The additional episodes that remax, counterfactual and leave_one_out compare with; null: none are played."""
     dynamic_sampling: DynamicSamplingConfig | None = None
+    """Whether and how groups without signal are replaced; null: they are kept."""
     from_service: FromServiceConfig | None = None
-    """null: nothing that was served is trained on."""
-    budget: BudgetConfig = BudgetConfig()
-    oversample: float = Field(1.0, ge=1, le=4)
-    """Above 1: so many times the tasks are begun, and collect ends once `tasks_per_iteration` groups are complete."""
-    tail: Literal["carry", "cut"] = "carry"
-    """Groups that budget or over-sampling left incomplete: their tasks come first in the next iteration, or are dropped
-    until their turn comes again. What that does to the choice of tasks: pipelines/episodes/groups.py."""
-    num_workers: int = Field(1, ge=1)
-    """Collector actors; each runs many episodes at once."""
-    episodes_in_flight: int = Field(512, ge=1)
-    """Per worker."""
-    write_batch: int = Field(128, ge=1)
-    """Finished episodes written per commit, at most."""
-    stage_timeout_s: float = Field(3600, gt=0)
-    """Every stage has one: its deadline, at which the watchdog writes stacks and ends it."""
+    """Which captured answers are trained on; null: none."""
+    budget: BudgetConfig = Field(BudgetConfig(), json_schema_extra=IDENTITY_IF_CHANGED)
+    """What an iteration may spend on episodes. By default there is no limit."""
+    oversample: float = Field(1.0, ge=1, le=4, json_schema_extra=IDENTITY_IF_CHANGED)
+    """The factor by which more tasks are begun than needed. Above 1, collect ends once `tasks_per_iteration` groups are
+    complete, so that it does not wait for the slowest."""
+    incomplete_groups: Literal["carry", "drop"] = Field("carry", json_schema_extra=IDENTITY_IF_CHANGED)
+    """What becomes of the tasks whose groups are incomplete when budget or over-sampling ends collect. `carry`: they come
+    first in the next iteration. `drop`: they wait for their next turn. pipelines/episodes/groups.py says what that does to
+    the choice of tasks."""
+    num_workers: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
+    """The number of collector processes; each runs many episodes at once."""
+    episodes_in_flight: int = Field(512, ge=1, json_schema_extra=NOT_IDENTITY)
+    """The number of episodes that one collector runs at once, at most."""
+    write_batch: int = Field(128, ge=1, json_schema_extra=NOT_IDENTITY)
+    """The number of finished episodes that are written in one commit, at most."""
+    stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The deadline in seconds of stage collect, at which the watchdog writes the stacks of its processes and ends it."""
     max_failed_share: float = Field(0.1, ge=0, le=1)
-    """Share of agent_error, tool_error, timeout and infra_error beyond which the stage fails."""
+    """The share of episodes with status agent_error, tool_error, timeout or infra_error beyond which the stage fails."""
     episode: EpisodeConfig = EpisodeConfig()
+    """The limits within which an episode must end."""
     call: CallConfig = CallConfig()
+    """How model calls reach the policy apps."""
 
     @model_validator(mode="after")
     def _dynamic_sampling_can_be(self) -> Self:
@@ -209,37 +244,40 @@ class CollectConfig(Settings):
 
     @property
     def num_tasks_begun(self) -> int:
-        """Tasks that an iteration begins, over-sampling included."""
+        """Returns the number of tasks that an iteration begins, over-sampling included."""
         return ceil(self.tasks_per_iteration * self.oversample)
 
     @property
     def may_stop_early(self) -> bool:
-        """Whether a collect may end before every group that it planned is complete."""
+        """Returns whether a collect may end before every group that it planned is complete."""
         return self.oversample > 1 or self.budget != BudgetConfig()
 
 
 class ScoreConfig(Settings):
-    """Scoring; the rule itself is in `credit`."""
+    """This section sets up stage score; the credit rule itself is in `credit`."""
 
     stage_timeout_s: float = Field(900, gt=0)
+    """The deadline in seconds of stage score."""
 
 
 class SyncConfig(Settings):
-    """How new weights reach the engines, and what proves that they did."""
+    """This section sets how new weights reach the engines, and how it is proven that they did."""
 
     timeout_s: float = Field(120, gt=0)
-    stage_timeout_s: float = Field(900, gt=0)
-    """With the start of engines that are not running."""
+    """The time in seconds within which one engine must have loaded new weights."""
+    stage_timeout_s: float = Field(900, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The deadline in seconds of stage sync, including the start of engines that are not running."""
     proof_tolerance: float = Field(1e-3, gt=0)
-    """Largest |logprob difference| on the probe; about 1e-5 is seen in float32, at most 3e-5. A demo-sized model run in
-    bfloat16 is 0.1 from a probe made in float32: there give this and `proof_noise`."""
-    proof_noise: float | None = Field(None, gt=0)
-    """What of it is the engine's rounding; null: a twentieth of `proof_tolerance`. Two versions that differ by less cannot
-    be told apart, and a version that there is no other to tell apart from has to be as near as this."""
+    """The largest difference in nats between the logprobs of engine and trainer on the probe. About 1e-5 is usual in
+    float32, at most 3e-5. A tiny model in bfloat16 is 0.1 from a probe in float32: raise this and `proof_noise` there."""
+    proof_noise: float | None = Field(None, gt=0, json_schema_extra=IDENTITY_IF_CHANGED)
+    """The part of it that is the engine's rounding, in nats; null: a twentieth of `proof_tolerance`. Two versions that
+    differ by less cannot be distinguished, and where there is no other version to compare with, the difference must be below
+    this."""
 
     @property
     def noise(self) -> float:
-        """`proof_noise` or what stands for it."""
+        """Returns `proof_noise`, or a twentieth of the tolerance where it is null."""
         return self.proof_tolerance / 20 if self.proof_noise is None else self.proof_noise
 
     @model_validator(mode="after")
@@ -252,26 +290,30 @@ class SyncConfig(Settings):
 
 
 class EvaluateConfig(Settings):
-    """When and how the candidate meets the champion."""
+    """This section sets when and how the candidate is compared with the champion."""
 
     every: int = Field(1, ge=1)
-    """Iterations between evaluations; the last iteration is always evaluated."""
+    """The number of iterations between two evaluations. The last iteration is always evaluated."""
     tasks_per_decision: int | None = Field(None, ge=1)
-    """A fresh slice of the gate's tasks for every decision; null: all of them."""
+    """The number of gate tasks per decision, a fresh slice each time; null: all of them."""
     episodes_per_task: int = Field(1, ge=1)
-    """k of avg@k and pass@k."""
+    """The number of episodes per task: the k of avg@k and pass@k."""
     temperature: float | None = Field(None, gt=0)
-    """null: as in training."""
+    """The sampling temperature of all agents in evaluations; null: as in training."""
     bootstrap_samples: int = Field(10_000, ge=100)
+    """The number of bootstrap samples of a confidence interval."""
     confidence: float = Field(0.95, gt=0, lt=1)
-    """Of the interval of the gain that the gate decides by; accuracies are reported with 95% intervals in any case."""
+    """The confidence of the interval of the gain by which the gate decides. Accuracies are always reported with 95%
+    intervals."""
     test: Literal["bootstrap", "mcnemar"] = "bootstrap"
-    """Where that interval comes from: BCa bootstrap of the tasks, or the exact McNemar test (one episode per task, 0 or 1)."""
+    """The source of that interval: the BCa bootstrap over tasks, or the exact McNemar test (one episode per task, outcome 0
+    or 1)."""
     tasks_per_look: int | None = Field(None, ge=1)
-    """The evaluation grows by so many tasks until the gate is sure or `tasks_per_decision` are played. The interval is then
-    one that may be looked at so often (pipelines/evaluation/confidence_sequence.py); null: all tasks at once."""
-    stage_timeout_s: float = Field(3600, gt=0)
-    """Of every measurement: of the gate's tasks, the test tasks before and after, a file of tasks."""
+    """The number of tasks by which the evaluation grows until the gate can decide or `tasks_per_decision` are played. The
+    interval is then a confidence sequence, which stays valid however often it is checked; null: all tasks at once."""
+    stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The deadline in seconds of each evaluation: of the gate's tasks, of the test tasks before and after, of a task
+    file."""
 
     @model_validator(mode="after")
     def _exact_test_can_be(self) -> Self:
@@ -289,93 +331,106 @@ class EvaluateConfig(Settings):
 
 
 class GuardsConfig(Settings):
-    """What a candidate may not be worse in than the champion, whatever it gains: by how much at most; null: not looked at.
+    """This section sets by how much a candidate may be worse than the champion in each figure; null: the figure is not
+    checked.
 
-    On the right side of the margin with its whole interval: holds. On the wrong one: the candidate is rejected. Between:
-    the gate is not sure.
+    A guard holds where its whole interval is on the allowed side of the limit. Where the whole interval is on the other side
+    the candidate is rejected; between the two the decision is inconclusive. The figures are in pipelines/config/figures.py.
     """
 
     format_share: float | None = Field(0.05, ge=0)
-    """Drop of the share of well-formed turns."""
+    """The largest allowed fall of the share of well-formed turns."""
     refusal_share: float | None = Field(0.05, ge=0)
-    """Rise of the share of answers that are empty or decline."""
+    """The largest allowed rise of the share of answers that are empty or decline."""
     completion_tokens: float | None = Field(0.5, ge=0)
-    """Growth of an episode's sampled tokens: 0.5 allows half as many more."""
+    """The largest allowed growth of the tokens that an episode samples; 0.5 allows half as many more."""
     turns: float | None = Field(0.5, ge=0)
-    """Growth of an episode's turns."""
+    """The largest allowed growth of the turns of an episode; 0.5 allows half as many more."""
     tool_calls: float | None = Field(0.5, ge=0)
-    """Growth of an episode's tool calls, where the champion makes any."""
+    """The largest allowed growth of the tool calls of an episode, where the champion makes any."""
     latency_s: float | None = Field(None, ge=0)
-    """Growth of an episode's seconds. Off: both sides play on engines that others use too."""
+    """The largest allowed growth of the duration of an episode. It is off by default, because both teams play on engines
+    that others may use, too."""
 
 
 class PromoteConfig(Settings):
-    """The gate."""
+    """This section sets how the gate decides, and what a promotion does."""
 
     min_gain: float = 0.0
-    """The lower confidence bound of the paired gain must exceed it: promote."""
+    """The gain in outcome that the lower confidence bound of the paired gain must exceed for a promotion."""
     non_inferiority: float | None = Field(None, gt=0)
-    """If set, a candidate that is certainly not worse than this margin is promoted too."""
+    """The margin in outcome: a candidate that is certainly not worse by more than it is promoted, too; null: a gain is
+    needed."""
     min_ok_share: float = Field(0.9, ge=0, le=1)
-    """Floor on the share of episodes with status ok."""
+    """The least share of episodes with status ok. A candidate below it is rejected."""
     min_format_share: float = Field(0.0, ge=0, le=1)
-    """Floor on the share of well-formed turns, per agent."""
+    """The least share of well-formed turns of every agent. A candidate below it is rejected."""
     guards: GuardsConfig = GuardsConfig()
+    """The figures in which a candidate may not be worse than the champion, whatever it gains."""
     max_source_loss: float | None = Field(None, ge=0)
-    """Reject a candidate that certainly loses more than this on the tasks of one source, whatever it gains elsewhere."""
+    """The loss in outcome on the tasks of one source beyond which a candidate is rejected, whatever it gains elsewhere;
+    null: not checked."""
     cross_play: bool = False
-    """Play every newly trained model group with the champion's others too, and promote only the groups that help."""
+    """Whether every newly trained model group also plays with the champion's other groups, so that only the groups that
+    help are promoted."""
     on_reject: Literal["continue", "champion"] = "continue"
-    """What the next iteration trains from after a rejection. The last two checkpoints are kept: after two rejections in a
-    row `champion` goes on with its weights, but optimizer and critic start afresh (metric `train/is_state_lost`)."""
-    on_failed_group: Literal["hold", "rest"] = "hold"
-    """When the training of a model group fails for good (diverged, out of memory): `hold`, its stage fails and with it the
-    iteration, until it is repeated; `rest`, the group keeps its parent version, which is said wherever the team is shown, and
-    the other groups are evaluated and promoted with it. A group without a trainable row has not failed: it keeps its parent
-    in any case. What infrastructure broke is repeated in any case."""
-    into_service: Literal["never", "direct", "canary"] = "never"
-    """What a promotion by the gate does where the team is behind a gateway. `never`: the champion's alias moves, people are
-    answered by the team of before until `troupe serve`. `direct`: the gateway switches with the alias, as with `troupe
-    promote`. `canary`: the stage waits while `traffic` decides; sent back is a rejection, undecided is inconclusive."""
-    stage_timeout_s: float = Field(900, gt=0)
-    """With the start of the idle set's engines, and without the time that a canary takes."""
+    """What the next iteration trains from after a rejection: the newest versions, or those of the champion. The last two
+    checkpoints are kept: after two rejections in a row `champion` goes on with its weights, but optimizer and critic start
+    afresh (metric `train/is_state_lost`)."""
+    on_failed_group: Literal["fail", "keep_parent"] = Field("fail", json_schema_extra=IDENTITY_IF_CHANGED)
+    """What happens when the training of a model group fails for good (diverged, out of memory). `fail`: its stage fails and
+    with it the iteration, until it is repeated. `keep_parent`: the group keeps its parent version, which is shown wherever
+    the team is, and the other groups are evaluated and promoted with it. A group without a trainable row has not failed: it
+    keeps its parent in any case. Infrastructure failures are repeated in any case."""
+    deploy: Literal["never", "direct", "canary"] = Field("never", json_schema_extra=NOT_IDENTITY)
+    """How a team that the gate promotes is deployed, where the team is behind a gateway. `never`: the champion's alias moves,
+    and the team from before serves production traffic until `troupe serve`. `direct`: the gateway switches with the alias, as
+    with `troupe promote`. `canary`: the stage waits while `traffic` decides; a canary that is sent back is a rejection, an
+    undecided one is inconclusive."""
+    stage_timeout_s: float = Field(900, gt=0, json_schema_extra=NOT_IDENTITY)
+    """The deadline in seconds of stage promote, including the start of engines for the new team, without the time of a
+    canary."""
 
 
 class TrafficGuardsConfig(Settings):
-    """What answers of a team may not be worse in than those of the team beside or before it; null: not looked at."""
+    """This section sets by how much the answers of a team may be worse than those of the team beside or before it, in each
+    figure; null: the figure is not checked."""
 
     completion_tokens: float | None = Field(0.5, ge=0)
-    """Growth of an answer's sampled tokens: 0.5 allows half as many more."""
+    """The largest allowed growth of the tokens that an answer samples; 0.5 allows half as many more."""
     latency_s: float | None = Field(1.0, ge=0)
-    """Growth of an answer's latency."""
+    """The largest allowed growth of the time that an answer takes; 1.0 allows twice as long."""
     cut_share: float | None = Field(0.05, ge=0)
-    """Rise of the share of answers that were cut short."""
+    """The largest allowed rise of the share of answers that are cut at a token limit."""
     empty_share: float | None = Field(0.05, ge=0)
-    """Rise of the share of answers without text."""
+    """The largest allowed rise of the share of answers without text."""
     format_share: float | None = Field(0.05, ge=0)
-    """Drop of the share of well-formed turns of workflow runs."""
+    """The largest allowed fall of the share of well-formed turns of workflow runs."""
     failure_share: float | None = Field(0.02, ge=0)
-    """Rise of the share of requests that the engines did not answer."""
+    """The largest allowed rise of the share of requests that the engines did not answer."""
 
 
 class TrafficConfig(Settings):
-    """How a canary advances by itself, and what sends a team back."""
+    """This section sets how a canary advances, and what sends it back."""
 
     shares: tuple[float, ...] = (0.05, 0.25, 0.5)
-    """Of the requests, step by step; after the last one the canary is promoted."""
-    shadow: float = Field(0.0, ge=0, le=1)
-    """Before the first step, of the champion's requests that the canary gets too, unseen; 0: no such step."""
+    """The shares of the requests that the canary answers, step by step. After the last step it is promoted."""
+    shadow_share: float = Field(0.0, ge=0, le=1)
+    """The share of the champion's requests that the canary gets as shadow traffic before the first step; users never see its
+    replies. 0: there is no such step."""
     answers_per_step: int = Field(200, ge=10)
-    """Answers of the canary before it may advance."""
+    """The number of answers of the canary before it may advance to the next step."""
     step_timeout_s: float = Field(3600, gt=0)
-    """A step without enough answers, or without certainty before the promotion, ends undecided: the share stays as it is."""
+    """The time in seconds after which a step without enough answers, or without certainty before the promotion, ends
+    undecided. The share then stays as it is."""
     min_answers: int = Field(20, ge=10)
-    """Of both teams, before they are compared."""
+    """The number of answers of both teams before they are compared."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    """That no sound team is sent back, however often it is looked at."""
+    """The probability that a team that is not worse is not sent back, however often it is checked."""
     poll_s: float = Field(2, gt=0)
-    """Between two looks at the gateway."""
+    """The time in seconds between two checks of the gateway's figures."""
     guards: TrafficGuardsConfig = TrafficGuardsConfig()
+    """The figures that are compared, with the largest allowed changes."""
 
     @model_validator(mode="after")
     def _shares_grow(self) -> Self:
@@ -389,49 +444,61 @@ class TrafficConfig(Settings):
 
 
 class WatchFloorsConfig(Settings):
-    """The least change of a figure that is worth an alarm, however certain it is; those of an agent are its figure's."""
+    """This section sets the least change of each figure that raises an alarm, however certain it is. A figure of one agent
+    has the floor of the team's figure. The figures are in pipelines/config/figures.py."""
 
     completion_tokens: float = Field(0.25, ge=0)
-    """Growth or fall, in parts of what is usual."""
+    """The least growth or fall of the tokens that an episode samples, as a share of the usual value."""
     turns: float = Field(0.25, ge=0)
-    """The same; so are the next three."""
+    """The least growth or fall of the turns of an episode, as a share of the usual value."""
     tool_calls: float = Field(0.25, ge=0)
+    """The least growth or fall of the tool calls of an episode, as a share of the usual value."""
     entropy: float = Field(0.25, ge=0)
+    """The least growth or fall of the entropy of sampling, as a share of the usual value."""
     prompt_words: float = Field(0.25, ge=0)
-    seconds: float = Field(0.5, ge=0)
-    """Growth, in parts of what is usual."""
-    format_faults: float = Field(0.05, ge=0)
-    """Rise of a share; so are the next four."""
-    cut_turns: float = Field(0.05, ge=0)
-    refusals: float = Field(0.05, ge=0)
-    failures: float = Field(0.02, ge=0)
-    repeats: float = Field(0.05, ge=0)
-    success: float = Field(0.05, ge=0)
-    """Fall of the share of tasks that are solved."""
-    reward_over_success: float = Field(0.1, ge=0)
-    """Rise of the mean reward above the outcome."""
-    feedback: float = Field(0.1, ge=0)
-    """Fall of the callers' score, which is between -1 and 1."""
+    """The least growth or fall of the length of prompts in words, as a share of the usual value."""
+    latency_s: float = Field(0.5, ge=0)
+    """The least growth of the time that an answer takes, as a share of the usual value."""
+    format_share: float = Field(0.05, ge=0)
+    """The least fall of the share of well-formed turns."""
+    cut_share: float = Field(0.05, ge=0)
+    """The least rise of the share of turns or answers that are cut at a token limit."""
+    refusal_share: float = Field(0.05, ge=0)
+    """The least rise of the share of answers that are empty or decline."""
+    empty_share: float = Field(0.05, ge=0)
+    """The least rise of the share of the gateway's answers without text."""
+    failure_share: float = Field(0.02, ge=0)
+    """The least rise of the share of episodes or requests that fail."""
+    repeat_share: float = Field(0.05, ge=0)
+    """The least rise of the share of turns that repeat an earlier turn of the episode."""
+    outcome: float = Field(0.05, ge=0)
+    """The least fall of the mean outcome, which is the share of solved tasks where outcomes are 0 or 1."""
+    reward_over_outcome: float = Field(0.1, ge=0)
+    """The least rise of the mean reward above the outcome."""
+    feedback_score: float = Field(0.1, ge=0)
+    """The least fall of the callers' score, which is between -1 and 1."""
     input_drift: float = Field(0.2, ge=0)
-    """Distance between the mean of the prompts now and before, in spreads of single prompts."""
+    """The least distance between the mean of the prompts now and before, in spreads of single prompts."""
 
 
 class WatchConfig(Settings):
-    """What tells that a team has become worse without a word: thresholds come from the champion's own history."""
+    """This section sets how silent degradation of a team is detected: by thresholds from the champion's own history."""
 
     confidence: float = Field(0.99, gt=0.5, lt=1)
-    """That a look at a team that has not changed raises no alarm at all, over all figures of the look."""
+    """The probability that a check of a team that has not changed raises no alarm at all, over all figures of the check."""
     min_history: int = Field(5, ge=3)
-    """Earlier windows that a figure needs before it is judged; on fixed tasks one is enough."""
+    """The number of earlier windows that a figure needs before it is checked. On fixed tasks one is enough."""
     history: int = Field(20, ge=3)
-    """Windows that are kept of each kind."""
+    """The number of windows that are kept of each source."""
     min_episodes: int = Field(30, ge=2)
-    """Of captured answers, or of the gateway's, since the last watching: fewer wait for the next."""
+    """The number of captured answers, or of the gateway's answers, that a check needs. Fewer wait for the next check."""
     max_episodes: int = Field(1000, ge=2)
-    """Captured answers that are read, the newest."""
-    on_alarm: Literal["tell", "hold"] = "tell"
-    """`hold`: an alarm of an iteration fails its DAG run, and the schedule trains on only by force or once it is accepted."""
+    """The number of captured answers that a check reads, the newest first."""
+    on_alarm: Literal["warn", "fail"] = "warn"
+    """What an alarm of an iteration does. `warn`: it is reported. `fail`: it fails the DAG run, too, and the schedule goes on
+    only with force or once the alarm is accepted."""
     floors: WatchFloorsConfig = WatchFloorsConfig()
+    """The least change of each figure that raises an alarm."""
 
     @model_validator(mode="after")
     def _enough_is_kept(self) -> Self:
@@ -444,9 +511,10 @@ class WatchConfig(Settings):
 
 
 class WatchdogConfig(Settings):
-    """Who watches a stage: says what it waits for, and ends it at its deadline (`stage_timeout_s` of its section)."""
+    """This section sets how a running stage is watched: what it waits for is logged, and it is ended at its deadline
+    (`stage_timeout_s`)."""
 
-    every_s: float = Field(30, gt=0)
-    """Between two lines on what is waited for."""
+    log_interval_s: float = Field(30, gt=0)
+    """The time in seconds between two log lines about what the stage waits for."""
     grace_s: float = Field(30, gt=0)
-    """How long an interrupted stage may take to end by itself before its process is ended."""
+    """The time in seconds that an interrupted stage has to end by itself before its process is ended."""

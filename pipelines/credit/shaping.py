@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipelines.config.run_config import explain
+from pipelines.config.messages import explain
 from pipelines.config.sections import DottedConfig
 from pipelines.credit.rounds import Rounds
 from pipelines.credit.rule import Credit, CreditKind, credit_version, credits_of, load_credit

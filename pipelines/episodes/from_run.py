@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipelines.config.run_config import near
+from pipelines.config.messages import near
 from pipelines.episodes.chosen_traces import HeldOut
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary_of
 from pipelines.run.iterations import next_iteration

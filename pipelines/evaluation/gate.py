@@ -22,7 +22,7 @@ from pipelines.evaluation.statistics import Interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What an evaluation found."""
+    """The results of an evaluation on which the gate decides."""
 
     gain: Interval | None
     """Paired difference candidate - champion over the gate's tasks; None where there is no champion yet."""
@@ -37,15 +37,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the gate says."""
+    """The decision of the gate."""
 
     verdict: Literal["promote", "reject", "inconclusive"]
     condition: str
     """Which condition decided, in words, with the numbers."""
 
 
-def decide(promote: PromoteConfig, evidence: Evidence) -> Verdict:
-    """The gate. "Certainly" means by the bound of the two-sided interval of the paired gain."""
+def decide_promotion(promote: PromoteConfig, evidence: Evidence) -> Verdict:
+    """Decides by the conditions of the gate. "Certainly" means by the bound of the two-sided interval of the paired gain."""
     broken = _broken_floor(promote, evidence) or _broken_guard(promote, evidence)
     if broken:
         return Verdict(verdict="reject", condition=broken)
@@ -70,7 +70,7 @@ def decide(promote: PromoteConfig, evidence: Evidence) -> Verdict:
 
 
 def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:
-    """The first floor that does not hold, in words; empty where all hold."""
+    """Returns the first floor that does not hold, in words; empty where all hold."""
     if not evidence.ok_share >= promote.min_ok_share:
         return f"share of ok episodes {evidence.ok_share:.3f} is below min_ok_share {promote.min_ok_share:.3f}"
     for agent, share in evidence.format_shares.items():
@@ -80,7 +80,7 @@ def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:
 
 
 def _broken_guard(promote: PromoteConfig, evidence: Evidence) -> str:
-    """The first guard that certainly does not hold, or source that certainly loses, in words."""
+    """Returns the first guard that certainly does not hold, or source that certainly loses, in words."""
     for guarded in evidence.guards:
         if guarded.state == "broken":
             return f"guard {guarded}"

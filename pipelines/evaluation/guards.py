@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pipelines.config.figures import FIGURES
 from pipelines.config.sections import GuardsConfig
 from pipelines.evaluation.statistics import Interval, Outcomes, paired_interval, paired_ratio
 from stores.types import Trace
@@ -23,50 +24,40 @@ REFUSAL = re.compile(
 """Beginnings of a refusal in English, of which an answer's first sentence is searched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
-    """One figure, and how much worse it may become."""
-
-    figure: Callable[[Trace], float]
-    """Of one episode; NaN where it has none."""
-    compared_by: Literal["difference", "ratio"]
-    worse: Literal["lower", "higher"]
-
-
-GUARDS: Mapping[str, Guard] = {
-    "format_share": Guard(figure=lambda t: _format_share(t), compared_by="difference", worse="lower"),
-    "refusal_share": Guard(figure=lambda t: float(is_refusal(t.answer)), compared_by="difference", worse="higher"),
-    "completion_tokens": Guard(figure=lambda t: _num_tokens(t), compared_by="ratio", worse="higher"),
-    "turns": Guard(figure=lambda t: float(len(t.turns)), compared_by="ratio", worse="higher"),
-    "tool_calls": Guard(figure=lambda t: float(len(t.tool_calls)), compared_by="ratio", worse="higher"),
-    "latency_s": Guard(figure=lambda t: t.duration_s, compared_by="ratio", worse="higher"),
+VALUES: Mapping[str, Callable[[Trace], float]] = {
+    "format_share": lambda t: _format_share(t),
+    "refusal_share": lambda t: float(is_refusal(t.answer)),
+    "completion_tokens": lambda t: _num_tokens(t),
+    "turns": lambda t: float(len(t.turns)),
+    "tool_calls": lambda t: float(len(t.tool_calls)),
+    "latency_s": lambda t: t.duration_s,
 }
-"""By their names in `promote.guards`."""
+"""The figures of `promote.guards`: the value of one episode, NaN where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
-    """What was found of one guard."""
+    """The result of one guard."""
 
     name: str
     found: Interval
     """Candidate minus champion, or candidate over champion."""
     limit: float
-    """The worst that is allowed, in the same unit."""
+    """The limit of the allowed change, in the same unit."""
     state: Literal["holds", "broken", "unclear"]
     """By the whole interval: on the right side of the limit, on the wrong one, or over it."""
 
     def __str__(self) -> str:
         """`completion_tokens x1.98 [1.91, 2.05], at most x1.50`."""
-        bound = "at least" if GUARDS[self.name].worse == "lower" else "at most"
-        if GUARDS[self.name].compared_by == "ratio":
+        bound = "at least" if FIGURES[self.name].worse == "lower" else "at most"
+        if FIGURES[self.name].compared_by == "ratio":
             span = f"x{self.found.mean:.2f} [{self.found.low:.2f}, {self.found.high:.2f}]"
             return f"{self.name} {span}, {bound} x{self.limit:.2f}"
         span = f"{self.found.mean:+.3f} [{self.found.low:+.3f}, {self.found.high:+.3f}]"
         return f"{self.name} {span}, {bound} {self.limit:+.3f}"
 
 
-def guard(
+def check_guards(
     candidate: Sequence[Trace],
     champion: Sequence[Trace],
     *,
@@ -74,27 +65,30 @@ def guard(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> list[Guarded]:
-    """Every guard that is set and of which both sides have a figure, on the tasks that both played."""
-    found = []
-    for name, of in GUARDS.items():
+    """Checks every guard that is set and of which both sides have a figure, on the tasks that both played."""
+    results = []
+    for name, value in VALUES.items():
         margin = getattr(config, name)
         if margin is None:
             continue
-        new, old = _by_task(candidate, of.figure), _by_task(champion, of.figure)
+        new, old = _by_task(candidate, value), _by_task(champion, value)
         both = [task for task in new if task in old]
         if not both:
             continue
         pair = {task: new[task] for task in both}, {task: old[task] for task in both}
-        interval = _compared(*pair, by=of.compared_by, confidence=confidence, seed=seed)
+        figure = FIGURES[name]
+        interval = _compared(*pair, by=figure.compared_by, confidence=confidence, seed=seed)
         if interval is None:
             continue
-        limit = 1 + margin if of.compared_by == "ratio" else margin if of.worse == "higher" else -margin
-        found.append(Guarded(name=name, found=interval, limit=limit, state=_state(interval, limit, worse=of.worse)))
-    return found
+        limit = 1 + margin if figure.compared_by == "ratio" else margin if figure.worse == "higher" else -margin
+        results.append(
+            Guarded(name=name, found=interval, limit=limit, state=_state(interval, limit, worse=figure.worse))
+        )
+    return results
 
 
 def is_refusal(answer: str) -> bool:
-    """Whether an answer is empty, or its first sentence declines."""
+    """Returns whether an answer is empty, or its first sentence declines."""
     first = re.split(r"(?<=[.!?])\s", answer.strip(), maxsplit=1)[0]
     return not first or REFUSAL.search(first) is not None
 
@@ -102,27 +96,29 @@ def is_refusal(answer: str) -> bool:
 def _compared(
     new: Outcomes, old: Outcomes, *, by: Literal["difference", "ratio"], confidence: float, seed: int
 ) -> Interval | None:
-    """None where there is nothing to hold a ratio against: the champion calls no tool."""
+    """Compares the two teams; None where there is nothing to divide by: the champion calls no tool."""
     if by == "ratio":
         return paired_ratio(new, old, confidence=confidence, seed=seed)
     unseen = (0.0, 0.0)  # what never changed is not held to have changed in tasks that were not drawn
     return paired_interval(new, old, confidence=confidence, seed=seed, bounds=unseen)
 
 
-def _state(found: Interval, limit: float, *, worse: str) -> Literal["holds", "broken", "unclear"]:
-    low, high, limit = (found.low, found.high, limit) if worse == "higher" else (-found.high, -found.low, -limit)
+def _state(interval: Interval, limit: float, *, worse: str) -> Literal["holds", "broken", "unclear"]:
+    low, high, limit = (
+        (interval.low, interval.high, limit) if worse == "higher" else (-interval.high, -interval.low, -limit)
+    )
     if high <= limit:
         return "holds"
     return "broken" if low > limit else "unclear"
 
 
-def _by_task(traces: Sequence[Trace], figure: Callable[[Trace], float]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+def _by_task(traces: Sequence[Trace], value: Callable[[Trace], float]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
     for trace in traces:
-        value = figure(trace)
-        if not math.isnan(value):
-            found.setdefault(trace.task.task_id, []).append(value)
-    return found
+        of_episode = value(trace)
+        if not math.isnan(of_episode):
+            values.setdefault(trace.task.task_id, []).append(of_episode)
+    return values
 
 
 def _format_share(trace: Trace) -> float:

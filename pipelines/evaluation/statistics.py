@@ -1,7 +1,7 @@
 """statistics: outcomes per task -> means, differences and their confidence intervals. NumPy, SciPy for the exact test.
 
 Tasks are the units: the k episodes of a task are averaged first and tasks are resampled, never episodes, because
-episodes of one task are not independent (Miller 2024, "Adding Error Bars to Evals"; stack-facts 8.2).
+episodes of one task are not independent (Miller 2024, "Adding Error Bars to Evals", arXiv 2411.00640).
 """
 
 from __future__ import annotations

@@ -50,26 +50,28 @@ def sketch(prompts: Iterable[str]) -> Sketch:
 
 def merge(sketches: Sequence[Sketch]) -> Sketch:
     """All their prompts together; the spread is that inside the sets."""
-    num = sum(one.num for one in sketches)
-    columns = zip(*(one.mean for one in sketches), strict=True)
-    mean = [sum(one.num * v for one, v in zip(sketches, column, strict=True)) / num for column in columns]
-    return Sketch(num=num, mean=mean, spread=sum(one.num * one.spread for one in sketches) / num)
+    num = sum(part.num for part in sketches)
+    columns = zip(*(part.mean for part in sketches), strict=True)
+    mean = [sum(part.num * v for part, v in zip(sketches, column, strict=True)) / num for column in columns]
+    return Sketch(num=num, mean=mean, spread=sum(part.num * part.spread for part in sketches) / num)
 
 
-def pseudo_f(one: Sketch, other: Sketch) -> float:
-    """|mean - mean|^2 / (spread (1/n + 1/m)): 1 in the mean where one source gave both sets, more where it changes by itself."""
-    return _squared(one, other) / (_spread(one, other) * (1 / one.num + 1 / other.num))
+def pseudo_f(first: Sketch, second: Sketch) -> float:
+    """|mean - mean|^2 / (spread (1/n + 1/m)): 1 in the mean where one source gave both sets, more where it changes by
+    itself."""
+    return _squared(first, second) / (_spread(first, second) * (1 / first.num + 1 / second.num))
 
 
-def shift(one: Sketch, other: Sketch) -> float:
-    """Distance of the sources' means over the spread, what chance makes of it taken off: what does not grow with numbers."""
-    spread = _spread(one, other)
-    return math.sqrt(max(0.0, _squared(one, other) / spread - 1 / one.num - 1 / other.num))
+def shift(first: Sketch, second: Sketch) -> float:
+    """Distance of the sources' means over the spread, what chance makes of it taken off: what does not grow with
+    numbers."""
+    spread = _spread(first, second)
+    return math.sqrt(max(0.0, _squared(first, second) / spread - 1 / first.num - 1 / second.num))
 
 
-def _squared(one: Sketch, other: Sketch) -> float:
-    return sum((a - b) ** 2 for a, b in zip(one.mean, other.mean, strict=True))
+def _squared(first: Sketch, second: Sketch) -> float:
+    return sum((a - b) ** 2 for a, b in zip(first.mean, second.mean, strict=True))
 
 
-def _spread(one: Sketch, other: Sketch) -> float:
-    return max(LEAST_SPREAD, merge([one, other]).spread)
+def _spread(first: Sketch, second: Sketch) -> float:
+    return max(LEAST_SPREAD, merge([first, second]).spread)

@@ -1,9 +1,9 @@
-"""vitals: episodes -> what they are like, in figures with a sampling error: lengths, turns, tools, format, entropy, repeats, credit.
+"""episode_metrics: episodes -> figures with a sampling error: lengths, turns, tools, format, entropy, repeats, credit.
 
-    episode ── figures_of ──> {figure: value} ── mean per task ──> [values] ── vital_of ──> number, mean, standard error
+    episode ── figures_of ──> {figure: value} ── mean per task ──> [values] ── estimate_of ──> number, mean, standard error
 
 Tasks are the units, as in `statistics`: episodes of one task are not independent. A figure of one agent is called
-`<figure>/<agent>`. Nothing here holds a text.
+`<figure>/<agent>`; what each means is in pipelines/config/figures.py. Nothing here holds a text.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from pipelines.config.figures import figure_of
 from pipelines.evaluation.guards import is_refusal
 from pipelines.monitoring.drift import Sketch, sketch
 from stores.types import EpisodeRewards, EpisodeStatus, FinishReason, Trace, Turn
@@ -20,96 +21,11 @@ from stores.types import EpisodeRewards, EpisodeStatus, FinishReason, Trace, Tur
 SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 NEAR = 0.8
 """Share of common word trigrams from which on two texts are the same."""
-DRIFT = "input_drift"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """What a figure means and when it has become worse."""
-
-    worse: Literal["higher", "lower", "both"]
-    what: str
-    """What an alarm says first."""
-    try_: str
-    compared_by: Literal["difference", "ratio"] = "ratio"
-    """To what is usual; shares by their difference."""
-    least: float = 0.0
-    """Of a ratio: a usual value below this counts as this, so that twice nothing is no change."""
-
-
-LOOK = "look at episodes (troupe show)"
-FIGURES: Mapping[str, Figure] = {
-    "completion_tokens": Figure(
-        worse="both",
-        what="the length of what is sampled has changed",
-        try_=f"{LOOK}; train.overlong, loss.aggregation token_mean, a lower max_tokens",
-        least=1,
-    ),
-    "turns": Figure(worse="both", what="the number of turns has changed", try_=f"{LOOK}; a limit on rounds", least=1),
-    "tool_calls": Figure(
-        worse="both", what="the number of tool calls has changed", try_=f"whether the tools answer; {LOOK}", least=1
-    ),
-    "format_faults": Figure(
-        worse="higher",
-        what="more turns are malformed",
-        try_="a larger weight of format in the credit rule",
-        compared_by="difference",
-    ),
-    "cut_turns": Figure(
-        worse="higher",
-        what="more turns are cut at max_tokens",
-        try_="a higher max_tokens, train.overlong",
-        compared_by="difference",
-    ),
-    "refusals": Figure(worse="higher", what="more answers are empty or decline", try_=LOOK, compared_by="difference"),
-    "failures": Figure(
-        worse="higher",
-        what="more episodes fail",
-        try_="the errors in the traces; tools, engines, deadlines",
-        compared_by="difference",
-    ),
-    "entropy": Figure(
-        worse="both",
-        what="the entropy of sampling has changed",
-        try_="loss.entropy_coef, loss.clip_high, a lower optimizer.lr; agents.*.temperature",
-        least=0.1,
-    ),
-    "repeats": Figure(
-        worse="higher",
-        what="more turns repeat what was said before in the episode",
-        try_=f"{LOOK}; credit per turn, so that a repeat earns nothing",
-        compared_by="difference",
-    ),
-    "success": Figure(
-        worse="lower",
-        what="fewer tasks are solved",
-        try_="troupe rollback; look at what changed",
-        compared_by="difference",
-    ),
-    "reward_over_success": Figure(
-        worse="higher",
-        what="the reward has left the outcome behind (hacking)",
-        try_="look at episodes with a high reward; make the credit rule pay the outcome",
-        compared_by="difference",
-    ),
-    "feedback": Figure(
-        worse="lower",
-        what="callers judge answers worse",
-        try_="troupe rollback; collect.from_service",
-        compared_by="difference",
-    ),
-    "prompt_words": Figure(worse="both", what="prompts have another length", try_="tasks of the new kind", least=1),
-    DRIFT: Figure(
-        worse="higher", what="prompts are about something else", try_="train and test on tasks of the new kind"
-    ),
-    "seconds": Figure(worse="higher", what="answers take longer", try_="the dashboard: load; num_replicas", least=0.1),
-}
-"""By their names in `watch.floors`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vital:
-    """One figure of a set of episodes."""
+class Estimate:
+    """A figure of a set of episodes, estimated over its tasks."""
 
     num: int
     """Tasks that have it, at least 2."""
@@ -120,13 +36,13 @@ class Vital:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A set of episodes that is judged as one, and later part of the history that others are judged by."""
+    """A set of episodes that is checked as one, and later part of the history of others."""
 
     key: str
     """What it is of: the same window taken again replaces itself."""
     at: float
     """Unix seconds."""
-    figures: Mapping[str, Vital]
+    figures: Mapping[str, Estimate]
     team_version: int | None = None
     """None where the team changes from window to window: in training."""
     tasks: str = ""
@@ -146,7 +62,7 @@ class Window:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Window:
         """The inverse of `to_json`."""
-        figures = {name: Vital(**vital) for name, vital in data["figures"].items()}
+        figures = {name: Estimate(**estimate) for name, estimate in data["figures"].items()}
         drawn = None if data["sketch"] is None else Sketch(**data["sketch"])
         return cls(**{**data, "figures": figures, "sketch": drawn, "alarms": tuple(data["alarms"])})
 
@@ -161,18 +77,18 @@ def window_of(
     team_version: int | None = None,
     fixed_tasks: str = "",
 ) -> Window:
-    """The vitals of episodes; with `fixed_tasks`, the digest of a fixed set, also per task and without the prompts.
+    """The figures of episodes; with `fixed_tasks`, the digest of a fixed set, also per task and without the prompts.
 
     Args: rewards, feedback: by episode id, of those that have them.
     """
     values: dict[str, dict[str, list[float]]] = {}
     prompts: dict[str, str] = {}
     for trace in traces:
-        found = figures_of(
+        figures = figures_of(
             trace, (rewards or {}).get(trace.episode_id), feedback=(feedback or {}).get(trace.episode_id)
         )
         prompts[trace.task.task_id] = trace.task.prompt
-        for name, value in found.items():
+        for name, value in figures.items():
             values.setdefault(name, {}).setdefault(trace.task.task_id, []).append(value)
     by_task = {name: {task: math.fsum(v) / len(v) for task, v in tasks.items()} for name, tasks in values.items()}
     if fixed_tasks:
@@ -180,7 +96,7 @@ def window_of(
     return Window(
         key=key,
         at=at,
-        figures={name: vital_of(list(tasks.values()), name) for name, tasks in by_task.items() if len(tasks) > 1},
+        figures={name: estimate_of(list(tasks.values()), name) for name, tasks in by_task.items() if len(tasks) > 1},
         team_version=team_version,
         tasks=fixed_tasks,
         by_task={name: {t: round(v, 6) for t, v in tasks.items()} for name, tasks in by_task.items()}
@@ -193,53 +109,53 @@ def window_of(
 def figures_of(
     trace: Trace, rewards: EpisodeRewards | None = None, *, feedback: float | None = None
 ) -> dict[str, float]:
-    """Of one episode; one that failed has `failures` and no other, as what it did says nothing about the team.
+    """Of one episode; one that failed has `failure_share` and no other, as what it did says nothing about the team.
 
     `entropy`: mean over the sampled tokens of -log p(token), whose expectation at each place is the entropy of the
     distribution that the token was drawn from; of turns whose sampling is unfiltered, with the temperature they had.
     """
-    found = {"failures": float(trace.status not in SOUND)}
-    if found["failures"]:
-        return found
+    figures = {"failure_share": float(trace.status not in SOUND)}
+    if figures["failure_share"]:
+        return figures
     turns = trace.turns
-    found |= {
+    figures |= {
         "turns": float(len(turns)),
         "tool_calls": float(len(trace.tool_calls)),
-        "refusals": float(is_refusal(trace.answer)),
+        "refusal_share": float(is_refusal(trace.answer)),
         "prompt_words": float(len(trace.task.prompt.split())),
         **_of_turns(turns, per_episode=True),
     }
     if len(turns) > 1:
-        found["repeats"] = num_repeats([turn.completion_text for turn in turns]) / (len(turns) - 1)
+        figures["repeat_share"] = num_repeats([turn.completion_text for turn in turns]) / (len(turns) - 1)
     agents = dict.fromkeys(turn.agent for turn in turns)
     for agent in agents if len(agents) > 1 else ():
         own = _of_turns([turn for turn in turns if turn.agent == agent], per_episode=False)
-        found |= {f"{name}/{agent}": own[name] for name in own if name != "cut_turns"}
+        figures |= {f"{name}/{agent}": own[name] for name in own if name != "cut_share"}
     if rewards is not None:
-        found["success"] = rewards.outcome
+        figures["outcome"] = rewards.outcome
         if rewards.rewards:
             mean = math.fsum(r.reward for r in rewards.rewards) / len(rewards.rewards)
-            found["reward_over_success"] = mean - rewards.outcome
+            figures["reward_over_outcome"] = mean - rewards.outcome
     if feedback is not None:
-        found["feedback"] = feedback
-    return found
+        figures["feedback_score"] = feedback
+    return figures
 
 
 def _of_turns(turns: Sequence[Turn], *, per_episode: bool) -> dict[str, float]:
     """Args: per_episode: tokens are summed over the turns; otherwise their mean."""
     if not turns:
         return {}
-    found = {
-        "format_faults": sum(not turn.is_format_ok for turn in turns) / len(turns),
-        "cut_turns": sum(turn.finish_reason is FinishReason.LENGTH for turn in turns) / len(turns),
+    figures = {
+        "format_share": sum(turn.is_format_ok for turn in turns) / len(turns),
+        "cut_share": sum(turn.finish_reason is FinishReason.LENGTH for turn in turns) / len(turns),
     }
     if all(turn.completion_token_ids or not turn.completion_text for turn in turns):  # redacted turns have none
         total = sum(len(turn.completion_token_ids) for turn in turns)
-        found["completion_tokens"] = total / (1 if per_episode else len(turns))
+        figures["completion_tokens"] = total / (1 if per_episode else len(turns))
     logprobs = [value for turn in turns if turn.sampling.is_unfiltered for value in turn.rollout_logprobs]
     if logprobs:
-        found["entropy"] = -math.fsum(logprobs) / len(logprobs)
-    return found
+        figures["entropy"] = -math.fsum(logprobs) / len(logprobs)
+    return figures
 
 
 def num_repeats(texts: Sequence[str]) -> int:
@@ -261,13 +177,13 @@ def num_repeats(texts: Sequence[str]) -> int:
     return num
 
 
-def vital_of(values: Sequence[float], name: str) -> Vital:
+def estimate_of(values: Sequence[float], name: str) -> Estimate:
     """Mean over tasks and its error. Of a share with one task at 0 and one at 1 added (Agresti and Coull 1998): none that was
     never seen is held to be impossible.
     """
     num, mean = len(values), math.fsum(values) / len(values)
-    more = (0.0, 1.0) if FIGURES[base(name)].compared_by == "difference" else ()
-    return Vital(num=num, mean=mean, error=standard_error([*values, *more]))
+    more = (0.0, 1.0) if figure_of(name).compared_by == "difference" else ()
+    return Estimate(num=num, mean=mean, error=standard_error([*values, *more]))
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -277,8 +193,3 @@ def standard_error(values: Sequence[float]) -> float:
         return 0.0
     mean = math.fsum(values) / num
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (num - 1) / num)
-
-
-def base(name: str) -> str:
-    """`entropy` of `entropy/solver`."""
-    return name.partition("/")[0]

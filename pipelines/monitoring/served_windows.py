@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.monitoring.episode_metrics import Vital, Window, window_of
+from pipelines.monitoring.episode_metrics import Estimate, Window, window_of
 from pipelines.release.gateway_answers import gateway_answers
 from pipelines.run.run import Run
 from serve_apps.gateway.figures import Sums, added, total
@@ -20,15 +20,6 @@ from stores.files import is_uri, local_path
 from stores.run_values import RunValue
 from stores.served import ServedStore
 from stores.types import SERVED, Trace
-
-FIGURES = {
-    "completion_tokens": "completion_tokens",
-    "latency_s": "seconds",
-    "cut_share": "cut_turns",
-    "empty_share": "refusals",
-    "failure_share": "failures",
-}
-"""What the gateway calls a figure and what it is called here; `format_share` is the share without a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +35,9 @@ class Served:
 
 
 def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
-    """Reads both; nothing is kept before `seen` says that the windows were judged."""
-    kept = run.journal.value(run.run_id, RunValue.WATCH_UNTIL) or {}
-    until: dict[str, Any] = dict(kept) if kept.get("team_version") == version else {"team_version": version}
+    """Reads both sources. Nothing is kept before `mark_checked` says that the windows were checked."""
+    stored = run.journal.value(run.run_id, RunValue.WATCH_UNTIL) or {}
+    until: dict[str, Any] = dict(stored) if stored.get("team_version") == version else {"team_version": version}
     config, waiting = run.config.watch, dict[str, str]()
     windows: dict[str, Window] = {}
     traces = _captured(run, version, since=until.get("service", 0.0))
@@ -57,7 +48,7 @@ def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
         windows["service"] = _window_of(run, traces, version, key=key, at=at)
         until["service"] = max(trace.started_at for trace in traces)
     if num >= config.min_episodes:
-        windows["gateway"] = Window(key=key, at=at, figures=vitals_of_sums(new), team_version=version)
+        windows["gateway"] = Window(key=key, at=at, figures=estimates_of_sums(new), team_version=version)
         until["gateway"] = _latest(until.get("gateway", []), now)
     for source, count in (("service", len(traces)), ("gateway", num)):
         if 0 < count < config.min_episodes:
@@ -65,52 +56,48 @@ def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
     return Served(windows=windows, waiting=waiting, until=until)
 
 
-def seen(run: Run, served: Served) -> None:
-    """The next windows begin where these end."""
+def mark_checked(run: Run, served: Served) -> None:
+    """Notes where the next windows begin: where these end."""
     run.journal.put_value(run.run_id, RunValue.WATCH_UNTIL, served.until)
 
 
 def _latest(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each replica; one that does not answer now may do so at the next look, and would count from its start."""
+    """The latest status of each replica. One that does not answer now may do so at the next check, and would count from its
+    start."""
     return list({status["replica"]: status for status in [*before, *now]}.values())
 
 
 def _captured(run: Run, version: int, *, since: float) -> list[Trace]:
     if not is_uri(run.served_uri) and not local_path(run.served_uri).exists():
         return []
-    found = ServedStore(run.served_uri).served_since(since, limit=run.config.watch.max_episodes)
+    traces = ServedStore(run.served_uri).served_since(since, limit=run.config.watch.max_episodes)
     return [
         trace
-        for trace in found
+        for trace in traces
         if (about := trace.outcome_metadata.get(SERVED, {})).get("team") == run.team_name
         and about.get("team_version") == version
     ]
 
 
 def _window_of(run: Run, traces: Sequence[Trace], version: int, *, key: str, at: float) -> Window:
-    said = ServedStore(run.served_uri).feedback_on([trace.episode_id for trace in traces])
-    scores = {feedback.trace_id: feedback.score for feedback in said if feedback.score is not None}
+    comments = ServedStore(run.served_uri).feedback_on([trace.episode_id for trace in traces])
+    scores = {feedback.trace_id: feedback.score for feedback in comments if feedback.score is not None}
     return window_of(traces, key=key, at=at, feedback=scores, team_version=version)
 
 
-def vitals_of_sums(sums: Sums) -> dict[str, Vital]:
-    """The gateway's figures of at least two answers as vitals."""
-    found = {
-        FIGURES[name]: _vital(of, is_share=name.endswith("_share")) for name, of in sums.items() if name in FIGURES
-    }
-    num, total, squares = sums["format_share"]
-    faults = [num, num - total, num - 2 * total + squares]
-    found["format_faults"] = _vital(faults, is_share=True)
-    return {name: vital for name, vital in found.items() if vital is not None}
+def estimates_of_sums(sums: Sums) -> dict[str, Estimate]:
+    """Returns the gateway's figures, each of at least two answers."""
+    estimates = {name: _estimate(parts, is_share=name.endswith("_share")) for name, parts in sums.items()}
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
-def _vital(of: list[float], *, is_share: bool) -> Vital | None:
-    """As `vitals.vital_of`, from number, sum and sum of squares."""
-    num, total, squares = of
+def _estimate(parts: list[float], *, is_share: bool) -> Estimate | None:
+    """Estimates as `episode_metrics.estimate_of` does, from number, sum and sum of squares."""
+    num, total, squares = parts
     if num < 2:
         return None
     mean = total / num
     if is_share:
         num, total, squares = num + 2, total + 1, squares + 1
     variance = max(0.0, squares - total**2 / num) / (num - 1)
-    return Vital(num=int(of[0]), mean=mean, error=math.sqrt(variance / num))
+    return Estimate(num=int(parts[0]), mean=mean, error=math.sqrt(variance / num))

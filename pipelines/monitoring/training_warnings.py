@@ -1,4 +1,4 @@
-"""symptoms: the figures of a run's iterations -> warnings in words: collapse, hacking, divergence, and what to try.
+"""training_warnings: the figures of a run's iterations -> warnings in words: collapse, hacking, divergence, and what to try.
 
 Each figure is compared with the run's own earlier iterations first (median and median absolute deviation), and is a
 warning only beyond an absolute bound as well, so that neither a calm run's noise nor a wild run's habits raise one.
@@ -17,6 +17,8 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any, Literal
 
+from pipelines.config.figures import FIGURES
+
 Row = Mapping[str, Any]
 Series = Sequence[tuple[int, float]]
 """(iteration, value), oldest first."""
@@ -30,28 +32,14 @@ LATEST = 3
 LEARNT = 0.9
 """Outcome from which on an entropy near 0, and groups without signal, mean that the tasks are solved."""
 
-JUMPS: Mapping[str, tuple[float, str, str]] = {
-    "kl_k3": (
-        0.05,
-        "the update moved the policy far from its parent (KL)",
-        "lower optimizer.lr, or add loss.kl_in_loss_coef",
-    ),
-    "kl_ref_k3": (0.5, "the policy left its reference (KL)", "raise loss.kl_in_loss_coef or loss.kl_in_reward_coef"),
-    "grad_norm": (2.0, "the gradient's norm jumped", "lower optimizer.max_grad_norm or optimizer.lr"),
-    "clip_share": (
-        0.2,
-        "far more tokens than before were clipped",
-        "lower optimizer.lr, num_epochs or num_minibatches",
-    ),
-}
-"""Figure -> absolute bound below which a jump is no warning, what it means, what to try."""
+Kind = Literal["collapse", "hacking", "divergence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Symptom:
+class TrainingWarning:
     """One figure that left its usual range."""
 
-    kind: Literal["collapse", "hacking", "divergence"]
+    kind: Kind
     where: str
     """`group <name>`, `agent <name>` or `team`."""
     figure: str
@@ -70,190 +58,166 @@ class Symptom:
         return f"{self.kind}/{self.where.replace(' ', '/')}/{self.figure}"
 
 
-def find_symptoms(rows: Sequence[Row]) -> list[Symptom]:
-    """The warnings of the last iteration of `rows` (see `report.ReportData.iterations`), in the order of their kinds."""
+def latest_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
+    """Returns the warnings of the last iteration of `rows` (see `report.ReportData.iterations`), in the order of their
+    kinds."""
     outcome = _series(rows, lambda row: row.get("metrics", {}).get("outcome"))
-    found: list[Symptom] = []
+    warnings: list[TrainingWarning] = []
     for part, word in (("groups", "group"), ("agents", "agent")):
         for name in dict.fromkeys(key for row in rows for key in row.get(part) or {}):
             figures = _figures(rows, part, name)
-            where = f"{word} {name}"
-            found += [s for check in CHECKS for s in check(figures, where, outcome)]
-            found += [s for figure in JUMPS for s in _jump(figures.get(figure, ()), where, figure)]
-    found += _outcome_against_reward(_series(rows, lambda row: row.get("metrics", {}).get("reward")), outcome)
+            warnings += [
+                w for check in CHECKS if (w := _warning(check, figures, f"{word} {name}", outcome)) is not None
+            ]
+    reward = _series(rows, lambda row: row.get("metrics", {}).get("reward"))
+    if (against := _outcome_against_reward(reward, outcome)) is not None:
+        warnings.append(against)
     last = rows[-1]["iteration"] if rows else 0
     order = ("collapse", "hacking", "divergence")
-    return sorted((s for s in found if s.iteration == last), key=lambda s: order.index(s.kind))
+    return sorted((w for w in warnings if w.iteration == last), key=lambda w: order.index(w.kind))
 
 
-def all_symptoms(rows: Sequence[Row]) -> list[Symptom]:
-    """The warnings of every iteration, each as it was seen then; a warning that stays is told once."""
-    found: list[Symptom] = []
+def all_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
+    """Returns the warnings of every iteration, each as it was seen then; a warning that stays is listed once."""
+    warnings: list[TrainingWarning] = []
     before: set[str] = set()
     for end in range(1, len(rows) + 1):
-        seen = find_symptoms(rows[:end])
-        found += [s for s in seen if s.key not in before]
-        before = {s.key for s in seen}
-    return found
+        latest = latest_warnings(rows[:end])
+        warnings += [w for w in latest if w.key not in before]
+        before = {w.key for w in latest}
+    return warnings
 
 
-def _entropy(figures: Mapping[str, Series], where: str, outcome: Series) -> list[Symptom]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """When a figure of one model group or agent is a warning; what it means and what to try is in `figures.FIGURES`."""
+
+    figure: str
+    kind: Kind
+    seen: Callable[[Series, Series], str]
+    """(the figure, the outcome) -> what was seen, in words with numbers; empty where there is nothing to warn of."""
+    is_of_agents: bool = False
+    """Whether it is checked for agents only."""
+
+
+def _warning(check: Check, figures: Mapping[str, Series], where: str, outcome: Series) -> TrainingWarning | None:
+    series = figures.get(check.figure, ())
+    if not series or (check.is_of_agents and not where.startswith("agent")):
+        return None
+    what = check.seen(series, outcome)
+    if not what:
+        return None
+    return TrainingWarning(
+        kind=check.kind,
+        where=where,
+        figure=check.figure,
+        iteration=series[-1][0],
+        what=what,
+        try_=FIGURES[check.figure].try_,
+    )
+
+
+def _vanished_entropy(entropy: Series, outcome: Series) -> str:
     """Below 0.005 nats, or a twentieth of the start, while most tasks are not solved and the outcome has stopped rising."""
-    entropy = figures.get("entropy", ())
-    if len(entropy) <= MIN_HISTORY or _is_learnt(outcome) or _is_rising(outcome):
-        return []
-    iteration, value = entropy[-1]
-    start = mean(v for _, v in entropy[:2])
-    if value >= max(0.005, 0.05 * start):
-        return []
-    return [
-        Symptom(
-            kind="collapse",
-            where=where,
-            figure="entropy",
-            iteration=iteration,
-            what=f"entropy is {value:.3g} nats, it began at {start:.3g}, and the outcome does not rise",
-            try_="loss.entropy_coef above 0, a higher loss.clip_high, a lower optimizer.lr",
-        )
-    ]
+    value, start = entropy[-1][1], mean(v for _, v in entropy[:2])
+    if len(entropy) <= MIN_HISTORY or _is_learnt(outcome) or _is_rising(outcome) or value >= max(0.005, 0.05 * start):
+        return ""
+    return f"entropy is {value:.3g} nats, it began at {start:.3g}, and the outcome does not rise"
 
 
-def _signal(figures: Mapping[str, Series], where: str, outcome: Series) -> list[Symptom]:
+def _missing_signal(shares: Series, outcome: Series) -> str:
     """No signal in nine tenths of the groups, over several iterations, though tasks are left to solve."""
-    latest = figures.get("groups_without_signal", ())[-LATEST:]
+    latest = shares[-LATEST:]
     if len(latest) < LATEST or min(v for _, v in latest) < 0.9 or _is_learnt(outcome):
-        return []
-    iteration, value = latest[-1]
-    return [
-        Symptom(
-            kind="collapse",
-            where=where,
-            figure="groups_without_signal",
-            iteration=iteration,
-            what=f"{value:.0%} of the groups have no signal: all their episodes earned the same",
-            try_="easier or harder tasks, more collect.episodes_per_task, collect.dynamic_sampling, a credit rule per turn",
-        )
-    ]
+        return ""
+    return f"{latest[-1][1]:.0%} of the groups have no signal: all their episodes earned the same"
 
 
-def _anchors(figures: Mapping[str, Series], where: str, outcome: Series) -> list[Symptom]:
+def _missing_anchors(shares: Series, outcome: Series) -> str:
     """GiGPO in which, over several iterations, nearly no turn saw what another turn of its task saw."""
-    latest = figures.get("anchor_share", ())[-LATEST:]
+    latest = shares[-LATEST:]
     if len(latest) < LATEST or max(v for _, v in latest) >= 0.05:
-        return []
-    iteration, value = latest[-1]
-    return [
-        Symptom(
-            kind="collapse",
-            where=where,
-            figure="anchor_share",
-            iteration=iteration,
-            what=f"only {value:.0%} of the turns share their prompt with another: gigpo is plain grpo here",
-            try_="a lower advantage.similarity (0.9), more collect.episodes_per_task, algorithm dr_mas",
-        )
-    ]
+        return ""
+    return f"only {latest[-1][1]:.0%} of the turns share their prompt with another: gigpo is plain grpo here"
 
 
-def _length(figures: Mapping[str, Series], where: str, outcome: Series) -> list[Symptom]:
+def _grown_completions(lengths: Series, outcome: Series) -> str:
     """Completions twice as long as at first, far above what they were, and no better outcome."""
-    lengths = figures.get("completion_tokens", ())
-    if not where.startswith("agent") or len(lengths) <= MIN_HISTORY or _is_rising(outcome):
-        return []
-    iteration, value = lengths[-1]
-    start = median(v for _, v in lengths[:MIN_HISTORY])
-    if value < 2 * max(start, 1.0) or not outcome:
-        return []
-    return [
-        Symptom(
-            kind="hacking",
-            where=where,
-            figure="completion_tokens",
-            iteration=iteration,
-            what=f"completions have grown to {value:.0f} tokens from {start:.0f}, and the outcome does not rise",
-            try_="train.overlong, loss.aggregation token_mean, a lower max_tokens",
-        )
-    ]
+    value, start = lengths[-1][1], median(v for _, v in lengths[:MIN_HISTORY])
+    if len(lengths) <= MIN_HISTORY or _is_rising(outcome) or value < 2 * max(start, 1.0) or not outcome:
+        return ""
+    return f"completions have grown to {value:.0f} tokens from {start:.0f}, and the outcome does not rise"
 
 
-def _credit(figures: Mapping[str, Series], where: str, outcome: Series) -> list[Symptom]:
+def _opposed_credit(correlations: Series, outcome: Series) -> str:
     """An agent's credit goes against the outcome, over several iterations: what it is paid for does not help the team."""
-    latest = figures.get("credit_correlation", ())[-LATEST:]
+    latest = correlations[-LATEST:]
     if len(latest) < LATEST or max(v for _, v in latest) > -0.1:
-        return []
-    iteration, _ = latest[-1]
+        return ""
     value = mean(v for _, v in latest)
-    return [
-        Symptom(
-            kind="hacking",
-            where=where,
-            figure="credit_correlation",
-            iteration=iteration,
-            what=f"its credit goes against the outcome (correlation {value:+.2f} over {LATEST} iterations)",
-            try_="a credit rule that pays what helps the team, a smaller weight of its other parts (format ...)",
-        )
-    ]
+    return f"{_changed('credit_correlation')} (correlation {value:+.2f} over {LATEST} iterations)"
 
 
-def _explained(figures: Mapping[str, Series], where: str, outcome: Series) -> list[Symptom]:
+def _useless_critic(shares: Series, outcome: Series) -> str:
     """A critic that is worse than the mean, when it has had time to learn."""
-    values = figures.get("explained_variance", ())
-    latest = values[-MIN_HISTORY:]
-    if len(values) <= MIN_HISTORY or max(v for _, v in latest) >= -0.1:
-        return []
-    iteration, value = latest[-1]
-    return [
-        Symptom(
-            kind="divergence",
-            where=where,
-            figure="explained_variance",
-            iteration=iteration,
-            what=f"the critic explains less than nothing (explained variance {value:.2f}, {MIN_HISTORY} iterations below -0.1)",
-            try_="critic.warmup_iterations, another critic.optimizer.lr, an algorithm without a critic",
-        )
-    ]
+    latest = shares[-MIN_HISTORY:]
+    if len(shares) <= MIN_HISTORY or max(v for _, v in latest) >= -0.1:
+        return ""
+    value = latest[-1][1]
+    return f"{_changed('explained_variance')} (explained variance {value:.2f}, {MIN_HISTORY} iterations below -0.1)"
 
 
-def _jump(series: Series, where: str, figure: str) -> list[Symptom]:
-    bound, meaning, advice = JUMPS[figure]
-    if len(series) <= MIN_HISTORY:
-        return []
-    iteration, value = series[-1]
-    earlier = [v for _, v in series[:-1]]
-    if value <= bound or value <= 3 * median(earlier) or deviation(value, earlier) < FAR:
-        return []
-    return [
-        Symptom(
-            kind="divergence",
-            where=where,
-            figure=figure,
-            iteration=iteration,
-            what=f"{meaning}: {value:.3g}, {median(earlier):.3g} is usual in this run",
-            try_=advice,
-        )
-    ]
+def _jump_above(bound: float, figure: str) -> Callable[[Series, Series], str]:
+    """Returns a check for a value above `bound`, above three times the median of the earlier ones, and far from them."""
+
+    def seen(series: Series, outcome: Series) -> str:
+        value, earlier = series[-1][1], [v for _, v in series[:-1]]
+        if (
+            len(series) <= MIN_HISTORY
+            or value <= bound
+            or value <= 3 * median(earlier)
+            or deviation(value, earlier) < FAR
+        ):
+            return ""
+        return f"{_changed(figure)}: {value:.3g}, {median(earlier):.3g} is usual in this run"
+
+    return seen
 
 
-CHECKS = (_entropy, _signal, _anchors, _length, _credit, _explained)
-"""Of the figures of one model group or agent."""
+def _changed(figure: str) -> str:
+    return FIGURES[figure].changed
 
 
-def _outcome_against_reward(reward: Series, outcome: Series) -> list[Symptom]:
+CHECKS = (
+    Check(figure="entropy", kind="collapse", seen=_vanished_entropy),
+    Check(figure="groups_without_signal", kind="collapse", seen=_missing_signal),
+    Check(figure="anchor_share", kind="collapse", seen=_missing_anchors),
+    Check(figure="completion_tokens", kind="hacking", seen=_grown_completions, is_of_agents=True),
+    Check(figure="credit_correlation", kind="hacking", seen=_opposed_credit),
+    Check(figure="explained_variance", kind="divergence", seen=_useless_critic),
+    Check(figure="kl_k3", kind="divergence", seen=_jump_above(0.05, "kl_k3")),
+    Check(figure="kl_ref_k3", kind="divergence", seen=_jump_above(0.5, "kl_ref_k3")),
+    Check(figure="grad_norm", kind="divergence", seen=_jump_above(2.0, "grad_norm")),
+    Check(figure="clip_share", kind="divergence", seen=_jump_above(0.2, "clip_share")),
+)
+"""What is checked of every model group and every agent."""
+
+
+def _outcome_against_reward(reward: Series, outcome: Series) -> TrainingWarning | None:
     """Over the second half of the run the reward has risen beyond its noise and the outcome has fallen beyond its own."""
     if min(len(reward), len(outcome)) < 2 * LATEST + 2:
-        return []
+        return None
     better, worse = _change(reward), _change(outcome)
     if better < 0.05 or worse > -0.05 or better < 2 * _noise(reward) or -worse < 2 * _noise(outcome):
-        return []
-    return [
-        Symptom(
-            kind="hacking",
-            where="team",
-            figure="outcome",
-            iteration=outcome[-1][0],
-            what=f"the mean reward has risen by {better:.2f} while the outcome has fallen by {-worse:.2f}",
-            try_="look at episodes with a high reward (troupe show); make the credit rule pay the outcome",
-        )
-    ]
+        return None
+    return TrainingWarning(
+        kind="hacking",
+        where="team",
+        figure="outcome",
+        iteration=outcome[-1][0],
+        what=f"the mean reward has risen by {better:.2f} while the outcome has fallen by {-worse:.2f}",
+        try_=FIGURES["reward_over_outcome"].try_,
+    )
 
 
 def deviation(value: float, earlier: Sequence[float]) -> float:
@@ -287,12 +251,12 @@ def _is_learnt(outcome: Series) -> bool:
 
 def _figures(rows: Sequence[Row], part: str, name: str) -> dict[str, Series]:
     """Figure, without the prefix `train/`, -> its series."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    series: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         for key, value in ((row.get(part) or {}).get(name) or {}).items():
             if isinstance(value, (int, float)) and math.isfinite(value):
-                found.setdefault(key.removeprefix("train/"), []).append((row["iteration"], float(value)))
-    return dict(found)
+                series.setdefault(key.removeprefix("train/"), []).append((row["iteration"], float(value)))
+    return dict(series)
 
 
 def _series(rows: Sequence[Row], value: Callable[[Row], Any]) -> Series:

@@ -1,6 +1,6 @@
-"""watching: windows of one moment + the history in the journal -> a look: what alarms, what is sound, what is still learned.
+"""watching: windows of one moment + the history in the journal -> a check: which figures alarm, are sound or have too little history.
 
-    window per source ── judge, by that source's history ──> look ──> journal (history, latest looks, latest hundred events)
+    window per source ── check_window, by that source's history ──> check ──> journal (history, latest checks, events)
                                                                  └──> a warning in the log, points for Prometheus
 
 A window that raised an alarm is no part of what is usual, so that an alarm lasts as long as its cause; a person accepts it
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipelines.cluster.observe import look_points
-from pipelines.monitoring.alarms import Judged, judge, num_figures
+from pipelines.cluster.observe import check_points
+from pipelines.monitoring.alarms import CheckedFigure, check_window, num_figures
 from pipelines.monitoring.episode_metrics import Window, window_of
 from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
@@ -27,15 +27,15 @@ from stores.types import SERVED
 logger = logging.getLogger(__name__)
 
 ITERATION, CHAMPION = "iteration", "champion"
-"""Kinds of looks."""
+"""Kinds of checks."""
 NUM_EVENTS = 100
 
 
-def look_at_iteration(run: Run, iteration: int, *, at: float) -> dict[str, Any]:
-    """The iteration's training episodes, judged by those of earlier iterations; see `look`.
+def check_iteration(run: Run, iteration: int, *, at: float) -> dict[str, Any]:
+    """Checks the iteration's training episodes against those of earlier iterations; see `check_windows`.
 
     The team changes with every iteration. A trend widens its own limits: what lies on a line is 1.7 standard deviations from
-    the mean of what came before, never more. What the gate compares is not judged again here.
+    the mean of what came before, never more. What the gate compares is not checked again here.
     """
     done = run.iteration(iteration)
     paid = {r.episode_id: r for r in run.traces.read_rewards(done.scored.rewards)}
@@ -45,117 +45,123 @@ def look_at_iteration(run: Run, iteration: int, *, at: float) -> dict[str, Any]:
         if not trace.variant and SERVED not in trace.outcome_metadata
     )
     window = window_of(traces, key=f"{ITERATION}/{iteration}", at=at, rewards=paid)
-    return look(run, {ITERATION: window}, kind=ITERATION, key=window.key)
+    return check_windows(run, {ITERATION: window}, kind=ITERATION, key=window.key)
 
 
-def look(
+def check_windows(
     run: Run, windows: Mapping[str, Window], *, kind: str, key: str, waiting: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Judges windows by source, each by its own history, and keeps them and what was found.
+    """Checks windows by source, each by its own history, and keeps them and the result.
 
     Returns {"state": "sound" | "alarm" | "learning", "reason", "alarms": [{"source", "figure", "what", "try"}], "judged",
-    "learning": names of figures, "waiting", "sources": {source: {figure: `Judged`}}}. `sound` says that every figure that was
-    seen was judged; while one is still being learned, and none alarms, the state is `learning`.
+    "learning": names of figures, "waiting", "sources": {source: {figure: `CheckedFigure`}}}. `sound` says that every figure
+    was checked; while one is still being learned, and none alarms, the state is `learning`.
 
     Args:
-        kind: ITERATION or CHAMPION: whose latest look it is.
-        key: names the look; the same one again replaces itself, and is judged by what was before it only.
-        waiting: sources that have too few episodes to be judged now, and how many they have.
+        kind: ITERATION or CHAMPION: whose latest check it is.
+        key: names the check; the same one again replaces itself, and is compared with what was before it only.
+        waiting: sources that have too few episodes to be checked now, and how many they have.
     """
     with run.journal.hold(run.run_id, "watch"):
-        found = {source: _judged(run, source, window, windows) for source, window in windows.items()}
+        results = {source: _checked(run, source, window, windows) for source, window in windows.items()}
         for source, window in windows.items():
-            out = tuple(j.figure for j in found[source] if j.state == "alarm")
-            _keep(run, source, replace(window, alarms=out))
-        told = _told(found, waiting or {}, key=key, at=max((w.at for w in windows.values()), default=time.time()))
+            alarmed = tuple(j.figure for j in results[source] if j.state == "alarm")
+            _keep(run, source, replace(window, alarms=alarmed))
+        check = _check_of(
+            results, waiting or {}, key=key, at=max((w.at for w in windows.values()), default=time.time())
+        )
         latest = run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind))
-        if latest is None or latest["at"] <= told["at"]:
-            run.journal.put_value(run.run_id, RunValue.WATCH_LATEST.of(kind), told)
-        for alarm in told["alarms"]:
+        if latest is None or latest["at"] <= check["at"]:
+            run.journal.put_value(run.run_id, RunValue.WATCH_LATEST.of(kind), check)
+        for alarm in check["alarms"]:
             logger.warning("alarm: %s, %s: %s; try: %s", alarm["source"], alarm["figure"], alarm["what"], alarm["try"])
-        _note(run, key, told["alarms"])
-    return told
+        _note(run, key, check["alarms"])
+    return check
 
 
-def judged_only(run: Run, windows: Mapping[str, Window]) -> dict[str, Any]:
-    """`look` at a team that is not the champion, by the champion's history; nothing is kept."""
-    found = {source: _judged(run, source, window, windows) for source, window in windows.items()}
-    return _told(found, {}, key="", at=time.time())
+def check_other_team(run: Run, windows: Mapping[str, Window]) -> dict[str, Any]:
+    """Checks a team that is not the champion by the champion's history; nothing is kept."""
+    results = {source: _checked(run, source, window, windows) for source, window in windows.items()}
+    return _check_of(results, {}, key="", at=time.time())
 
 
 def accept(run: Run, reason: str) -> dict[str, Any]:
-    """What was seen until now is usual from now on; returns {"accepted_at", "reason"}."""
-    kept = {"accepted_at": time.time(), "reason": reason}
-    run.journal.put_value(run.run_id, RunValue.WATCH_ACCEPTED, kept)
-    return kept
+    """Accepts what was seen until now as usual from now on; returns {"accepted_at", "reason"}."""
+    acceptance = {"accepted_at": time.time(), "reason": reason}
+    run.journal.put_value(run.run_id, RunValue.WATCH_ACCEPTED, acceptance)
+    return acceptance
 
 
 def kept_windows(run: Run, source: str) -> list[Window]:
-    """The history of a source, oldest first, as it counts now: what was accepted, or promoted after, has no alarms."""
+    """Returns the history of a source, oldest first, as it counts now: what was accepted, or promoted after, has no
+    alarms."""
     accepted_at = max(
         [float((run.journal.value(run.run_id, RunValue.WATCH_ACCEPTED) or {}).get("accepted_at", 0.0))]
         + [float(entry["at"]) for entry in history(run)]
     )
-    kept = (run.journal.value(run.run_id, RunValue.WATCH.of(source)) or {}).get("windows", [])
-    windows = [Window.from_json(data) for data in kept]
+    stored = (run.journal.value(run.run_id, RunValue.WATCH.of(source)) or {}).get("windows", [])
+    windows = [Window.from_json(data) for data in stored]
     return [replace(w, alarms=()) if w.at <= accepted_at else w for w in windows]
 
 
-def alarm_to_hold(run: Run) -> str:
-    """What the latest iteration's look alarms of, where nobody has accepted it and `watch.on_alarm` is hold; else empty."""
+def unaccepted_alarm(run: Run) -> str:
+    """Returns why the latest iteration alarms, where nobody has accepted it and `watch.on_alarm` is fail; else empty."""
     latest = run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(ITERATION))
-    if run.config.watch.on_alarm == "tell" or latest is None or latest["state"] != "alarm":
+    if run.config.watch.on_alarm == "warn" or latest is None or latest["state"] != "alarm":
         return ""
     still = any(w.key == latest["key"] and w.alarms for w in kept_windows(run, ITERATION))
     return str(latest["reason"]) if still else ""
 
 
-def look_metrics(told: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """For MLflow: `vitals/<figure>`, and `alarm/<figure>` 1 where it alarms and 0 where it is sound; `alarm/count`."""
-    metrics = {"alarm/count": float(len(told["alarms"]))}
-    for source, figures in told["sources"].items():
-        name = f"{source}/" if len(told["sources"]) > 1 or source != ITERATION else ""
-        for figure, found in figures.items():
-            metrics[f"vitals/{name}{figure}"] = found["now"]
-            if found["state"] != "learning":
-                metrics[f"alarm/{name}{figure}"] = float(found["state"] == "alarm")
+def check_metrics(check: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Returns the metrics for MLflow: `episode_metrics/<figure>`, and `alarm/<figure>` 1 where it alarms and 0 where it
+    is sound; `alarm/count`."""
+    metrics = {"alarm/count": float(len(check["alarms"]))}
+    for source, figures in check["sources"].items():
+        name = f"{source}/" if len(check["sources"]) > 1 or source != ITERATION else ""
+        for figure, result in figures.items():
+            metrics[f"episode_metrics/{name}{figure}"] = result["now"]
+            if result["state"] != "learning":
+                metrics[f"alarm/{name}{figure}"] = float(result["state"] == "alarm")
     return {f"{prefix}{name}": value for name, value in metrics.items()}
 
 
-def look_tags(told: Mapping[str, Any]) -> dict[str, str]:
-    """For people in MLflow: `troupe.watch`, the state, and `troupe.alarm.<source>.<figure>` in words."""
-    words = {f"troupe.alarm.{a['source']}.{a['figure']}": f"{a['what']}; try: {a['try']}" for a in told["alarms"]}
-    return {"troupe.watch": f"{told['state']}: {told['reason']}", **words}
+def check_tags(check: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the tags for MLflow: `troupe.watch`, the state, and `troupe.alarm.<source>.<figure>` in words."""
+    words = {f"troupe.alarm.{a['source']}.{a['figure']}": f"{a['what']}; try: {a['try']}" for a in check["alarms"]}
+    return {"troupe.watch": f"{check['state']}: {check['reason']}", **words}
 
 
-def tell_cluster(run: Run, told: Mapping[str, Any]) -> None:
-    """Sends a look to Prometheus, once."""
-    send(look_points(run.run_id, told), key=f"watch/{run.run_id}/{told['key']}")
+def send_check(run: Run, check: Mapping[str, Any]) -> None:
+    """Sends a check to Prometheus, once."""
+    send(check_points(run.run_id, check), key=f"watch/{run.run_id}/{check['key']}")
 
 
-def handed_on(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a look goes to whoever follows its job; the journal keeps all of it."""
-    return {name: told[name] for name in ("state", "reason", "alarms", "judged", "learning", "waiting")}
+def check_summary(check: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a check that goes to whoever follows its job; the journal keeps all of it."""
+    return {name: check[name] for name in ("state", "reason", "alarms", "judged", "learning", "waiting")}
 
 
-def _judged(run: Run, source: str, window: Window, windows: Mapping[str, Window]) -> list[Judged]:
+def _checked(run: Run, source: str, window: Window, windows: Mapping[str, Window]) -> list[CheckedFigure]:
     config = run.config.watch
     alpha = (1 - config.confidence) / max(1, sum(num_figures(w) for w in windows.values()))
     earlier = [w for w in kept_windows(run, source) if w.key != window.key and w.at <= window.at]
-    return judge(window, earlier, alpha=alpha, config=config)
+    return check_window(window, earlier, alpha=alpha, config=config)
 
 
 def _keep(run: Run, source: str, window: Window) -> None:
-    """The latest windows by their time, as they were found; accepting them is another matter."""
+    """Keeps the latest windows by their time, with their alarms, accepted or not."""
     name = RunValue.WATCH.of(source)
-    kept = (run.journal.value(run.run_id, name) or {}).get("windows", [])
-    others = [data for data in kept if data["key"] != window.key]
+    stored = (run.journal.value(run.run_id, name) or {}).get("windows", [])
+    others = [data for data in stored if data["key"] != window.key]
     windows = sorted([*others, window.to_json()], key=lambda data: float(data["at"]))
     run.journal.put_value(run.run_id, name, {"windows": windows[-run.config.watch.history :]})
 
 
-def _told(found: Mapping[str, list[Judged]], waiting: Mapping[str, str], *, key: str, at: float) -> dict[str, Any]:
-    each = [(source, judged) for source, figures in found.items() for judged in figures]
+def _check_of(
+    results: Mapping[str, list[CheckedFigure]], waiting: Mapping[str, str], *, key: str, at: float
+) -> dict[str, Any]:
+    each = [(source, judged) for source, figures in results.items() for judged in figures]
     alarms = [
         {"source": source, "figure": j.figure, "what": j.what, "try": j.try_}
         for source, j in each
@@ -176,17 +182,17 @@ def _told(found: Mapping[str, list[Judged]], waiting: Mapping[str, str], *, key:
         "judged": judged,
         "learning": names["learning"],
         "waiting": dict(waiting),
-        "sources": {source: {j.figure: _plain(j) for j in figures} for source, figures in found.items()},
+        "sources": {source: {j.figure: _plain(j) for j in figures} for source, figures in results.items()},
     }
 
 
-def _plain(judged: Judged) -> dict[str, Any]:
+def _plain(figure: CheckedFigure) -> dict[str, Any]:
     names = ("state", "now", "usual", "low", "high", "num_windows")
-    return {name: getattr(judged, name) for name in names}
+    return {name: getattr(figure, name) for name in names}
 
 
 def _note(run: Run, key: str, alarms: list[dict[str, str]]) -> None:
-    """Events in the journal, the latest hundred; those of a look that is repeated once."""
+    """Keeps alarms as events in the journal, the latest hundred; those of a repeated check once."""
     past = (run.journal.value(run.run_id, RunValue.WATCH_EVENTS) or {}).get("events", [])
     others = [event for event in past if event["key"] != key]
     team = champion_version(run)

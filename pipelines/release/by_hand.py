@@ -18,7 +18,7 @@ from stores.team import Team
 
 
 def promote_version(run: Run, version: int, *, reason: str, is_rollback: bool = False) -> dict[str, Any]:
-    """Makes a registered team version the champion; returns {"team_version", "before", "proofs", "in_service"}.
+    """Makes a registered team version the champion; returns {"team_version", "before", "proofs", "deployed"}.
 
     Where the team is behind a gateway, the gateway's requests are answered by this version from then on, too.
 
@@ -40,7 +40,7 @@ def promote_version(run: Run, version: int, *, reason: str, is_rollback: bool = 
         "team_version": version,
         "before": before,
         "proofs": [plain(proof) for proof in proofs],
-        "in_service": switched,
+        "deployed": switched,
     }
 
 
@@ -78,6 +78,6 @@ def _check_weights(run: Run, team: Team, version: int, *, whole: bool) -> None:
                     run.weights.verify(part)
         except ValueError as error:
             raise ValueError(
-                f"team version {version} of {run.team_name!r} cannot come into service, model group {group!r}: {error}; "
+                f"team version {version} of {run.team_name!r} cannot be deployed, model group {group!r}: {error}; "
                 "nothing was changed"
             ) from None

@@ -8,7 +8,10 @@ from serve_apps.gateway.routes import gateway_statuses
 
 
 def gateway_answers(run: Run) -> list[Status]:
-    """Statuses of all gateway replicas, which say what answers were like; none where one is too busy to answer: a look that is missed, not the end of the watch."""
+    """Returns the statuses of all gateway replicas with the figures of their answers.
+
+    The list is empty where a replica is too busy to answer: one check is missed, which does not end the watch.
+    """
     try:
         return gateway_statuses(run.config.gateway)
     except TimeoutError:

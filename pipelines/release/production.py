@@ -1,8 +1,8 @@
-"""production: a registered team -> the team that answers people, on one of two sets of policy apps.
+"""production: a registered team -> the team that serves production traffic, on one of two sets of policy apps.
 
     idle set (blue or green) ── load, prove ──> gateway's route switches, whole ──> the other set is idle, still loaded
 
-The set that was in service stays loaded, so that the way back is one change of the gateway's route. Requests end on the set on
+The set that was deployed before stays loaded, so that the way back is one change of the gateway's route. Requests end on the set on
 which they began; a set is only loaded anew when none is left on it.
 """
 
@@ -26,25 +26,25 @@ from stores.waiting import waiting
 
 SETS = ("blue", "green")
 DRAIN_S = 120.0
-"""How long requests on the idle set may still take before it is loaded with another team."""
+"""The time that requests on the idle set have to end before it is loaded with another team."""
 ANSWER_S = 10.0
 POLL_S = 0.2
 SWITCH_S = 30.0
-"""Within which every gateway replica has to route as it was told."""
+"""The time within which every gateway replica must follow a new route."""
 START_S = 180.0
-"""The same for a gateway that is not there yet."""
+"""The same for a gateway that must start first."""
 
 
-def put_into_service(run: Run, version: int, team: Team) -> dict[str, Any]:
-    """Makes a team version answer all of the gateway's requests; a canary ends with it.
+def deploy_team(run: Run, version: int, team: Team) -> dict[str, Any]:
+    """Deploys a team version: it answers all of the gateway's requests, and a canary ends with it.
 
     Returns {"team_version", "set_name", "before", "url", "load_s", "switch_s", "proofs"}.
 
     Raises SyncError where the idle set does not serve the team's weights, RouteError where the gateway refuses the team; what
-    is in service stays then.
+    is deployed stays then.
     """
     with hold(run):
-        before = in_service(run)
+        before = deployed_route(run)
         if before is not None and before.champion.team_version == version:
             arm, proofs, seconds = _proven(run, team, before.champion)
         else:
@@ -65,13 +65,13 @@ def put_into_service(run: Run, version: int, team: Team) -> dict[str, Any]:
 def move_champion(
     run: Run, version: int, team: Team, *, reason: str, is_rollback: bool = False
 ) -> dict[str, Any] | None:
-    """Makes a team version the champion, and has it answer the gateway's requests where the team is in service.
+    """Makes a team version the champion, and deploys it where the team is behind a gateway.
 
-    One at a time, so that of two promotions at once neither is ever half of each. Returns what `put_into_service` does, None
-    where the team is not in service; raises as it does, and the champion stays then.
+    One at a time, so that of two promotions at once neither is ever half of each. Returns what `deploy_team` does, None
+    where the team is not deployed; raises as it does, and the champion stays then.
     """
     with hold_promotion(run):
-        switched = None if in_service(run) is None else put_into_service(run, version, team)
+        switched = None if deployed_route(run) is None else deploy_team(run, version, team)
         set_champion(run, team.models, version, reason=reason, is_rollback=is_rollback)
         return switched
 
@@ -82,20 +82,20 @@ def hold_promotion(run: Run) -> AbstractContextManager[Lease]:
 
 
 def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 0.0, salt: str = "") -> dict[str, Any]:
-    """Has a team version answer a share of the requests beside the one in service; loaded and proven first.
+    """Lets a team version answer a share of the requests beside the deployed one; loaded and proven first.
 
     Another share for the same version is a change of the route alone. Users keep their team while the share only grows;
     another `salt` deals them anew. `shadow` is the share of the other's requests that it gets as well, once they are answered;
-    where it answers nobody itself its engines stand back: they have the CPU only when nobody else wants it.
+    where it only shadows, its engines run at low CPU priority.
 
-    Returns {"team_version", "share", "shadow", "beside", "proofs"}; raises as `put_into_service`, and ValueError where nothing
-    is in service.
+    Returns {"team_version", "share", "shadow", "beside", "proofs"}; raises as `deploy_team`, and ValueError where nothing
+    is deployed.
     """
     low_priority = shadow > 0 and share == 0
     with hold(run):
-        before = _needed(run)
+        before = _current_route(run)
         if before.champion.team_version == version:
-            raise ValueError(f"team version {version} of {run.team_name!r} is in service itself: give another one")
+            raise ValueError(f"team version {version} of {run.team_name!r} is deployed itself: give another one")
         arm, proofs, _ = _load(run, version, team, before, low_priority=low_priority)
         switch(run, TeamRoute(champion=before.champion, candidate=arm, share=share, shadow=shadow, salt=salt))
         beside = before.champion.team_version
@@ -103,41 +103,39 @@ def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 
 
 
 def end_canary(run: Run) -> dict[str, Any]:
-    """The team in service answers everything again; returns {"team_version", "ended"}."""
+    """Lets the deployed team answer everything again; returns {"team_version", "ended"}."""
     with hold(run):
-        before = _needed(run)
+        before = _current_route(run)
         switch(run, TeamRoute(champion=before.champion, previous=before.previous))
         ended = None if before.candidate is None else before.candidate.team_version
         return {"team_version": before.champion.team_version, "ended": ended}
 
 
 def go_back(run: Run, version: int) -> dict[str, Any]:
-    """Ends a team version's service without loading anything: its canary, or in favour of the team before it.
+    """Ends the deployment of a team version without loading anything: its canary, or in favour of the team before it.
 
     Returns {"team_version", "ended"}: who answers now, and who no longer does. Raises ValueError where it does not answer, or
     the team before it is not loaded any more.
     """
     with hold(run):
-        found = _needed(run)
-        at_fault = found.candidate or found.champion
+        route_now = _current_route(run)
+        at_fault = route_now.candidate or route_now.champion
         if at_fault.team_version != version:
-            raise ValueError(
-                f"team {run.team_name!r}: version {at_fault.team_version} came into service after {version}"
-            )
-        if found.candidate is not None:
-            wanted = TeamRoute(champion=found.champion)
-        elif found.previous is not None:
-            wanted = TeamRoute(champion=found.previous)
+            raise ValueError(f"team {run.team_name!r}: version {at_fault.team_version} was deployed after {version}")
+        if route_now.candidate is not None:
+            next_route = TeamRoute(champion=route_now.champion)
+        elif route_now.previous is not None:
+            next_route = TeamRoute(champion=route_now.previous)
         else:
             raise ValueError(
-                f"team {run.team_name!r}: no team is loaded beside version {found.champion.team_version}: use `troupe rollback`"
+                f"team {run.team_name!r}: no team is loaded beside version {route_now.champion.team_version}: use `troupe rollback`"
             )
-        switch(run, wanted)
-        return {"team_version": wanted.champion.team_version, "ended": at_fault.team_version}
+        switch(run, next_route)
+        return {"team_version": next_route.champion.team_version, "ended": at_fault.team_version}
 
 
 def _still_loaded(before: TeamRoute | None, arm: DeployedTeam) -> DeployedTeam | None:
-    """Whose set is untouched by the arm that comes into service."""
+    """Returns the team whose set is untouched by the arm that is deployed."""
     if before is None:
         return None
     if before.champion.set_name != arm.set_name:
@@ -146,70 +144,68 @@ def _still_loaded(before: TeamRoute | None, arm: DeployedTeam) -> DeployedTeam |
 
 
 def hold(run: Run) -> AbstractContextManager[Lease]:
-    """Keeps others from changing who is in service for this team."""
+    """Keeps others from changing which version of this team is deployed."""
     return run.journal.hold(run.run_id, "production", owner=stage_owner())
 
 
-def in_service(run: Run) -> TeamRoute | None:
-    """How the team's requests are answered now; None where there is no gateway, or it does not know the team."""
+def deployed_route(run: Run) -> TeamRoute | None:
+    """Returns how the team's requests are answered now; None where there is no gateway, or it does not know the team."""
     return gateway_teams(run.config.gateway).get(run.team_name)
 
 
-def switch(run: Run, wanted: TeamRoute) -> None:
-    """Routes the team's requests so, on every gateway replica; starts the gateway where there is none."""
+def switch(run: Run, next_route: TeamRoute) -> None:
+    """Routes the team's requests by a new route, on every gateway replica; starts the gateway where there is none."""
     gateway = run.config.gateway
     timeout_s = SWITCH_S if gateway_statuses(gateway) else START_S
     stores = TeamStores(run_id=run.run_id, traces=run.traces_uri, served=run.served_uri, weights=run.weights_uri)
-    wanted = wanted.model_copy(update={"stores": stores})
-    route(gateway, run.team_name, wanted, state_file=f"{run.folder}/serve_apps.json", timeout_s=timeout_s)
+    next_route = next_route.model_copy(update={"stores": stores})
+    route(gateway, run.team_name, next_route, state_file=f"{run.folder}/serve_apps.json", timeout_s=timeout_s)
 
 
-def _needed(run: Run) -> TeamRoute:
-    found = in_service(run)
-    if found is None:
-        raise ValueError(
-            f"team {run.team_name!r} is not in service: begin with `troupe serve {run.team_name}@champion`"
-        )
-    return found
+def _current_route(run: Run) -> TeamRoute:
+    route_now = deployed_route(run)
+    if route_now is None:
+        raise ValueError(f"team {run.team_name!r} is not deployed: begin with `troupe serve {run.team_name}@champion`")
+    return route_now
 
 
 def _load(
     run: Run, version: int, team: Team, before: TeamRoute | None, *, low_priority: bool = False
 ) -> tuple[DeployedTeam, list[dict[str, Any]], float]:
-    """Has the idle set serve the team, proven; returns the arm, the proofs and the seconds."""
+    """Loads the team on the idle set and proves it; returns the arm, the proofs and the seconds."""
     began = time.perf_counter()
     set_name = SETS[0] if before is None else next(s for s in SETS if s != before.champion.set_name)
     models = dict(team.models)
-    wanted = DeployedTeam(
+    arm = DeployedTeam(
         team_version=version,
         set_name=set_name,
         apps=app_names(run, set_name),
         team_spec=run.team_spec(models).to_dict(),
     )
     loaded = None if before is None else before.candidate or before.previous
-    if before is not None and loaded not in (None, wanted):
+    if before is not None and loaded not in (None, arm):
         switch(run, TeamRoute(champion=before.champion))  # the set is needed for another team
-    if loaded != wanted:
+    if loaded != arm:
         _wait_until_idle(run, set_name)
     timeout_s = max(run.config.serve_config(group).start_timeout_s for group in models)
     start(run, models, kind=set_name)
     if not low_priority:
-        set_low_priority(wanted.apps.values(), False, timeout_s=timeout_s)
+        set_low_priority(arm.apps.values(), False, timeout_s=timeout_s)
     proofs, _ = serve(run, models, kind=set_name, always_prove=True)
     if low_priority:
-        set_low_priority(wanted.apps.values(), True, timeout_s=timeout_s)
-    return wanted, [plain(proof) for proof in proofs], time.perf_counter() - began
+        set_low_priority(arm.apps.values(), True, timeout_s=timeout_s)
+    return arm, [plain(proof) for proof in proofs], time.perf_counter() - began
 
 
 def _proven(run: Run, team: Team, arm: DeployedTeam) -> tuple[DeployedTeam, list[dict[str, Any]], float]:
-    """`_load` of the team that is in service: its set proves itself once more."""
+    """Proves once more the set of the team that is deployed; returns what `_load` does."""
     began = time.perf_counter()
     proofs, _ = serve(run, dict(team.models), kind=arm.set_name, always_prove=True)
     return arm, [plain(proof) for proof in proofs], time.perf_counter() - began
 
 
 def _wait_until_idle(run: Run, set_name: str) -> None:
-    """Until no request of this team is on its way on a set, by what every gateway replica says.
+    """Waits until no request of this team is on its way on a set, by what every gateway replica says.
 
     A replica that has not answered for `ANSWER_S` is one that Serve replaces: nothing is on its way there any more.
     """
@@ -218,8 +214,10 @@ def _wait_until_idle(run: Run, set_name: str) -> None:
         return
     while True:
         statuses = gateway_statuses(gateway)
-        of_all: list[Mapping[str, Any]] = [one for status in statuses for one in status["in_flight"]]
-        num = sum(one["num"] for one in of_all if (one["team"], one["set_name"]) == (run.team_name, set_name))
+        in_flight: list[Mapping[str, Any]] = [entry for status in statuses for entry in status["in_flight"]]
+        num = sum(
+            entry["num"] for entry in in_flight if (entry["team"], entry["set_name"]) == (run.team_name, set_name)
+        )
         waited = time.monotonic() - began
         if num == 0 and (len(statuses) >= gateway.num_replicas or waited > ANSWER_S):
             return

@@ -1,10 +1,10 @@
-"""traffic: what answers of two team versions were like -> whether a canary advances, is promoted, or is sent back.
+"""traffic: figures of the answers of two team versions -> whether a canary advances, is promoted, or is sent back.
 
     gateway's figures of both ──> judge ──> hold | broken | holds ──> production: another share, promotion, the way back
 
-A look at the figures costs nothing, so it is taken often; that a sound team is sent back by chance at any look stays below
-1 - `traffic.confidence`. The gateway only counts and routes; what to do is decided here, by a command, an Airflow task or a
-program of one's own, and stands in the journal.
+A check of the figures costs nothing, so it is done often; the chance that a sound team is sent back at any check stays below
+1 - `traffic.confidence`. The gateway only counts and routes; decisions are made here, by a command, an Airflow task or a program of
+your own, and are kept in the journal.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
 
+from pipelines.config.figures import FIGURES
 from pipelines.config.sections import TrafficConfig
 from pipelines.release import production
 from pipelines.release.gateway_answers import gateway_answers
@@ -29,17 +30,15 @@ from stores.waiting import waiting
 
 logger = logging.getLogger(__name__)
 
-RATIOS = ("completion_tokens", "latency_s")
-"""Figures that are compared as a ratio; shares are compared as a difference."""
 GROWTH = 1.3
-"""By how much the fewer answers have to have grown before the next look counts as one."""
+"""The factor by which the smaller number of answers must have grown before the next check counts."""
 
 State = Literal["holds", "broken", "unclear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What was found of one figure."""
+class Compared:
+    """The result of the comparison of one figure."""
 
     name: str
     mean: float
@@ -51,16 +50,17 @@ class Seen:
 
     def __str__(self) -> str:
         """`completion_tokens x1.98 [1.91, 2.05], at most x1.50`."""
-        bound = "at least" if self.name == "format_share" else "at most"
-        if self.name in RATIOS:
+        figure = FIGURES[self.name]
+        bound = "at least" if figure.worse == "lower" else "at most"
+        if figure.compared_by == "ratio":
             return f"{self.name} x{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}], {bound} x{self.limit:.2f}"
         return f"{self.name} {self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {bound} {self.limit:+.3f}"
 
 
 class Watch:
-    """Looks at the figures of two teams, again and again.
+    """Checks the figures of two teams, again and again.
 
-    A look counts when the fewer of both answers have grown by `GROWTH`; the k-th spends alpha / (k (k + 1)) of
+    A check counts when the fewer of both answers have grown by `GROWTH`; the k-th spends alpha / (k (k + 1)) of
     alpha = 1 - confidence, divided among the guards, and all of them together alpha (a union bound). Intervals are normal:
     for shares Agresti and Caffo's (2000, one success and one failure added), for ratios by the delta method on the log.
     """
@@ -68,37 +68,38 @@ class Watch:
     def __init__(self, config: TrafficConfig, *, parts: int = 1, without: Sequence[str] = ()) -> None:
         """Args: parts: watches that alpha is divided among. without: figures that say nothing here."""
         self._config, self._parts, self._without = config, parts, without
-        self._num_looks = 0
+        self._num_checks = 0
         self._next_at = float(config.min_answers)
 
-    def look(self, new: Sums, old: Sums) -> list[Seen] | None:
-        """What was found; None while there are too few answers for another look."""
+    def check(self, new: Sums, old: Sums) -> list[Compared] | None:
+        """The result per figure; None while there are too few answers for another check."""
         fewest = min(new["failure_share"][0], old["failure_share"][0])
         if fewest < self._next_at:
             return None
-        self._num_looks += 1
+        self._num_checks += 1
         self._next_at = fewest * GROWTH
         margins = self._config.guards.model_dump()
         limits = {name: m for name, m in margins.items() if m is not None and name not in self._without}
         alpha = (
             (1 - self._config.confidence)
-            / (self._num_looks * (self._num_looks + 1))
+            / (self._num_checks * (self._num_checks + 1))
             / max(1, len(limits))
             / self._parts
         )
         z = NormalDist().inv_cdf(1 - alpha)
         return [
-            seen
+            compared
             for name, margin in limits.items()
-            if (seen := _seen(name, new[name], old[name], margin, z)) is not None
+            if (compared := _compare(name, new[name], old[name], margin, z)) is not None
         ]
 
 
-def _seen(name: str, new: list[float], old: list[float], margin: float, z: float) -> Seen | None:
-    """None where one side has no such figure."""
+def _compare(name: str, new: list[float], old: list[float], margin: float, z: float) -> Compared | None:
+    """Compares one figure; None where one side does not have it."""
     if new[0] < 2 or old[0] < 2:
         return None
-    if name in RATIOS:
+    figure = FIGURES[name]
+    if figure.compared_by == "ratio":
         mean, spread = _log_ratio(new, old)
         if math.isnan(mean):
             return None
@@ -107,105 +108,105 @@ def _seen(name: str, new: list[float], old: list[float], margin: float, z: float
     else:
         centre, spread = _share_difference(new, old)
         low, high = centre - z * spread, centre + z * spread
-        limit = -margin if name == "format_share" else margin
-    is_worse, is_fine = (high < limit, low >= limit) if name == "format_share" else (low > limit, high <= limit)
+        limit = -margin if figure.worse == "lower" else margin
+    is_worse, is_fine = (high < limit, low >= limit) if figure.worse == "lower" else (low > limit, high <= limit)
     state: State = "broken" if is_worse else "holds" if is_fine else "unclear"
-    return Seen(name=name, mean=centre, low=low, high=high, limit=limit, state=state)
+    return Compared(name=name, mean=centre, low=low, high=high, limit=limit, state=state)
 
 
 def _log_ratio(new: list[float], old: list[float]) -> tuple[float, float]:
-    """log of the ratio of means, and its standard error; NaN where a mean is not positive."""
-    means = [of[1] / of[0] for of in (new, old)]
+    """Returns the log of the ratio of means and its standard error; NaN where a mean is not positive."""
+    means = [side[1] / side[0] for side in (new, old)]
     if min(means) <= 0:
         return math.nan, math.nan
-    variances = [max(0.0, of[2] / of[0] - mean**2) / of[0] for of, mean in zip((new, old), means, strict=True)]
+    variances = [max(0.0, side[2] / side[0] - mean**2) / side[0] for side, mean in zip((new, old), means, strict=True)]
     return math.log(means[0] / means[1]), math.sqrt(sum(v / m**2 for v, m in zip(variances, means, strict=True)))
 
 
 def _share_difference(new: list[float], old: list[float]) -> tuple[float, float]:
-    """Difference of two shares, and its standard error."""
-    shares = [(of[1] + 1) / (of[0] + 2) for of in (new, old)]
-    spread = math.sqrt(sum(s * (1 - s) / (of[0] + 2) for s, of in zip(shares, (new, old), strict=True)))
+    """Returns the difference of two shares and its standard error."""
+    shares = [(side[1] + 1) / (side[0] + 2) for side in (new, old)]
+    spread = math.sqrt(sum(s * (1 - s) / (side[0] + 2) for s, side in zip(shares, (new, old), strict=True)))
     return new[1] / new[0] - old[1] / old[0], spread
 
 
 def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
-    """Has a team version answer ever more of the requests, until it is promoted, sent back, or too little is known.
+    """Lets a team version answer ever more of the requests, until it is promoted, sent back, or too little is known.
 
     Returns {"verdict": "promoted" | "sent_back" | "undecided", "reason", "team_version", "share", "steps"}. A guard that is
     certainly broken sends it back at any time. Raises as `production.canary`.
     """
     config, steps = run.config.traffic, []
-    plan = [(0.0, config.shadow)] * bool(config.shadow) + [(share, 0.0) for share in config.shares]
+    plan = [(0.0, config.shadow_share)] * bool(config.shadow_share) + [(share, 0.0) for share in config.shares]
     for number, (share, shadow) in enumerate(plan, 1):
         begun = production.canary(run, version, team, share=share, shadow=shadow)
         watch = Watch(config, parts=len(plan), without=("latency_s",) if shadow else ())
-        found = _step(run, version, begun["beside"], watch, is_last=number == len(plan))
-        steps.append({"share": share, "shadow": shadow, **found})
+        ended = _step(run, version, begun["beside"], watch, is_last=number == len(plan))
+        steps.append({"share": share, "shadow": shadow, **ended})
         _note(run, {"team_version": version, **steps[-1]})
-        if found["state"] == "broken":
+        if ended["state"] == "broken":
             production.go_back(run, version)
-            return _told(run, "sent_back", found["reason"], version=version, share=share, steps=steps)
-        if found["state"] == "undecided":
-            return _told(run, "undecided", found["reason"], version=version, share=share, steps=steps)
+            return _decided(run, "sent_back", ended["reason"], version=version, share=share, steps=steps)
+        if ended["state"] == "undecided":
+            return _decided(run, "undecided", ended["reason"], version=version, share=share, steps=steps)
     reason = f"canary: {steps[-1]['reason']}"
     production.move_champion(run, version, team, reason=reason)
-    return _told(run, "promoted", reason, version=version, share=1.0, steps=steps)
+    return _decided(run, "promoted", reason, version=version, share=1.0, steps=steps)
 
 
-def guard(run: Run, *, seconds: float) -> dict[str, Any]:
-    """Watches the team in service against the one before it, and goes back to that one where a guard is certainly broken.
+def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
+    """Compares the deployed team with the one before it, and goes back to that one where a guard is certainly broken.
 
     Returns {"verdict": "kept" | "sent_back" | "undecided", "reason", "team_version", "ended"}. The two teams answered at
     different times: what changed with the hour shows as well.
     """
-    found = production.in_service(run)
-    if found is None or found.previous is None:
+    route_now = production.deployed_route(run)
+    if route_now is None or route_now.previous is None:
         raise ValueError(
-            f"team {run.team_name!r}: nothing to compare the team in service with: the one before it is not loaded any more"
+            f"team {run.team_name!r}: nothing to compare the deployed team with: the one before it is not loaded any more"
         )
-    new, old = found.champion.team_version, found.previous.team_version
+    new, old = route_now.champion.team_version, route_now.previous.team_version
     since, watch = Since(run.team_name, gateway_answers(run)), Watch(run.config.traffic)
     deadline = time.monotonic() + seconds
-    seen: list[Seen] | None = None
+    latest: list[Compared] | None = None
     while time.monotonic() < deadline:
         now = gateway_answers(run)
-        looked = watch.look(_of(since.added(now), new), _of(by_version(run.team_name, now), old))
-        seen = looked or seen
-        if broken := [str(s) for s in looked or () if s.state == "broken"]:
+        checked = watch.check(_of(since.added(now), new), _of(by_version(run.team_name, now), old))
+        latest = checked or latest
+        if broken := [str(s) for s in checked or () if s.state == "broken"]:
             with production.hold_promotion(run):
                 ended = production.go_back(run, new)
                 _return_to_champion(run, ended["ended"], ended["team_version"], reason="; ".join(broken))
-            return _told(run, "sent_back", "; ".join(broken), version=ended["team_version"], ended=ended["ended"])
+            return _decided(run, "sent_back", "; ".join(broken), version=ended["team_version"], ended=ended["ended"])
         with waiting(f"answers of {run.team_name}@{new}"):
             time.sleep(run.config.traffic.poll_s)
-    if seen is None:
-        return _told(run, "undecided", "too few answers of the one or the other", version=new, ended=None)
-    return _told(run, "kept", "; ".join(str(s) for s in seen), version=new, ended=None)
+    if latest is None:
+        return _decided(run, "undecided", "too few answers of one of the two teams", version=new, ended=None)
+    return _decided(run, "kept", "; ".join(str(s) for s in latest), version=new, ended=None)
 
 
 def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[str, Any]:
-    """{"state": "advance" | "broken" | "undecided", "reason", "num_answers"}."""
+    """Returns {"state": "advance" | "broken" | "undecided", "reason", "num_answers"}."""
     config = run.config.traffic
     since, deadline = Since(run.team_name, gateway_answers(run)), time.monotonic() + config.step_timeout_s
-    seen: list[Seen] = []
+    compared: list[Compared] = []
     num = 0.0
     while time.monotonic() < deadline:
-        in_place = production.in_service(run)
-        if in_place is None or in_place.candidate is None or in_place.candidate.team_version != new:
+        route_now = production.deployed_route(run)
+        if route_now is None or route_now.candidate is None or route_now.candidate.team_version != new:
             return {"state": "undecided", "reason": "somebody else has ended this canary", "num_answers": num}
-        found = since.added(gateway_answers(run))
-        candidate, champion = _of(found, new), _of(found, old)
+        figures = since.added(gateway_answers(run))
+        candidate, champion = _of(figures, new), _of(figures, old)
         num = candidate["failure_share"][0]
-        seen = watch.look(candidate, champion) or seen
-        if broken := [str(s) for s in seen if s.state == "broken"]:
+        compared = watch.check(candidate, champion) or compared
+        if broken := [str(s) for s in compared if s.state == "broken"]:
             return {"state": "broken", "reason": "; ".join(broken), "num_answers": num}
-        is_sure = all(s.state == "holds" for s in seen)
-        if seen and num >= config.answers_per_step and (is_sure or not is_last):
-            return {"state": "advance", "reason": "; ".join(map(str, seen)), "num_answers": num}
+        is_sure = all(s.state == "holds" for s in compared)
+        if compared and num >= config.answers_per_step and (is_sure or not is_last):
+            return {"state": "advance", "reason": "; ".join(map(str, compared)), "num_answers": num}
         with waiting(f"answers of {run.team_name}@{new}: {num:g} of {config.answers_per_step}"):
             time.sleep(config.poll_s)
-    unsure = "; ".join(str(s) for s in seen if s.state != "holds") or f"{num:g} answers"
+    unsure = "; ".join(str(s) for s in compared if s.state != "holds") or f"{num:g} answers"
     return {"state": "undecided", "reason": f"after {config.step_timeout_s:g} s: {unsure}", "num_answers": num}
 
 
@@ -214,20 +215,20 @@ def _of(figures: Mapping[int, Sums], version: int) -> Sums:
 
 
 def _return_to_champion(run: Run, ended: int, version: int, *, reason: str) -> None:
-    """The champion's alias follows where it named the team that was sent back."""
+    """Moves the champion's alias, too, where it names the team that was sent back."""
     if run.registry.alias(run.team_name, "champion") == ended:
         _, team = run.registry.load(run.team_name, version)
         set_champion(run, team.models, version, reason=f"sent back: {reason}", is_rollback=True)
 
 
-def _told(run: Run, verdict: str, reason: str, *, version: int, **more: Any) -> dict[str, Any]:
-    found = {"verdict": verdict, "reason": reason, "team_version": version, **more}
+def _decided(run: Run, verdict: str, reason: str, *, version: int, **more: Any) -> dict[str, Any]:
+    decision = {"verdict": verdict, "reason": reason, "team_version": version, **more}
     logger.log(logging.WARNING if verdict == "sent_back" else logging.INFO, "traffic: %s, %s", verdict, reason)
-    _note(run, found)
-    return found
+    _note(run, decision)
+    return decision
 
 
 def _note(run: Run, event: Mapping[str, Any]) -> None:
-    """In the journal, the latest hundred."""
+    """Keeps an event in the journal, with the latest hundred."""
     past = (run.journal.value(run.run_id, RunValue.TRAFFIC) or {}).get("events", [])
     run.journal.put_value(run.run_id, RunValue.TRAFFIC, {"events": [*past, {"at": time.time(), **event}][-100:]})

@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.episodes.from_run import source_of
-from pipelines.monitoring.watching import CHAMPION, ITERATION, look_at_iteration, look_metrics, look_tags
+from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
 from pipelines.report.summary import iteration_summary, run_report, summaries
 from pipelines.run.run import Run, plain
 from pipelines.stages.table import STAGES
@@ -93,12 +93,12 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage in STAGES]
     links = owner_links(rows)
     ended_at = max(row.ended_at or row.started_at for row in rows)
-    check = look_at_iteration(run, iteration, at=ended_at)
+    check = check_iteration(run, iteration, at=ended_at)
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,
-        metrics=iteration_metrics(summary) | look_metrics(check),
-        tags=_tags(summary, links) | look_tags(check),
+        metrics=iteration_metrics(summary) | check_metrics(check),
+        tags=_tags(summary, links) | check_tags(check),
         episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
         ended_at=ended_at,
@@ -110,7 +110,7 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
 
 def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """What MLflow's curves show of an iteration: `train/<group>/<name>` and `train/<group>/<agent>/<name>` of training,
-    `agent/<agent>/<name>` of all that is known of an agent, `symptoms/<kind>/<where>/<figure>` 1 for each warning.
+    `agent/<agent>/<name>` of all that is known of an agent, `warnings/<kind>/<where>/<figure>` 1 for each warning.
     """
     metrics: dict[str, float] = dict(summary["metrics"])
     metrics |= {f"seconds/{stage}": s for stage, s in summary["seconds"].items()}
@@ -122,8 +122,8 @@ def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             metrics |= {f"train/{group}/{agent}/{name}": value for name, value in figures.items()}
     for agent, figures in summary["agents"].items():
         metrics |= {f"agent/{agent}/{name}": value for name, value in figures.items()}
-    metrics["symptoms/count"] = float(len(summary["symptoms"]))
-    metrics |= {f"symptoms/{symptom.key}": 1.0 for symptom in summary["symptoms"]}
+    metrics["warnings/count"] = float(len(summary["warnings"]))
+    metrics |= {f"warnings/{warning.key}": 1.0 for warning in summary["warnings"]}
     if summary["evaluation"]:
         metrics["evaluate/accuracy"] = summary["evaluation"]["candidate"]["mean"]
     return metrics
@@ -132,7 +132,7 @@ def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 def _tags(summary: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, str]:
     tags = {f"troupe.policy_version.{group}": str(version) for group, version in summary["versions"].items()}
     tags |= {f"troupe.link.{name}": link for name, link in links.items()}
-    tags |= {f"troupe.symptom.{symptom.key}": f"{symptom.what}; try: {symptom.try_}" for symptom in summary["symptoms"]}
+    tags |= {f"troupe.warning.{warning.key}": f"{warning.what}; try: {warning.try_}" for warning in summary["warnings"]}
     if summary["evaluation"]:
         tags |= {
             "troupe.verdict": summary["evaluation"]["verdict"],

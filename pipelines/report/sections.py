@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipelines.monitoring.training_warnings import all_symptoms
+from pipelines.monitoring.training_warnings import all_warnings
 from pipelines.report import figures
 from pipelines.report.page import render_template
 from pipelines.report.warnings_table import newest_first, warning_lines
@@ -61,13 +61,13 @@ class ReportData:
     `seconds`: {stage: seconds}, and `total` where wall time is more than the sum
     `evaluation`: None or {`candidate`, `champion`, `gain`: {mean, low, high} or None, `num_tasks`, `verdict`,
         `condition`}
-    `symptoms`: the warnings of `training_warnings.find_symptoms`, for the terminal; the page computes them again
+    `warnings`: the warnings of `training_warnings.latest_warnings`, for the terminal; the page computes them again
     """
     examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
     looks: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
-    """The latest drift check of each kind, see `watching.look`."""
+    """The latest drift check of each kind, see `watching.check_windows`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Name -> value, shown at the end: workflow, seed, versions, commit."""
 
@@ -82,7 +82,7 @@ def render(data: ReportData) -> str:
         learning=figures.learning(rows),
         evaluated=(evaluated := [(row["iteration"], row["evaluation"]) for row in rows if row.get("evaluation")]),
         evaluation=[figures.evaluation(evaluated)] if evaluated else [],
-        warnings=newest_first(all_symptoms(rows)),
+        warnings=newest_first(all_warnings(rows)),
         watched=watch_tables(data.looks),
         training=figures.training(rows),
         training_of_agents=figures.training_of_agents(rows),

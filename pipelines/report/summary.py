@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.evaluation.statistics import Interval, paired_interval
-from pipelines.monitoring.training_warnings import all_symptoms, find_symptoms
+from pipelines.monitoring.training_warnings import all_warnings, latest_warnings
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
 from pipelines.run.provenance import git_commit
@@ -77,7 +77,7 @@ def summaries(run: Run, *, last: int | None = None) -> list[dict[str, Any]]:
     """Figures of every finished iteration, up to `last` where it is given, each with the training warnings of its time."""
     end = run.config.iterations if last is None else last
     rows = [row for number in range(1, end + 1) if (row := _figures(run, number))]
-    return [row | {"symptoms": find_symptoms(rows[: i + 1])} for i, row in enumerate(rows)]
+    return [row | {"warnings": latest_warnings(rows[: i + 1])} for i, row in enumerate(rows)]
 
 
 def _figures(run: Run, number: int) -> dict[str, Any] | None:
@@ -233,7 +233,7 @@ def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "logprob_gap": _logprob_gap(rows),
         "sync_seconds": max((row["metrics"]["sync_seconds"] for row in rows), default=0.0),
         "failed_groups": {str(row["iteration"]): row["failed_groups"] for row in rows if row["failed_groups"]},
-        "symptoms": [str(symptom) for symptom in all_symptoms(rows)],
+        "warnings": [str(warning) for warning in all_warnings(rows)],
         "agents": last.get("agents", {}),
         "funnel": last.get("funnel", {}),
         "versions": last.get("versions", {}),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.monitoring.training_warnings import Symptom
+from pipelines.monitoring.training_warnings import TrainingWarning
 
 
-def newest_first(warnings: Sequence[Symptom]) -> list[Symptom]:
+def newest_first(warnings: Sequence[TrainingWarning]) -> list[TrainingWarning]:
     """The warnings in the order of the page's table; those of one iteration stay in theirs."""
     return sorted(warnings, key=lambda warning: -warning.iteration)
 
 
 def warning_lines(row: Mapping[str, Any]) -> list[str]:
     """The warnings of one iteration, a line each."""
-    return [f"! {warning}" for warning in row.get("symptoms") or ()]
+    return [f"! {warning}" for warning in row.get("warnings") or ()]

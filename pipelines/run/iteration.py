@@ -103,7 +103,7 @@ class Iteration:
 
     @property
     def failed_groups(self) -> Mapping[str, str]:
-        """Model groups that kept their parent because training failed, and why (`promote.on_failed_group: rest`)."""
+        """Model groups that kept their parent because training failed, and why (`promote.on_failed_group: keep_parent`)."""
         return {group: result.reason for group, result in self.find_trained().items() if result.is_failed}
 
     def _need(self, kind: type[R]) -> R:

@@ -1,6 +1,6 @@
 """watchdog: logs every 30 s what a stage waits for, and ends the stage at its deadline instead of letting it hang.
 
-    stage (this thread) ── waiting("...") / progress ──> watchdog (own thread) ──> a line every `watchdog.every_s`
+    stage (this thread) ── waiting("...") / progress ──> watchdog (own thread) ──> a line every `watchdog.log_interval_s`
          │                                                   │ at `<stage>.stage_timeout_s`
          │                                                   ├─ stacks of all its processes -> <run folder>/stacks/
          │ <── interrupt: KeyboardInterrupt, here StageHung ─┤
@@ -165,7 +165,7 @@ class Watchdog:
     def _watch(self) -> None:
         """The watchdog's thread."""
         logged_at = answered_at = time.monotonic()
-        while not self._is_over.wait(min(1.0, self._config.every_s)):
+        while not self._is_over.wait(min(1.0, self._config.log_interval_s)):
             away_s = time.monotonic() - answered_at
             if away_s > head_timeout_s() / 10 and _cluster_answers():
                 answered_at = time.monotonic()
@@ -175,7 +175,7 @@ class Watchdog:
             if self._is_timed and self._elapsed() > self._timeout_s:
                 self._end(self._hung(f"not done after {self._timeout_s:g} s ({self._key.stage}.stage_timeout_s)"))
                 return
-            if time.monotonic() - logged_at < self._config.every_s:
+            if time.monotonic() - logged_at < self._config.log_interval_s:
                 continue
             logged_at = time.monotonic()
             logger.warning("%s: %.0f s, %s", self._key, self._elapsed(), self.describe())

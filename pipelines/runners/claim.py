@@ -9,7 +9,7 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from pipelines.monitoring.watching import alarm_to_hold
+from pipelines.monitoring.watching import unaccepted_alarm
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import next_iteration
@@ -53,9 +53,9 @@ def reason_to_skip(run: Run) -> str:
             f"{settings.max_rejections}), the last one because: {rejections[-1]}. Look at the report, then trigger "
             "the DAG with `force`"
         )
-    if held := alarm_to_hold(run):
+    if held := unaccepted_alarm(run):
         return (
-            f"the last iteration raised an alarm (watch.on_alarm: hold): {held}. Look at the report, then accept it (troupe "
+            f"the last iteration raised an alarm (watch.on_alarm: fail): {held}. Look at the report, then accept it (troupe "
             "watch --accept REASON) or trigger the DAG with `force`"
         )
     return _nothing_new(run)

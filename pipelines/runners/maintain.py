@@ -159,10 +159,10 @@ def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     chosen = plan(run)
     report = _report(run, chosen)
     traces, num_before, size_before = run.traces, run.traces.num_versions(), _size(run.traces_uri)
-    is_settled = before is not None and (before.ended_at or 0) < time.time() - run.config.maintain.readers_s
+    is_settled = before is not None and (before.ended_at or 0) < time.time() - run.config.maintain.reader_grace_s
     drop_before = before.ref["newest"] if is_settled and before is not None and before.ref is not None else {}
     traces.drop_pins(chosen.stray_tags)
-    margin_s = min(60.0, max(1.0, run.config.maintain.readers_s))
+    margin_s = min(60.0, max(1.0, run.config.maintain.reader_grace_s))
     traces.compact(drop_before=drop_before, margin_s=margin_s)
     report["traces"] |= {"tags_moved": traces.move_pins(chosen.old_refs)}
     report["traces"] |= {"versions": [num_before, traces.num_versions()], "bytes": [size_before, _size(run.traces_uri)]}

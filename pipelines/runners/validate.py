@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.run_config import RunConfig, near
+from pipelines.config.messages import near
+from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.tasks.sources import check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS

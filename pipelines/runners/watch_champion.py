@@ -11,9 +11,16 @@ from typing import Any
 from pipelines.episodes.collector import end_collectors
 from pipelines.evaluation.played import play_team
 from pipelines.monitoring.episode_metrics import Window, window_of
-from pipelines.monitoring.served_windows import seen, served_windows
-from pipelines.monitoring.watching import CHAMPION as LOOK
-from pipelines.monitoring.watching import handed_on, judged_only, look, look_metrics, look_tags, tell_cluster
+from pipelines.monitoring.served_windows import mark_checked, served_windows
+from pipelines.monitoring.watching import CHAMPION as OF_CHAMPION
+from pipelines.monitoring.watching import (
+    check_metrics,
+    check_other_team,
+    check_summary,
+    check_tags,
+    check_windows,
+    send_check,
+)
 from pipelines.release.by_hand import check_groups
 from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
@@ -35,7 +42,7 @@ def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
     task; one that was interrupted keeps its episodes when it is repeated.
 
     Returns {"team_version", "accuracy", "sections", "state", "reason", "alarms", "judged", "learning", "waiting"}; `accuracy` is
-    that on the test tasks, the rest is described at `watching.look`.
+    that on the test tasks, the rest is described at `watching.check_windows`.
     """
     version, team = run.load_team(alias)
     check_groups(run, team, version)
@@ -52,16 +59,16 @@ def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
     if is_champion:
         served = served_windows(run, version, key=key, at=at)
         windows |= served.windows
-        result = look(run, windows, kind=LOOK, key=key, waiting=served.waiting)
-        seen(run, served)
+        result = check_windows(run, windows, kind=OF_CHAMPION, key=key, waiting=served.waiting)
+        mark_checked(run, served)
         _show(run, version, result)
     else:
-        result = judged_only(run, windows)
+        result = check_other_team(run, windows)
     run.journal.put_value(run.run_id, RunValue.WATCHING, {"team_version": None})
     ref = {"team_version": version, "accuracy": figures.get("test", {}).get("accuracy"), "sections": figures}
     if is_champion:
         run.journal.put_value(run.run_id, RunValue.WATCHED, ref)
-    return ref | handed_on(result)
+    return ref | check_summary(result)
 
 
 def _play_section(
@@ -100,9 +107,9 @@ def _show(run: Run, version: int, result: dict[str, Any]) -> None:
     """Shows a check in MLflow (tags of the version, curves and `watch.json` of the run), Prometheus and the report."""
     from pipelines.report.record import write_reports
 
-    tell_cluster(run, result)
-    run.registry.show_watch(run.team_name, version, look_tags(result))
-    run.tracker.log_metrics(look_metrics(result, prefix="watch/"), int(result["at"]), at=result["at"])
+    send_check(run, result)
+    run.registry.show_watch(run.team_name, version, check_tags(result))
+    run.tracker.log_metrics(check_metrics(result, prefix="watch/"), int(result["at"]), at=result["at"])
     run.tracker.log_json("watch.json", result)
     write_reports(run)
 

@@ -65,7 +65,7 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Co
         sampling_seconds=sum(p.sampling_seconds for p in passes),
         groups=groups,
         stopped_by=sampled.stopped_by,
-        carried=tuple(sampled.tasks_left) if settings.tail == "carry" else (),
+        carried=tuple(sampled.tasks_left) if settings.incomplete_groups == "carry" else (),
         served=served,
     )
 
@@ -96,7 +96,7 @@ def iteration_tasks(run: Run, iteration: int) -> list[Task]:
             f"collect.tasks_per_iteration = {count} (times oversample) but tasks.train holds {len(tasks)}: lower it"
         )
     fresh = task_slice(tasks, number=iteration, count=count, seed=str(run.config.seed))
-    carried_ids = _carried_from(run, iteration - 1) if settings.tail == "carry" else ()
+    carried_ids = _carried_from(run, iteration - 1) if settings.incomplete_groups == "carry" else ()
     by_id = {task.task_id: task for task in tasks}
     if lost := [task_id for task_id in carried_ids if task_id not in by_id]:
         raise ValueError(

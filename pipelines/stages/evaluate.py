@@ -16,8 +16,8 @@ from typing import Any
 
 from pipelines.episodes.sampling import Progress
 from pipelines.evaluation.confidence_sequence import paired_sequence
-from pipelines.evaluation.gate import Evidence, Verdict, decide
-from pipelines.evaluation.guards import guard
+from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion
+from pipelines.evaluation.guards import check_guards
 from pipelines.evaluation.played import Played, play_team, versions_of
 from pipelines.evaluation.statistics import Interval, Outcomes, exact_interval, paired_interval
 from pipelines.evaluation.teams import (
@@ -136,7 +136,7 @@ def _ask_gate(
     contenders: Mapping[NewGroups, Played],
     evidence: Mapping[NewGroups, Evidence],
 ) -> _Look:
-    verdicts = {groups: decide(run.config.promote, found) for groups, found in evidence.items()}
+    verdicts = {groups: decide_promotion(run.config.promote, found) for groups, found in evidence.items()}
     chosen, verdict = choose_contender(verdicts, evidence)
     return _Look(
         num_tasks=num_tasks,
@@ -201,7 +201,7 @@ def _examine(
         gain = exact_interval(*pair, confidence=1 - error_chance)
     else:
         gain = _bootstrapped(run, *pair, confidence=1 - error_chance)
-    guards = guard(
+    guards = check_guards(
         new.traces,
         old.traces,
         config=run.config.promote.guards,

@@ -1,7 +1,7 @@
 """promote: the evaluation report and its verdict -> a team version in the registry, and which alias it gets.
 
 Reads: the report of `evaluate`. Writes: a team version (alias `candidate`; `champion` where the gate says promote); and
-which team serves production traffic, where `promote.into_service` says so.
+which team serves production traffic, where `promote.deploy` says so.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def promote(run: Run, iteration: int, lease: Lease) -> Decided:
 
 
 def _promote_version(run: Run, models: Mapping[str, ModelVersionRef], version: int, *, reason: str) -> Decided:
-    """Moves the champion, with the gateway as `promote.into_service` says; a canary may change the decision."""
+    """Moves the champion, with the gateway as `promote.deploy` says; a canary may change the decision."""
     promoted = Decided(verdict="promote", condition=reason, team_version=version)
-    how = run.config.promote.into_service
+    how = run.config.promote.deploy
     if how == "never":
         set_champion(run, models, version, reason=reason)
         return promoted
     from pipelines.release import production, traffic  # they need Ray Serve
 
     _, team = run.registry.load(run.team_name, version)
-    deployed = production.in_service(run)
+    deployed = production.deployed_route(run)
     # In a repeated stage the version may be deployed already; without a deployed team there is nothing to compare with.
     if how == "direct" or deployed is None or deployed.champion.team_version == version:
         production.move_champion(run, version, team, reason=reason)

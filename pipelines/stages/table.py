@@ -149,7 +149,7 @@ def _train_timeout_s(config: RunConfig, model_group: str) -> float:
 
 
 def _canary_s(config: RunConfig) -> float:
-    return config.canary_timeout_s if config.promote.into_service == "canary" else 0.0
+    return config.canary_timeout_s if config.promote.deploy == "canary" else 0.0
 
 
 STAGES: Mapping[str, Stage] = {
@@ -203,7 +203,7 @@ STAGES: Mapping[str, Stage] = {
             work=_promote,
             result=Decided,
             handed_on=("verdict", "condition", "team_version"),
-            needs_cluster=lambda config: config.promote.into_service != "never",
+            needs_cluster=lambda config: config.promote.deploy != "never",
             own_timeout_s=lambda config, _: config.promote.stage_timeout_s,
             extra_s=_canary_s,
         ),

@@ -40,7 +40,7 @@ def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> 
     try:
         return _train_group(run, iteration, model_group, attempt=attempt, parent=parent, **data)
     except TrainJobError as error:
-        if run.config.promote.on_failed_group == "hold" or diagnose(error).kind is FaultKind.LOST:
+        if run.config.promote.on_failed_group == "fail" or diagnose(error).kind is FaultKind.LOST:
             raise
         first_line = str(error).partition("\n")[0]
         logger.warning("keeps version %d, its training failed: %s", parent.version, error.kind)

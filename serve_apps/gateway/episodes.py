@@ -43,7 +43,7 @@ class GatewayEpisodes:
     def open_episode(self, request: EpisodeRequest, key: ApiKey) -> OpenEpisode:
         """Begins an episode on a team; ApiError 404 without such a team, 429 where too many episodes are open."""
         config = self._service.config.episodes
-        team = self._service.team(request.team).choose_team(request.user)
+        team = self._service.team(request.team).choose_contender(request.user)
         if len(self._open) >= config.max_open:
             raise ApiError(
                 429,

@@ -118,7 +118,7 @@ class Service:
         self.team(name)
         await self.admission.enter()
         try:
-            team = self.team(name).choose_team(user)
+            team = self.team(name).choose_contender(user)
         except BaseException:
             self.admission.leave()
             raise

@@ -132,7 +132,7 @@ class Production:
             name=name, config=config, champion=_load_team(name, "champion", config.champion), candidate=candidate
         )
 
-    def choose_team(self, user: str | None) -> ServedTeam:
+    def choose_contender(self, user: str | None) -> ServedTeam:
         """Returns the team that answers a request.
 
         A user stays on one team as long as the share only grows. Requests without a user are dealt out in turn.

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.config.sections import PromoteConfig
 from pipelines.evaluation.confidence_sequence import paired_sequence
-from pipelines.evaluation.gate import Evidence, decide
+from pipelines.evaluation.gate import Evidence, decide_promotion
 from pipelines.evaluation.statistics import Interval, Outcomes, paired_interval
 from tests.bench.figures import Figure
 
@@ -49,7 +49,7 @@ def share_promoted(gain: float, *, num_tasks: int, per_look: int, num_pairs: int
         new = (rng.random(num_tasks) < np.minimum(chance + gain, 1)).astype(float)
         for n in [*range(per_look, num_tasks, per_look), num_tasks]:
             found = _interval(_named(new[:n]), _named(old[:n]), planned=num_tasks, is_sequential=per_look < num_tasks)
-            verdict = decide(PromoteConfig(), Evidence(gain=found, ok_share=1.0, format_shares={})).verdict
+            verdict = decide_promotion(PromoteConfig(), Evidence(gain=found, ok_share=1.0, format_shares={})).verdict
             if verdict != "inconclusive":
                 num_promoted += verdict == "promote"
                 break

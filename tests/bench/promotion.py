@@ -17,8 +17,8 @@ from typing import Any
 from pipelines.cluster.connect import connect
 from pipelines.config.run_config import load_config
 from pipelines.config.sections import TrafficConfig
-from pipelines.release.production import put_into_service
-from pipelines.release.traffic import guard, roll_out
+from pipelines.release.production import deploy_team
+from pipelines.release.traffic import guard_deployed, roll_out
 from pipelines.report.progress import Screen
 from pipelines.run.run import Run
 from pipelines.runners.local_runner import train_team
@@ -66,14 +66,14 @@ def measure(folder: Path) -> list[Figure]:
 
 def _in_service(run: Run, version: int, team: Team, bad: Mapping[int, tuple[str, Team]]) -> list[Figure]:
     figures = []
-    put_into_service(run, *run.registry.load(run.team_name, 1))
+    deploy_team(run, *run.registry.load(run.team_name, 1))
     with asked_all_the_time(run) as answered:
         found = roll_out(run, version, team)
         figures.append(_as_expected("canary of the trained team", found["verdict"] == "promoted", found["reason"]))
         for number, (what, one) in bad.items():
-            put_into_service(run, number, one)
+            deploy_team(run, number, one)
             began = time.perf_counter()
-            sent = guard(run, seconds=GUARD_S)
+            sent = guard_deployed(run, seconds=GUARD_S)
             told = f"after {time.perf_counter() - began:.0f} s: {sent['reason']}"
             is_back = (sent["verdict"], sent["team_version"]) == ("sent_back", version)
             figures.append(_as_expected(f"forced in, {what}", is_back, told))

@@ -89,8 +89,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("home")
     berlin = {"cron": "0 2 * * 1-5", "timezone": "Europe/Berlin", "evaluate": "@daily", "maintain": ""}
     write(home / "small.yaml", schedule=berlin)
-    canary = {"into_service": "canary"}
-    follows = {"schedule": {"on_assets": ["troupe://team/small"]}, "promote": canary, "watch": {"on_alarm": "hold"}}
+    canary = {"deploy": "canary"}
+    follows = {"schedule": {"on_assets": ["troupe://team/small"]}, "promote": canary, "watch": {"on_alarm": "fail"}}
     write(home / "watcher.yaml", run="watcher", **follows)
     write(home / "by_hand.yaml", run="by_hand")
     write(home / "misspelt.yaml", run="misspelt", schedul={"cron": "@daily"})

@@ -15,7 +15,7 @@ import pytest
 from servers import Postgres
 
 from pipelines.config.run_config import load_config
-from pipelines.monitoring.watching import handed_on
+from pipelines.monitoring.watching import check_summary
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team
 from pipelines.report.record import record
 from pipelines.run.run import Run
@@ -110,7 +110,7 @@ def test_every_iteration_has_an_mlflow_run_that_a_repeated_record_leaves_as_it_i
         assert shown.metrics["policy_version/team"] == float(shown.tags["troupe.policy_version.team"]) == iteration
     done = troupe(undisturbed, "record", "--run", "small", "--iteration", "2")
     handed = json.loads(done.stdout.splitlines()[-1].removeprefix("troupe-ref: "))
-    assert kept[2] is not None and handed == kept[2] | {"watch": handed_on(kept[2]["watch"])}
+    assert kept[2] is not None and handed == kept[2] | {"watch": check_summary(kept[2]["watch"])}
     with undisturbed.journal._connect() as connection:  # as if the record had been lost after MLflow had taken it
         connection.execute(journal.STAGES.delete().where(journal.STAGES.c.stage == "record"))
     for iteration in reversed(ITERATIONS):
@@ -140,10 +140,12 @@ def test_every_iteration_is_watched(undisturbed: Run) -> None:
         told = recorded["watch"]
         assert (told["state"], told["alarms"]) == ("learning", []), "two iterations are too few to judge by"
         figures = told["sources"]["iteration"]
-        assert {"success", "entropy", "entropy/solver", "repeats", "reward_over_success", "input_drift"} <= set(figures)
+        assert {"outcome", "entropy", "entropy/solver", "repeat_share", "reward_over_outcome", "input_drift"} <= set(
+            figures
+        )
         assert figures["turns"]["num_windows"] == iteration - 1 and figures["turns"]["now"] >= 1
         shown = undisturbed.tracker._client.get_run(recorded["mlflow_run_id"]).data
-        assert shown.metrics["vitals/entropy"] == pytest.approx(figures["entropy"]["now"])
+        assert shown.metrics["episode_metrics/entropy"] == pytest.approx(figures["entropy"]["now"])
         assert shown.tags["troupe.watch"].startswith("learning: 0 figures are usual")
 
 

@@ -21,8 +21,8 @@ from servers import free_port
 
 from pipelines.config.sections import FromServiceConfig, TrafficConfig, TrafficGuardsConfig
 from pipelines.release.by_hand import promote_version
-from pipelines.release.production import canary, end_canary, in_service, put_into_service
-from pipelines.release.traffic import guard, roll_out
+from pipelines.release.production import canary, deploy_team, deployed_route, end_canary
+from pipelines.release.traffic import guard_deployed, roll_out
 from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names
@@ -59,7 +59,7 @@ def run(undisturbed: Run, ray_local: None) -> Iterator[Run]:
 
 def serve(run: Run, which: int | str) -> dict:
     version, team = run.registry.load(run.team_name, which)
-    return put_into_service(run, version, team)
+    return deploy_team(run, version, team)
 
 
 def pids(put: Mapping[str, Any]) -> list[int]:
@@ -94,12 +94,12 @@ def test_teams_are_loaded_on_the_idle_set_proven_and_switched_whole(run: Run) ->
 def test_a_champion_that_silently_degrades_raises_an_alarm(run: Run) -> None:
     """Nothing was promoted, no weight has changed: somebody shortened what agents may say."""
     usual = watch(run, "champion", ["test"])
-    assert usual["state"] == "learning" and "test/success" in usual["learning"] and usual["alarms"] == []
+    assert usual["state"] == "learning" and "test/outcome" in usual["learning"] and usual["alarms"] == []
     agents = {name: settings.model_copy(update={"max_tokens": 5}) for name, settings in run.config.agents.items()}
     short = watch(Run(run.config.model_copy(update={"agents": agents})), "champion", ["test"])
     assert short["state"] == "alarm", short
     found = {alarm["figure"] for alarm in short["alarms"]}
-    assert {"completion_tokens", "cut_turns", "format_faults"} <= found, found
+    assert {"completion_tokens", "cut_share", "format_share"} <= found, found
     tags = run.registry._client.get_model_version(run.team_name, str(short["team_version"])).tags
     assert {f"troupe.alarm.test.{figure}" for figure in found} == {t for t in tags if t.startswith("troupe.alarm.")}
     assert "Watch" in (Path(run.folder) / "report.html").read_text()
@@ -119,7 +119,7 @@ def test_a_canary_answers_its_share_and_ends(run: Run) -> None:
     assert ask(run) == f"small@{other}"
     assert end_canary(run) == {"team_version": 1, "ended": other}
     assert {ask(run) for _ in range(3)} == {"small@1"}
-    with pytest.raises(ValueError, match="team version 1 of 'small' is in service itself"):
+    with pytest.raises(ValueError, match="team version 1 of 'small' is deployed itself"):
         canary(run, 1, run.registry.load(run.team_name, 1)[1], share=0.1)
 
 
@@ -139,7 +139,7 @@ def test_a_team_whose_weights_are_damaged_is_refused_and_the_one_in_service_stay
             serve(run, other)
     finally:
         shutil.copy(kept, file)
-    found = in_service(run)
+    found = deployed_route(run)
     assert found is not None and found.champion.team_version == 1 and ask(run) == "small@1"
 
 
@@ -148,11 +148,11 @@ def test_a_promotion_and_a_rollback_by_hand_switch_the_gateway_with_the_champion
     before = champion_version(run)
     other = next(v.version for v in run.registry.versions(run.team_name) if v.version != before)
     moved = promote_version(run, other, reason="a test")
-    assert moved["before"] == before and moved["in_service"]["team_version"] == other
+    assert moved["before"] == before and moved["deployed"]["team_version"] == other
     assert ask(run) == f"small@{other}" and run.registry.alias(run.team_name, "champion") == other
     assert serve(run, "previous")["team_version"] == before and ask(run) == f"small@{before}"
     back = promote_version(run, before, reason="a test")
-    assert back["in_service"]["team_version"] == before and ask(run) == f"small@{before}"
+    assert back["deployed"]["team_version"] == before and ask(run) == f"small@{before}"
     assert run.registry.alias(run.team_name, "champion") == before
 
 
@@ -188,8 +188,8 @@ def test_a_degraded_team_is_sent_back_as_a_canary_and_when_it_was_forced_in(run:
         found = roll_out(run, DEGRADED, bad)
         assert (found["verdict"], found["share"]) == ("sent_back", 0.3), found
         assert "at most" in found["reason"] or "at least" in found["reason"]
-        put_into_service(run, DEGRADED, bad)
-        forced = guard(run, seconds=120)
+        deploy_team(run, DEGRADED, bad)
+        forced = guard_deployed(run, seconds=120)
         assert (forced["verdict"], forced["team_version"], forced["ended"]) == ("sent_back", 1, DEGRADED), forced
         while answered[-1] != "small@1":
             time.sleep(0.02)
@@ -197,7 +197,7 @@ def test_a_degraded_team_is_sent_back_as_a_canary_and_when_it_was_forced_in(run:
     events = run.journal.value(run.run_id, "traffic")
     assert events and [e["verdict"] for e in events["events"] if "verdict" in e][-2:] == ["sent_back", "sent_back"]
     with pytest.raises(ValueError, match="the one before it is not loaded any more"):
-        guard(run, seconds=1)
+        guard_deployed(run, seconds=1)
 
 
 def test_a_sound_canary_advances_through_its_shares_and_is_promoted(run: Run) -> None:
@@ -224,7 +224,7 @@ def test_a_canary_that_nobody_asks_stays_undecided(run: Run) -> None:
     other = max(v.version for v in run.registry.versions(run.team_name))
     found = roll_out(run, other, run.registry.load(run.team_name, other)[1])
     assert (found["verdict"], found["share"], found["reason"]) == ("undecided", 0.3, "after 1 s: 0 answers")
-    in_place = in_service(run)
+    in_place = deployed_route(run)
     assert in_place and in_place.candidate and in_place.share == 0.3
     end_canary(run)
 
@@ -235,13 +235,13 @@ def test_a_canary_that_somebody_ends_is_not_put_back(run: Run) -> None:
     other = max(v.version for v in run.registry.versions(run.team_name))
     with ThreadPoolExecutor() as pool:
         found = pool.submit(roll_out, run, other, run.registry.load(run.team_name, other)[1])
-        while (now := in_service(run)) is None or now.candidate is None:
+        while (now := deployed_route(run)) is None or now.candidate is None:
             assert not found.done(), found.result()
             time.sleep(0.05)
         end_canary(run)
         told = found.result(timeout=60)
     assert (told["verdict"], told["reason"]) == ("undecided", "somebody else has ended this canary")
-    now = in_service(run)
+    now = deployed_route(run)
     assert now is not None and now.candidate is None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.config.sections import PromoteConfig
-from pipelines.evaluation.gate import Evidence, decide
+from pipelines.evaluation.gate import Evidence, decide_promotion
 from pipelines.evaluation.guards import Guarded
 from pipelines.evaluation.statistics import Interval
 
@@ -39,14 +39,14 @@ def evidence(low: float, high: float, *, ok: float = 1.0, formats: float = 1.0) 
 def test_the_verdict_names_the_condition_that_decided(
     settings: dict[str, float], found: Evidence, verdict: str, condition: str
 ) -> None:
-    decision = decide(PromoteConfig(**settings), found)
+    decision = decide_promotion(PromoteConfig(**settings), found)
     assert decision.verdict == verdict
     assert condition in decision.condition
 
 
 def test_the_first_team_is_promoted_if_the_floors_hold() -> None:
-    assert decide(PromoteConfig(), Evidence(gain=None, ok_share=0.95, format_shares={})).verdict == "promote"
-    assert decide(PromoteConfig(), Evidence(gain=None, ok_share=0.5, format_shares={})).verdict == "reject"
+    assert decide_promotion(PromoteConfig(), Evidence(gain=None, ok_share=0.95, format_shares={})).verdict == "promote"
+    assert decide_promotion(PromoteConfig(), Evidence(gain=None, ok_share=0.5, format_shares={})).verdict == "reject"
 
 
 def guarded(low: float, high: float, state: str) -> Guarded:
@@ -56,16 +56,16 @@ def guarded(low: float, high: float, state: str) -> Guarded:
 
 def test_a_broken_guard_rejects_whatever_is_gained_and_an_unclear_one_asks_for_more() -> None:
     gains = evidence(0.1, 0.3)
-    broken = decide(PromoteConfig(), replace(gains, guards=[guarded(1.9, 2.1, "broken")]))
+    broken = decide_promotion(PromoteConfig(), replace(gains, guards=[guarded(1.9, 2.1, "broken")]))
     assert (broken.verdict, broken.condition) == (
         "reject",
         "guard completion_tokens x2.00 [1.90, 2.10], at most x1.50",
     )
-    unclear = decide(PromoteConfig(), replace(gains, guards=[guarded(1.2, 1.6, "unclear")]))
+    unclear = decide_promotion(PromoteConfig(), replace(gains, guards=[guarded(1.2, 1.6, "unclear")]))
     assert unclear.verdict == "inconclusive" and "but not sure of completion_tokens x1.40" in unclear.condition
-    assert decide(PromoteConfig(), replace(gains, guards=[guarded(0.9, 1.1, "holds")])).verdict == "promote"
+    assert decide_promotion(PromoteConfig(), replace(gains, guards=[guarded(0.9, 1.1, "holds")])).verdict == "promote"
     loses = evidence(-0.3, -0.1)
-    assert decide(PromoteConfig(), replace(loses, guards=[guarded(1.2, 1.6, "unclear")])).verdict == "reject"
+    assert decide_promotion(PromoteConfig(), replace(loses, guards=[guarded(1.2, 1.6, "unclear")])).verdict == "reject"
 
 
 def test_a_source_that_certainly_loses_rejects_where_a_limit_is_set() -> None:
@@ -74,7 +74,7 @@ def test_a_source_that_certainly_loses_rejects_where_a_limit_is_set() -> None:
         "words": Interval(mean=-0.2, low=-0.3, high=-0.1, num_tasks=50),
     }
     found = replace(evidence(0.1, 0.3), sources=split)
-    assert decide(PromoteConfig(), found).verdict == "promote"
-    assert decide(PromoteConfig(max_source_loss=0.1), found).verdict == "promote", "it may be just so much"
-    verdict = decide(PromoteConfig(max_source_loss=0.05), found)
+    assert decide_promotion(PromoteConfig(), found).verdict == "promote"
+    assert decide_promotion(PromoteConfig(max_source_loss=0.1), found).verdict == "promote", "it may be just so much"
+    verdict = decide_promotion(PromoteConfig(max_source_loss=0.05), found)
     assert verdict.verdict == "reject" and "source 'words' loses: -0.200 [-0.300, -0.100] on 50" in verdict.condition

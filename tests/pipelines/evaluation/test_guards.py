@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.config.sections import GuardsConfig
-from pipelines.evaluation.guards import guard, is_refusal
+from pipelines.evaluation.guards import check_guards, is_refusal
 from stores.types import Trace
 
 pytestmark = pytest.mark.fast
@@ -30,39 +30,39 @@ def test_twice_the_tokens_break_the_guard_and_the_words_say_by_how_much(make_tra
     old = [make_trace(i) for i in range(40)]
     new = [with_tokens(t, 2 if i % 4 < 2 else 2.5) for i, t in enumerate(old)]
     old = [with_tokens(t, 1) for t in old]
-    (found,) = guard(new, old, config=only(completion_tokens=0.5))
+    (found,) = check_guards(new, old, config=only(completion_tokens=0.5))
     assert found.state == "broken" and found.found.mean == pytest.approx(2.25)
     assert found.found.low < 2.25 < found.found.high and str(found).startswith("completion_tokens x2.25 [")
     assert str(found).endswith("at most x1.50")
-    assert guard(old, old, config=only(completion_tokens=0.5))[0].state == "holds"
-    assert guard(new, old, config=only(completion_tokens=1.25))[0].state == "unclear", "on the limit"
-    assert guard(new, old, config=GuardsConfig(**OFF)) == []
+    assert check_guards(old, old, config=only(completion_tokens=0.5))[0].state == "holds"
+    assert check_guards(new, old, config=only(completion_tokens=1.25))[0].state == "unclear", "on the limit"
+    assert check_guards(new, old, config=GuardsConfig(**OFF)) == []
 
 
 def test_a_drop_of_the_format_is_seen_and_a_rise_is_welcome(make_trace: Make) -> None:
     old = [make_trace(i) for i in range(40)]
     broken = [replace(t, turns=tuple(replace(x, is_format_ok=i % 2 == 0) for x in t.turns)) for i, t in enumerate(old)]
-    (worse,) = guard(broken, old, config=only(format_share=0.05))
+    (worse,) = check_guards(broken, old, config=only(format_share=0.05))
     assert worse.state == "broken" and worse.found.mean == pytest.approx(-0.5) and "at least -0.050" in str(worse)
-    assert guard(old, broken, config=only(format_share=0.05))[0].state == "holds"
+    assert check_guards(old, broken, config=only(format_share=0.05))[0].state == "holds"
 
 
 def test_empty_answers_and_refusals_count_and_what_nobody_does_is_no_reason_to_doubt(make_trace: Make) -> None:
     old = [make_trace(i, answer="42") for i in range(12)]
     new = [replace(t, answer="I'm sorry, I cannot help with that.") for t in old]
-    (found,) = guard(new, old, config=only(refusal_share=0.05))
+    (found,) = check_guards(new, old, config=only(refusal_share=0.05))
     assert found.state == "broken" and found.found.mean == 1.0
-    assert guard(old, old, config=only(refusal_share=0.05))[0].state == "holds", "even on twelve tasks"
+    assert check_guards(old, old, config=only(refusal_share=0.05))[0].state == "holds", "even on twelve tasks"
     assert is_refusal("  ") and is_refusal("As an AI, I do not") and is_refusal("I am unable to say. 42")
     assert not is_refusal("42") and not is_refusal("It is 42. I can't say why.") and not is_refusal("I scan it")
 
 
 def test_tools_that_the_champion_never_calls_have_no_ratio(make_trace: Make) -> None:
     traces = [replace(make_trace(i), tool_calls=()) for i in range(8)]
-    assert guard(traces, traces, config=only(tool_calls=0.5)) == []
+    assert check_guards(traces, traces, config=only(tool_calls=0.5)) == []
 
 
 def test_only_tasks_that_both_played_count(make_trace: Make) -> None:
     old = [make_trace(i) for i in range(20)]
-    (found,) = guard(old[:10], old, config=only(turns=0.5))
+    (found,) = check_guards(old[:10], old, config=only(turns=0.5))
     assert found.found.num_tasks == len({t.task.task_id for t in old[:10]})

@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.config.sections import WatchConfig, WatchFloorsConfig
-from pipelines.monitoring.alarms import Judged, judge, num_figures
+from pipelines.monitoring.alarms import CheckedFigure, check_window, num_figures
 from pipelines.monitoring.drift import Sketch
-from pipelines.monitoring.episode_metrics import Vital, Window, vital_of
+from pipelines.monitoring.episode_metrics import Estimate, Window, estimate_of
 
 pytestmark = pytest.mark.fast
 
@@ -22,21 +22,21 @@ BARE = WatchConfig(floors=WatchFloorsConfig(**dict.fromkeys(WatchFloorsConfig.mo
 
 
 def window(key: int = 0, *, version: int = 1, alarms: tuple[str, ...] = (), **means: float) -> Window:
-    figures = {name.replace("__", "/"): Vital(num=50, mean=mean, error=0.001) for name, mean in means.items()}
+    figures = {name.replace("__", "/"): Estimate(num=50, mean=mean, error=0.001) for name, mean in means.items()}
     return Window(key=str(key), at=key, figures=figures, team_version=version, alarms=alarms)
 
 
 def judged(
     now: Window, history: list[Window], *, alpha: float = 0.01, config: WatchConfig = CONFIG
-) -> dict[str, Judged]:
-    return {found.figure: found for found in judge(now, history, alpha=alpha, config=config)}
+) -> dict[str, CheckedFigure]:
+    return {found.figure: found for found in check_window(now, history, alpha=alpha, config=config)}
 
 
-SUCCESS = [window(k, success=mean) for k, mean in enumerate((0.70, 0.74, 0.72, 0.68, 0.71))]
+OUTCOMES = [window(k, outcome=mean) for k, mean in enumerate((0.70, 0.74, 0.72, 0.68, 0.71))]
 
 
 def test_limits_are_the_prediction_interval_of_the_champions_own_windows() -> None:
-    found = judged(window(9, success=0.5), SUCCESS)["success"]
+    found = judged(window(9, outcome=0.5), OUTCOMES)["outcome"]
     # mean 0.71, standard deviation 0.02236, t of 4 degrees at 0.99: 3.747, times sqrt(1 + 1/5)
     assert (found.usual, found.high, found.num_windows) == (pytest.approx(0.71), None, 5)
     assert found.low == pytest.approx(0.71 - 3.747 * 0.02236 * 1.0954, abs=1e-4)
@@ -45,7 +45,7 @@ def test_limits_are_the_prediction_interval_of_the_champions_own_windows() -> No
 
 
 def test_what_may_only_fall_may_rise_and_what_may_do_neither_may_not() -> None:
-    assert judged(window(9, success=0.99), SUCCESS)["success"].state == "sound"
+    assert judged(window(9, outcome=0.99), OUTCOMES)["outcome"].state == "sound"
     tokens = [window(k, completion_tokens=80 + k) for k in range(6)]
     assert [judged(window(9, completion_tokens=n), tokens)["completion_tokens"].state for n in (40, 82, 160)] == [
         "alarm", "sound", "alarm",
@@ -67,55 +67,55 @@ def test_figures_of_an_agent_have_the_floor_of_their_figure() -> None:
 
 
 def test_too_little_history_is_said_and_what_alarmed_is_no_part_of_it() -> None:
-    found = judged(window(9, success=0.0), SUCCESS[:4])["success"]
+    found = judged(window(9, outcome=0.0), OUTCOMES[:4])["outcome"]
     assert (found.state, found.num_windows, found.low) == ("learning", 4, None)
-    odd = window(5, success=0.0, alarms=("turns",))
-    assert judged(window(9, success=0.0), [*SUCCESS[:4], odd])["success"].num_windows == 4
-    assert judged(window(9, success=0.0), [*SUCCESS, odd])["success"].state == "alarm"
+    odd = window(5, outcome=0.0, alarms=("turns",))
+    assert judged(window(9, outcome=0.0), [*OUTCOMES[:4], odd])["outcome"].num_windows == 4
+    assert judged(window(9, outcome=0.0), [*OUTCOMES, odd])["outcome"].state == "alarm"
 
 
 def test_another_champion_begins_anew() -> None:
-    assert judged(window(9, version=2, success=0.0), SUCCESS)["success"].state == "learning"
+    assert judged(window(9, version=2, outcome=0.0), OUTCOMES)["outcome"].state == "learning"
 
 
 def fixed(key: int, values: Mapping[str, Mapping[str, float]], *, version: int = 1, tasks: str = "d") -> Window:
-    figures = {name: vital_of(list(of.values()), name) for name, of in values.items()}
+    figures = {name: estimate_of(list(of.values()), name) for name, of in values.items()}
     return Window(key=str(key), at=key, figures=figures, team_version=version, tasks=tasks, by_task=values)
 
 
 def solved(num: int, of: int = 32) -> dict[str, dict[str, float]]:
-    return {"success": {f"t{i}": float(i < num) for i in range(of)}, "turns": {f"t{i}": 3.0 for i in range(of)}}
+    return {"outcome": {f"t{i}": float(i < num) for i in range(of)}, "turns": {f"t{i}": 3.0 for i in range(of)}}
 
 
 def test_fixed_tasks_are_judged_by_themselves_from_the_second_time_on() -> None:
     first = fixed(0, solved(24))
     assert {f.state for f in judged(first, []).values()} == {"learning"}
-    again = judged(fixed(1, solved(24)), [first])["success"]
+    again = judged(fixed(1, solved(24)), [first])["outcome"]
     assert (again.state, again.now, again.usual) == ("sound", 0.75, 0.75)
-    assert judged(fixed(1, solved(22)), [first])["success"].state == "sound", "two of 32 may fail by chance"
-    assert judged(fixed(1, solved(10)), [first])["success"].state == "alarm"
-    assert judged(fixed(1, solved(0, of=3)), [fixed(0, solved(3, of=3))])["success"].state == "sound", "too few tasks"
+    assert judged(fixed(1, solved(22)), [first])["outcome"].state == "sound", "two of 32 may fail by chance"
+    assert judged(fixed(1, solved(10)), [first])["outcome"].state == "alarm"
+    assert judged(fixed(1, solved(0, of=3)), [fixed(0, solved(3, of=3))])["outcome"].state == "sound", "too few tasks"
 
 
 def test_success_on_the_same_tasks_is_compared_across_champions_and_nothing_else_is() -> None:
     first = fixed(0, solved(24))
     found = judged(fixed(1, solved(6), version=2), [first])
-    assert (found["success"].state, found["turns"].state) == ("alarm", "learning")
-    assert judged(fixed(1, solved(6), version=2, tasks="others"), [first])["success"].state == "learning"
+    assert (found["outcome"].state, found["turns"].state) == ("alarm", "learning")
+    assert judged(fixed(1, solved(6), version=2, tasks="others"), [first])["outcome"].state == "learning"
 
 
 def sampled(rng: np.random.Generator, *, num: int = 60, **change: float) -> Window:
     """A window of a team whose own windows differ by 5%."""
-    at = {"tokens": 80.0, "entropy": 0.8, "success": 0.7, "faults": 0.03} | change
+    at = {"tokens": 80.0, "entropy": 0.8, "outcome": 0.7, "faults": 0.03} | change
     f = float(np.exp(0.05 * rng.normal()))
     values: dict[str, Any] = {
         "completion_tokens": rng.gamma(3, at["tokens"] * f / 3, num),
         "entropy": rng.normal(at["entropy"] * f, 0.2, num),
-        "success": (rng.random(num) < at["success"]) * 1.0,
-        "format_faults": (rng.random(num) < at["faults"]) * 1.0,
+        "outcome": (rng.random(num) < at["outcome"]) * 1.0,
+        "format_share": (rng.random(num) >= at["faults"]) * 1.0,
         "turns": rng.poisson(3, num) + 1.0,
     }
-    return Window(key="", at=0, figures={n: vital_of(v.tolist(), n) for n, v in values.items()}, team_version=1)
+    return Window(key="", at=0, figures={n: estimate_of(v.tolist(), n) for n, v in values.items()}, team_version=1)
 
 
 def share_of_alarms(num: int, *, num_windows: int, config: WatchConfig, figure: str = "", **change: float) -> float:
@@ -138,8 +138,8 @@ def test_a_look_at_a_sound_team_rarely_alarms(num_windows: int) -> None:
     [
         ({"tokens": 160.0}, "completion_tokens", 0.8),
         ({"entropy": 0.1}, "entropy", 0.95),
-        ({"success": 0.3}, "success", 0.8),
-        ({"faults": 0.5}, "format_faults", 0.95),
+        ({"outcome": 0.3}, "outcome", 0.8),
+        ({"faults": 0.5}, "format_share", 0.95),
     ],
 )
 def test_a_degraded_team_mostly_alarms_after_eight_windows(change: dict[str, float], figure: str, least: float) -> None:

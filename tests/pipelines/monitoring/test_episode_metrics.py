@@ -12,7 +12,7 @@ import pytest
 from records import MakeTrace
 
 from pipelines.monitoring.drift import merge, pseudo_f, shift, sketch
-from pipelines.monitoring.episode_metrics import Window, figures_of, num_repeats, vital_of, window_of
+from pipelines.monitoring.episode_metrics import Window, estimate_of, figures_of, num_repeats, window_of
 from stores.types import EpisodeRewards, EpisodeStatus, FinishReason, Sampling, Trace, TurnReward
 
 pytestmark = pytest.mark.fast
@@ -46,16 +46,16 @@ def test_an_episode_gives_every_figure_it_has(make_trace: MakeTrace) -> None:
         episode_id="", run_id="", iteration=1, purpose=trace.purpose, credit_version="", outcome=0.25, rewards=paid
     )
     assert figures_of(trace, rewards, feedback=-1.0) == {
-        "failures": 0, "turns": 2, "tool_calls": 1, "refusals": 0, "prompt_words": 5, "format_faults": 0.5,
-        "cut_turns": 0.5, "completion_tokens": 8, "entropy": 1.0, "repeats": 1.0,
+        "failure_share": 0, "turns": 2, "tool_calls": 1, "refusal_share": 0, "prompt_words": 5, "format_share": 0.5,
+        "cut_share": 0.5, "completion_tokens": 8, "entropy": 1.0, "repeat_share": 1.0,
         "completion_tokens/solver": 4, "completion_tokens/verifier": 4, "entropy/solver": 0.5, "entropy/verifier": 1.5,
-        "format_faults/solver": 0, "format_faults/verifier": 1.0,
-        "success": 0.25, "reward_over_success": 0.5, "feedback": -1.0,
+        "format_share/solver": 1.0, "format_share/verifier": 0,
+        "outcome": 0.25, "reward_over_outcome": 0.5, "feedback_score": -1.0,
     }  # fmt: skip
 
 
 def test_an_episode_that_failed_says_only_that(make_trace: MakeTrace) -> None:
-    assert figures_of(make_trace(status=EpisodeStatus.TIMEOUT)) == {"failures": 1.0}
+    assert figures_of(make_trace(status=EpisodeStatus.TIMEOUT)) == {"failure_share": 1.0}
 
 
 def test_filtered_turns_have_no_entropy_and_redacted_ones_no_tokens(make_trace: MakeTrace) -> None:
@@ -99,15 +99,15 @@ def test_tasks_are_the_units_and_their_mean_has_an_error(
     traces = [make_trace(i) for i in range(6)]  # two of each task
     rewards = {t.episode_id: make_rewards(t, outcome=float(i < 2)) for i, t in enumerate(traces)}
     window = window_of(traces, key="k", at=0, rewards=rewards, fixed_tasks="d")
-    success = window.figures["success"]
-    assert (success.num, success.mean) == (3, pytest.approx(1 / 3))
-    assert success.error == pytest.approx(math.sqrt(0.3 / 5)), "of 1 0 0, and a 0 and a 1 in addition"
-    assert window.by_task["success"] == {"t0": 1.0, "t1": 0.0, "t2": 0.0} and window.sketch is None
+    outcome = window.figures["outcome"]
+    assert (outcome.num, outcome.mean) == (3, pytest.approx(1 / 3))
+    assert outcome.error == pytest.approx(math.sqrt(0.3 / 5)), "of 1 0 0, and a 0 and a 1 in addition"
+    assert window.by_task["outcome"] == {"t0": 1.0, "t1": 0.0, "t2": 0.0} and window.sketch is None
     assert Window.from_json(json.loads(json.dumps(window.to_json()))) == window
     other = window_of(traces, key="k", at=0)
     assert other.sketch is not None and not other.by_task
     assert Window.from_json(json.loads(json.dumps(other.to_json()))) == other
-    assert vital_of([2.0, 4.0], "turns").error == pytest.approx(1.0)
+    assert estimate_of([2.0, 4.0], "turns").error == pytest.approx(1.0)
 
 
 def test_no_text_of_an_episode_is_in_its_window(make_trace: MakeTrace) -> None:

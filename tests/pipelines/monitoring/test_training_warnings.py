@@ -1,4 +1,4 @@
-"""Warnings in words: each symptom on literal histories, and none on a run that learns."""
+"""Warnings in words: each warning on literal histories, and none on a run that learns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.monitoring.training_warnings import all_symptoms, deviation, find_symptoms
+from pipelines.monitoring.training_warnings import all_warnings, deviation, latest_warnings
 
 pytestmark = pytest.mark.fast
 
@@ -35,7 +35,7 @@ def history(
 
 
 def kinds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    return [(s.kind, s.where, s.figure) for s in find_symptoms(rows)]
+    return [(s.kind, s.where, s.figure) for s in latest_warnings(rows)]
 
 
 def test_a_value_is_as_far_as_its_distance_in_deviations() -> None:
@@ -47,7 +47,7 @@ def test_a_value_is_as_far_as_its_distance_in_deviations() -> None:
 def test_entropy_that_is_gone_is_a_collapse_where_nothing_is_learnt() -> None:
     gone = [0.8, 0.8, 0.6, 0.4, 0.2, 0.1, 0.03, 0.01]
     assert kinds(history(agent={"entropy": gone})) == [("collapse", "agent a", "entropy")]
-    assert "entropy is 0.01 nats, it began at 0.8" in str(find_symptoms(history(agent={"entropy": gone}))[0])
+    assert "entropy is 0.01 nats, it began at 0.8" in str(latest_warnings(history(agent={"entropy": gone}))[0])
     assert kinds(history(outcome=RISING, agent={"entropy": gone})) == [], "a policy that learns becomes sure"
     assert kinds(history(outcome=[0.95] * 8, agent={"entropy": gone})) == [], "nor is a solved task a collapse"
 
@@ -103,10 +103,10 @@ def test_completions_that_grow_for_nothing_and_credit_against_the_outcome_are_ha
 
 def test_a_warning_that_stays_is_told_once() -> None:
     rows = history(agent={"credit_correlation": [-0.5] * 8})
-    assert [(s.key, s.iteration) for s in all_symptoms(rows)] == [("hacking/agent/a/credit_correlation", 3)]
+    assert [(s.key, s.iteration) for s in all_warnings(rows)] == [("hacking/agent/a/credit_correlation", 3)]
 
 
-def test_a_young_run_has_no_symptoms() -> None:
+def test_a_young_run_has_no_warnings() -> None:
     wild = {"kl_k3": [0.1, 9.0], "grad_norm": [1.0, 99.0], "explained_variance": [-3.0, -3.0], "entropy": [0.5, 0.0]}
-    assert find_symptoms(history(outcome=[0.1, 0.0], group=wild, agent=wild)) == []
-    assert find_symptoms([]) == []
+    assert latest_warnings(history(outcome=[0.1, 0.0], group=wild, agent=wild)) == []
+    assert latest_warnings([]) == []

@@ -22,7 +22,7 @@ def test_ending_a_canary_where_there_is_none_leaves_the_way_back(monkeypatch: py
     routed: list[TeamRoute] = []
     run: Any = object()
     monkeypatch.setattr(production, "hold", lambda run: nullcontext())
-    monkeypatch.setattr(production, "in_service", lambda run: before)
+    monkeypatch.setattr(production, "deployed_route", lambda run: before)
     monkeypatch.setattr(production, "switch", lambda run, wanted: routed.append(wanted))
     assert production.end_canary(run) == {"team_version": 5, "ended": None}
     assert routed == [before]

@@ -43,7 +43,7 @@ def tally(figures: list[dict[str, float]]) -> Sums:
 
 
 def states(watch: Watch, new: Sums, old: Sums) -> dict[str, str]:
-    seen = watch.look(new, old)
+    seen = watch.check(new, old)
     assert seen is not None
     return {s.name: s.state for s in seen}
 
@@ -51,10 +51,10 @@ def states(watch: Watch, new: Sums, old: Sums) -> dict[str, str]:
 def test_too_few_answers_are_no_look_and_a_look_needs_more_than_the_last() -> None:
     rng, watch = np.random.default_rng(0), Watch(CONFIG)
     some, enough = tally(answers(rng, 19)), tally(answers(rng, 100))
-    assert watch.look(some, enough) is None and watch.look(enough, some) is None
-    assert watch.look(enough, enough) is not None
-    assert watch.look(enough, enough) is None, "the same answers again are no news"
-    assert watch.look(tally(answers(rng, 131)), tally(answers(rng, 131))) is not None
+    assert watch.check(some, enough) is None and watch.check(enough, some) is None
+    assert watch.check(enough, enough) is not None
+    assert watch.check(enough, enough) is None, "the same answers again are no news"
+    assert watch.check(tally(answers(rng, 131)), tally(answers(rng, 131))) is not None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_too_few_answers_are_no_look_and_a_look_needs_more_than_the_last() -> No
 )
 def test_a_team_that_is_clearly_worse_is_found_within_a_hundred_answers(worse: dict[str, float], figure: str) -> None:
     rng = np.random.default_rng(1)
-    seen = Watch(CONFIG).look(tally(answers(rng, 100, **worse)), tally(answers(rng, 100)))
+    seen = Watch(CONFIG).check(tally(answers(rng, 100, **worse)), tally(answers(rng, 100)))
     assert seen is not None
     (one,) = (s for s in seen if s.name == figure)
     assert one.state == "broken" and one.low > one.limit
@@ -80,7 +80,7 @@ def test_equal_teams_hold_once_there_are_enough_answers() -> None:
 
 def test_a_guard_that_is_off_or_has_no_figure_is_not_looked_at() -> None:
     rng = np.random.default_rng(3)
-    config = TrafficConfig(guards=TrafficGuardsConfig(seconds=None, completion_tokens=None))
+    config = TrafficConfig(guards=TrafficGuardsConfig(latency_s=None, completion_tokens=None))
     found = states(Watch(config), tally(answers(rng, 50)), tally(answers(rng, 50)))
     assert set(found) == {"cut_share", "empty_share", "failure_share"}
 
@@ -100,7 +100,7 @@ def test_a_sound_team_at_the_very_limit_is_rarely_sent_back_however_often_it_is_
                 sums["empty_share"] = [sums["empty_share"][0] + 20, sums["empty_share"][1] + many, 0.0]
                 sums["failure_share"] = [sums["failure_share"][0] + 20, 0.0, 0.0]
             unseen = {name: [0, 0.0, 0.0] for name in Tally().sums}
-            seen = watch.look({**unseen, **new}, {**unseen, **old})
+            seen = watch.check({**unseen, **new}, {**unseen, **old})
             if seen and any(s.state == "broken" for s in seen):
                 sent_back += 1
                 break
@@ -133,7 +133,7 @@ def test_a_replica_that_ends_takes_its_figures_along_and_nothing_of_the_others()
     found = added("demo", [status("a", sound + later), status("c", young)], before)[4]
     expected = tally(later + young)
     assert all(found[name] == pytest.approx(expected[name]) for name in expected)
-    assert Watch(CONFIG).look(found, expected) is not None, "its shares are between 0 and 1"
+    assert Watch(CONFIG).check(found, expected) is not None, "its shares are between 0 and 1"
 
 
 def test_a_replica_that_is_missing_at_the_first_look_brings_nothing_of_before_along() -> None:
@@ -153,7 +153,7 @@ def test_a_step_decides_nothing_by_what_was_answered_before_it(monkeypatch: pyte
     looks = iter([[]])
     monkeypatch.setattr(traffic, "gateway_answers", lambda _: next(looks, [{"replica": "a", "figures": both}]))
     in_place = SimpleNamespace(candidate=SimpleNamespace(team_version=2))
-    monkeypatch.setattr(traffic.production, "in_service", lambda _: in_place)
+    monkeypatch.setattr(traffic.production, "deployed_route", lambda _: in_place)
     config = CONFIG.model_copy(update={"step_timeout_s": 0.3, "poll_s": 0.02})
     run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
     found = traffic._step(run, 2, 1, Watch(config), is_last=False)

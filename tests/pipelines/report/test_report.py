@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import score_trace
-from pipelines.monitoring.training_warnings import find_symptoms
+from pipelines.monitoring.training_warnings import latest_warnings
 from pipelines.report.figures import other_metrics, overhead_share, training, training_of_agents
 from pipelines.report.record import iteration_metrics
 from pipelines.report.sections import Example, ExampleEpisode, ReportData, iteration_table, render
@@ -288,7 +288,7 @@ def test_a_warning_is_in_the_page_and_in_the_terminal_with_what_to_try() -> None
     for part in ("hacking", "agent solver", "correlation -0.50", "a credit rule that pays what helps the team"):
         assert part in page.text, part
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(iteration_table(rows[-1] | {"symptoms": find_symptoms(rows)}))
+    console.print(iteration_table(rows[-1] | {"warnings": latest_warnings(rows)}))
     assert "! hacking, agent solver, iteration 8" in console.export_text()
 
 
@@ -312,7 +312,7 @@ def test_mlflow_gets_every_metric_by_group_and_agent_and_every_warning() -> None
         "groups": {"g": {"train/kl_k3": 0.1}},
         "trained_agents": {"g": {"solver": {"clip_share": 0.2}}},
         "agents": {"solver": {"reward": 0.3}},
-        "symptoms": find_symptoms(collapsing_rows()),
+        "warnings": latest_warnings(collapsing_rows()),
         "evaluation": None,
     }
     assert iteration_metrics(summary) == {
@@ -322,6 +322,6 @@ def test_mlflow_gets_every_metric_by_group_and_agent_and_every_warning() -> None
         "train/g/kl_k3": 0.1,
         "train/g/solver/clip_share": 0.2,
         "agent/solver/reward": 0.3,
-        "symptoms/count": 1.0,
-        "symptoms/hacking/agent/solver/credit_correlation": 1.0,
+        "warnings/count": 1.0,
+        "warnings/hacking/agent/solver/credit_correlation": 1.0,
     }

@@ -84,7 +84,7 @@ def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_pat
 
 
 def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dog = Watchdog(fake_run(tmp_path, every_s=0.1), KEY, timeout_s=9)
+    dog = Watchdog(fake_run(tmp_path, log_interval_s=0.1), KEY, timeout_s=9)
     progress = dog.reporting(None)
 
     def work(lease: Any) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_an_interrupt_by_the_user_stays_one(tmp_path: Path) -> None:
 
 
 def test_waiting_to_be_alone_does_not_count_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = fake_run(tmp_path, every_s=0.1)
+    run = fake_run(tmp_path, log_interval_s=0.1)
     entered, released = threading.Event(), threading.Event()
 
     def somebody_else() -> None:
@@ -194,6 +194,6 @@ def test_a_head_that_stays_away_ends_the_stage_as_lost(tmp_path: Path, monkeypat
     monkeypatch.setattr(watchdog, "_cluster_answers", lambda: False)
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "6")
     with pytest.raises(ClusterLost, match="the head of the Ray cluster is gone; waits for the end of time") as caught:
-        Watchdog(fake_run(tmp_path, every_s=0.1), KEY, timeout_s=9).once(hang_here)
+        Watchdog(fake_run(tmp_path, log_interval_s=0.1), KEY, timeout_s=9).once(hang_here)
     assert diagnose(caught.value).exit_code == 75
     assert not (tmp_path / "stacks").exists()

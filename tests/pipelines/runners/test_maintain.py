@@ -45,7 +45,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         "storage.journal": f"sqlite:///{tmp_path}/journal.db",
         "storage.mlflow": tracking,
         "storage.artifacts": artifacts,
-        "maintain": {"keep_iterations": 2, "keep_champions": 1, "readers_s": 0, "leftover_hours": 1},
+        "maintain": {"keep_iterations": 2, "keep_champions": 1, "reader_grace_s": 0, "leftover_hours": 1},
     }
     opened = Run(load_config(SMALL, changes))
     opened.open()
@@ -251,7 +251,9 @@ def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: C
         where = {"run_id": run.run_id, "iteration": 9, "purpose": Purpose.TRAIN, "team_key": "next"}
         num_written[0] += run.traces.write_episodes([make_trace(1000 + num_written[0], **where)])
 
-    patient = Run(run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"readers_s": 3})}))
+    patient = Run(
+        run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"reader_grace_s": 3})})
+    )
     threads = [guarded(read), guarded(write)]
     for thread in threads:
         thread.start()

@@ -18,13 +18,21 @@ from typer.testing import CliRunner
 from pipelines.cli import service
 from pipelines.cli.main import app
 from pipelines.cluster import connect
-from pipelines.cluster.observe import look_points
+from pipelines.cluster.observe import check_points
 from pipelines.config.run_config import load_config
 from pipelines.evaluation import played as played_module
 from pipelines.monitoring import served_windows
-from pipelines.monitoring.episode_metrics import Vital, Window
-from pipelines.monitoring.served_windows import vitals_of_sums
-from pipelines.monitoring.watching import CHAMPION, ITERATION, accept, kept_windows, look, look_metrics, look_tags
+from pipelines.monitoring.episode_metrics import Estimate, Window
+from pipelines.monitoring.served_windows import estimates_of_sums
+from pipelines.monitoring.watching import (
+    CHAMPION,
+    ITERATION,
+    accept,
+    check_metrics,
+    check_tags,
+    check_windows,
+    kept_windows,
+)
 from pipelines.report.watch_table import watch_tables
 from pipelines.run.run import Run
 from pipelines.runners import watch_champion
@@ -45,7 +53,7 @@ by_hand = test_by_hand.by_hand
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    changes = {"storage.root": str(tmp_path), "watch.on_alarm": "hold", "schedule": {"cron": "@daily"}}
+    changes = {"storage.root": str(tmp_path), "watch.on_alarm": "fail", "schedule": {"cron": "@daily"}}
     run = Run(load_config(SMALL, changes))
     run.journal.put_value("small", "champion", {"team_version": 1, "models": {}})
     return run
@@ -53,9 +61,9 @@ def run(tmp_path: Path) -> Run:
 
 def taken(run: Run, number: int, success: float) -> dict[str, Any]:
     """A look at an iteration."""
-    figures = {"success": Vital(num=50, mean=success, error=0.02), "turns": Vital(num=50, mean=3.0, error=0.1)}
+    figures = {"outcome": Estimate(num=50, mean=success, error=0.02), "turns": Estimate(num=50, mean=3.0, error=0.1)}
     key = f"iteration/{number}"
-    return look(run, {ITERATION: Window(key=key, at=float(number), figures=figures)}, kind=ITERATION, key=key)
+    return check_windows(run, {ITERATION: Window(key=key, at=float(number), figures=figures)}, kind=ITERATION, key=key)
 
 
 def test_a_look_learns_then_judges_and_an_alarm_is_an_event_that_lasts(
@@ -65,20 +73,20 @@ def test_a_look_learns_then_judges_and_an_alarm_is_an_event_that_lasts(
     states = [taken(run, k, 0.7 + 0.01 * (k % 2))["state"] for k in range(1, 7)]
     assert states == ["learning"] * 5 + ["sound"]
     told = taken(run, 7, 0.2)
-    assert (told["state"], told["judged"], told["learning"]) == ("alarm", ["iteration/success", "iteration/turns"], [])
+    assert (told["state"], told["judged"], told["learning"]) == ("alarm", ["iteration/outcome", "iteration/turns"], [])
     (alarm,) = told["alarms"]
     assert alarm["what"].startswith("fewer tasks are solved: 0.2, 0.705 is usual (at least") and alarm["try"]
     assert taken(run, 7, 0.2) == told, "the same look again is the same"
-    assert [m for m in caplog.messages if m.startswith("alarm: iteration, success: fewer tasks")]
+    assert [m for m in caplog.messages if m.startswith("alarm: iteration, outcome: fewer tasks")]
     events = run.journal.value("small", "watch/events")
-    assert events and [(e["figure"], e["team_version"]) for e in events["events"]] == [("success", 1)]
+    assert events and [(e["figure"], e["team_version"]) for e in events["events"]] == [("outcome", 1)]
     assert taken(run, 8, 0.2)["state"] == "alarm", "what alarmed is not usual"
     assert len(kept_windows(run, ITERATION)) == 8
 
 
 def test_an_earlier_look_repeated_is_judged_by_what_was_before_it_and_is_not_the_latest(run: Run) -> None:
     told = [taken(run, k, 0.7 + 0.01 * (k % 2)) for k in range(1, 9)]
-    assert taken(run, 7, 0.71) == told[6] and told[6]["sources"]["iteration"]["success"]["num_windows"] == 6
+    assert taken(run, 7, 0.71) == told[6] and told[6]["sources"]["iteration"]["outcome"]["num_windows"] == 6
     assert [w.at for w in kept_windows(run, ITERATION)] == [float(k) for k in range(1, 9)]
     assert run.journal.value("small", "watch/latest/iteration") == told[7]
 
@@ -88,7 +96,7 @@ def test_an_alarm_holds_the_schedule_until_it_is_accepted_or_a_team_is_promoted(
         taken(run, k, 0.7)
     assert reason_to_skip(run) == ""
     taken(run, 7, 0.2)
-    assert "raised an alarm (watch.on_alarm: hold): iteration: fewer tasks are solved" in reason_to_skip(run)
+    assert "raised an alarm (watch.on_alarm: fail): iteration: fewer tasks are solved" in reason_to_skip(run)
     assert accept(run, "harder tasks")["reason"] == "harder tasks"
     assert reason_to_skip(run) == "" and kept_windows(run, ITERATION)[-1].alarms == ()
     run.journal.put_value("small", "watch/accepted", {"accepted_at": 0.0})
@@ -114,17 +122,17 @@ def test_alarms_are_shown_on_the_version_in_mlflow_until_they_are_over(
         workflow="a:B", prompts={}, credit={}, models={}, git_commit="", run_id="watched", iteration=0, evaluation={}
     )
     version = registry.register("watched", team)
-    registry.show_watch("watched", version, look_tags(told))
+    registry.show_watch("watched", version, check_tags(told))
     tags = registry._client.get_model_version("watched", str(version)).tags
-    assert tags["troupe.alarm.iteration.success"].startswith("fewer tasks are solved: 0.2")
+    assert tags["troupe.alarm.iteration.outcome"].startswith("fewer tasks are solved: 0.2")
     assert tags["troupe.watch"].startswith("alarm: iteration: fewer")
-    registry.show_watch("watched", version, look_tags({**told, "alarms": [], "state": "sound", "reason": "fine"}))
+    registry.show_watch("watched", version, check_tags({**told, "alarms": [], "state": "sound", "reason": "fine"}))
     tags = registry._client.get_model_version("watched", str(version)).tags
-    assert "troupe.alarm.iteration.success" not in tags and tags["troupe.watch"] == "sound: fine"
-    tracker.log_metrics(look_metrics(told), 7)
+    assert "troupe.alarm.iteration.outcome" not in tags and tags["troupe.watch"] == "sound: fine"
+    tracker.log_metrics(check_metrics(told), 7)
     tracker.log_json("watch.json", told)
     shown = tracker._client.get_run(tracker.mlflow_run_id).data.metrics
-    assert (shown["alarm/success"], shown["alarm/turns"], shown["vitals/success"], shown["alarm/count"]) == (
+    assert (shown["alarm/outcome"], shown["alarm/turns"], shown["episode_metrics/outcome"], shown["alarm/count"]) == (
         1,
         0,
         0.2,
@@ -136,24 +144,24 @@ def test_points_for_prometheus_have_their_tags_and_a_table_its_alarms_first(run:
     for k in range(1, 7):
         taken(run, k, 0.7)
     told = taken(run, 7, 0.2)
-    points = look_points("small", told)
+    points = check_points("small", told)
     assert all(tuple(tags) == METRICS[name].tags for name, _, tags in points)
-    assert {(n, t["figure"]): v for n, v, t in points}["troupe_alarm", "success"] == 1
+    assert {(n, t["figure"]): v for n, v, t in points}["troupe_alarm", "outcome"] == 1
     (table,) = watch_tables({ITERATION: told, CHAMPION: None})
     states = [row.state for row in table.rows]
     assert states.index("alarm") < states.index("sound") and any("at least" in row.range for row in table.rows)
 
 
-def test_the_gateways_sums_are_vitals() -> None:
+def test_the_gateways_sums_are_estimates() -> None:
     tally = Tally()
     for tokens, is_ok in ((10.0, 1.0), (20.0, 0.0), (30.0, 1.0)):
         tally.add({"completion_tokens": tokens, "format_share": is_ok, "failure_share": 0.0})
-    found = vitals_of_sums(tally.sums)
-    assert set(found) == {"completion_tokens", "format_faults", "failures"}
+    found = estimates_of_sums(tally.sums)
+    assert set(found) == {"completion_tokens", "format_share", "failure_share"}
     assert (found["completion_tokens"].num, found["completion_tokens"].mean) == (3, 20.0)
     assert found["completion_tokens"].error == pytest.approx((100 / 3) ** 0.5)
-    assert found["format_faults"].mean == pytest.approx(1 / 3)
-    assert found["format_faults"].error == pytest.approx((0.3 / 5) ** 0.5), "of 0 1 0, and a 0 and a 1 in addition"
+    assert found["format_share"].mean == pytest.approx(2 / 3)
+    assert found["format_share"].error == pytest.approx((0.3 / 5) ** 0.5), "of 1 0 1, and a 0 and a 1 in addition"
 
 
 @pytest.fixture
@@ -187,7 +195,7 @@ def test_a_degraded_champion_alarms_in_watch_and_its_exit_code_says_so(
     command = ["watch", "--run", "small", "--exit-code"]
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 13, first.output
-    assert '"state": "learning"' in first.output and '"test/success"' in first.output
+    assert '"state": "learning"' in first.output and '"test/outcome"' in first.output
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0 and '"state": "sound"' in again.output
     answer_wrong(monkeypatch)
@@ -195,7 +203,7 @@ def test_a_degraded_champion_alarms_in_watch_and_its_exit_code_says_so(
     bad = CliRunner().invoke(app, command)
     assert bad.exit_code == 12, bad.output
     said = json.loads(bad.output[bad.output.index("{") :].splitlines()[0])
-    assert {(a["source"], a["figure"]) for a in said["alarms"]} >= {("test", "success"), ("sentinel", "success")}
+    assert {(a["source"], a["figure"]) for a in said["alarms"]} >= {("test", "outcome"), ("sentinel", "outcome")}
     assert "fewer tasks are solved: 0, 1 is usual" in said["reason"] and "2 + 3" not in bad.output
     assert CliRunner().invoke(app, [*command[:3], "--accept", "the tasks were wrong"]).exit_code == 0
     assert kept_windows(watched, "test")[-1].alarms == ()
@@ -233,7 +241,7 @@ def test_what_was_served_since_the_last_watching_is_a_window_of_the_champions(
     second = watch_champion.watch(watched, CHAMPION, ["test"])
     assert second["waiting"] == {} and "service/input_drift" in second["learning"]
     (window,) = kept_windows(watched, "service")
-    assert (window.figures["turns"].num, window.figures["feedback"].mean) == (35, 1.0)
+    assert (window.figures["turns"].num, window.figures["feedback_score"].mean) == (35, 1.0)
     assert watch_champion.watch(watched, CHAMPION, ["test"])["waiting"] == {}, "nothing new, nothing waits"
     assert len(kept_windows(watched, "service")) == 1
 

@@ -66,7 +66,7 @@ def test_a_failed_group_holds_the_iteration_unless_told_otherwise(
 def test_the_rest_goes_on_with_the_parent_of_the_failed_group_and_the_decision_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = trained(tmp_path, monkeypatch, {"a": None, "b": DIVERGED}, **{"promote.on_failed_group": "rest"})
+    run = trained(tmp_path, monkeypatch, {"a": None, "b": DIVERGED}, **{"promote.on_failed_group": "keep_parent"})
     assert run.trained(1) == {"a": ref("a", 1), "b": ref("b", 0)}
     why = "training failed: TrainingDivergedError: three steps in a row had a loss that is not finite"
     assert run.iteration(1).failed_groups == {"b": why}
@@ -80,7 +80,7 @@ def test_the_rest_goes_on_with_the_parent_of_the_failed_group_and_the_decision_s
 
 
 def test_where_every_group_failed_there_is_nothing_to_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trained(tmp_path, monkeypatch, {"a": DIVERGED, "b": DIVERGED}, **{"promote.on_failed_group": "rest"})
+    run = trained(tmp_path, monkeypatch, {"a": DIVERGED, "b": DIVERGED}, **{"promote.on_failed_group": "keep_parent"})
     report = evaluate.evaluate(run, 1)
     finish(run, 1, report)
     assert report.verdict == "skipped" and report.condition.count("training failed") == 2
@@ -93,15 +93,17 @@ def test_what_may_succeed_when_repeated_is_no_failed_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     with pytest.raises((TrainJobError, TimeoutError)):
-        trained(tmp_path, monkeypatch, {"a": fault, "b": None}, **{"promote.on_failed_group": "rest"})
+        trained(tmp_path, monkeypatch, {"a": fault, "b": None}, **{"promote.on_failed_group": "keep_parent"})
 
 
 def test_the_rest_needs_another_group_and_a_stage_of_its_own() -> None:
-    with pytest.raises(ValueError, match=r"on_failed_group: rest promotes the other model groups .* there is only one"):
-        load_config(SMALL, {"promote.on_failed_group": "rest"})
-    changes = {"model_groups": GROUPS, "promote.on_failed_group": "rest"}
-    with pytest.raises(ValueError, match=r"on_failed_group: rest, but with train\.algorithm: mappo"):
+    with pytest.raises(
+        ValueError, match=r"on_failed_group: keep_parent promotes the other model groups .* there is only one"
+    ):
+        load_config(SMALL, {"promote.on_failed_group": "keep_parent"})
+    changes = {"model_groups": GROUPS, "promote.on_failed_group": "keep_parent"}
+    with pytest.raises(ValueError, match=r"on_failed_group: keep_parent, but with train\.algorithm: mappo"):
         load_config(SMALL, {**changes, "train.algorithm": "mappo"})
-    assert load_config(SMALL, {"promote.on_failed_group": "hold", "promote.into_service": "direct"}).sha256 == (
+    assert load_config(SMALL, {"promote.on_failed_group": "fail", "promote.deploy": "direct"}).sha256 == (
         load_config(SMALL).sha256
     ), "runs that began before these keys existed go on"

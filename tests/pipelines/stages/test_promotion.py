@@ -92,8 +92,8 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Registr
         return {"team_version": version}
 
     monkeypatch.setattr(by_hand, "serve", lambda run, models, **more: (done.append("serve"), ([], 0.0))[1])
-    monkeypatch.setattr(production, "in_service", lambda run: SimpleNamespace())
-    monkeypatch.setattr(production, "put_into_service", put)
+    monkeypatch.setattr(production, "deployed_route", lambda run: SimpleNamespace())
+    monkeypatch.setattr(production, "deploy_team", put)
     return run, registry, done
 
 
@@ -201,10 +201,10 @@ def test_a_promotion_by_the_gate_goes_into_service_as_the_config_says(
     champion: int,
 ) -> None:
     run, registry, done = scene
-    run.config = load_config(SMALL, {"storage.root": run.config.storage.root, "promote.into_service": how})
+    run.config = load_config(SMALL, {"storage.root": run.config.storage.root, "promote.deploy": how})
     set_champion(run, registry.teams[1].models, 1, reason="the first team")
     now = SimpleNamespace(champion=SimpleNamespace(team_version=1))
-    monkeypatch.setattr(production, "in_service", lambda run: now)
+    monkeypatch.setattr(production, "deployed_route", lambda run: now)
 
     def roll_out(run: Run, version: int, team: Team) -> Told:
         if canary == "promoted":
@@ -232,7 +232,7 @@ def test_a_promotion_whose_weights_the_idle_set_refuses_fails_its_stage_and_the_
     def refuse(run: Run, version: int, team: Team) -> Told:
         raise ValueError("model.safetensors is missing, the manifest lists it")
 
-    monkeypatch.setattr(production, "put_into_service", refuse)
+    monkeypatch.setattr(production, "deploy_team", refuse)
     with pytest.raises(ValueError, match="is missing"):
         move_champion(run, 2, registry.teams[2], reason="test")
     assert registry.aliases == {CHAMPION: 1} and champion_version(run) == 1

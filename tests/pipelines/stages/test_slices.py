@@ -87,7 +87,7 @@ def test_tasks_carried_over_come_first_and_displace_fresh_ones() -> None:
 
 
 def test_tasks_that_are_cut_are_not_carried() -> None:
-    run = fake_run(carried=("t1",), tail="cut")
+    run = fake_run(carried=("t1",), incomplete_groups="drop")
     assert iteration_tasks(run, 2) == task_slice(TASKS, number=2, count=4, seed="0")
 
 

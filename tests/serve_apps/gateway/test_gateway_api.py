@@ -296,11 +296,11 @@ def test_users_keep_their_team_and_a_growing_share_moves_users_only_to_the_candi
     shares = (0.0, 0.1, 0.5, 1.0)
     split = {share: Production.build("demo", TeamRoute(**both, share=share)) for share in shares}
     users = [f"user-{i}" for i in range(2000)]
-    moved = {share: {u for u in users if of.choose_team(u).version == 4} for share, of in split.items()}
+    moved = {share: {u for u in users if of.choose_contender(u).version == 4} for share, of in split.items()}
     assert not moved[0.0] and moved[0.0] <= moved[0.1] <= moved[0.5] <= moved[1.0] == set(users)
     assert 150 < len(moved[0.1]) < 250 and 920 < len(moved[0.5]) < 1080
     assert user_position("user-1", "a") != user_position("user-1", "b"), "another salt assigns anew"
-    nameless = [split[0.1].choose_team(None).version for _ in range(100)]
+    nameless = [split[0.1].choose_contender(None).version for _ in range(100)]
     assert nameless.count(4) == 10
 
 

@@ -1,0 +1,1 @@
+"""Rules that join sections of a run config, by topic: each raises ValueError with the key, the value and the fix."""

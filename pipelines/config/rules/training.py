@@ -1,0 +1,62 @@
+"""training: rules about algorithms, and the episodes that they compare or learn from."""
+
+from __future__ import annotations
+
+from pipelines.config.run_sections import RunSections
+from train_loops.config import BASELINE_ALGORITHMS, GROUP_ALGORITHMS
+
+
+def variants_match_algorithms(config: RunSections) -> None:
+    """collect plays the variants that the algorithms need, and no others."""
+    kind = config.collect.variants.kind if config.collect.variants is not None else ""
+    needed = {group: BASELINE_ALGORITHMS.get(config.train_config(group).algorithm, "") for group in config.model_groups}
+    for group, needs in needed.items():
+        if needs and needs != kind:
+            raise ValueError(
+                f"model group {group!r}: algorithm {config.train_config(group).algorithm!r} holds turns against "
+                f"{needs} episodes, which collect does not play: set collect.variants: {{kind: {needs}}}, or take rloo, "
+                "which needs none"
+            )
+    if kind and kind not in needed.values():
+        name = next(name for name, needs in BASELINE_ALGORITHMS.items() if needs == kind)
+        raise ValueError(
+            f"collect.variants.kind: {kind}: no algorithm of this run uses such episodes: drop it, or set "
+            f"train.algorithm: {name}"
+        )
+
+
+def groups_can_be_compared(config: RunSections) -> None:
+    """An algorithm that compares the episodes of a task has more than one of them."""
+    if config.collect.episodes_per_task > 1:
+        return
+    for group in config.model_groups:
+        train = config.train_config(group)
+        by = train.advantage.group_by
+        if train.algorithm == "gigpo":
+            raise ValueError(
+                f"model group {group!r}: gigpo compares turns of a task that saw the same prompt (anchors), and "
+                "collect.episodes_per_task is 1: no turn has one; give at least 2, or take ppo"
+            )
+        if train.algorithm in GROUP_ALGORITHMS and train.advantage.singleton == "zero" and by != "batch_agent":
+            raise ValueError(
+                f"model group {group!r}: algorithm {train.algorithm!r} compares the episodes of a task, and "
+                "collect.episodes_per_task is 1: every advantage would be 0; give at least 2, or take ppo, or "
+                "train.advantage.group_by: batch_agent"
+            )
+
+
+def served_episodes_can_be_trained_on(config: RunSections) -> None:
+    """Captured answers are trained on by model groups by themselves, with recomputed logprobs."""
+    if config.collect.from_service is None:
+        return
+    if config.team_config is not None:
+        raise ValueError(
+            "collect.from_service: a learner of the whole team sees whole episodes of what it samples; episodes from "
+            "service are for model groups by themselves (rloo, grpo, reinforce_pp, gae): drop one of the two"
+        )
+    for group in config.model_groups:
+        if config.train_config(group).mismatch.old_logprobs != "recompute":
+            raise ValueError(
+                f"collect.from_service: other versions sampled what was served, so model group {group!r} needs "
+                "train.mismatch.old_logprobs: recompute"
+            )

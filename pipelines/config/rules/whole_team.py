@@ -1,0 +1,57 @@
+"""whole_team: rules about learners of the whole team, which run before the model groups are trained."""
+
+from __future__ import annotations
+
+from pipelines.config.run_sections import RunSections
+from train_loops.config import TEAM, TEAM_CRITIC_ALGORITHMS
+
+
+def team_learns_as_one(config: RunSections) -> None:
+    """The model groups agree in all that a learner of the whole team uses."""
+    configs = {group: config.train_config(group) for group in config.model_groups}
+    first = config.team_config
+    if first is None:
+        return
+    if TEAM in configs:
+        raise ValueError(f"model_groups.{TEAM}: this name is the whole-team learner's: take another")
+    if first.algorithm == "happo" and len(configs) == 1:
+        raise ValueError(
+            "train.algorithm: happo updates model groups one after another, and there is only one: with one group "
+            "take mappo (the same central critic) or ippo"
+        )
+    for group, train in configs.items():
+        for name in ("train_statuses", "train_mixed_versions"):
+            if getattr(train, name) != getattr(first, name):
+                raise ValueError(
+                    f"model_groups.{group}.train.{name} = {getattr(train, name)}: the whole team learns from the same "
+                    f"episodes, and another model group has {getattr(first, name)}: set it in `train`, not per model group"
+                )
+        if train.algorithm in TEAM_CRITIC_ALGORITHMS and train.advantage.whiten != first.advantage.whiten:
+            raise ValueError(
+                f"model_groups.{group}.train.advantage.whiten = {train.advantage.whiten!r}: the central critic's "
+                "advantages are whitened once for all model groups: set it in `train`, not per model group"
+            )
+        if train.team != first.team or (
+            train.algorithm != first.algorithm and {train.algorithm, first.algorithm} & set(TEAM_CRITIC_ALGORITHMS)
+        ):
+            raise ValueError(
+                f"model_groups.{group}.train: the whole team learns first, so all model groups have the same "
+                f"train.team and, with {' or '.join(TEAM_CRITIC_ALGORITHMS)}, the same train.algorithm: set both in "
+                "`train`, not per model group"
+            )
+
+
+def other_groups_can_be_promoted(config: RunSections) -> None:
+    """A group that keeps its parent after a failure has other groups, which are trained in stages of their own."""
+    if config.promote.on_failed_group == "fail":
+        return
+    if len(config.model_groups) == 1:
+        raise ValueError(
+            "promote.on_failed_group: keep_parent promotes the other model groups where one failed to train, and there is "
+            "only one: give fail"
+        )
+    if config.team_config is not None:
+        raise ValueError(
+            f"promote.on_failed_group: keep_parent, but with train.algorithm: {config.team_config.algorithm} all model groups are "
+            "trained in one stage, each on what the team learnt before: give fail"
+        )
