@@ -12,7 +12,7 @@ from uuid import uuid4
 import hypothesis
 import pytest
 import servers
-from tiers import EVERYTHING, TIERS, is_left_out, played, tier_of
+from tiers import EVERYTHING, TIERS, is_left_out, is_played, tier_of
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -67,9 +67,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    tiers = played(config.getoption("tier"))
-    chosen = [item for item in items if tier_of(item) in tiers]
-    config.hook.pytest_deselected(items=[item for item in items if tier_of(item) not in tiers])
+    tier = config.getoption("tier")
+    chosen = [item for item in items if is_played(item, tier)]
+    config.hook.pytest_deselected(items=[item for item in items if not is_played(item, tier)])
     first = [WHOLE_RUNS, RAY]  # lanes are dealt in this order
     items[:] = sorted(chosen, key=lambda item: first.index(lane) if (lane := _lane(item)) in first else len(first))
 
@@ -84,6 +84,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    try:
+        tier_of(item)
+    except ValueError as error:
+        pytest.fail(str(error), pytrace=False)
     for mark in item.iter_markers("needs_program"):
         if shutil.which(mark.args[0]) is None:
             missing = f"{mark.args[0]} is not installed: make system"

@@ -28,14 +28,22 @@ def played(tier: str) -> tuple[str, ...]:
 
 
 def tier_of(item: pytest.Item) -> str:
-    """The tier of a case: that of the nearest mark. Raises UsageError for a case without one, or with two at one place."""
+    """The tier of a case: that of the nearest mark. Raises ValueError for a case without one, or with two at one place."""
     for node in reversed(item.listchain()):  # the case, its class, its module
         tiers = sorted({mark.name for mark in node.own_markers} & TIERS.keys())
         if len(tiers) > 1:
-            raise pytest.UsageError(f"{node.nodeid} is marked {' and '.join(tiers)}: a case is in one tier")
+            raise ValueError(f"{node.nodeid} is marked {' and '.join(tiers)}: a case is in one tier")
         if tiers:
             return tiers[0]
-    raise pytest.UsageError(f"{item.nodeid} is in no tier: mark it, or its module, with one of {', '.join(TIERS)}")
+    raise ValueError(f"{item.nodeid} is in no tier: mark it, or its module, with one of {', '.join(TIERS)}")
+
+
+def is_played(item: pytest.Item, tier: str) -> bool:
+    """Whether `tier` plays a case. One whose mark is wrong is always played, so that it fails and says so."""
+    try:
+        return tier_of(item) in played(tier)
+    except ValueError:
+        return True
 
 
 def is_left_out(path: Path, tier: str) -> bool:

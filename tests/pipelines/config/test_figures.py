@@ -10,6 +10,8 @@ from pipelines.evaluation.guards import VALUES
 from pipelines.monitoring.training_warnings import CHECKS
 from serve_apps.gateway.figures import NAMES
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     "names",

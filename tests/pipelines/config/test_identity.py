@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import pytest
 import yaml
 from pydantic import BaseModel
 
 from pipelines.config.run_config import RunConfig, parse_config
 from stores.settings import identifies
+
+pytestmark = pytest.mark.fast
 
 DEMO = yaml.safe_load((Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml").read_text())
 OPTIONAL: dict[str, dict[str, Any]] = {

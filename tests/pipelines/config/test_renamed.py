@@ -13,6 +13,8 @@ import yaml
 from pipelines.config.renamed import MOVED_MODULES, RENAMED_KEYS, RENAMED_VALUES
 from pipelines.config.run_config import RunConfig, load_config, parse_config
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[3]
 DEMO_FILE = ROOT / "infra" / "runs" / "demo.yaml"
 DEMO = yaml.safe_load(DEMO_FILE.read_text())

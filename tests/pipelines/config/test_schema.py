@@ -13,6 +13,8 @@ from jsonschema import Draft202012Validator
 from pipelines.config.run_config import RunConfig
 from pipelines.config.schema import run_config_schema
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted(path for folder in ("runs", "cluster") for path in (ROOT / "infra" / folder).glob("*.yaml"))
 
