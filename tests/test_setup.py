@@ -151,7 +151,7 @@ def test_the_locks_agree_and_hold_no_place() -> None:
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
 def test_a_test_that_lacks_a_system_package_is_listed_and_fails_in_ci(tmp_path: Path, ci: str, outcome: str) -> None:
     (tmp_path / "test_it.py").write_text(
-        "import pytest\n@pytest.mark.needs_program('no-such-program')\ndef test_it():\n    raise AssertionError('ran')\n"
+        "import pytest\n@pytest.mark.fast\n@pytest.mark.needs_program('no-such-program')\ndef test_it():\n    raise AssertionError('ran')\n"
     )
     done = subprocess.run(
         [

@@ -110,7 +110,7 @@ def test_a_scheduled_iteration_is_that_of_the_local_runner(scene: Scene) -> None
     assert sorted((tasks["promote"], tasks["report"])) == ["skipped", "success"]
     assert keys(run, 1) == keys(scene.reference, 1)
     rows, others = rows_of(run), rows_of(scene.reference)
-    assert {name for name, row in rows.items() if row.attempts != 1} == set()
+    assert {name for name, row in rows.items() if row.token != 1} == set()
     assert rows.keys() >= {name for name, row in others.items() if row.iteration < 2 and "record" not in name}
     mine, theirs = report_of(run), report_of(scene.reference)
     assert mine["before"] == theirs["before"], "the same version 0 plays the same test tasks: equal to the bit"
@@ -148,7 +148,7 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
 
     rows = rows_of(run)
     assert {name: row for name, row in rows.items() if name in before} == before, "finished stages are left alone"
-    interrupted = {name for name, row in rows.items() if row.attempts != 1}
+    interrupted = {name for name, row in rows.items() if row.token != 1}
     assert len(interrupted) <= 1, "only what the killed one was at was begun a second time"
     mine = {name: row for name, row in rows.items() if row.iteration == 2}
     assert interrupted <= mine.keys()
