@@ -31,7 +31,7 @@ class ScheduledRun:
 
     @property
     def settings(self) -> ScheduleConfig:
-        """Its `schedule` section."""
+        """Returns the `schedule` section of the run's config."""
         assert self.config.schedule is not None, "find_runs gives scheduled runs only"
         return self.config.schedule
 

@@ -46,7 +46,7 @@ class Raw:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Always `("text",)`."""
+        """Returns `("text",)`: this contract parses nothing."""
         return ("text",)
 
 
@@ -183,7 +183,7 @@ class Boxed:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Always `("answer", "text")`."""
+        """Returns `("answer", "text")`, the fields that every reply has."""
         return ("answer", "text")
 
     def parse(self, text: str) -> Parsed:

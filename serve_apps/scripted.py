@@ -79,7 +79,7 @@ class ByteTokenizer(ChatTokenizer):
     """One token per byte of UTF-8, and one that ends a completion."""
 
     def __init__(self) -> None:
-        """Needs no folder."""
+        """Makes a tokenizer that needs no model folder."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None

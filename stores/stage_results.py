@@ -243,13 +243,13 @@ class Evaluated(StageResult):
     """Completion tokens of all teams together."""
 
     def to_json(self) -> dict[str, Any]:
-        """See `StageResult.to_json`."""
+        """Returns JSON values, the candidate's score beside the other fields."""
         data = StageResult.to_json(self)
         return {**(data.pop("candidate", None) or {}), **data}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluated:
-        """See `StageResult.from_json`."""
+        """Reads JSON values in which the score stands beside the other fields."""
         names = {f.name for f in fields(TeamScore)} & data.keys()
         rest = {name: value for name, value in data.items() if name not in names}
         candidate = {name: data[name] for name in names}
@@ -289,7 +289,7 @@ class Measured(StageResult):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
-        """See `StageResult.from_json`."""
+        """Reads JSON values in which the score stands beside the other fields."""
         names = {f.name for f in fields(TeamScore)} & data.keys()
         rest = {name: value for name, value in data.items() if name not in names}
         return super(Measured, cls).from_json({**rest, "score": {name: data[name] for name in names}})

@@ -47,7 +47,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One problem instance."""
+    """One problem: its prompt, reference answers and metadata."""
 
     task_id: str
     prompt: str
@@ -137,7 +137,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One tool call."""
+    """One call of a tool in an episode, with what it read from and what came back."""
 
     call_index: int
     """Position in the episode's sequence of events (shared with `Turn.turn_index`)."""

@@ -99,7 +99,7 @@ class Outcome:
         return self.status not in ("STOPPED", "REFUSED") and self.exit_code not in NEVER_REPEAT
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns plain data that crosses processes."""
         return asdict(self)
 
 

@@ -56,7 +56,7 @@ class CheckedFigure:
 
     @property
     def try_(self) -> str:
-        """What to try."""
+        """Says what to try against this figure's alarm."""
         return figure_of(self.figure).try_
 
 

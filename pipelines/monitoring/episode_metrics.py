@@ -56,7 +56,7 @@ class Window:
     leave its range has moved others within theirs."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Returns the metrics as JSON values."""
         return asdict(self)
 
     @classmethod

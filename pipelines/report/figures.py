@@ -48,7 +48,7 @@ AGENT_PANELS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One Plotly chart."""
+    """One Plotly chart: its title, traces and axes."""
 
     title: str
     data: list[dict[str, Any]]

@@ -67,7 +67,7 @@ class Screen:
 
 
 class _Line:
-    """One stage's line."""
+    """The line that shows how far one stage is."""
 
     def __init__(self, name: str, iteration: int | None) -> None:
         self.name, self.iteration = name, iteration

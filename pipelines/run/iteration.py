@@ -57,17 +57,17 @@ class Iteration:
 
     @property
     def collected(self) -> Collected:
-        """What collect left; NotDone where it is not done, as with all of these."""
+        """Reads what `collect` of this iteration recorded; raises NotDone before it is done."""
         return self._need(Collected)
 
     @property
     def scored(self) -> Scored:
-        """What score left."""
+        """Reads what `score` of this iteration recorded; raises NotDone before it is done."""
         return self._need(Scored)
 
     @property
     def trained(self) -> dict[str, Trained]:
-        """By model group, what train left."""
+        """Reads what `train` recorded, by model group; raises NotDone before every group is done."""
         trained = self.find_trained()
         for group in self.model_groups:
             if group not in trained:
@@ -76,17 +76,17 @@ class Iteration:
 
     @property
     def synced(self) -> Synced:
-        """What sync left."""
+        """Reads what `sync` of this iteration recorded; raises NotDone before it is done."""
         return self._need(Synced)
 
     @property
     def evaluated(self) -> Evaluated:
-        """What evaluate left."""
+        """Reads what `evaluate` of this iteration recorded; raises NotDone before it is done."""
         return self._need(Evaluated)
 
     @property
     def decided(self) -> Decided:
-        """What promote left."""
+        """Reads what `promote` of this iteration recorded; raises NotDone before it is done."""
         return self._need(Decided)
 
     def find_trained(self) -> dict[str, Trained]:

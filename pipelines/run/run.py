@@ -56,14 +56,14 @@ class Run:
 
     @cached_property
     def traces(self) -> TraceStore:
-        """Episodes and rewards."""
+        """Opens the store of episodes and rewards."""
         from stores.traces import TraceStore
 
         return TraceStore(self.traces_uri)
 
     @property
     def traces_uri(self) -> str:
-        """LanceDB URI."""
+        """Names the LanceDB folder of the trace store, as a path or URI."""
         return _absolute(self.config.storage.traces) or _join(self.folder, "traces")
 
     @property
@@ -73,7 +73,7 @@ class Run:
 
     @cached_property
     def weights(self) -> WeightStore:
-        """Model versions."""
+        """Opens the store of model versions."""
         from stores.weights import WeightStore
 
         return WeightStore(self.weights_uri)
@@ -105,7 +105,7 @@ class Run:
 
     @cached_property
     def workflow(self) -> Workflow:
-        """The user's workflow."""
+        """Loads the workflow that the config names, with its settings."""
         return load_workflow(self.config.workflow.path, self.config.workflow.settings)
 
     @cached_property

@@ -163,7 +163,7 @@ class Watchdog:
                 signal.signal(SIGNAL, before or signal.SIG_DFL)
 
     def _watch(self) -> None:
-        """The watchdog's thread."""
+        """Watches the stage until it ends; runs in a thread of its own."""
         logged_at = answered_at = time.monotonic()
         while not self._is_over.wait(min(1.0, self._config.log_interval_s)):
             away_s = time.monotonic() - answered_at

@@ -92,7 +92,7 @@ class _Look:
 
     @property
     def teams(self) -> Iterable[Played]:
-        """Everybody who played."""
+        """Returns the champion first, then the contenders."""
         return (self.champion, *self.contenders.values())
 
 

@@ -38,7 +38,7 @@ class OpenEpisode(ProgramEpisode):
 
     @property
     def headers(self) -> dict[str, str]:
-        """See ProgramEpisode."""
+        """Returns the headers that name the team and the episode."""
         return self.team.headers(self.id)
 
     @property

@@ -56,7 +56,7 @@ class ServeStreams:
         self._handles: dict[str, Any] = {}
 
     async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
-        """See PolicyStreams."""
+        """Streams a completion from one replica of `app`."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 

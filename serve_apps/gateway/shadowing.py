@@ -66,7 +66,7 @@ class NoPlayer:
     """A Player that drops every request."""
 
     async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
-        """See Player."""
+        """Drops every job, since nothing plays shadow requests here."""
         return [ShadowResult(outcome="dropped")] * len(jobs)
 
 

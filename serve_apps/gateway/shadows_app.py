@@ -70,5 +70,5 @@ class Shadows:
             logger.warning("keeps the teams that are loaded: %s", error)
 
     async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
-        """See `Player`."""
+        """Plays shadow requests and returns one result for each."""
         return await self._shadow_player.play_jobs(jobs)

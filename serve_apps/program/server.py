@@ -101,7 +101,7 @@ class OfThisProcess:
         self._episodes = episodes
 
     def find(self, episode_id: str, request: Request) -> ProgramEpisode:
-        """Implements `Episodes`."""
+        """Returns the open episode of that id; raises the 404 of the API for an unknown one."""
         episode = self._episodes.get(episode_id)
         if episode is None:
             raise ApiError(404, f"no episode {episode_id!r} is under way here: it has ended", code="episode_not_found")
@@ -111,7 +111,7 @@ class OfThisProcess:
         return episode
 
     async def chat(self, episode: ProgramEpisode, agent: str, body: ChatRequest) -> dict[str, Any]:
-        """Implements `Episodes`."""
+        """Answers one chat completion as a turn of the episode."""
         return await episode.chat(agent, body)
 
     async def outcome(self, episode: ProgramEpisode, posted: PostedOutcome) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Judgement:
         return self.passed / self.total if self.total else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain data."""
+        """Returns the verdict as plain data for the trace."""
         return asdict(self)
 
 

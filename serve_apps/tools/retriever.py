@@ -44,7 +44,7 @@ class EmbeddedRetriever:
     corpus: Corpus
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """Implements `Retriever`."""
+        """Searches the corpus in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.corpus.search, queries, top_k)
 
 
@@ -96,7 +96,7 @@ class HttpRetriever:
         self._endpoints = [_Endpoint(url) for url in dict.fromkeys(self.urls)]
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """Implements `Retriever`."""
+        """Searches each distinct query once, from the cache where it was asked before."""
         asked = list(dict.fromkeys(query for query in queries if query.strip()))
         row_of = {query: self._cache[query, top_k] for query in asked if (query, top_k) in self._cache}
         for query in row_of:
@@ -113,7 +113,7 @@ class HttpRetriever:
         return [row_of[query] if query.strip() else [] for query in queries]
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections to the search server."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
