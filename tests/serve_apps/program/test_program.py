@@ -254,6 +254,7 @@ def test_a_program_that_cannot_start_says_which(tiny_model: Path) -> None:
         program.preflight()
 
 
+@pytest.mark.timeout(60)
 def test_engines_that_fail_are_no_fault_of_the_program(tiny_model: Path) -> None:
     """The program waits and would try again: it is ended, and the whole episode is repeated."""
     calls = []
@@ -262,10 +263,9 @@ def test_engines_that_fail_are_no_fault_of_the_program(tiny_model: Path) -> None
         calls.append(call)
         raise PolicyCallError("no replica")
 
-    began = time.monotonic()
     trace = play(Program(ONE, command=code(f"{say('x')}\nprint(1)")), tiny_model, says)
     assert (trace.status, trace.attempt) == (EpisodeStatus.INFRA_ERROR, 2)
-    assert "no replica" in trace.error and time.monotonic() - began < 20
+    assert "no replica" in trace.error
 
 
 def test_a_fault_of_ours_is_no_answer_of_the_program(tiny_model: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from serve_apps.config import SandboxConfig
@@ -222,11 +220,10 @@ def test_the_code_of_a_completion_is_found(text: str, code: str) -> None:
     assert extract_code(text) == code
 
 
+@pytest.mark.timeout(60)  # in quadratic time it would take hours
 def test_the_code_of_many_tags_is_found_in_linear_time() -> None:
-    began = time.thread_time()
     extract_code("<code>" * 40_000)
     assert extract_code("<code>a</code>" * 40_000 + "<code>b</code><code>") == "b"
-    assert time.thread_time() - began < 10
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,6 @@ from tests.serve_apps.hostile_programs import FUNCTIONS, HONEST, HONEST_FUNCTION
 
 pytestmark = [pytest.mark.test, pytest.mark.needs_program("bwrap")]
 TIME_S = 1.0
-ENDED_S = 60
-"""Seconds after which a program that runs for ever has long been ended, on a busy machine, too."""
 NOBODY, ORDINARY = 65534, 1234
 WRITTEN = {"x", "d", "link", "root", "loop", "kmsg", *map(str, range(1, 100))}
 """Names under which hostile programs write into /tmp."""
@@ -183,23 +181,21 @@ def withstands(sandbox: Sandbox, world: World, name: str) -> None:
     judge, before, left = CodeVerifier(sandbox=sandbox), inhabitants(), traces(world)
     free = psutil.virtual_memory().available
     honest = CodeTests(cases=(Case(given="2 3", expected="5"),))
-    began = time.monotonic()
     with ThreadPoolExecutor() as pool:
         beside = pool.submit(CodeVerifier(sandbox=sandbox).judge, HONEST, honest, time_s=20)
         judged = judge.judge(PROGRAMS[name], world.tests)
-        seconds = time.monotonic() - began
         assert beside.result().verdict == "pass", "an honest program beside it"
     (ran,) = sandbox.run(Program(code=PROGRAMS[name]), [world.tests.cases[0].given])
     everything_returned = f"{judged} {ran}"
     assert judged.verdict not in ("pass", "sandbox_error"), everything_returned
     assert judged.passed == 0
     assert world.secret not in everything_returned
-    assert seconds < ENDED_S
     assert not newcomers(before), "something of it is still running"
     assert traces(world) == left
     assert psutil.virtual_memory().available > free - (2 << 30)
 
 
+@pytest.mark.timeout(120)  # a program that runs for ever is ended, on a busy machine too
 @pytest.mark.parametrize("name", each_push(PROGRAMS))
 def test_no_program_escapes_or_earns_a_pass(sandbox: Sandbox, world: World, name: str) -> None:
     reached = world.num_reached
@@ -361,6 +357,7 @@ def test_a_folder_that_a_program_closed_is_removed() -> None:
     assert scratches() <= before
 
 
+@pytest.mark.timeout(50)  # the runner sleeps for 60
 def test_a_runner_that_does_not_read_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deaf = tmp_path / "python"
     deaf.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -369,10 +366,8 @@ def test_a_runner_that_does_not_read_is_not_waited_for(tmp_path: Path, monkeypat
     monkeypatch.setitem(sandbox.__dict__, "wall", "none")
     monkeypatch.setattr("serve_apps.tools.sandbox.sandbox.START_DEADLINE_S", 0.5)
     monkeypatch.setattr("serve_apps.tools.sandbox.sandbox.END_DEADLINE_S", 0.5)
-    began = time.monotonic()
     with pytest.raises(SandboxUnavailable, match=r"no answer after 0\.5 s"):
         sandbox.run(Program(code="#" * (1 << 20)), [""])
-    assert time.monotonic() - began < 10
 
 
 def test_a_landlock_that_lets_signals_out_is_no_wall() -> None:
