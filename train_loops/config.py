@@ -229,7 +229,7 @@ class MismatchConfig(Settings):
     """The truncated importance weights that are applied beyond tolerance: one per token, one per turn (the product over its
     tokens), or none."""
     always: bool = False
-    """Whether weights are applied within tolerance, too: decoupled PPO (Hilton 2022, arXiv 2110.00641), whose ratio is to
+    """Whether weights are applied within tolerance, too: decoupled PPO (Hilton et al. 2021, arXiv 2110.00641), whose ratio is to
     the recomputed old logprobs and whose weights are exp(old - rollout). It suits episodes of other versions."""
     reject_token: tuple[float, float] | None = None
     """The range of the weight exp(old - rollout) outside of which a token is masked: it has no gradient, entropy and KL

@@ -99,8 +99,8 @@ def correct(
         mask_t     1 where exp(old_t - rollout_t) lies in `reject_token` and the turn's geometric mean
                    exp(mean_t (old_t - rollout_t)) in `reject_sequence`, else 0
 
-    The PPO ratio is then taken against `old`, and these weights lead from `rollout` to `old`: decoupled PPO (Hilton et al.,
-    arXiv 2110.00641).
+    The PPO ratio is then taken against `old`, and these weights lead from `rollout` to `old`: decoupled PPO (Hilton et al.
+    2021, arXiv 2110.00641).
 
     Args:
         old, rollout: N rows, one logprob per completion token.

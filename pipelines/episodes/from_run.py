@@ -1,4 +1,4 @@
-"""retrain: RUN@ITERATION -> an iteration of this run that trains on that run's traces instead of sampling its own.
+"""from_run: RUN@ITERATION -> an iteration of this run that trains on that run's traces instead of sampling its own.
 
     RUN@ITERATION ── pin_source ──> the next iteration of this run has its traces from there, whoever does it
                      collect: a copy of the traces in this run's own store, pinned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def test_relative_links_of_a_page_resolve(page: str) -> None:
         elif anchor and file.suffix == ".md" and anchor not in anchors(_below_root(file)):
             broken.append(f"{target}: no such heading")
     assert broken == []
+
+
+def test_the_reading_lists_of_the_loop_name_files_that_exist() -> None:
+    page = (ROOT / "infra/docs/design/loop.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\d+\. `([a-z_/]+\.(?:py|yaml))`: ", page, flags=re.MULTILINE)
+    assert len(listed) == len(re.findall(r"^\d+\. `", page, flags=re.MULTILINE)) >= 60
+    assert [path for path in listed if not (ROOT / path).is_file()] == []
 
 
 def test_every_folder_has_a_readme_of_at_most_two_kilobytes() -> None:
