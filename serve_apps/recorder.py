@@ -272,8 +272,8 @@ class Recorder:
         """Returns the events whose text stands in these inputs, whole or quoted."""
         parents = {*origins_of(inputs)}
         texts = [value for value in inputs.values() if isinstance(value, str)]
-        for event, said in self._texts.items():
-            quotes = [t for t in said if len(t) >= MIN_QUOTE]
+        for event, texts_of_event in self._texts.items():
+            quotes = [t for t in texts_of_event if len(t) >= MIN_QUOTE]
             if event not in parents and any(quote in text for quote in quotes for text in texts):
                 parents.add(event)
         return tuple(sorted(e for e in parents if e < index))

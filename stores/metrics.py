@@ -107,7 +107,7 @@ METRICS = {
         Metric(
             name="troupe_policy_version",
             kind="gauge",
-            help="Version of a model group: last trained, last proven in service.",
+            help="Version of a model group: last trained, last proven to be served.",
             tags=("run", "model_group", "of"),
         ),
         Metric(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
 from typing import Any
 
@@ -39,8 +39,12 @@ class Team:
 
     @classmethod
     def from_json(cls, text: str) -> Team:
-        """Reads the text of `team.json`; the inverse of `to_json`."""
+        """Reads the text of `team.json`; the inverse of `to_json`. Raises ValueError for one of another version of Troupe."""
         data = json.loads(text)
+        if unlike := data.keys() ^ {known.name for known in fields(cls)}:
+            raise ValueError(
+                f"team.json was written by another version of Troupe (it differs in {', '.join(sorted(unlike))})"
+            )
         models = {group: ModelVersionRef(**ref) for group, ref in data.pop("models").items()}
         return cls(models=models, **data)
 

@@ -32,8 +32,8 @@ def explain(error: ValidationError, model: type[BaseModel], place: str, *, secti
             lines.append(f"{place}: unknown key {where!r}: {_hint(key, model, fault['loc'], section)}")
         elif fault["type"] == "missing":
             lines.append(f"{place}: {where!r} is missing")
-        elif fault["type"] == "literal_error" and fault["input"] in (values := RENAMED_VALUES.get(key, {})):
-            lines.append(f"{place}: {where}: {fault['input']!r} is called {values[fault['input']]!r} now")
+        elif fault["type"] == "literal_error" and str(fault["input"]) in (values := RENAMED_VALUES.get(key, {})):
+            lines.append(f"{place}: {where}: {fault['input']!r} is called {values[str(fault['input'])]!r} now")
         else:
             message = fault["msg"].removeprefix("Value error, ")
             got = f" (got {fault['input']!r})" if where and not isinstance(fault["input"], (dict, list)) else ""

@@ -80,8 +80,8 @@ def _captured(run: Run, version: int, *, since: float) -> list[Trace]:
 
 
 def _window_of(run: Run, traces: Sequence[Trace], version: int, *, key: str, at: float) -> Window:
-    comments = ServedStore(run.served_uri).feedback_on([trace.episode_id for trace in traces])
-    scores = {feedback.trace_id: feedback.score for feedback in comments if feedback.score is not None}
+    every_feedback = ServedStore(run.served_uri).feedback_on([trace.episode_id for trace in traces])
+    scores = {feedback.trace_id: feedback.score for feedback in every_feedback if feedback.score is not None}
     return window_of(traces, key=key, at=at, feedback=scores, team_version=version)
 
 

@@ -46,14 +46,14 @@ def deploy_team(run: Run, version: int, team: Team) -> dict[str, Any]:
     with hold(run):
         before = deployed_route(run)
         if before is not None and before.champion.team_version == version:
-            arm, proofs, seconds = _proven(run, team, before.champion)
+            deployed, proofs, seconds = _proven(run, team, before.champion)
         else:
-            arm, proofs, seconds = _load(run, version, team, before)
+            deployed, proofs, seconds = _load(run, version, team, before)
         began = time.perf_counter()
-        switch(run, TeamRoute(champion=arm, previous=_still_loaded(before, arm)))
+        switch(run, TeamRoute(champion=deployed, previous=_still_loaded(before, deployed)))
         return {
             "team_version": version,
-            "set_name": arm.set_name,
+            "set_name": deployed.set_name,
             "before": None if before is None else before.champion.team_version,
             "url": f"http://{run.config.gateway.host}:{run.config.gateway.port}/v1",
             "load_s": seconds,
@@ -96,8 +96,8 @@ def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 
         before = _current_route(run)
         if before.champion.team_version == version:
             raise ValueError(f"team version {version} of {run.team_name!r} is deployed itself: give another one")
-        arm, proofs, _ = _load(run, version, team, before, low_priority=low_priority)
-        switch(run, TeamRoute(champion=before.champion, candidate=arm, share=share, shadow=shadow, salt=salt))
+        deployed, proofs, _ = _load(run, version, team, before, low_priority=low_priority)
+        switch(run, TeamRoute(champion=before.champion, candidate=deployed, share=share, shadow=shadow, salt=salt))
         beside = before.champion.team_version
         return {"team_version": version, "share": share, "shadow": shadow, "beside": beside, "proofs": proofs}
 
@@ -134,11 +134,11 @@ def go_back(run: Run, version: int) -> dict[str, Any]:
         return {"team_version": next_route.champion.team_version, "ended": at_fault.team_version}
 
 
-def _still_loaded(before: TeamRoute | None, arm: DeployedTeam) -> DeployedTeam | None:
-    """Returns the team whose set is untouched by the arm that is deployed."""
+def _still_loaded(before: TeamRoute | None, deployed: DeployedTeam) -> DeployedTeam | None:
+    """Returns the team whose set is untouched by the team that is deployed now."""
     if before is None:
         return None
-    if before.champion.set_name != arm.set_name:
+    if before.champion.set_name != deployed.set_name:
         return before.champion
     return before.previous
 
@@ -172,36 +172,36 @@ def _current_route(run: Run) -> TeamRoute:
 def _load(
     run: Run, version: int, team: Team, before: TeamRoute | None, *, low_priority: bool = False
 ) -> tuple[DeployedTeam, list[dict[str, Any]], float]:
-    """Loads the team on the idle set and proves it; returns the arm, the proofs and the seconds."""
+    """Loads the team on the idle set and proves it; returns the deployed team, the proofs and the seconds."""
     began = time.perf_counter()
     set_name = SETS[0] if before is None else next(s for s in SETS if s != before.champion.set_name)
     models = dict(team.models)
-    arm = DeployedTeam(
+    deployed = DeployedTeam(
         team_version=version,
         set_name=set_name,
         apps=app_names(run, set_name),
         team_spec=run.team_spec(models).to_dict(),
     )
     loaded = None if before is None else before.candidate or before.previous
-    if before is not None and loaded not in (None, arm):
+    if before is not None and loaded not in (None, deployed):
         switch(run, TeamRoute(champion=before.champion))  # the set is needed for another team
-    if loaded != arm:
+    if loaded != deployed:
         _wait_until_idle(run, set_name)
     timeout_s = max(run.config.serve_config(group).start_timeout_s for group in models)
     start(run, models, kind=set_name)
     if not low_priority:
-        set_low_priority(arm.apps.values(), False, timeout_s=timeout_s)
+        set_low_priority(deployed.apps.values(), False, timeout_s=timeout_s)
     proofs, _ = serve(run, models, kind=set_name, always_prove=True)
     if low_priority:
-        set_low_priority(arm.apps.values(), True, timeout_s=timeout_s)
-    return arm, [plain(proof) for proof in proofs], time.perf_counter() - began
+        set_low_priority(deployed.apps.values(), True, timeout_s=timeout_s)
+    return deployed, [plain(proof) for proof in proofs], time.perf_counter() - began
 
 
-def _proven(run: Run, team: Team, arm: DeployedTeam) -> tuple[DeployedTeam, list[dict[str, Any]], float]:
+def _proven(run: Run, team: Team, deployed: DeployedTeam) -> tuple[DeployedTeam, list[dict[str, Any]], float]:
     """Proves once more the set of the team that is deployed; returns what `_load` does."""
     began = time.perf_counter()
-    proofs, _ = serve(run, dict(team.models), kind=arm.set_name, always_prove=True)
-    return arm, [plain(proof) for proof in proofs], time.perf_counter() - began
+    proofs, _ = serve(run, dict(team.models), kind=deployed.set_name, always_prove=True)
+    return deployed, [plain(proof) for proof in proofs], time.perf_counter() - began
 
 
 def _wait_until_idle(run: Run, set_name: str) -> None:

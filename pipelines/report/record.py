@@ -170,7 +170,7 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
         notes=_notes(run, rows),
         facts=_facts(run, report),
-        looks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
+        checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
     contents = {"json": json.dumps(report, indent=2), "html": render(data)}
     paths = {kind: f"{run.folder}/report.{kind}" for kind in contents}

@@ -66,7 +66,7 @@ class ReportData:
     examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
-    looks: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    checks: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     """The latest drift check of each kind, see `watching.check_windows`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Name -> value, shown at the end: workflow, seed, versions, commit."""
@@ -83,7 +83,7 @@ def render(data: ReportData) -> str:
         evaluated=(evaluated := [(row["iteration"], row["evaluation"]) for row in rows if row.get("evaluation")]),
         evaluation=[figures.evaluation(evaluated)] if evaluated else [],
         warnings=newest_first(all_warnings(rows)),
-        watched=watch_tables(data.looks),
+        watched=watch_tables(data.checks),
         training=figures.training(rows),
         training_of_agents=figures.training_of_agents(rows),
         other_metrics=figures.other_metrics(rows),

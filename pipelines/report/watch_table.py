@@ -39,21 +39,21 @@ class WatchTable:
     rows: tuple[WatchRow, ...]
 
 
-def watch_tables(looks: Mapping[str, Mapping[str, Any] | None]) -> list[WatchTable]:
-    """A table per kind of check that was made, alarms first. `looks` is as in `ReportData.looks`."""
-    return [_table(TITLES[kind], look) for kind, look in looks.items() if look is not None]
+def watch_tables(checks: Mapping[str, Mapping[str, Any] | None]) -> list[WatchTable]:
+    """A table per kind of check that was made, alarms first. `checks` is as in `ReportData.checks`."""
+    return [_table(TITLES[kind], check) for kind, check in checks.items() if check is not None]
 
 
-def _table(title: str, look: Mapping[str, Any]) -> WatchTable:
+def _table(title: str, check: Mapping[str, Any]) -> WatchTable:
     rows = [
-        _row(source, name, judged) for source, figures in look["sources"].items() for name, judged in figures.items()
+        _row(source, name, judged) for source, figures in check["sources"].items() for name, judged in figures.items()
     ]
     return WatchTable(
         title=title,
-        state=look["state"],
-        time=datetime.fromtimestamp(look["at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        alarms=tuple(look["alarms"]),
-        waiting=look["waiting"],
+        state=check["state"],
+        time=datetime.fromtimestamp(check["at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        alarms=tuple(check["alarms"]),
+        waiting=check["waiting"],
         rows=tuple(sorted(rows, key=lambda row: STATES.index(row.state))),
     )
 

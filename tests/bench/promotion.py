@@ -61,10 +61,10 @@ def measure(folder: Path) -> list[Figure]:
     for number, (what, one) in bad.items():
         verdict = evaluate(_Candidate(run, one), number * ITERATIONS)
         figures.append(_as_expected(f"the gate on {what}", verdict.verdict == "reject", verdict.condition))
-    return figures + _in_service(run, version, team, bad)
+    return figures + _deployed(run, version, team, bad)
 
 
-def _in_service(run: Run, version: int, team: Team, bad: Mapping[int, tuple[str, Team]]) -> list[Figure]:
+def _deployed(run: Run, version: int, team: Team, bad: Mapping[int, tuple[str, Team]]) -> list[Figure]:
     figures = []
     deploy_team(run, *run.registry.load(run.team_name, 1))
     with asked_all_the_time(run) as answered:

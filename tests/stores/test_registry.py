@@ -152,3 +152,8 @@ def test_a_team_registered_with_code_is_a_model_that_mlflow_loads_by_alias(
     assert model.predict(pd.DataFrame({"prompt": ["Why", "How"]})) == ["Why? True", "How? True"]
     assert model.metadata.signature and model.metadata.signature.inputs.input_names() == ["prompt", "seed"]
     assert model.metadata.metadata == {"troupe.run_id": "run.1", "troupe.iteration": 1}
+
+
+def test_a_team_of_another_version_of_troupe_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"written by another version of Troupe \(it differs in origin, provenance\)"):
+        Team.from_json(_team().to_json().replace('"provenance"', '"origin"'))

@@ -1,6 +1,6 @@
 """program: question -> answer, by an agent written against the `openai` client that calls a calculator tool.
 
-python calculator.py "7+6*8"     (OPENAI_BASE_URL and OPENAI_API_KEY select the model)
+python -m pipelines.examples.calculator.program "7+6*8"     (OPENAI_BASE_URL and OPENAI_API_KEY select the model)
 """
 
 import asyncio

@@ -81,3 +81,8 @@ def test_a_name_that_only_begins_like_an_old_one_is_taken() -> None:
     path = "my.pipelines.arithmetic:Name"
     assert parse_config(changed("workflow.path", path), "run.yaml").workflow.path == path
     assert parse_config(changed("workflow.path", "pipelines.arithmetic_of_mine:A"), "run.yaml").workflow.path
+
+
+def test_a_value_of_another_kind_is_refused_in_one_message() -> None:
+    with pytest.raises(ValueError, match=r"promote\.deploy: Input should be"):
+        parse_config(changed("promote.deploy", ["canary"]), "run.yaml")

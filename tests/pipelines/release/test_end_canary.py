@@ -13,12 +13,12 @@ from serve_apps.gateway.teams import DeployedTeam, TeamRoute
 pytestmark = pytest.mark.fast
 
 
-def arm(version: int, set_name: str) -> DeployedTeam:
+def deployed(version: int, set_name: str) -> DeployedTeam:
     return DeployedTeam(team_version=version, set_name=set_name, apps={}, team_spec={})
 
 
 def test_ending_a_canary_where_there_is_none_leaves_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = TeamRoute(champion=arm(5, "green"), previous=arm(4, "blue"))
+    before = TeamRoute(champion=deployed(5, "green"), previous=deployed(4, "blue"))
     routed: list[TeamRoute] = []
     run: Any = object()
     monkeypatch.setattr(production, "hold", lambda run: nullcontext())

@@ -133,7 +133,7 @@ def test_with_cross_play_only_the_group_that_helps_is_promoted(scene: Callable[.
     del apart.run.__dict__["registry"]  # the real one: MLflow takes the report, too
     report, decision = apart.decide()
     assert report.promotes == ("a",) and report.condition.startswith("new a: gain +0.3")
-    assert [("".join(arm["groups"]), arm["verdict"]) for arm in report.contenders or ()] == [
+    assert [("".join(contender["groups"]), contender["verdict"]) for contender in report.contenders or ()] == [
         ("ab", "reject"),
         ("a", "promote"),
         ("b", "reject"),
