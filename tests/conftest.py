@@ -34,7 +34,7 @@ def lane_of(file: str) -> str:
 
 
 class Lanes(LoadScopeScheduling):  # type: ignore[misc]
-    """Deals files to lanes (`pytest -n 3`), the long ones first, so that all end at about the same time.
+    """Deals files to lanes (`pytest -n 2`), the long ones first, so that all end at about the same time.
 
     Whole runs mostly wait for other processes. They stay in one lane, and so do the tests that share the session's Ray: more would start more of them at once.
     """
