@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def run(folder: Path, *options: str) -> tuple[int, list[str], str]:
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT} {ROOT / 'tests'}\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     names = [line.split("::")[1] for line in done.stdout.splitlines() if line.startswith("test_") and "::" in line]
     return done.returncode, names, done.stdout + done.stderr
 

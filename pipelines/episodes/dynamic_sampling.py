@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.episodes.groups import busy_seconds
-from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
+from pipelines.episodes.sampling import Progress, Sampled, sample_train_episodes
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, scored_statuses
-from pipelines.run.serving import app_names
 from serve_apps.team_spec import TeamSpec
-from stores.types import EpisodeRewards, Purpose, Task, Trace, TracesRef
+from stores.types import EpisodeRewards, Task, Trace, TracesRef
 
 SHARE_OF_TIME = 0.5
 """Share of the stage's deadline after which no pass begins."""
@@ -59,21 +58,7 @@ def refill(
             break
         num_missing = settings.tasks_per_iteration - len(good)
         chosen, left = left[:num_missing], left[num_missing:]
-        passes.append(
-            sample_episodes(
-                chosen,
-                run_id=run.run_id,
-                iteration=iteration,
-                purpose=Purpose.TRAIN,
-                team_spec=team_spec,
-                apps=app_names(run),
-                store=run.traces,
-                config=settings,
-                episodes_per_task=settings.episodes_per_task,
-                seed=run.config.seed,
-                progress=progress,
-            )
-        )
+        passes.append(sample_train_episodes(run, iteration, chosen, team_spec=team_spec, progress=progress))
         with_signal, without_signal = _by_signal(run, passes[-1].traces)
         good, empty = good | with_signal, empty | without_signal
     last = [first, *passes][-1]

@@ -27,6 +27,8 @@ from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
 from pipelines.episodes.collector import EarlyStop, collectors, hand_over
 from pipelines.episodes.groups import Groups, StoppedBy
+from pipelines.run.run import Run
+from pipelines.run.serving import app_names
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import CONTEXT_EXHAUSTED
 from serve_apps.team_spec import TeamSpec
@@ -75,6 +77,33 @@ class PromptsTooLong(ValueError):
 
 class InfrastructureFailures(TooManyFailures, InfrastructureLost):
     """Too many failures, most of them of the infrastructure."""
+
+
+def sample_train_episodes(
+    run: Run,
+    iteration: int,
+    tasks: Sequence[Task],
+    *,
+    team_spec: TeamSpec,
+    num_enough: int | None = None,
+    progress: Progress | None = None,
+) -> Sampled:
+    """Samples episodes that the run trains on, as its section `collect` says; see `sample_episodes`."""
+    settings = run.config.collect
+    return sample_episodes(
+        tasks,
+        run_id=run.run_id,
+        iteration=iteration,
+        purpose=Purpose.TRAIN,
+        team_spec=team_spec,
+        apps=app_names(run),
+        store=run.traces,
+        config=settings,
+        episodes_per_task=settings.episodes_per_task,
+        seed=run.config.seed,
+        num_enough=num_enough,
+        progress=progress,
+    )
 
 
 def sample_episodes(

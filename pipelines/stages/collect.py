@@ -11,13 +11,13 @@ from dataclasses import replace
 from pipelines.episodes.dynamic_sampling import refill
 from pipelines.episodes.from_run import adopt_traces, source_of
 from pipelines.episodes.from_service import served_group, take_served
-from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
+from pipelines.episodes.sampling import Progress, Sampled, sample_train_episodes
 from pipelines.episodes.variants import play_variants
 from pipelines.run.run import Run
-from pipelines.run.serving import app_names, serve
+from pipelines.run.serving import serve
 from pipelines.tasks.splits import task_slice
 from stores.stage_results import Collected
-from stores.types import Purpose, Task
+from stores.types import Task
 
 
 def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Collected:
@@ -29,17 +29,11 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Co
     serve(run, models)
     team_spec = run.team_spec(models, iteration=iteration)
     tasks = iteration_tasks(run, iteration)
-    sampled = sample_episodes(
+    sampled = sample_train_episodes(
+        run,
+        iteration,
         tasks,
-        run_id=run.run_id,
-        iteration=iteration,
-        purpose=Purpose.TRAIN,
         team_spec=team_spec,
-        apps=app_names(run),
-        store=run.traces,
-        config=settings,
-        episodes_per_task=settings.episodes_per_task,
-        seed=run.config.seed,
         num_enough=settings.tasks_per_iteration if settings.may_stop_early else None,
         progress=progress,
     )

@@ -52,9 +52,13 @@ class LocalAirflow:
 
     def __exit__(self, *_: object) -> None:
         self._script("infra/airflow.sh", "down")
-        head, _, _ = (self.folder / "ray" / "head").read_text().partition(" ")
-        victims.kill(victims.tree(int(head)))  # with engines on it Ray takes half a minute to end in order
+        victims.kill(victims.tree(self.head_pid))  # with engines on it Ray takes half a minute to end in order
         self._script("infra/ray_head.sh", "down")
+
+    @property
+    def head_pid(self) -> int:
+        """Process id of the Ray head, which is above those of all jobs."""
+        return int((self.folder / "ray" / "head").read_text().partition(" ")[0])
 
     def _script(self, *command: str) -> None:
         done = subprocess.run(

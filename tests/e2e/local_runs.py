@@ -86,12 +86,13 @@ def report_of(run: Run) -> dict[str, Any]:
 
 
 def distance(one: Run, other: Run) -> float:
-    """Largest difference between the last weights of two runs."""
+    """Largest difference between the weights of two runs after the last iteration that both have."""
     from safetensors.numpy import load_file
 
+    iteration = min(one.config.iterations, other.config.iterations)
+
     def last(run: Run) -> dict[str, Any]:
-        ref = run.trained(run.config.iterations)["team"]
-        return load_file(run.weights.fetch(ref) / "model.safetensors")
+        return load_file(run.weights.fetch(run.trained(iteration)["team"]) / "model.safetensors")
 
     mine, theirs = last(one), last(other)
     return max(float(abs(mine[name] - theirs[name]).max()) for name in theirs)

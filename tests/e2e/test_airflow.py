@@ -1,7 +1,7 @@
 """A real Airflow (scheduler, triggerer, API) and a Ray head train the small run; beside it the local runner.
 
 reference:  troupe train, iterations 1 and 2, a cluster of its own (`undisturbed`)
-phase 1:    Airflow alone, on schedule: 1, then it skips and says why
+phase 1:    Airflow alone, on schedule: 1, whose train job is killed, then it skips and says why
 phase 2:    the local runner and Airflow at once on 2; the local one is killed in train, Airflow finishes it
 """
 
@@ -21,8 +21,9 @@ import yaml
 from pipelines.cluster.job_api import JobApi
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
+from tests.chaos import victims
 from tests.e2e.airflow_client import LocalAirflow
-from tests.e2e.local_runs import CONFIG, distance, keys, kill_tree, report_of, rows_of
+from tests.e2e.local_runs import CONFIG, distance, is_running, keys, kill_tree, report_of, rows_of
 
 TROUPE = str(Path(sys.executable).parent / "troupe")
 DAG = "train_team__small"
@@ -35,8 +36,9 @@ def write_config(path: Path, *, iterations: int, root: Path) -> Path:
     data = yaml.safe_load(CONFIG.read_text())
     schedule = {
         "cron": "@continuous",
-        "max_rejections": 9,
-    }  # two rejections in a row, as it may be, are no reason to skip here
+        "max_rejections": 9,  # two rejections in a row, as it may be, are no reason to skip here
+        "retry_delay_s": 2,
+    }
     data |= {"iterations": iterations, "storage": {"root": str(root)}, "schedule": schedule}
     path.write_text(yaml.safe_dump(data))
     return path
@@ -98,10 +100,14 @@ def test_a_broken_run_config_is_an_import_error_and_hides_no_dag(scene: Scene) -
 
 
 @pytest.mark.test
-def test_a_scheduled_iteration_is_that_of_the_local_runner(scene: Scene) -> None:
+def test_a_scheduled_iteration_killed_in_train_is_that_of_the_local_runner(scene: Scene) -> None:
     airflow, run = scene.airflow, scene.run
     airflow.pause(DAG, is_paused=False)
-    scene.wait_for_iteration(1, 720)
+    airflow.wait("train", lambda: is_running(run, 1, "train", "team"), 600)
+    killed = victims.find("troupe stage train", [airflow.head_pid])
+    assert killed
+    victims.kill(killed)
+    scene.wait_for_iteration(1, 300)
     first = airflow.dag_runs(DAG)[0]["dag_run_id"]
     airflow.wait("the first DAG run", lambda: airflow.state(DAG, first) == "success", 150)
     assert airflow.xcom(DAG, first, "begin", "iteration") == 1
@@ -109,8 +115,10 @@ def test_a_scheduled_iteration_is_that_of_the_local_runner(scene: Scene) -> None
     assert {tasks[stage] for stage in ("begin", *STAGES, "gate", "record")} == {"success"}
     assert sorted((tasks["promote"], tasks["report"])) == ["skipped", "success"]
     assert keys(run, 1) == keys(scene.reference, 1)
+    assert distance(run, scene.reference) < 1e-3
     rows, others = rows_of(run), rows_of(scene.reference)
-    assert {name for name, row in rows.items() if row.token != 1} == set()
+    again = {name for name, row in rows.items() if row.token != 1}
+    assert again == {str(run.key(1, "train", "team"))}, "only what was killed was begun again"
     assert rows.keys() >= {name for name, row in others.items() if row.iteration < 2 and "record" not in name}
     mine, theirs = report_of(run), report_of(scene.reference)
     assert mine["before"] == theirs["before"], "the same version 0 plays the same test tasks: equal to the bit"
@@ -148,10 +156,9 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
 
     rows = rows_of(run)
     assert {name: row for name, row in rows.items() if name in before} == before, "finished stages are left alone"
-    interrupted = {name for name, row in rows.items() if row.token != 1}
-    assert len(interrupted) <= 1, "only what the killed one was at was begun a second time"
     mine = {name: row for name, row in rows.items() if row.iteration == 2}
-    assert interrupted <= mine.keys()
+    interrupted = {name for name, row in mine.items() if row.token != 1}
+    assert len(interrupted) <= 1, "only what the killed one was at was begun a second time"
     workers = {row.owner.split()[0] for row in mine.values() if row.stage in STAGES}  # `measure` may have begun by now
     assert "Ray" in workers and (interrupted or len(workers) > 1), "both did some of it"
     ids = keys(run, 2)

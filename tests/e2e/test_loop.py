@@ -160,7 +160,6 @@ def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> No
     assert {line["model_group"] for line in ours if line["stage"] == "train"} == {"team"}
 
 
-@pytest.mark.test
 def test_a_run_killed_in_train_and_started_again_ends_as_the_undisturbed_one(undisturbed: Run, tmp_path: Path) -> None:
     run, log = Run(config_in(tmp_path)), tmp_path / "log.txt"
     kill_when(start(tmp_path, log), lambda: is_running(run, 1, "train", "team"), log)

@@ -225,6 +225,7 @@ def test_policy_and_critic_train_side_by_side(tiny_model: Path) -> None:
     assert critic.step().is_applied and not torch.equal(weights(critic), before)
 
 
+@pytest.mark.nightly
 def test_an_engine_starts_and_steps_where_there_is_no_compiler(tiny_model: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from train_loops.config import *; from train_loops.engine import *\n"

@@ -15,7 +15,7 @@ import pytest
 from records import MakeTrace
 
 from pipelines.config.run_config import load_config
-from pipelines.episodes import dynamic_sampling
+from pipelines.episodes import sampling
 from pipelines.episodes.dynamic_sampling import Refilled, refill
 from pipelines.episodes.sampling import Sampled
 from pipelines.run.run import Run
@@ -89,7 +89,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTrace
                 tasks_left=(),
             )
 
-        monkeypatch.setattr(dynamic_sampling, "sample_episodes", sample)
+        monkeypatch.setattr(sampling, "sample_episodes", sample)
         run.__dict__["sample"] = sample
         return run, played
 
@@ -121,6 +121,7 @@ def test_groups_without_signal_make_room_for_others_until_there_are_as_many_as_w
     assert len(played) == 2 * len(set(played)), "no task twice"
 
 
+@pytest.mark.nightly
 def test_a_killed_collect_comes_to_the_end_of_one_that_was_not(start: Start) -> None:
     whole, played = start("whole")
     expected = pinned_tasks(whole, collected(whole))

@@ -277,6 +277,7 @@ def test_a_whole_team_learns_from_the_same_traces(other: Stored, ray_local: None
     assert train_on_traces(config, "other@1", screen=screen) == (iteration, trained)
 
 
+@pytest.mark.nightly
 def test_traces_of_versions_too_far_away_fail_the_stage_until_that_is_accepted(
     tmp_path: Path, tiny_model: Path, ray_local: None, screen: Screen
 ) -> None:

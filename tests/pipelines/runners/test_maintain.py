@@ -224,6 +224,7 @@ def test_an_iteration_that_somebody_works_on_is_left_alone(run: Run, play: Play)
     assert plan(run).last_old == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: Callable[..., Trace]) -> None:
     for k in range(5):

@@ -149,9 +149,8 @@ def peak_mib(folder: Path, suffix: str, shapes: Sequence[str], count: int, pad: 
     return int(rest) / 1024
 
 
-@pytest.mark.parametrize(
-    "suffix", [".jsonl", *(pytest.param(s, marks=pytest.mark.nightly) for s in (".json", ".parquet"))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 def test_ten_thousand_tasks_of_each_shape_stream_in_flat_memory(suffix: str, tmp_path: Path) -> None:
     """What reading holds beyond the ids does not grow with the file: 9,000 more rows of 3 kB would be 26 MiB."""
     few, many = [peak_mib(tmp_path, suffix, SHAPES, count, pad=3000) for count in (1_000, 10_000)]

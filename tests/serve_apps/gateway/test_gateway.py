@@ -45,7 +45,7 @@ ASK: dict[str, Any] = {"model": "demo/solver", "messages": HELLO, "max_tokens": 
 
 @dataclass
 class Served:
-    """A gateway over set blue, which serves version 0, and set green, which serves version 1."""
+    """A gateway over set blue, which serves version 0, and (fixture `both`) set green, which serves version 1."""
 
     config: GatewayConfig
     refs: list[ModelVersionRef]
@@ -55,6 +55,11 @@ class Served:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.config.port}"
+
+    def policy_app(self, version: int) -> PolicyAppSpec:
+        serve = ServeConfig(kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
+        name = self.apps[("blue", "green")[version]]
+        return PolicyAppSpec(name=name, model_group="g", model=self.refs[version], serve=serve)
 
     def deployed_team(self, version: int, **changes: Any) -> DeployedTeam:
         set_name = ("blue", "green")[version]
@@ -99,15 +104,17 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local
         )
     config = GatewayConfig(port=free_port(), request_timeout_s=60, num_replicas=2)
     served = Served(config, refs, scratch / "apps.json")
-    serve = ServeConfig(kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
-    specs = [
-        PolicyAppSpec(name=served.apps[name], model_group="g", model=ref, serve=serve)
-        for name, ref in zip(("blue", "green"), refs, strict=True)
-    ]
-    ensure_apps(specs, state_file=served.state_file, timeout_s=240)
+    ensure_apps([served.policy_app(0)], state_file=served.state_file, timeout_s=240)
     served.route(0)
     yield served
     remove_apps([*served.apps.values(), *gateway_apps(served.config)])
+
+
+@pytest.fixture(scope="module")
+def both(served: Served) -> Served:
+    """With set green, an engine more."""
+    ensure_apps([served.policy_app(version) for version in range(2)], state_file=served.state_file, timeout_s=240)
+    return served
 
 
 @pytest.fixture
@@ -172,7 +179,7 @@ def test_a_whole_workflow_answers_and_streams_its_turns(served: Served, client: 
     assert [e["text"] for e in events[1:-1]] == [t["text"] for t in events[-1]["turns"]]
 
 
-def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Served, client: openai.OpenAI) -> None:
+def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(both: Served, client: openai.OpenAI) -> None:
     answers: list[dict[str, Any]] = []
     faults: list[str] = []
     is_over = threading.Event()
@@ -181,7 +188,7 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
         body = {"model": "demo/solver", "messages": HELLO, "max_tokens": 24, "stream": bool(number % 2), "n": 2}
         with httpx.Client(timeout=60) as http:
             while not is_over.is_set():
-                answer = http.post(f"{served.url}/v1/chat/completions", json=body)
+                answer = http.post(f"{both.url}/v1/chat/completions", json=body)
                 if answer.status_code != 200:
                     faults.append(answer.text)
                 lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -194,8 +201,8 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
         thread.start()
     for i in range(20):
         version = (i + 1) % 2
-        served.route(version)
-        for status in gateway_statuses(served.config):  # each replica by itself
+        both.route(version)
+        for status in gateway_statuses(both.config):  # each replica by itself
             answer = httpx.post(f"{status['address']}/v1/chat/completions", json=ASK, timeout=60)
             assert answer.headers["x-troupe-team"] == f"demo@{10 + version}", "after `route` every replica follows"
     is_over.set()
@@ -207,24 +214,22 @@ def test_twenty_switches_under_load_fail_no_request_and_mix_no_teams(served: Ser
     assert not mixed, mixed[:3]
 
 
-def test_a_team_that_cannot_be_loaded_is_refused_and_the_deployed_one_stays(served: Served, client: Any) -> None:
-    bad = TeamRoute(champion=served.deployed_team(1, workflow="nowhere:Nothing"))
+def test_a_team_that_cannot_be_loaded_is_refused_and_the_deployed_one_stays(both: Served, client: Any) -> None:
+    bad = TeamRoute(champion=both.deployed_team(1, workflow="nowhere:Nothing"))
     with pytest.raises(RouteError, match=r"refuses: workflow\.path: cannot import 'nowhere'"):
-        route(served.config, "demo", bad, state_file=served.state_file, timeout_s=60)
-    assert gateway_teams(served.config)["demo"].champion.team_version == 10
+        route(both.config, "demo", bad, state_file=both.state_file, timeout_s=60)
+    assert gateway_teams(both.config)["demo"].champion.team_version == 10
     assert client.chat.completions.create(model="demo/solver", messages=HELLO).system_fingerprint == "demo@10"
 
 
-def test_two_teams_share_a_gateway_and_one_can_be_removed(served: Served, client: openai.OpenAI) -> None:
-    route(
-        served.config, "other", TeamRoute(champion=served.deployed_team(1)), state_file=served.state_file, timeout_s=60
-    )
+def test_two_teams_share_a_gateway_and_one_can_be_removed(both: Served, client: openai.OpenAI) -> None:
+    route(both.config, "other", TeamRoute(champion=both.deployed_team(1)), state_file=both.state_file, timeout_s=60)
     versions = {
         client.chat.completions.create(model=f"{team}/solver", messages=HELLO).system_fingerprint
         for team in ("demo", "other")
     }
     assert versions == {"demo@10", "other@11"}
-    route(served.config, "other", None, state_file=served.state_file, timeout_s=60)
+    route(both.config, "other", None, state_file=both.state_file, timeout_s=60)
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other/solver", messages=HELLO)
 
@@ -305,24 +310,24 @@ def test_a_killed_replica_comes_back_with_its_teams_and_retrying_callers_see_no_
     assert answer.headers["x-troupe-team"] == "demo@10"
 
 
-def test_shadow_requests_are_answered_in_a_separate_process_at_low_priority(served: Served) -> None:
-    team_route = TeamRoute(champion=served.deployed_team(0), candidate=served.deployed_team(1), shadow=1.0)
-    route(served.config, "demo", team_route, state_file=served.state_file, timeout_s=120)
+def test_shadow_requests_are_answered_in_a_separate_process_at_low_priority(both: Served) -> None:
+    team_route = TeamRoute(champion=both.deployed_team(0), candidate=both.deployed_team(1), shadow=1.0)
+    route(both.config, "demo", team_route, state_file=both.state_file, timeout_s=120)
     try:
         for path, body in (("chat/completions", ASK), ("workflows/demo/runs", {"prompt": "6*7"})):
-            before = num_answered(served, 11)
+            before = num_answered(both, 11)
             deadline = time.monotonic() + 120
-            while num_answered(served, 11) == before:  # what comes before the player is up is dropped
+            while num_answered(both, 11) == before:  # what comes before the player is up is dropped
                 assert time.monotonic() < deadline, "no shadow was played"
-                answer = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
+                answer = httpx.post(f"{both.url}/v1/{path}", json=body, timeout=60)
                 assert answer.headers["x-troupe-team"] == "demo@10"
                 time.sleep(0.5)
-        title = f"ray::ServeReplica:{shadows_name(served.config)}:"
+        title = f"ray::ServeReplica:{shadows_name(both.config)}:"
         processes = psutil.process_iter(["pid", "cmdline"])
         players = [p.info["pid"] for p in processes if " ".join(p.info["cmdline"] or []).startswith(title)]
         assert players and {os.sched_getscheduler(pid) for pid in players} == {os.SCHED_IDLE}
     finally:
-        served.route(0)
+        both.route(0)
 
 
 def num_answered(served: Served, team_version: int) -> float:
