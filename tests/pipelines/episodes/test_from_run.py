@@ -247,6 +247,7 @@ def screen() -> Screen:
     return Screen()
 
 
+@pytest.mark.nightly
 def test_another_algorithm_makes_a_version_of_the_same_traces_once(
     other: Stored, ray_local: None, screen: Screen
 ) -> None:

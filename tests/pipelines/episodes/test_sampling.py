@@ -124,7 +124,6 @@ def test_a_budget_of_seconds_closes_by_itself(app: str, store: TraceStore, tiny_
     assert 1 <= len(sampled.groups) < 100
 
 
-@pytest.mark.test
 def test_over_sampling_ends_without_the_slow_groups_and_drops_them_whole(
     app: str, store: TraceStore, tiny_model: Path
 ) -> None:

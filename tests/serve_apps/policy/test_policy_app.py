@@ -1,4 +1,4 @@
-"""Two replicas of one policy app on real engines: tokens, versions, proofs, faults. One app for the whole file."""
+"""A policy app on real engines: tokens, versions, proofs, faults. One app for the whole file, with two replicas at night."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import torch
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from safetensors.torch import load_file, save_file
+from tiers import EVERYTHING
 
 from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.policy.app_list import change, open_list
@@ -70,6 +71,7 @@ class Served:
     store: WeightStore
     source: Path
     scratch: Path
+    num_replicas: int
 
     def commit(self, version: int, *, noise: float, seed: int = 0, probe_of: int | None = None,
                fault: str = "") -> ModelVersionRef:  # fmt: skip
@@ -111,12 +113,15 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator[Served]:
+def served(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local: None
+) -> Iterator[Served]:
     scratch = tmp_path_factory.mktemp("served")
-    served = Served(WeightStore(str(scratch / "weights")), tiny_model, scratch)
+    num_replicas = 2 if request.config.getoption("tier") == EVERYTHING else 1
+    served = Served(WeightStore(str(scratch / "weights")), tiny_model, scratch, num_replicas)
     first = served.commit(0, noise=0.0)
     served.commit(1, noise=0.02, seed=1)
-    config = ServeConfig(num_replicas=2, kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
+    config = ServeConfig(num_replicas=num_replicas, kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
     spec = PolicyAppSpec(name=APP, model_group="g", model=first, serve=config)
     ensure_apps([spec], state_file=scratch / "apps.json", timeout_s=240)
     yield served
@@ -182,7 +187,7 @@ def test_a_sync_changes_every_replica_in_place_and_proves_each(served: Served) -
     before = {s["pid"] for s in replica_statuses(APP)}
     ask(requests())  # fills the prefix cache with keys and values of version 0
     proofs = served.sync(1, old=0)
-    assert [p.verdict for p in proofs] == ["proven"] * 2
+    assert [p.verdict for p in proofs] == ["proven"] * served.num_replicas
     assert {p.pid for p in proofs} == before, "nothing restarted"
     assert all(p.max_difference_new < 1e-4 < 0.05 < p.max_difference_old for p in proofs)
     answers = ask(requests())
@@ -269,7 +274,7 @@ def test_a_skipped_sync_and_a_wrong_push_do_not_pass_as_the_new_version(served: 
     served.sync(0)
     with pytest.raises(SyncError, match="should serve version 1, says 0") as caught:
         served.prove(1, old=0)
-    assert [p.verdict for p in caught.value.proofs] == ["failed"] * 2
+    assert [p.verdict for p in caught.value.proofs] == ["failed"] * served.num_replicas
     served.commit(20, noise=0.0, probe_of=1)  # claims to be version 1's policy, holds version 0's weights
     with pytest.raises(SyncError, match="should serve version 20, says 20; max"):
         served.sync(20, old=0)
@@ -341,7 +346,7 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, "the engine of a killed replica does not stay behind"
     proofs = served.prove(1, old=0)
-    assert [p.verdict for p in proofs] == ["proven"] * 2
+    assert [p.verdict for p in proofs] == ["proven"] * served.num_replicas
 
 
 def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(served: Served) -> None:
@@ -366,7 +371,7 @@ def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(ser
     finally:
         helper.join()
     assert "DEPLOY_FAILED" in seen
-    assert [p.verdict for p in proofs] == ["proven"] * 2
+    assert [p.verdict for p in proofs] == ["proven"] * served.num_replicas
 
 
 def _is_replaced(pid: int) -> bool:
