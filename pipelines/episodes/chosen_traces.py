@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import heapq
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary, vocabulary_of
 from pipelines.run.run import Run
-from pipelines.tasks.splits import HELD_OUT
+from pipelines.tasks.splits import HELD_OUT, are_one_task
 from stores.traces import TraceStore
-from stores.types import Purpose, Trace
+from stores.types import Purpose, Task, Trace
 from stores.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -53,16 +54,19 @@ def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: 
 
 
 class HeldOut:
-    """The prompts that a run is measured on, and how often one was asked for."""
+    """The tasks that a run is measured on, and how often one was asked for."""
 
     def __init__(self, run: Run) -> None:
         sections = [section for section in HELD_OUT if getattr(run.config.tasks, section) is not None]
-        self._prompts = {task.prompt for section in sections for task in run.tasks(section)}
+        self._of_prompt: dict[str, list[Task]] = defaultdict(list)
+        for section in sections:
+            for task in run.tasks(section):
+                self._of_prompt[task.prompt].append(task)
         self.num_seen = 0
 
     def has(self, trace: Trace) -> bool:
-        """Whether the trace's task is one of them; ids may repeat between runs, so the prompt decides."""
-        is_held_out = trace.task.prompt in self._prompts
+        """Whether the trace's task is one of them; ids may repeat between runs, so prompt and settings decide."""
+        is_held_out = any(are_one_task(trace.task, task) for task in self._of_prompt.get(trace.task.prompt, ()))
         self.num_seen += is_held_out
         return is_held_out
 

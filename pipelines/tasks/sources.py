@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -11,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from pipelines.config.sections import TaskSourceConfig
-from pipelines.tasks.splits import part_of
+from pipelines.tasks.splits import part_of, settings_of
 from pipelines.tasks.task_fields import read_task
 from pipelines.tasks.task_files import read_rows
 from serve_apps.workflow import load_object
@@ -68,16 +69,32 @@ def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]
 
 
 def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
-    """Raises ValueError if two sections share a prompt: a training task must not be an evaluation task. Ids may repeat."""
-    owner: dict[str, str] = {}
+    """Raises ValueError if two sections share a task: a training task must not be an evaluation task. Ids may repeat.
+
+    Tasks are compared as by `are_one_task`, but in linear time: of the tasks with one prompt, by the settings that all have.
+    """
+    of_prompt: dict[str, list[tuple[str, Task]]] = defaultdict(list)
     for section, tasks in sections.items():
         for task in tasks:
-            other = owner.setdefault(task.prompt, section)
-            if other != section:
-                raise ValueError(
-                    f"tasks.{section} and tasks.{other} share the task {task.prompt[:80]!r} "
-                    f"(id {task.task_id!r} in {section}): remove it from one of the two"
-                )
+            of_prompt[task.prompt].append((section, task))
+    for same in of_prompt.values():
+        if len({section for section, _ in same}) > 1:
+            _check_settings_differ(same)
+
+
+def _check_settings_differ(tasks: Sequence[tuple[str, Task]]) -> None:
+    settings = [settings_of(task) for _, task in tasks]
+    names = sorted(set(settings[0]).intersection(*settings[1:]))
+    owner: dict[str, str] = {}
+    for (section, task), own in zip(tasks, settings, strict=True):
+        values = {name: own[name] for name in names}
+        other = owner.setdefault(json.dumps(values, sort_keys=True), section)
+        if other != section:
+            raise ValueError(
+                f"tasks.{section} and tasks.{other} share the task {task.prompt[:80]!r} (id {task.task_id!r} in {section}): "
+                "remove it from one of the two; tasks with one prompt are different ones if a setting in their `metadata` "
+                f"differs, and {f'{values} does not' if values else 'they have none in common'}"
+            )
 
 
 def digest(tasks: Sequence[Task]) -> str:

@@ -5,13 +5,34 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from typing import Any
 
+from serve_apps.reference_fields import public_task
 from stores.types import Task
 
 SECTIONS = ("train", "gate", "test", "sentinel")
-"""Sets of tasks that a run config may have; no two of them share a prompt."""
+"""Sets of tasks that a run config may have; no two of them share a task, see `are_one_task`."""
 HELD_OUT = SECTIONS[1:]
 """Those that nothing is trained on."""
+BOOKKEEPING = ("id", "idx", "index", "uid", "uuid", "split", "subset", "source", "data_source", "row")
+"""Names in a task's metadata that say where a row was found. Names that end in `_id` are others."""
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """Returns what a task's metadata says of the problem: the settings of its world, for example the seed of a house.
+
+    Answers and tests are none, nor is where the row was found: one question has another `index` and `split` in each file.
+    """
+    metadata = public_task(task)["metadata"]
+    return {k: v for k, v in metadata.items() if k.lower() not in BOOKKEEPING and not k.lower().endswith("_id")}
+
+
+def are_one_task(one: Task, other: Task) -> bool:
+    """Whether two tasks pose one problem: the prompts are equal, and no setting that both have differs."""
+    if one.prompt != other.prompt:
+        return False
+    settings, others = settings_of(one), settings_of(other)
+    return all(settings[name] == others[name] for name in settings.keys() & others.keys())
 
 
 def part_of(key: str, shares: Mapping[str, float], *, rest: str = "") -> str:

@@ -1,18 +1,22 @@
 """task_fields: a row of a data set -> a task: math, question answering, or code.
 
-The field names are those of verl's Parquet layout, Search-R1, Dr. MAS, TACO, DeepCoder and LiveCodeBench. A row with tests
-is a code task: its tests go into `metadata["tests"]` in their own shape, with the function name and the checker of the row.
+The field names are those of verl's Parquet layout, Search-R1, Dr. MAS, TACO, DeepCoder and LiveCodeBench; those of answers and
+tests are in `serve_apps/reference_fields.py`. A row with tests is a code task: its tests go into `metadata["tests"]` in their
+own shape, with the function name and the checker of the row.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
 from serve_apps.boxed import last_boxed
+from serve_apps.reference_fields import ANSWER_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
 from serve_apps.tools.code_tests import CHECKER, CHECKER_CODE, FN_NAME
 from stores.types import Task
 
@@ -26,61 +30,51 @@ PROMPT_FIELDS = (
     "question_content",
     "description",
 )
-ANSWER_FIELDS = (
-    "reward_model.ground_truth",
-    "reward_model.answer",
-    "reward_model.target",
-    "answer",
-    "ground_truth",
-    "target",
-    "solution",
-    "golden_answers",
-    "reward_model.ground_truth.target",
-    "env_kwargs.ground_truth",
-    "extra_info.answer",
-    "reward_model",
-)
-TEST_FIELDS = ("tests", "test_cases", "input_output")
-SPLIT_TEST_FIELDS = ("public_test_cases", "private_test_cases", "public_tests", "private_tests")
-"""Fields that separate public from hidden tests; both are read, together with `TEST_FIELDS`."""
-TRUTH_FIELDS = (
-    "reward_model.ground_truth",
-    "reward_model.answer",
-    "reward_model.target",
-    "reward_model",
-    "answer",
-    "label",
-)
-"""Fields that may hold tests as the ground truth."""
 CASE_FIELDS = ("input", "inputs", "stdin", *TEST_FIELDS, *SPLIT_TEST_FIELDS)
 """A mapping with one of these fields holds tests."""
 STARTER_FIELDS = ("starter_code", "extra_info.starter_code")
 ID_FIELDS = ("task_id", "id", "unique_id", "question_id")
 SOURCE_FIELDS = ("data_source", "source", "env_kwargs.data_source")
+INNER_ANSWER_FIELDS = ("target", "ground_truth", "golden_answers", "answer")
+"""Fields of an object that stands where an answer is looked for: they hold the answers."""
+MAX_PLACES = 20
+"""Numbers with more places before or after the point are written with an exponent."""
+QUESTION_ROLES = ("system", "developer", "user")
+"""Roles of the messages that make up a task's prompt."""
 
 _TEST_SETTINGS = {"fn_name": FN_NAME, "checker_type": CHECKER, "checker_code": CHECKER_CODE}
 _WRAPPED = re.compile(r"^### *Question:(.*?)(?=^### *Answer:|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
 def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
-    """Returns the task of a row at the location `at`. Raises ValueError if it has no prompt, or neither answer nor tests."""
-    prompt = next((text for f in PROMPT_FIELDS if (text := _prompt_text(_look_up(row, f)))), "")
+    """Returns the task of a row at the location `at`; null and NaN are missing values.
+
+    Raises ValueError if it has no prompt or one that is no question, neither answer nor tests, or an answer that is no number.
+    """
+    try:
+        return _task(_without_nan(row), at, default_source)
+    except RecursionError:
+        raise ValueError(f"{at}: objects or lists within one another, too deep to be read") from None
+
+
+def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
+    prompt = next((text for f in PROMPT_FIELDS if (text := _prompt_text(_look_up(row, f), f"{at}: {f}"))), "")
     if not prompt:
         raise ValueError(
-            f"{at}: no task prompt: looked for {', '.join(PROMPT_FIELDS)}; has {', '.join(row) or 'nothing'}"
+            f"{at}: no task prompt: looked for {', '.join(PROMPT_FIELDS)}; has {', '.join(_shown(row)) or 'nothing'}"
         )
     tests = _tests(row)
-    answers = () if tests is not None else next((a for f in ANSWER_FIELDS if (a := _answers(row, f))), ())
+    answers = () if tests is not None else next((a for f in ANSWER_FIELDS if (a := _answers(row, f, at))), ())
     if tests is None and not answers:
         raise ValueError(
             f"{at}: task without answer: looked for {', '.join(ANSWER_FIELDS)} (there in \\boxed{{}}), and for tests in "
-            f"{', '.join((*TEST_FIELDS, *SPLIT_TEST_FIELDS, 'label'))}; has {', '.join(row)}"
+            f"{', '.join((*TEST_FIELDS, *SPLIT_TEST_FIELDS, 'label'))}; has {', '.join(_shown(row))}"
         )
     source = next((str(v) for f in SOURCE_FIELDS if (v := _look_up(row, f))), default_source)
-    given_id = next((str(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), "")
+    given_id = next((_text(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), "")
     key = "\x1f".join((source, prompt, *answers))
     extra = _data(row.get("extra_info"))
-    metadata = json.loads(json.dumps(extra, default=str)) if isinstance(extra, dict) else {}
+    metadata = json.loads(json.dumps(_finite(extra), default=str)) if isinstance(extra, Mapping) else {}
     if tests is not None:
         metadata = {k: v for k, v in metadata.items() if k not in (*TEST_FIELDS, *SPLIT_TEST_FIELDS)} | {"tests": tests}
         starter = next((str(v) for f in STARTER_FIELDS if (v := _look_up(row, f))), "")
@@ -92,6 +86,31 @@ def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
         source=source,
         metadata=metadata,
     )
+
+
+def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row with null for NaN, also in objects within it: tables write both for a missing value."""
+    return {
+        name: _without_nan(value) if isinstance(value, Mapping) else None if _is_nan(value) else value
+        for name, value in row.items()
+    }
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, (float, Decimal)) and math.isnan(value)
+
+
+def _shown(row: Mapping[str, Any]) -> list[str]:
+    return [f"{name} (missing)" if value is None else name for name, value in row.items()]
+
+
+def _finite(value: Any) -> Any:
+    """Returns a value with null for each number that JSON does not have: NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tests(row: Mapping[str, Any]) -> Any:
@@ -144,29 +163,91 @@ def _look_up(row: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
-def _prompt_text(value: Any) -> str:
-    """Returns the text, or the last user message of a chat, without a wrapper of "### Question:" and "### Answer:"."""
-    if isinstance(value, list):
-        messages = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
-        value = messages[-1] if messages else ""
-    if not isinstance(value, str):
-        return ""
-    wrapped = _WRAPPED.search(value)
-    return (wrapped[1] if wrapped else value).strip()
+def _prompt_text(value: Any, at: str) -> str:
+    """Returns a text, or the texts of a conversation's messages in their order; empty for anything else.
+
+    A wrapper of "### Question:" and "### Answer:" is taken off what the user says. Raises ValueError for a conversation that
+    is more than a question, or not of text.
+    """
+    data = _data(value)
+    if isinstance(data, Mapping) and "role" in data:
+        data = [data]
+    if not (isinstance(data, list) and any(isinstance(m, Mapping) and "content" in m for m in data)):
+        return _unwrapped(value) if isinstance(value, str) else ""
+    return "\n\n".join(text for number, message in enumerate(data, 1) if (text := _message(message, f"{at}[{number}]")))
 
 
-def _answers(row: Mapping[str, Any], field: str) -> tuple[str, ...]:
+def _message(message: Any, at: str) -> str:
+    """Returns the text of one message of a prompt."""
+    role = message.get("role") or "user" if isinstance(message, Mapping) else type(message).__name__
+    if role not in QUESTION_ROLES:
+        raise ValueError(
+            f"{at}: a message of role {role!r}: a task's prompt is made of messages of {', '.join(QUESTION_ROLES)}; write the "
+            "conversation so far as one text into `question`, or leave this row out"
+        )
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts = [_part_text(part) for part in parts]
+    for part, text in zip(parts, texts, strict=True):
+        if not isinstance(text, str):
+            kind = part.get("type") or sorted(part) if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(f"{at}: content of kind {kind!r}: a prompt is text only; leave this row out")
+    text = "".join(texts)
+    return _unwrapped(text) if role == "user" else text.strip()
+
+
+def _part_text(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return part.get("text") if part.get("type", "text") in ("text", "input_text") else None
+
+
+def _unwrapped(text: str) -> str:
+    wrapped = _WRAPPED.search(text)
+    return (wrapped[1] if wrapped else text).strip()
+
+
+def _answers(row: Mapping[str, Any], field: str, at: str) -> tuple[str, ...]:
     r"""Returns the reference answers: a value or a list of them, `\boxed{}` and GSM8K's `####` unpacked."""
     value = _look_up(row, field)
     if field == "reward_model":  # the answers themselves, or an object as text, in which they were looked for before
         value = _data(value)
-    values = value if isinstance(value, list) else [value]
-    texts = [str(v).strip() for v in values if isinstance(v, (str, int, float))]
+        value = None if isinstance(value, Mapping) else value
     answers = []
-    for text in texts:
+    for text in _answer_texts(value, f"{at}: {field}"):
         boxed = last_boxed(text)
         if boxed is not None:
             answers.append(boxed.strip())
         elif field != "solution":
             answers.append(text.rpartition("####")[2].strip())
     return tuple(dict.fromkeys(answer for answer in answers if answer))
+
+
+def _answer_texts(value: Any, at: str) -> list[str]:
+    """Returns the texts of an answer, of a list of them, or of an object that holds them; each may be JSON text.
+
+    A list of numbers as text stays a text: it is an answer of mathematics, an interval for example.
+    """
+    data = _data(value)
+    if isinstance(data, Mapping):
+        inner = next((data[f] for f in INNER_ANSWER_FIELDS if data.get(f) is not None), None)
+        if inner is not None:
+            return _answer_texts(inner, at)
+    if isinstance(data, list) and (value is data or any(isinstance(item, str) for item in data)):
+        return [text for number, item in enumerate(data, 1) for text in _answer_texts(item, f"{at}[{number}]")]
+    if isinstance(value, str):
+        return [value.strip()]
+    if isinstance(value, (float, Decimal)) and not math.isfinite(value):
+        raise ValueError(f"{at} is {value}, which is no answer: write the answer there, or leave this row out")
+    return [_text(value)] if isinstance(value, (int, float, Decimal)) else []
+
+
+def _text(value: Any) -> str:
+    """Returns a value as people write it: a number that a table holds as 72.0, because others in its column are none, is 72."""
+    if isinstance(value, bool) or not isinstance(value, (float, Decimal)) or not math.isfinite(value):
+        return str(value)
+    exact = Decimal(repr(value)) if isinstance(value, float) else value
+    if exact and not -MAX_PLACES < exact.adjusted() < MAX_PLACES:
+        return str(value)
+    plain = f"{exact:f}" if exact else "0"
+    return plain.rstrip("0").rstrip(".") if "." in plain else plain

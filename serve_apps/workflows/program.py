@@ -27,6 +27,7 @@ from serve_apps.contracts import Raw
 from serve_apps.program.episode import ProgramEpisode
 from serve_apps.program.process import ProgramError, run_process
 from serve_apps.program.server import EpisodeServer, episode_server
+from serve_apps.reference_fields import public_task
 from serve_apps.workflow import Outcome, Workflow, load_object
 from stores.types import Task
 
@@ -51,7 +52,8 @@ class Program(Workflow):
 
         Args:
             agents: their `max_tokens` and `temperature`, as of any agent.
-            command: `{prompt}`, `{task_id}` and `{task}` (the task as JSON, without its answers) are filled in.
+            command: `{prompt}`, `{task_id}` and `{task}` (the task as JSON, without answers and tests, see `reference_fields.py`)
+                are filled in.
             function: `module:name`, called as `function(prompt, client)`; async with an `openai.AsyncOpenAI`, otherwise in a
                 thread with an `openai.OpenAI`. It returns the answer, or {"answer", "score", "metadata"}.
             container: {image, arguments, engine}: what `docker run` (or another engine) starts, on the host's network.
@@ -151,7 +153,7 @@ class Program(Workflow):
             **{f"TROUPE_{name.upper()}_URL": f"{url}/agents/{name}" for name in self.agents},
             **self.environment,
         }
-        fields = {"prompt": task.prompt, "task_id": task.task_id, "task": _public(task)}
+        fields = {"prompt": task.prompt, "task_id": task.task_id, "task": json.dumps(public_task(task))}
         command = [_filled(part, fields) for part in self.command]
         if self.is_container:
             position = command.index("--rm") + 1
@@ -179,10 +181,3 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     """Fills in the named fields; other braces stay, also those in the values."""
     names = "|".join(values)
     return re.sub(rf"{{({names})}}", lambda match: values[match[1]], part)
-
-
-def _public(task: Task) -> str:
-    """Returns the task without its answers."""
-    return json.dumps(
-        {"task_id": task.task_id, "prompt": task.prompt, "source": task.source, "metadata": dict(task.metadata)}
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from pipelines.config.sections import DottedConfig, TaskSourceConfig
 from pipelines.tasks.sources import check_disjoint, load_tasks
+from pipelines.tasks.splits import are_one_task
 from serve_apps.tools.code_tests import Case, read_tests
 from stores.types import Task
 
@@ -113,7 +115,8 @@ def test_verl_parquet_with_messages_and_extra_info_is_read(tmp_path: Path) -> No
     path = tmp_path / "t.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
     (task,) = load(path)
-    assert (task.prompt, task.answers, task.source) == ("What is 2+3?", ("5",), "DigitalLearningGmbH/MATH")
+    assert (task.prompt, task.answers) == ("Be brief.\n\nWhat is 2+3?", ("5",))
+    assert task.source == "DigitalLearningGmbH/MATH"
     assert task.metadata == {"index": 3, "split": "train"}
 
 
@@ -195,6 +198,47 @@ def test_a_generator_gets_the_section_as_its_split_unless_one_is_given() -> None
     check_disjoint({"test": test, "gate": load_tasks(generator({}), section="gate", seed=1)})
     with pytest.raises(ValueError, match=r"tasks\.gate and tasks\.test share the task '"):
         check_disjoint({"test": test, "gate": test[:1]})
+
+
+def house(**settings: Any) -> Task:
+    return Task(task_id=str(settings), prompt="Put a potato on the table.", answers=(), metadata=settings)
+
+
+@pytest.mark.parametrize(
+    ("train", "gate"),
+    [({"seed": 1}, {"seed": 2}), ({"world": {"seed": 1}}, {"world": {"seed": 2}}), ({"a": 1, "b": 1}, {"b": 2})],
+)
+def test_two_worlds_with_one_prompt_are_two_tasks(train: dict[str, Any], gate: dict[str, Any]) -> None:
+    check_disjoint({"train": [house(**train)], "gate": [house(**gate)]})
+    assert not are_one_task(house(**train), house(**gate))
+
+
+@pytest.mark.parametrize(
+    ("train", "gate"),
+    [
+        ({}, {"seed": 1}),
+        ({"seed": 1}, {"seed": 1}),
+        ({"seed": 1, "index": 3, "split": "train"}, {"seed": 1, "index": 0, "split": "test"}),
+        ({"answer": "7", "row_id": 1}, {"answer": "8", "row_id": 2}),
+        ({"level": 5}, {"subject": "algebra"}),
+    ],
+)
+def test_what_only_says_where_a_row_was_found_makes_no_other_task(train: dict[str, Any], gate: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"tasks\.gate and tasks\.train share the task 'Put a potato .*`metadata`"):
+        check_disjoint({"train": [house(**train)], "gate": [house(**gate)]})
+    assert are_one_task(house(**train), house(**gate))
+
+
+def test_sets_of_worlds_with_one_prompt_are_compared_in_linear_time() -> None:
+    started = time.process_time()
+    with pytest.raises(ValueError, match="share the task"):
+        check_disjoint(
+            {
+                "train": [house(seed=i) for i in range(4_000)],
+                "gate": [house(seed=-1 - i) for i in range(1_000)] + [house(seed=9)],
+            }
+        )
+    assert time.process_time() - started < 5
 
 
 def test_a_generator_that_refuses_its_settings_says_which() -> None:

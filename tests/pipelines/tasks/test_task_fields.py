@@ -1,0 +1,172 @@
+"""Rows of tables as they are: JSON text in cells, missing values, conversations, and numbers that were read as floats."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from pipelines.config.sections import TaskSourceConfig
+from pipelines.tasks.sources import load_tasks
+from pipelines.tasks.task_fields import read_task
+from serve_apps.tools.text_match import exact_match
+from stores.types import Task
+
+pytestmark = pytest.mark.fast
+
+NAN, INF = float("nan"), float("inf")
+
+
+def task_of(**row: Any) -> Task:
+    return read_task(row, "f:1", "s")
+
+
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        ({"reward_model": {"ground_truth": '{"target": ["Ann", "Bob"]}'}}, ("Ann", "Bob")),
+        ({"reward_model": '{"ground_truth": "{\\"target\\": \\"Ann\\"}"}'}, ("Ann",)),
+        ({"reward_model": {"ground_truth": '["72"]'}}, ("72",)),
+        ({"answer": '{"target": ["Ann", "Bob"]}'}, ("Ann", "Bob")),
+        ({"answer": ' ["Ann", "Bob"] '}, ("Ann", "Bob")),
+        ({"answer": ['{"answer": "Ann"}', "Bob"]}, ("Ann", "Bob")),
+        ({"golden_answers": '["1945", 1946.0, null]'}, ("1945", "1946")),
+        ({"env_kwargs": '{"ground_truth": ["Ann"]}'}, ("Ann",)),
+        ({"extra_info": '{"answer": "3+4=7\\n#### 7"}'}, ("7",)),
+        ({"answer": {"target": {"ground_truth": "Ann"}}}, ("Ann",)),
+    ],
+)
+def test_answers_that_are_json_text_are_read(row: dict[str, Any], answers: tuple[str, ...]) -> None:
+    assert task_of(question="Who?", **row).answers == answers
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "[1, 2)", "{1, 2}", '{"name": "Ann"}', "[x]", "{", "[[1, 0], [0, 1]]", "[]"]
+)
+def test_an_answer_that_only_looks_like_data_stays_a_text(text: str) -> None:
+    assert task_of(question="q", answer=text).answers == (text,)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"answer": NAN}, r"^f:1: task without answer: .*answer \(missing\)"),
+        ({"answer": None}, r"^f:1: task without answer: .*answer \(missing\)"),
+        ({"reward_model": {"ground_truth": NAN}}, "^f:1: task without answer"),
+        ({"answer": ["4", NAN]}, r"^f:1: answer\[2\] is nan"),
+        ({"answer": '["4", NaN]'}, r"^f:1: answer\[2\] is nan"),
+        ({"golden_answers": [[NAN]]}, r"^f:1: golden_answers\[1\]\[1\] is nan"),
+        ({"answer": INF}, "^f:1: answer is inf"),
+        ({"answer": -INF}, "^f:1: answer is -inf"),
+        ({"answer": ["4", INF]}, r"^f:1: answer\[2\] is inf"),
+        ({"reward_model": {"ground_truth": {"target": [INF]}}}, r"^f:1: reward_model.ground_truth\[1\] is inf"),
+        ({"reward_model": '{"ground_truth": 1e999}'}, "^f:1: reward_model.ground_truth is inf"),
+        ({"answer": Decimal("Infinity")}, "^f:1: answer is Infinity"),
+    ],
+)
+def test_a_missing_or_infinite_answer_is_refused_with_its_row(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task_of(question="2+2", **row)
+
+
+def test_nan_is_missing_in_every_field() -> None:
+    """A table that was joined has NaN in each column that the other table lacks."""
+    row = {"answer": NAN, "solution": "\\boxed{4}", "id": NAN, "source": NAN, "tests": NAN, "starter_code": NAN}
+    task = task_of(question="2+2", query=NAN, extra_info={"level": NAN, "costs": [1.0, NAN, INF]}, **row)
+    assert (task.prompt, task.answers, task.source) == ("2+2", ("4",), "s")
+    assert task.task_id == task_of(question="2+2", answer="4").task_id
+    assert task.metadata == {"level": None, "costs": [1.0, None, None]}
+    json.dumps(dict(task.metadata), allow_nan=False)
+
+
+BASE_8 = [{"role": "system", "content": "Numbers are in base 8."}, {"role": "user", "content": "7+1?"}]
+PARTS = [
+    {"role": "developer", "content": "Numbers are in base 8."},
+    {"role": "user", "content": [{"type": "text", "text": "7+"}, {"type": "text", "text": "1?"}]},
+]
+
+
+@pytest.mark.parametrize("prompt", [BASE_8, json.dumps(BASE_8), PARTS, json.dumps(PARTS)])
+def test_all_messages_of_a_prompt_are_kept(prompt: Any) -> None:
+    assert task_of(prompt=prompt, answer="10").prompt == "Numbers are in base 8.\n\n7+1?"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ([{"content": "7+1?"}], "7+1?"),
+        ({"role": "user", "content": "7+1?"}, "7+1?"),
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "a\n\nb"),
+        ([{"role": "system", "content": ""}, {"role": "user", "content": "### Question:\n7+1?\n### Answer:"}], "7+1?"),
+        ("[1, 2] has which sum?", "[1, 2] has which sum?"),
+        ("[1, 2]", "[1, 2]"),
+    ],
+)
+def test_a_prompt_is_what_system_and_user_say(prompt: Any, text: str) -> None:
+    assert task_of(prompt=prompt, answer="10").prompt == text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (
+            [*BASE_8, {"role": "assistant", "content": "10"}, BASE_8[1]],
+            r"f:1: prompt\[3\]: a message of role 'assistant'",
+        ),
+        (json.dumps([*BASE_8, {"role": "tool", "content": "10"}]), r"f:1: prompt\[3\]: a message of role 'tool'"),
+        ([*BASE_8, "and then?"], r"f:1: prompt\[3\]: a message of role 'str'"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            r"prompt\[1\]: content of kind 'image_url'",
+        ),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], r"prompt\[1\]: content of kind 'text'"),
+        ([{"role": "user", "content": None}], r"f:1: prompt\[1\]: content of kind 'NoneType'"),
+    ],
+)
+def test_a_conversation_that_is_more_than_a_question_is_refused(prompt: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task_of(prompt=prompt, answer="10")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (72.0, "72"),
+        (-0.0, "0"),
+        (0.5, "0.5"),
+        (1e-3, "0.001"),
+        (1e-7, "0.0000001"),
+        (123456789012.0, "123456789012"),
+        (1e300, "1e+300"),
+        (Decimal("72.00"), "72"),
+        (Decimal("0.10"), "0.1"),
+        (72, "72"),
+        (True, "True"),
+    ],
+)
+def test_a_number_is_written_as_people_write_it(value: Any, text: str) -> None:
+    assert task_of(question="q", answer=value).answers == task_of(question="q", answer=[value]).answers == (text,)
+
+
+def test_a_whole_number_that_a_table_made_a_float_pays_for_itself_only(tmp_path: Path) -> None:
+    """One missing value makes the whole column of a table one of floats."""
+    path = tmp_path / "t.parquet"
+    table = pyarrow.table({"question": ["a", "b"], "answer": pyarrow.array([72.0, 720.0]), "id": [1.0, 2.0]})
+    pyarrow.parquet.write_table(table, path)
+    tasks = load_tasks(TaskSourceConfig(path=str(path)), section="train", seed=0)
+    assert [(task.task_id, task.answers) for task in tasks] == [("1", ("72",)), ("2", ("720",))]
+    assert (exact_match("72", tasks[0].answers), exact_match("720", tasks[0].answers)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("depth", [900, 5000])
+def test_lists_without_end_are_refused_with_their_row(depth: int) -> None:
+    nested: Any = "7"
+    for _ in range(depth):
+        nested = [nested]
+    with pytest.raises(ValueError, match=r"^f:1: objects or lists within one another"):
+        task_of(question="q", answer=nested)
