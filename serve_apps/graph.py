@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from serve_apps.expressions import Expression, parse_expression
 from serve_apps.graph_spec import NAME, GraphSpec, NodeSpec
 from serve_apps.templates import fields_of, stray_brace
+from serve_apps.yaml_text import read_yaml
 
 BUILT_IN = frozenset({"question", "step"})
 """Names that templates and conditions read without a node."""
@@ -68,13 +69,8 @@ def load_graph(path: str | Path) -> Graph:
     if not path.is_file():
         raise ValueError(f"graph {path} does not exist (seen from {Path.cwd()})")
     text = path.read_text(encoding="utf-8")
-    try:
-        data = yaml.safe_load(text)
-        tree = yaml.compose(text, yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
-    _check_no_key_twice(tree, str(path))
-    return check_graph(data, place=str(path), lines=_lines(tree), text=text)
+    data = read_yaml(text, str(path))
+    return check_graph(data, place=str(path), lines=_lines(yaml.compose(text, yaml.SafeLoader)), text=text)
 
 
 def check_graph(
@@ -215,20 +211,6 @@ def _check_node(name: str, node: NodeSpec, spec: GraphSpec, at: _Places) -> None
             raise ValueError(
                 f"{at('nodes', name, 'cut')}: node {name}: cut: {field!r} is not read by it: {', '.join(read)}"
             )
-
-
-def _check_no_key_twice(node: yaml.Node | None, place: str) -> None:
-    """Raises ValueError for two equal keys: YAML takes the last one, and a node would be lost."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                raise ValueError(f"{place}:{key.start_mark.line + 1}: {key.value!r} stands twice in the same mapping")
-            seen.add(key.value)
-            _check_no_key_twice(value, place)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _check_no_key_twice(value, place)
 
 
 def _reachability(names: set[str], edges: Sequence[Edge]) -> dict[str, frozenset[str]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from pipelines.cluster.user_code import add_user_code
 from stores.logs import configure
@@ -132,12 +131,14 @@ def load(config: Path, changes: list[str] | None) -> RunConfig:
 
 
 def _overrides(changes: list[str]) -> dict[str, Any]:
+    from serve_apps.yaml_text import read_yaml
+
     values = {}
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} is not of the form KEY=VALUE")
-        values[key] = yaml.safe_load(value)
+        values[key] = read_yaml(value, f"--set {key}")
     return values
 
 

@@ -11,12 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import ValidationError, model_validator
 
 from pipelines.config.messages import explain
 from pipelines.config.rules import agents, models, paths, placement, timeouts, training, whole_team
 from pipelines.config.run_sections import RunSections, merged
+from serve_apps.yaml_text import read_yaml
 from stores.settings import identity
 
 RULES = (
@@ -87,9 +87,10 @@ def _read_config(file: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"run config {file}{by} does not exist: check the path, from {Path.cwd()}")
     try:
-        data = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date that does not exist
+        text = file.read_text()
+    except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not YAML: {error}") from None
+    data = read_yaml(text, str(file))
     if not isinstance(data, dict):
         raise ValueError(f"{file}: a run config is a mapping of sections, this is {type(data).__name__}")
     base = data.pop("extends", None)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -61,13 +61,28 @@ def make_key(
 def read_keys(path: Path) -> list[ApiKey]:
     """Reads the keys of a file; ValueError names the file and the first fault."""
     try:
-        return KEYS.validate_json(path.read_bytes())
+        content = path.read_bytes()
+        keys = KEYS.validate_json(content)
     except OSError as error:
         raise ValueError(f"gateway.keys_file {path}: {error.strerror}: make a key with `troupe key`") from None
     except ValidationError as error:
         first = error.errors()[0]
         field = "".join(f"{part}." for part in first["loc"])
         raise ValueError(f"gateway.keys_file {path}: {field}: {first['msg']}") from None
+    try:
+        json.loads(content, object_pairs_hook=_unique)
+    except ValueError as error:
+        raise ValueError(f"gateway.keys_file {path}: {error}") from None
+    return keys
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of a key; ValueError for one that stands twice, of which JSON would take the last."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"{twice!r} stands twice in the key {fields.get('name', '')!r}: keep one of them")
+    return fields
 
 
 def write_keys(path: Path, keys: list[ApiKey]) -> None:

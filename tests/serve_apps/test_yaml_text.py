@@ -1,0 +1,64 @@
+"""The same key twice in one mapping of YAML is refused with both lines; what YAML offers to repeat stays allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli.options import _overrides
+from pipelines.config.run_config import load_config
+from serve_apps.gateway.api_keys import read_keys
+from serve_apps.yaml_text import read_yaml
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("iterations: 1\nrun: a\niterations: 5\n", r"^f:3: 'iterations' .* in lines 1 and 3: keep one"),
+        ("train: {a: 1}\nb: 1\ntrain: {c: 1}\n", r"^f:3: 'train' .* in lines 1 and 3"),
+        ("a:\n  b: 1\n  'b': 1\n", r"^f:3: 'b' .* in lines 2 and 3"),
+        ("a: [{b: 1,\n b: 2}]\n", r"^f:2: 'b' .* in lines 1 and 2"),
+        ("1: a\n0x1: b\n", r"^f:2: '0x1' .* in lines 1 and 2"),
+        ("a: &a {x: 1}\nb:\n  <<: *a\n  <<: *a\n", r"^f:4: '<<' .* in lines 3 and 4"),
+        ("a: &a {x: 1, x: 2}\nb: *a\n", r"^f:1: 'x' .* in lines 1 and 1"),
+        ("a: [", r"^f is not YAML"),
+        ("day: 2026-02-31", r"^f is not YAML: day"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_with_both_lines(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_yaml(text, "f")
+
+
+def test_anchors_and_merges_may_repeat_a_key() -> None:
+    text = "z: &z {k: 0}\na: &a {<<: *z, k: 1}\nb: {<<: *a, k: 2}\nc: [{k: 1}, {k: 2}]\n? [1]\n: 1\n"
+    with pytest.raises(ValueError, match="is not YAML"):  # a list is no key in Python, twice or not
+        read_yaml(text, "f")
+    data = read_yaml(text.partition("?")[0], "f")
+    assert data == {"z": {"k": 0}, "a": {"k": 1}, "b": {"k": 2}, "c": [{"k": 1}, {"k": 2}]}
+
+
+def test_every_reader_of_yaml_refuses_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("run: demo\niterations: 1\niterations: 5\n")
+    with pytest.raises(ValueError, match=r"run\.yaml:3: 'iterations' stands twice .* lines 2 and 3"):
+        load_config(path)
+    (tmp_path / "child.yaml").write_text("extends: run.yaml\n")
+    with pytest.raises(ValueError, match=r"run\.yaml:3: 'iterations'"):
+        load_config(tmp_path / "child.yaml")
+    with pytest.raises(ValueError, match=r"--set train:1: 'lr' stands twice"):
+        _overrides(["train={lr: 1, lr: 2}"])
+
+
+def test_a_field_that_stands_twice_in_the_file_of_keys_is_refused(tmp_path: Path) -> None:
+    """The scopes of a key are what the file says, not what it says last."""
+    path = tmp_path / "keys.json"
+    digest = "0" * 64
+    path.write_text(f'[{{"name": "web", "sha256": "{digest}", "scopes": ["call"], "scopes": ["admin"]}}]')
+    with pytest.raises(ValueError, match=r"keys\.json: 'scopes' stands twice in the key 'web'"):
+        read_keys(path)
+    path.write_text(f'[{{"name": "web", "sha256": "{digest}", "scopes": ["call"]}}]')
+    assert [key.scopes for key in read_keys(path)] == [("call",)]
