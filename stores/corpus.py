@@ -135,6 +135,13 @@ class Corpus:
         return [Document(document_id=r["id"], contents=r["contents"], score=-r["_distance"]) for r in rows]
 
 
+def with_title(text: str, row: Mapping[str, Any]) -> str:
+    """Returns a text with the title of its row in quotation marks as the first line, unless it begins with that already."""
+    title = next((str(row[f]) for f in TITLE_FIELDS if row.get(f)), "")
+    first_line = f'"{title}"\n'
+    return text if not title or text.startswith(first_line) else f"{first_line}{text}"
+
+
 def _fused(rankings: Sequence[Sequence[Document]], top_k: int) -> list[Document]:
     """Joins rankings by reciprocal rank fusion (see `RANK_OFFSET`)."""
     scores: dict[str, float] = {}
@@ -183,9 +190,8 @@ def _document(row: Any, at: str, default_id: str) -> tuple[str, str]:
     text = next((row[f] for f in TEXT_FIELDS if row.get(f)), "")
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{at}: no text: one of {', '.join(TEXT_FIELDS)} must hold some; it has {sorted(row)}")
-    title = next((str(row[f]) for f in TITLE_FIELDS if row.get(f)), "")
     name = next((str(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), default_id)
-    contents = f'"{title}"\n{text}' if title else text
+    contents = with_title(text, row)
     try:
         f"{name}{contents}".encode()
     except UnicodeEncodeError as error:

@@ -10,10 +10,15 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from stores.proxies import ask_directly, is_loopback
+from stores.sqlite_urls import absolute_sqlite
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,9 +37,12 @@ class RegistryUnreachable(ConnectionError):
 
 
 def absolute(uri: str) -> str:
-    """Makes a SQLite URL or a folder independent of the current folder; other URIs are returned unchanged."""
+    """Makes a SQLite URL or a folder independent of the current folder; other URIs are returned unchanged.
+
+    Raises ValueError for a SQLite URL with unknown options.
+    """
     if uri.startswith("sqlite:///"):
-        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+        return absolute_sqlite(uri).render_as_string()
     return uri if re.match(r"[a-z][a-z0-9+-]+:", uri) else Path(uri).absolute().as_uri()
 
 
@@ -44,6 +52,8 @@ def connect(tracking_uri: str) -> MlflowClient:
 
     Raises RegistryUnreachable for a server that does not answer.
     """
+    if is_loopback(tracking_uri):
+        ask_directly()
     # MLflow's own defaults try a server that does not answer for several minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
@@ -133,8 +143,13 @@ def _alone(tracking_uri: str) -> Iterator[None]:
     if not tracking_uri.startswith("sqlite:///"):
         yield
         return
-    path = Path(tracking_uri.removeprefix("sqlite:///"))
+    path = Path(sa.make_url(tracking_uri).database or "")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        escaped = Path(tracking_uri.removeprefix("sqlite:///")).parent
+        is_made_by_mlflow = not escaped.exists()  # it makes the folder that the escaped path names, too
         yield
+        if is_made_by_mlflow:
+            with suppress(OSError):
+                escaped.rmdir()

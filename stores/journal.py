@@ -28,6 +28,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateTable
 
 from stores.process import is_dead, this_process
+from stores.sqlite_urls import absolute_sqlite
 from stores.waiting import waiting
 
 logger = logging.getLogger(__name__)
@@ -163,22 +164,21 @@ class Journal:
     """The journal at a SQLAlchemy URL. Cheap to make and to pickle: every process connects for itself."""
 
     def __init__(self, url: str) -> None:
-        """Args: url: SQLAlchemy URL; for SQLite the file and its folder are made, a relative path made absolute.
+        """Args: url: SQLAlchemy URL, for SQLite as `sqlite_url` makes it; there file and folder are made, a relative path
+        is made absolute.
 
         ValueError for a URL that names no database, or one whose driver is not installed.
         """
         try:
-            parsed = sa.make_url(url)
+            parsed = absolute_sqlite(url) if url.startswith("sqlite") else sa.make_url(url)
             parsed.get_dialect().import_dbapi()
         except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
             raise ValueError(
                 f"journal {url!r}: {error}; give a SQLAlchemy URL whose driver is installed, e.g. "
                 "postgresql+psycopg://troupe@host/troupe (pip install troupe-rl[postgres]) or sqlite:///PATH"
             ) from None
-        if parsed.get_backend_name() == "sqlite":
-            if not parsed.database or parsed.database == ":memory:":
-                raise ValueError(f"journal {url!r} has no file: other processes must see it, use sqlite:///PATH")
-            parsed = parsed.set(database=str(Path(parsed.database).absolute()))
+        if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+            raise ValueError(f"journal {url!r} has no file: other processes must see it, use sqlite:///PATH")
         self.url = parsed.render_as_string(hide_password=False)
         self._engine: tuple[int, sa.Engine] | None = None
 

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import urlsplit
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-def is_on_this_machine(address: str) -> bool:
-    """True for `host:port` or a URL whose host is the loopback interface: its cluster has the token of this user."""
-    return urlsplit(address if "://" in address else f"//{address}").hostname in LOOPBACK
 
 
 def auth_token() -> str:

@@ -8,8 +8,9 @@ import socket
 import time
 from typing import Any
 
-from pipelines.cluster.auth import auth_token, is_on_this_machine
+from pipelines.cluster.auth import auth_token
 from pipelines.cluster.faults import InfrastructureLost
+from stores.proxies import ask_directly, is_loopback
 
 ANSWER_TIMEOUT_S = 10.0
 
@@ -21,8 +22,9 @@ def connect(address: str = "") -> None:
     where no cluster answers.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
+    ask_directly()  # here and, of a local head, in all its processes
     address = address or os.environ.get("RAY_ADDRESS", "")
-    if is_on_this_machine(address) and auth_token():
+    if is_loopback(address) and auth_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported; a head of `make up` wants the token
     import ray
 
@@ -111,13 +113,15 @@ def memory_deaths(run_id: str, within_s: float) -> list[str]:
     from serve_apps.policy.app_list import dashboard_url
 
     try:
+        dashboard = dashboard_url()
+        ask_directly(dashboard)
         rows: list[Any] = list_workers(
             filters=[("exit_type", "=", "NODE_OUT_OF_MEMORY")],
             detail=True,
             limit=1000,
             timeout=5,
             raise_on_missing_output=False,
-            address=dashboard_url(),  # else Ray asks the cluster that was started last on this machine
+            address=dashboard,  # else Ray asks the cluster that was started last on this machine
         )
     except (RayStateApiException, OSError, ValueError):  # no dashboard, or it is down: no answer is no reason to fail
         return []

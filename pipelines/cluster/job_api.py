@@ -18,8 +18,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
-from pipelines.cluster.auth import auth_token, is_on_this_machine, token_path
+from pipelines.cluster.auth import auth_token, token_path
 from pipelines.config.schedule import ClusterConfig, check_address
+from stores.proxies import is_loopback
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -64,7 +65,7 @@ class JobApi:
 
     def __post_init__(self) -> None:
         self.address = check_address(self.address)
-        self._opener = build_opener(*([ProxyHandler({})] if is_on_this_machine(self.address) else []))
+        self._opener = build_opener(*([ProxyHandler({})] if is_loopback(self.address) else []))
 
     @property
     def _host(self) -> str:
@@ -153,7 +154,7 @@ class JobApi:
 
     def _token(self) -> str:
         """Ray's token; on this machine also without RAY_AUTH_MODE."""
-        is_sent = os.environ.get("RAY_AUTH_MODE", "") == "token" or is_on_this_machine(self.address)
+        is_sent = os.environ.get("RAY_AUTH_MODE", "") == "token" or is_loopback(self.address)
         return auth_token() if is_sent else ""
 
     def _refusal(self, code: int) -> str:

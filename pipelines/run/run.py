@@ -47,8 +47,9 @@ class Run:
     def journal(self) -> Journal:
         """Which stages are done."""
         from stores.journal import Journal
+        from stores.sqlite_urls import sqlite_url
 
-        return Journal(self.config.storage.journal or f"sqlite:///{_join(self.folder, 'journal.db')}")
+        return Journal(self.config.storage.journal or sqlite_url(_join(self.folder, "journal.db")))
 
     def hold_engines(self) -> AbstractContextManager[Lease]:
         """Keeps others from changing what the engines serve; waits while somebody else does something with them."""
@@ -85,8 +86,10 @@ class Run:
 
     @property
     def _mlflow(self) -> tuple[str, str]:
+        from stores.sqlite_urls import sqlite_url
+
         root = _absolute(self.config.storage.root)
-        tracking = self.config.storage.mlflow or f"sqlite:///{_join(root, 'mlflow.db')}"
+        tracking = self.config.storage.mlflow or sqlite_url(_join(root, "mlflow.db"))
         return tracking, _absolute(self.config.storage.artifacts) or _join(root, "mlflow-artifacts")
 
     @cached_property

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 def journals(root: str) -> list[Journal]:
     """The journals of the runs in a folder, or the one at a URL."""
     from stores.journal import Journal
+    from stores.sqlite_urls import sqlite_url
 
     if "://" in root:
         return [Journal(root)]
-    return [Journal(f"sqlite:///{path.resolve()}") for path in sorted(Path(root).glob("*/journal.db"))]
+    return [Journal(sqlite_url(path.resolve())) for path in sorted(Path(root).glob("*/journal.db"))]
 
 
 def stored_run(name: str, root: str) -> Run:

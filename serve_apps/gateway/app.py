@@ -156,7 +156,7 @@ def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
     """Returns a socket that all replicas of this cluster share on a machine; ValueError where others listen on the port."""
     # With SO_REUSEPORT another cluster's gateway could bind the same port and get half of the connections: ask who it is.
     try:
-        other = httpx.get(f"http://{_in_url(host)}:{port}/health", timeout=2).json()
+        other = httpx.get(f"http://{_in_url(host)}:{port}/health", timeout=2, trust_env=False).json()
     except (httpx.HTTPError, ValueError):
         other = {}
     if isinstance(other, dict) and other.get("gateway", cluster) != cluster:

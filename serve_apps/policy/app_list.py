@@ -16,6 +16,7 @@ import ray
 
 from stores.files import is_uri, local_path, read_file, write_file
 from stores.placement import ON_HEAD
+from stores.proxies import ask_directly
 from stores.waiting import waiting
 
 NAMESPACE = "troupe"
@@ -58,7 +59,9 @@ class AppList:
         from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
         config = {"proxy_location": "Disabled", "applications": list(apps.values())}
-        ServeSubmissionClient(dashboard_url()).deploy_applications(config)
+        url = dashboard_url()
+        ask_directly(url)
+        ServeSubmissionClient(url).deploy_applications(config)
 
     def _persist(self) -> None:
         write_file(self._path, json.dumps({"revision": self._revision, "apps": self._apps}, indent=1).encode())

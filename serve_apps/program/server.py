@@ -61,14 +61,14 @@ class EpisodeServer:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         if self._http is None:
-            self._http = DefaultAsyncHttpxClient()
+            self._http = DefaultAsyncHttpxClient(trust_env=False)  # this server is never behind a proxy
         return AsyncOpenAI(base_url=base_url, api_key=key, http_client=self._http, max_retries=0)
 
     def client(self, base_url: str, key: str) -> Any:
         """Returns an `openai.OpenAI` for one episode."""
-        from openai import OpenAI
+        from openai import DefaultHttpxClient, OpenAI
 
-        return OpenAI(base_url=base_url, api_key=key, max_retries=0)
+        return OpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=DefaultHttpxClient(trust_env=False))
 
     @contextmanager
     def playing(self, episode: ProgramEpisode) -> Iterator[str]:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from serve_apps.agent import ToolError, count_attempt
-from stores.corpus import Corpus, Document
+from stores.corpus import Corpus, Document, with_title
+from stores.proxies import direct_mounts
 
 Request = Literal["queries", "query", "questions"]
 """The form of a request: Search-R1's batch, Dr. MAS' single query, UnityMAS-O's pool."""
@@ -122,7 +123,8 @@ class HttpRetriever:
         import httpx
 
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=512))
+            limits = httpx.Limits(max_connections=512)
+            self._client = httpx.AsyncClient(timeout=None, limits=limits, mounts=direct_mounts(self.urls))
             self._room = asyncio.Semaphore(self.max_in_flight)
         assert self._room is not None, "made with the client"
         body = json.dumps(self._payload(queries, top_k)).encode()
@@ -249,7 +251,7 @@ def _document(item: Any) -> Document:
         )
         if text is None:
             raise ValueError(f"a document without text: {str(item)[:200]}")
-        return Document(document_id=str(inner.get("id", "")), contents=text, score=score)
+        return Document(document_id=str(inner.get("id", "")), contents=with_title(text, inner), score=score)
     if isinstance(inner, str):
         return Document(document_id="", contents=inner, score=score)
     raise ValueError(f"a document of another shape: {str(item)[:200]}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from serve_apps.program.process import ProgramError, run_process
 from serve_apps.program.server import EpisodeServer, episode_server
 from serve_apps.reference_fields import public_task
 from serve_apps.workflow import Outcome, Workflow, load_object
+from stores.proxies import direct_hosts
 from stores.types import Task
 
 
@@ -153,6 +155,7 @@ class Program(Workflow):
             **{f"TROUPE_{name.upper()}_URL": f"{url}/agents/{name}" for name in self.agents},
             **self.environment,
         }
+        variables |= direct_hosts({**os.environ, **variables}, self.host)
         fields = {"prompt": task.prompt, "task_id": task.task_id, "task": json.dumps(public_task(task))}
         command = [_filled(part, fields) for part in self.command]
         if self.is_container:

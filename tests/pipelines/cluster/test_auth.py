@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cluster.auth import auth_token, is_on_this_machine
+from pipelines.cluster.auth import auth_token
+from stores.proxies import is_loopback
 
 pytestmark = pytest.mark.fast
 
@@ -15,12 +16,12 @@ pytestmark = pytest.mark.fast
     "address", ["127.0.0.1:6399", "localhost:1", "[::1]:6399", "http://127.0.0.1:8265", "http://localhost"]
 )
 def test_the_loopback_interface_is_this_machine(address: str) -> None:
-    assert is_on_this_machine(address)
+    assert is_loopback(address)
 
 
 @pytest.mark.parametrize("address", ["", "auto", "head:6379", "http://head:8265", "http://127.0.0.1.example.org:8265"])
 def test_another_host_gets_no_token_unasked(address: str) -> None:
-    assert not is_on_this_machine(address)
+    assert not is_loopback(address)
 
 
 def test_the_variable_goes_before_the_file_and_disabled_before_both(

@@ -151,6 +151,33 @@ def test_a_conversation_told_in_other_words_is_counted(tiny_model: Path) -> None
     assert per_agent([trace], [])["calculator"]["broken_share"] == 1.0
 
 
+def one_call(prompt: str, client: Any) -> str:
+    """A program that is a function in a thread."""
+    reply = client.chat.completions.create(model="m", messages=[{"role": "user", "content": prompt}])
+    return str(reply.choices[0].message.content)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"function": "pipelines.examples.calculator.program:answer"},
+        {"function": f"{__name__}:one_call"},
+        {"command": code(f"print({say('x')}.content)")},
+        {
+            "command": code(f"print({say('x')}.content)"),
+            "environment": {"http_proxy": "http://127.0.0.1:9", "NO_PROXY": "a"},
+        },
+    ],
+)
+def test_a_program_reaches_its_model_where_everything_goes_through_a_proxy(
+    how: dict[str, Any], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert play(Program(ONE, **how), tiny_model, by_turn("55")).answer == "55"
+
+
 def test_a_fresh_question_is_a_new_conversation(tiny_model: Path) -> None:
     body = f"{say('one')}\n{say('another')}\nprint(1)"
     trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a", "b"))

@@ -99,10 +99,23 @@ def found(rows: list[list[Document]]) -> list[list[str]]:
         ({"result": [[{"text": "a"}, {"document": "b"}], [{"content": "c"}, "d"]]}, [["a", "b"], ["c", "d"]]),
         ([{"top_k_docs": ["a"]}, {"top_k_docs": [{"contents": "b"}]}], [["a"], ["b"]]),
         ([["a"], ["b"]], [["a"], ["b"]]),
+        ([[{"title": "A", "text": "a"}], [{"document": {"title": "B", "contents": "b"}}]], [['"A"\na'], ['"B"\nb']]),
+        ([[{"title": "A", "contents": '"A"\na'}], [{"title": "", "text": "b"}]], [['"A"\na'], ["b"]]),
     ],
 )
 def test_every_shape_of_an_answer_is_read(answer: Any, rows: list[list[str]]) -> None:
     assert found(read_rows(answer, 2)) == rows
+
+
+def test_a_server_on_this_machine_is_asked_without_the_proxy_of_everything_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with Server(search_r1) as server:
+        assert found(ask(HttpRetriever([server.url]), ["a"])) == [[of("a")]]
+        assert found(ask(HttpRetriever([server.url.replace("127.0.0.1", "localhost")]), ["a"])) == [[of("a")]]
 
 
 @pytest.mark.parametrize("answer", [{"top_k_docs": ["a", "b"]}, {"result": ["a", "b"]}, [{"top_k_docs": ["a", "b"]}]])

@@ -1,0 +1,94 @@
+"""This machine is asked directly where HTTP_PROXY is set for every process and NO_PROXY is not."""
+
+from __future__ import annotations
+
+import os
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx
+import pytest
+
+from stores.proxies import ask_directly, direct_hosts, direct_mounts, is_loopback
+
+pytestmark = pytest.mark.fast
+
+NOWHERE = "http://127.0.0.1:9"
+NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A proxy for everything, at an address where none answers."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, NOWHERE if "ttp" in name.lower() else "")
+    return NOWHERE
+
+
+class _Answer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"here")
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), _Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "127.1.2.3", "http://127.0.0.1:8265", "localhost:1", "http://[::1]:5/x", "[::1]:5"]
+)
+def test_the_loopback_interface_is_known(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "head:1", "10.0.0.1:1", "http://127.0.0.1.example.org", "http://a@b", "sqlite:////m.db", "http://[x"],
+)
+def test_other_hosts_are_not(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_what_is_excluded_already_stays_so() -> None:
+    assert direct_hosts({"NO_PROXY": "a"}) == {}
+    both = direct_hosts({"HTTPS_PROXY": "x", "NO_PROXY": "a, b", "no_proxy": "c"}, "10.0.0.7")
+    assert both == dict.fromkeys(("no_proxy", "NO_PROXY"), "c,a,b,127.0.0.1,localhost,::1,10.0.0.7")
+    assert direct_hosts({"http_proxy": "x", **both}, "10.0.0.7") == both
+
+
+@pytest.mark.test
+def test_libraries_that_read_the_environment_ask_this_machine_directly(proxy: str, served: str) -> None:
+    import requests
+
+    with pytest.raises(OSError):
+        urllib.request.urlopen(served, timeout=5)
+    ask_directly("http://10.0.0.7:8265")
+    assert "10.0.0.7" in os.environ["NO_PROXY"].split(",")
+    assert urllib.request.urlopen(served, timeout=5).read() == b"here"
+    assert requests.get(served, timeout=5).text == "here"  # Ray's and MLflow's clients
+    assert httpx.get(served, timeout=5).text == "here"
+    with pytest.raises(OSError):
+        requests.get("http://example.invalid", timeout=5)
+
+
+@pytest.mark.test
+def test_a_client_asks_this_machine_directly_and_others_by_the_proxy(proxy: str, served: str) -> None:
+    with httpx.Client(mounts=direct_mounts([served, "http://example.invalid/x", "http://[::1]:1"])) as http:
+        assert http.get(served).text == "here"
+        with pytest.raises(httpx.ConnectError, match=r"\[Errno 111\]"):  # of the proxy, not of a name that is not known
+            http.get("http://example.invalid/x")
