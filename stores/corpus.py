@@ -23,6 +23,9 @@ BATCH_ROWS = 10_000
 TEXT_FIELDS = ("contents", "text", "content", "document", "passage")
 TITLE_FIELDS = ("title", "wikipedia_title")
 ID_FIELDS = ("id", "_id", "docid", "doc_id")
+TOKENIZER = "icu/split"
+"""Splits at spaces and punctuation, and Chinese, Japanese, Thai and the like, which have no spaces, by ICU's dictionaries. They
+are part of LanceDB; its `simple` takes a whole sentence of these languages for one word, its other ones need files."""
 RANK_OFFSET = 60
 """Of reciprocal rank fusion: score = sum of 1 / (60 + rank) (Cormack, Clarke, Buettcher 2009)."""
 
@@ -79,7 +82,7 @@ def build_corpus(uri: str, path: str | Path, *, embed: Embed | None = None) -> i
         if faults:  # LanceDB wraps an error of its input into one of its own
             raise faults[0] from None
         raise
-    table.create_index("contents", config=FTS(with_position=False))
+    table.create_index("contents", config=FTS(with_position=False, base_tokenizer=TOKENIZER))
     return table.count_rows()
 
 

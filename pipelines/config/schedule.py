@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from stores.settings import Settings
 
 PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
+LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 CRON_FIELDS = (
     ("minute", 0, 59, ""),
     ("hour", 0, 23, ""),
@@ -153,3 +154,22 @@ def check_cron(text: str) -> None:
             ends = [known.get(end, end) for end in shape.groups()[:2] if end] if shape else [""]
             if not all(end.isdigit() and low <= int(end) <= high for end in ends) or (shape and shape[3] == "0"):
                 raise ValueError(f"{text!r}: {part!r} is no {name} ({low} to {high}, *, ranges a-b, steps */n)")
+    first_day = min(_values(2, fields[2]))
+    # With a weekday that is not `*`, cron fires on those weekdays, too.
+    if fields[4] == "*" and all(first_day > LONGEST_MONTHS[month - 1] for month in _values(3, fields[3])):
+        raise ValueError(f"{text!r} never fires: no month {fields[3]!r} has a day {fields[2]!r}")
+
+
+def _values(number: int, field: str) -> set[int]:
+    """Returns the values of a valid field, by its place in the expression; `31-1` goes round."""
+    _, low, high, words = CRON_FIELDS[number]
+    known = {word: low + n for n, word in enumerate(words.split())}
+    values: set[int] = set()
+    for part in field.lower().split(","):
+        span, _, step = part.partition("/")
+        first, _, last = span.partition("-")
+        start = low if first == "*" else known[first] if first in known else int(first)
+        end = known[last] if last in known else int(last) if last else high if first == "*" or step else start
+        around = range(start, end + 1 if start <= end else end + 2 + high - low)
+        values.update(low + (value - low) % (high - low + 1) for value in around[:: int(step or 1)])
+    return values

@@ -298,8 +298,9 @@ class EvaluateConfig(Settings):
     """The number of gate tasks per decision, a fresh slice each time; null: all of them."""
     episodes_per_task: int = Field(1, ge=1)
     """The number of episodes per task: the k of avg@k and pass@k."""
-    temperature: float | None = Field(None, gt=0)
-    """The sampling temperature of all agents in evaluations; null: as in training."""
+    temperature: float | None = Field(None, ge=0)
+    """The sampling temperature of all agents in evaluations; 0: greedily, always the most likely token; null: as in
+    training."""
     bootstrap_samples: int = Field(10_000, ge=100)
     """The number of bootstrap samples of a confidence interval."""
     confidence: float = Field(0.95, gt=0, lt=1)

@@ -6,6 +6,7 @@ same end. Their episodes stay stored, but the iteration's ref excludes them.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from stores.types import EpisodeRewards, Task, Trace, TracesRef
 
 SHARE_OF_TIME = 0.5
 """Share of the stage's deadline after which no pass begins."""
+ROUNDING = 1e-9
+"""Rewards that differ by less, or by less than this share of them, are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +77,20 @@ def refill(
 
 
 def groups_without_signal(traces: Sequence[Trace], rewards: Sequence[EpisodeRewards]) -> set[str]:
-    """Groups in which no agent's turns earned differently; episodes that are not paid do not count."""
-    earned: dict[str, dict[str, set[float]]] = {trace.group_id: {} for trace in traces if not trace.variant}
+    """Groups in which no agent's turns earned differently; episodes that are not paid do not count.
+
+    Sums of the same scores in another order differ in their last digits (0.1 + 0.2 and 0.3): see `ROUNDING`.
+    """
+    earned: dict[str, dict[str, list[float]]] = {trace.group_id: {} for trace in traces if not trace.variant}
     group_of = {trace.episode_id: trace.group_id for trace in traces if not trace.variant}
     for episode in rewards:
         for reward in episode.rewards if episode.episode_id in group_of else ():
-            earned[group_of[episode.episode_id]].setdefault(reward.agent, set()).add(reward.reward)
-    return {group for group, by_agent in earned.items() if all(len(values) < 2 for values in by_agent.values())}
+            earned[group_of[episode.episode_id]].setdefault(reward.agent, []).append(reward.reward)
+    return {group for group, by_agent in earned.items() if all(map(_are_equal, by_agent.values()))}
+
+
+def _are_equal(values: Sequence[float]) -> bool:
+    return math.isclose(min(values), max(values), rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
 def _is_spent(run: Run, passes: Sequence[Sampled]) -> bool:

@@ -41,6 +41,48 @@ def test_each_query_has_its_row_and_a_blank_one_an_empty_row(corpus: Corpus) -> 
     assert pickle.loads(pickle.dumps(corpus)).search(["dorin"], top_k=1)[0][0].document_id == "3"
 
 
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("首都", {"zh", "ja"}),
+        ("北京", {"zh"}),
+        ("中国最大的城市是哪个", {"zh2"}),
+        ("東京の人口", {"ja"}),
+        ("สถานที่ เมืองหลวง", {"th"}),
+        ("running", {"en"}),
+        ("cafe", {"en"}),
+        ("foo bar", {"en"}),
+        ("광주는", {"ko"}),
+    ],
+)
+def test_languages_without_spaces_are_searched_by_words(query: str, found: set[str], many_languages: Corpus) -> None:
+    (row,) = many_languages.search([query], top_k=5)
+    assert {document.document_id for document in row} == found
+
+
+@pytest.fixture(scope="module")
+def many_languages(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    texts = {
+        "zh": "北京是中华人民共和国的首都。",
+        "zh2": "上海位于长江口，是中国最大的城市。",
+        "ja": "東京は日本の首都であり、世界最大の都市圏です。",
+        "th": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย",
+        "ko": "광주는 한국의 도시이다",
+        "en": "The café runs by foo_bar.",
+    }
+    folder = tmp_path_factory.mktemp("languages")
+    rows = [{"id": name, "title": name.upper(), "text": text} for name, text in texts.items()]
+    build_corpus(str(folder / "index"), written(folder / "documents.jsonl", rows))
+    return Corpus(str(folder / "index"))
+
+
+def test_a_title_is_searched_and_shown_once(tmp_path: Path) -> None:
+    rows = [{"title": "Mira Holt", "text": "She paints."}, {"title": "Tarn", "contents": '"Tarn"\nA town.'}]
+    build_corpus(str(tmp_path / "index"), written(tmp_path / "documents.jsonl", rows))
+    found = Corpus(str(tmp_path / "index")).search(["holt", "tarn"], top_k=3)
+    assert [[d.contents for d in row] for row in found] == [['"Mira Holt"\nShe paints.'], ['"Tarn"\nA town.']]
+
+
 @pytest.mark.parametrize("query", ['"unclosed', "AND OR (", "title:x^2", "*", "\\", "a" * 10_000, "☃ \x00"])
 def test_no_query_is_anything_but_words(corpus: Corpus, query: str) -> None:
     (row,) = corpus.search([query], top_k=3)

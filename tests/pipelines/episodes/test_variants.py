@@ -73,6 +73,22 @@ def paid(trace: Trace, *rewards: float) -> EpisodeRewards:
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "teaches"),
+    [
+        (0.3, 0.1 + 0.2, False),
+        (3e9, 3e9 + 1e-7, False),
+        (-0.3, -(0.1 + 0.2), False),
+        (0.0, -0.0, False),
+        (0.3, 0.300001, True),
+    ],
+)
+def test_rounding_is_no_signal(episode: Callable[..., Trace], first: float, second: float, teaches: bool) -> None:
+    traces = [episode(i, task="a") for i in range(2)]
+    rewards = [paid(t, 1, reward) for t, reward in zip(traces, (first, second), strict=True)]
+    assert groups_without_signal(traces, rewards) == (set() if teaches else {"a"})
+
+
 def test_a_group_teaches_nothing_where_no_agent_earned_differently(episode: Callable[..., Trace]) -> None:
     traces = [episode(i, task=task) for task in "abc" for i in range(2)]
     rewards = [paid(t, *of) for t, of in zip(traces, [(1, 0), (1, 0), (1, 0), (0, 0), (1, 0), (1, 0.5)], strict=True)]
