@@ -14,6 +14,7 @@ concurrent writers (see `infra/docs/design/exactly-once.md`).
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -247,13 +248,17 @@ class TraceStore:
         task_id: str | None = None,
         status: EpisodeStatus | None = None,
         variant: str | None = None,
+        policy_versions: Mapping[str, int] | None = None,
         limit: int = 50,
     ) -> list[Trace]:
-        """Returns at most `limit` stored episodes with these properties, pinned or not; `variant=""`: no variants."""
+        """Returns at most `limit` stored episodes with these properties, pinned or not; `variant=""`: no variants.
+
+        Args: policy_versions: those that acted, by model group; the episodes may have been played with other groups, too.
+        """
         where = _where(
             run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status, variant=variant
         )
-        return self._find(where, limit=limit)
+        return self._find(" AND ".join([*([where] if where else []), *_played_by(policy_versions or {})]), limit=limit)
 
     def newest_episodes(
         self,
@@ -500,6 +505,15 @@ def _with_status(statuses: Sequence[EpisodeStatus] | None) -> str:
     if statuses is None:
         return ""
     return f" AND status IN ({quoted(statuses)})" if statuses else " AND false"
+
+
+def _played_by(policy_versions: Mapping[str, int]) -> list[str]:
+    """Returns an SQL condition per model group: the column is a JSON object, in whose order the groups stand as written."""
+    entries = [f"{json.dumps(group, ensure_ascii=False)}: {version}" for group, version in policy_versions.items()]
+    return [
+        f"(contains(policy_versions, {_quote(f'{entry},')}) OR contains(policy_versions, {_quote(entry + '}')}))"
+        for entry in entries
+    ]
 
 
 def _where(**equals: str | int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from stores.types import EpisodeRewards, Purpose, Trace
 if TYPE_CHECKING:
     from stores.journal import Journal
 
+NUM_NEWEST = 200
+"""Episodes of a task whose versions are named where none was played by those that were asked for."""
 VERSIONS_BY_PURPOSE = (Purpose.TEST, Purpose.GATE, Purpose.TRAIN)
 
 
@@ -60,15 +63,19 @@ def diff_view(run: Run, task_id: str, first: int, second: int) -> RenderableType
 
 def _played(run: Run, task_id: str, iteration: int) -> RenderableType:
     versions = {group: ref.version for group, ref in run.trained(iteration).items()}
-    traces = run.traces.find_traces(run_id=run.run_id, task_id=task_id, variant="", limit=1000)
     for purpose in VERSIONS_BY_PURPOSE:
-        for trace in traces:
-            if trace.purpose is purpose and dict(trace.policy_versions) == versions:
+        found = run.traces.find_traces(
+            run_id=run.run_id, purpose=purpose, task_id=task_id, variant="", policy_versions=versions
+        )
+        for trace in found:
+            if dict(trace.policy_versions) == versions:
                 return episode_view(run, trace.episode_id)
-    played = sorted({str(dict(t.policy_versions)) for t in traces})
+    newest = run.traces.newest_episodes(run_id=run.run_id, task_id=task_id, limit=NUM_NEWEST)
+    played = sorted({str(json.loads(row["policy_versions"])) for row in newest})
     raise ValueError(
         f"task {task_id!r} was not played by versions {versions} (after iteration {iteration}); "
         f"versions that played it: {'; '.join(played) or 'none'}"
+        f"{', among others' if len(newest) == NUM_NEWEST else ''}"
     )
 
 

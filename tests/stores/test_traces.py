@@ -181,6 +181,20 @@ def test_an_episode_is_found_by_the_start_of_its_id(store: TraceStore, make_trac
     assert len(store.find_traces(run_id="run", limit=2)) == 2
 
 
+def test_episodes_are_found_by_the_versions_that_played_them(
+    store: TraceStore, make_trace: Callable[..., Trace]
+) -> None:
+    played = [{"a": 1, "b": 12}, {"b": 1, "a": 1}, {"a": 12}, {"it's": 3, 'q"': 1}, {}]
+    store.write_episodes([make_trace(i, episode_id=f"e{i}", policy_versions=v) for i, v in enumerate(played)])
+
+    def found(**policy_versions: int) -> list[str]:
+        return sorted(t.episode_id for t in store.find_traces(run_id="run", policy_versions=policy_versions))
+
+    assert found(a=1, b=1) == found(b=1) == ["e1"] and found(a=1) == ["e0", "e1"]
+    assert found(a=12) == ["e2"] and found(b=2) == [] and len(found()) == 5
+    assert [t.episode_id for t in store.find_traces(policy_versions={'q"': 1, "it's": 3})] == ["e3"]
+
+
 def test_rewards_come_back_as_written_and_once_per_credit_version(
     store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
 ) -> None:
