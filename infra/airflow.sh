@@ -9,10 +9,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=${BIN:-.venv/bin}
 port=${TROUPE_AIRFLOW_PORT:-8080}
 mlflow_port=${TROUPE_MLFLOW_PORT:-5000}
-mlflow_db=${TROUPE_MLFLOW_URI:-sqlite:///$PWD/runs/mlflow.db}
+folder=${PWD//%/%25} # in a URL, a ? in the path would begin options
+mlflow_db=${TROUPE_MLFLOW_URI:-sqlite:///${folder//\?/%3F}/runs/mlflow.db}
 ray_state=${TROUPE_CACHE:-.cache}/ray
 mkdir -p "${TROUPE_CACHE:-.cache}/airflow"
 state=$(cd "${TROUPE_CACHE:-.cache}/airflow" && pwd)
+
+# All of it talks over the loopback interface, also where HTTP_PROXY is set for every process.
+NO_PROXY=${NO_PROXY:-${no_proxy:-}}
+export NO_PROXY=${NO_PROXY:+$NO_PROXY,}127.0.0.1,localhost,::1
+export no_proxy=$NO_PROXY
 
 # A process is identified by its id and its start time, because ids are reused.
 started_at() { cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true; }

@@ -17,6 +17,11 @@ export RAY_worker_niceness=${RAY_worker_niceness:-0}
 # Processes that Ray starts find `troupe` and `python` of this environment, also where it is not activated.
 PATH=$(cd "$(dirname "$(command -v "$ray")")" && pwd):$PATH
 
+# All of it talks over the loopback interface, also where HTTP_PROXY is set for every process.
+NO_PROXY=${NO_PROXY:-${no_proxy:-}}
+export NO_PROXY=${NO_PROXY:+$NO_PROXY,}127.0.0.1,localhost,::1
+export no_proxy=$NO_PROXY
+
 # A process is identified by its id and its start time, because ids are reused.
 started_at() { cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true; }
 

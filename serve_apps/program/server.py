@@ -44,6 +44,7 @@ class EpisodeServer:
         self._serving: asyncio.Task[None] | None = None
         self._is_starting = asyncio.Lock()
         self._http: Any = None
+        self._threads_http: Any = None
 
     async def start(self) -> None:
         """Starts the server and returns when it listens."""
@@ -65,10 +66,12 @@ class EpisodeServer:
         return AsyncOpenAI(base_url=base_url, api_key=key, http_client=self._http, max_retries=0)
 
     def client(self, base_url: str, key: str) -> Any:
-        """Returns an `openai.OpenAI` for one episode."""
+        """Returns an `openai.OpenAI` for one episode; the programs' threads share its connections."""
         from openai import DefaultHttpxClient, OpenAI
 
-        return OpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=DefaultHttpxClient(trust_env=False))
+        if self._threads_http is None:
+            self._threads_http = DefaultHttpxClient(trust_env=False)
+        return OpenAI(base_url=base_url, api_key=key, http_client=self._threads_http, max_retries=0)
 
     @contextmanager
     def playing(self, episode: ProgramEpisode) -> Iterator[str]:
