@@ -163,6 +163,20 @@ def test_a_whole_number_that_a_table_made_a_float_pays_for_itself_only(tmp_path:
     assert (exact_match("72", tasks[0].answers), exact_match("720", tasks[0].answers)) == (1.0, 0.0)
 
 
+def test_numbers_of_32_bits_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    single = pyarrow.float32()
+    truth = pyarrow.struct([("ground_truth", pyarrow.list_(single)), ("style", pyarrow.string())])
+    columns = {
+        "question": ["a", "b", "c"],
+        "answer": pyarrow.array([0.1, 72.0, None], single),
+        "reward_model": pyarrow.array([None, None, {"ground_truth": [0.3, 1e-3], "style": "rule"}], truth),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    tasks = load_tasks(TaskSourceConfig(path=str(path)), section="train", seed=0)
+    assert [task.answers for task in tasks] == [("0.1",), ("72",), ("0.3", "0.001")]
+
+
 @pytest.mark.parametrize("depth", [900, 5000])
 def test_lists_without_end_are_refused_with_their_row(depth: int) -> None:
     nested: Any = "7"
