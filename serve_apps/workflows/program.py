@@ -156,7 +156,7 @@ class Program(Workflow):
             **self.environment,
         }
         variables |= direct_hosts({**os.environ, **variables}, self.host)
-        fields = {"prompt": task.prompt, "task_id": task.task_id, "task": json.dumps(public_task(task))}
+        fields = {"prompt": task.prompt, "task_id": task.task_id, "task": _public(task)}
         command = [_filled(part, fields) for part in self.command]
         if self.is_container:
             position = command.index("--rm") + 1
@@ -184,3 +184,8 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     """Fills in the named fields; other braces stay, also those in the values."""
     names = "|".join(values)
     return re.sub(rf"{{({names})}}", lambda match: values[match[1]], part)
+
+
+def _public(task: Task) -> str:
+    """Returns the task as JSON, without its answers and tests."""
+    return json.dumps(public_task(task))
