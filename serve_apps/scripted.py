@@ -80,16 +80,33 @@ class ByteTokenizer(ChatTokenizer):
 
     def __init__(self) -> None:
         """Makes a tokenizer that needs no model folder."""
+        self.end_ids = frozenset({self.eos_id})
 
-    def render_chat(
+    def mark_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
         """The messages, one after another, each after its role."""
         return "".join(f"{message['role']}\n{message['content']}\n" for message in messages)
 
+    def encode_marked(self, marked: str) -> list[int]:
+        """The bytes of the text: none of them is a control token."""
+        return self.encode(marked)
+
+    def plain(self, marked: str) -> str:
+        """The text itself: nothing in it is masked."""
+        return marked
+
+    def mark_completion(self, token_ids: Sequence[int]) -> str:
+        """The text of a completion."""
+        return self.decode(token_ids)
+
     def encode(self, text: str) -> list[int]:
         """The bytes of `text`."""
         return list(text.encode())
+
+    def encode_completion(self, text: str) -> list[int]:
+        """The bytes of a completion, and the token that ends it."""
+        return [*self.encode(text), self.eos_id]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of bytes; the end token has none."""

@@ -6,11 +6,12 @@ network), AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, or a profile. Th
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
@@ -65,6 +66,19 @@ def write_file(location: str, data: bytes) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.write_bytes(data)
     temporary.replace(target)
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Reads a file that holds one JSON object; ValueError names the file where it holds anything else."""
+    try:
+        data = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON ({error}): write it again, or copy it from its source") from None
+    if not isinstance(data, dict):
+        raise ValueError(
+            f"{file} holds no JSON object but {str(data)[:40]!r}: write it again, or copy it from its source"
+        )
+    return data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,23 +129,34 @@ class Message(Body):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Returns the message as chat templates read it: arguments of calls are data, not JSON text."""
-        import json
+        """Returns the message as chat templates read it: arguments of calls are data, not JSON text.
 
-        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or [])
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        Ids of calls and missing content are handed on as they came: some templates ask for the one or look at the other.
+        """
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
         if self.tool_calls:
-            calls = []
-            for call in self.tool_calls:
-                try:
-                    arguments = json.loads(call.function.arguments or "{}")
-                except json.JSONDecodeError:
-                    arguments = call.function.arguments
-                calls.append({"type": "function", "function": {"name": call.function.name, "arguments": arguments}})
-            message["tool_calls"] = calls
+            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
         if self.name:
             message["name"] = self.name
         return message
+
+    @property
+    def text(self) -> str | None:
+        """The content as one text; None where there is none."""
+        return "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
+
+
+def _call_for_template(call: ToolCallOfModel) -> dict[str, Any]:
+    import json
+
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = call.function.arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 class StreamOptions(Body):
@@ -232,7 +243,7 @@ class ChatRequest(Body):
     @property
     def last_user_text(self) -> str:
         """The content of the last user message; empty where there is none."""
-        contents: list[str] = [m.for_template()["content"] for m in self.messages if m.role == "user"]
+        contents = [message.text or "" for message in self.messages if message.role == "user"]
         return contents[-1] if contents else ""
 
 

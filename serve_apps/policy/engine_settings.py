@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from serve_apps.config import ServeConfig
+from serve_apps.end_tokens import configured_end_ids
 from serve_apps.policy.adapters import AdapterRoom, adapter_arguments
+from serve_apps.tokenizer import load_tokenizer
 
 
 def engine_environment(config: ServeConfig) -> dict[str, str]:
@@ -66,10 +67,10 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
 
 
 def stop_token_ids(folder: Path) -> list[int]:
-    """Returns the end-of-sequence tokens that a model folder declares, in generation_config.json or else in config.json."""
-    for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-        if eos is not None:
-            return [eos] if isinstance(eos, int) else list(eos)
-    return []
+    """Returns every token that a model folder says ends a completion: see `ChatTokenizer.end_ids`.
+
+    Without a tokenizer in the folder, those of its two configs.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return configured_end_ids(folder)
+    return sorted(load_tokenizer(str(folder)).end_ids)

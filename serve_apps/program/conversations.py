@@ -28,8 +28,8 @@ Messages = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
     messages: Messages
-    text: str
-    """Prompt and completion, special tokens included."""
+    marked: str
+    """Prompt and completion as marked text, in which control tokens differ from text like them."""
     token_ids: tuple[int, ...]
     turn_index: int
 
@@ -39,6 +39,9 @@ class ConversationPrompt:
     """Holds a prompt and the turn that it continues."""
 
     text: str
+    """What is read of it."""
+    marked: str
+    """The same as marked text (see `ChatTokenizer.mark_chat`)."""
     token_ids: tuple[int, ...]
     growth: Growth
     continues: int | None
@@ -62,15 +65,15 @@ class Conversations:
         """
         is_continued = any(_key(message) in self._completions for message in messages)
         is_continued |= any(len(c.messages) < len(messages) and _begins(messages, c.messages) for c in self._calls)
-        text = self._tokenizer.render_chat([self._for_template(m) for m in messages], tools=tools)
-        begun = max((c for c in self._calls if text.startswith(c.text)), key=lambda c: len(c.text), default=None)
+        marked = self._tokenizer.mark_chat([self._for_template(m) for m in messages], tools=tools)
+        text = self._tokenizer.plain(marked)
+        begun = max((c for c in self._calls if marked.startswith(c.marked)), key=lambda c: len(c.marked), default=None)
         if begun is None:
             growth: Growth = "broken" if is_continued else "new"
-            return ConversationPrompt(
-                text=text, token_ids=tuple(self._tokenizer.encode(text)), growth=growth, continues=None
-            )
-        token_ids = (*begun.token_ids, *self._tokenizer.encode(text[len(begun.text) :]))
-        return ConversationPrompt(text=text, token_ids=token_ids, growth="grown", continues=begun.turn_index)
+            ids = tuple(self._tokenizer.encode_marked(marked))
+            return ConversationPrompt(text=text, marked=marked, token_ids=ids, growth=growth, continues=None)
+        ids = (*begun.token_ids, *self._tokenizer.encode_marked(marked[len(begun.marked) :]))
+        return ConversationPrompt(text=text, marked=marked, token_ids=ids, growth="grown", continues=begun.turn_index)
 
     def add(
         self,
@@ -83,13 +86,18 @@ class Conversations:
     ) -> None:
         """Remembers the completion of a prompt, and the message that was returned to the program for it."""
         self.counts[prompt.growth] += 1
-        has_end = bool(completion_ids) and completion_ids[-1] == self._tokenizer.eos_id
-        completion = "".join(self._tokenizer.decode(completion_ids[: len(completion_ids) - has_end]))
+        has_end = bool(completion_ids) and completion_ids[-1] in self._tokenizer.end_ids
+        completion = self._tokenizer.mark_completion(completion_ids)
         self._completions[_key(answered)] = completion
-        end = self._tokenizer.token_text(self._tokenizer.eos_id) if has_end else ""
-        whole = prompt.text + completion + end
-        ids = (*prompt.token_ids, *completion_ids)
-        self._calls.append(_Call(messages=list(messages), text=whole, token_ids=ids, turn_index=turn_index))
+        end = self._tokenizer.token_text(completion_ids[-1]) if has_end else ""
+        self._calls.append(
+            _Call(
+                messages=list(messages),
+                marked=prompt.marked + completion + end,
+                token_ids=(*prompt.token_ids, *completion_ids),
+                turn_index=turn_index,
+            )
+        )
 
     def _for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a message as the chat template reads it; a completion is put back as it was sampled."""

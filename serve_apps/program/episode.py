@@ -164,7 +164,7 @@ class ProgramEpisode:
                 token_ids=prompt.token_ids,
                 inputs={
                     "messages": json.dumps(messages),
-                    **{f"message {i}": str(m["content"]) for i, m in enumerate(messages)},
+                    **{f"message {i}": str(m["content"] or "") for i, m in enumerate(messages)},
                 },
                 parents=results if prompt.continues is None else (prompt.continues, *results),
             ),
@@ -216,7 +216,7 @@ class ProgramEpisode:
                     caller=agent,
                     turn=asked.turn_index,
                     request=json.loads(asked.arguments),
-                    response=str(message.for_template()["content"]),
+                    response=message.text or "",
                     began=asked.answered_at,
                 )
                 call_indices.append(index)
