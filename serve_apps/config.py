@@ -43,6 +43,16 @@ class ServeConfig(Settings):
     drain_timeout_s: float = Field(30, gt=0, json_schema_extra=NOT_IDENTITY)
     """The time in seconds that a replica has to finish its requests once it is asked to stop."""
 
+    @field_validator("engine")
+    @classmethod
+    def _runs_no_code_of_a_model(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        if engine.get("trust_remote_code"):
+            raise ValueError(
+                "engine.trust_remote_code would run code out of the model folder, which is never done here: remove it, and take a "
+                "model that vLLM knows itself"
+            )
+        return engine
+
 
 class CallConfig(Settings):
     """This section sets how model calls reach a policy app. Timeouts nest: call < turn < episode < stage."""

@@ -57,7 +57,11 @@ class ValueModel(nn.Module):
         """Builds a fresh critic on the trunk of the policy in `folder` (Hugging Face layout)."""
         from transformers import AutoModel
 
-        return cls(AutoModel.from_pretrained(folder, dtype=dtype), hidden_size=hidden_size, is_frozen=is_frozen)
+        return cls(
+            AutoModel.from_pretrained(folder, dtype=dtype, trust_remote_code=False),
+            hidden_size=hidden_size,
+            is_frozen=is_frozen,
+        )
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Returns [N] float32: the value of the state in which each completion token was sampled."""

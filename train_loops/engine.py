@@ -81,7 +81,9 @@ def load_model(folder: str | Path, config: DeepSpeedConfig) -> Any:
     """Loads the causal language model in `folder`, as a policy is trained from it."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=_dtype(config), attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=_dtype(config), attn_implementation="sdpa", trust_remote_code=False
+    )
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model

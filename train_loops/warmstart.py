@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from stores.manifest import Probe
+from stores.model_folder import check_model_files
 from stores.weights import WeightStore
 from train_loops.batching import collate_turns
 from train_loops.config import WarmstartConfig
@@ -124,8 +125,9 @@ def adopt(
         sequences: token ids by which the version is recognised after a weight sync; None draws some, always the same.
 
     Raises:
-        ValueError: the folder lacks config, tokenizer or safetensors, or stores a head of its own beside a config that
-            says it is the input embeddings: trainer and engine would each take another one.
+        ValueError: the folder lacks config, tokenizer or safetensors; its files do not fit together, or ask for code of their
+            own; or it stores a head of its own beside a config that says it is the input embeddings: trainer and engine
+            would each take another one.
     """
     path = Path(folder)
     lacking = [
@@ -142,6 +144,7 @@ def adopt(
             f"{folder} is no model folder: it lacks {' and '.join(lacking)}; give a folder in Hugging Face layout "
             "(save_pretrained of model and tokenizer)"
         )
+    check_model_files(path)
     model = _load_model(path).eval()
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     if getattr(model.config, "tie_word_embeddings", False) and not is_tied:
@@ -199,7 +202,9 @@ def _starting_model(
     if model_folder is not None:
         from transformers import AutoTokenizer
 
-        return _load_model(model_folder), tokenizer or AutoTokenizer.from_pretrained(model_folder)
+        return _load_model(model_folder), tokenizer or AutoTokenizer.from_pretrained(
+            model_folder, trust_remote_code=False
+        )
     if config.tiny_model is None or tokenizer is None:
         raise ValueError("warm start: give a model folder, or warmstart.tiny_model and its tokenizer")
     return build_model(config.tiny_model, tokenizer, seed=seed), tokenizer
@@ -208,7 +213,7 @@ def _starting_model(
 def _load_model(folder: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:

@@ -1,8 +1,10 @@
-"""training_warnings: the figures of a run's iterations -> warnings in words: collapse, hacking, divergence, and what to try.
+"""training_warnings: the figures of a run's iterations -> warnings in words: no signal, collapse, hacking, divergence, and what to try.
 
 Each figure is compared with the run's own earlier iterations first (median and median absolute deviation), and is a
-warning only beyond an absolute bound as well, so that neither a calm run's noise nor a wild run's habits raise one.
+warning only beyond an absolute bound as well, so that neither a calm run's noise nor a wild run's habits raise one. Levels
+from which no run learns are warnings at once, from the first iteration on.
 
+    no signal    no turn of an agent is well-formed, every one is cut, or no turn of the team has an advantage
     collapse     entropy near 0 or a small share of its start, while there is still something to learn; no signal in most groups
     hacking      the reward rises while the outcome falls; completions grow; credit does not follow the outcome
     divergence   KL, gradient norm or clip share far above what they were; a critic that explains less than nothing
@@ -17,7 +19,7 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any, Literal
 
-from pipelines.config.figures import FIGURES
+from pipelines.config.figures import FIGURES, INSPECT
 
 Row = Mapping[str, Any]
 Series = Sequence[tuple[int, float]]
@@ -32,7 +34,12 @@ LATEST = 3
 LEARNT = 0.9
 """Outcome from which on an entropy near 0, and groups without signal, mean that the tasks are solved."""
 
-Kind = Literal["collapse", "hacking", "divergence"]
+NOTHING, ALL = 0.005, 0.995
+"""Shares up to which something never happens, and from which on it always does."""
+
+Kind = Literal["no signal", "collapse", "hacking", "divergence"]
+KINDS: tuple[Kind, ...] = ("no signal", "collapse", "hacking", "divergence")
+"""The most pressing first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,7 @@ class TrainingWarning:
     @property
     def key(self) -> str:
         """What MLflow calls it: `<kind>/<where>/<figure>`."""
-        return f"{self.kind}/{self.where.replace(' ', '/')}/{self.figure}"
+        return f"{self.kind.replace(' ', '_')}/{self.where.replace(' ', '/')}/{self.figure}"
 
 
 def latest_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
@@ -73,8 +80,8 @@ def latest_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
     if (against := _outcome_against_reward(reward, outcome)) is not None:
         warnings.append(against)
     last = rows[-1]["iteration"] if rows else 0
-    order = ("collapse", "hacking", "divergence")
-    return sorted((w for w in warnings if w.iteration == last), key=lambda w: order.index(w.kind))
+    warnings += _hopeless_levels(rows[-1], outcome) if rows else []
+    return sorted((w for w in warnings if w.iteration == last), key=lambda w: KINDS.index(w.kind))
 
 
 def all_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
@@ -115,6 +122,30 @@ def _warning(check: Check, figures: Mapping[str, Series], where: str, outcome: S
         what=what,
         try_=FIGURES[check.figure].try_,
     )
+
+
+def _hopeless_levels(row: Row, outcome: Series) -> list[TrainingWarning]:
+    """Returns a warning for each level of one iteration from which nothing can be learnt, whatever came before it."""
+    found = []
+    for agent, figures in (row.get("agents") or {}).items():
+        if figures.get("format", 1.0) <= NOTHING:
+            what = "no turn is well-formed"
+            fix = f"{INSPECT}; the agent's prompt and contract, a warm start; the end tokens of the model folder"
+            found.append((f"agent {agent}", "format_share", what, fix))
+        if figures.get("cut_share", 0.0) >= ALL:
+            what = "every turn is cut at max_tokens: what earns a reward after that is never reached"
+            fix = f"a higher max_tokens; {INSPECT}: whether the model stops at all, and the end tokens of the model folder"
+            found.append((f"agent {agent}", "cut_share", what, fix))
+    funnel = (row.get("funnel") or {}).values()
+    calls, learning = (sum(counts.get(step, 0) for counts in funnel) for step in ("calls", "non_zero_advantage"))
+    if calls and not learning and not _is_learnt(outcome):
+        what = f"none of {calls} turns has an advantage: this iteration taught nothing"
+        fix = "the funnel in the report; easier tasks, more episodes_per_task, collect.dynamic_sampling"
+        found.append(("team", "non_zero_advantage", what, fix))
+    return [
+        TrainingWarning(kind="no signal", where=where, figure=name, iteration=row["iteration"], what=what, try_=fix)
+        for where, name, what, fix in found
+    ]
 
 
 def _vanished_entropy(entropy: Series, outcome: Series) -> str:

@@ -6,7 +6,7 @@ the tasks and the models. Imports no torch, ray or vllm.
 
 from __future__ import annotations
 
-import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,21 @@ from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.tasks.sources import check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
+from serve_apps.chat_files import check_chat_files
 from serve_apps.workflow import Workflow, load_object, load_workflow
+from stores.model_folder import check_model_files
 from stores.types import Task
 
 
 def check(config: RunConfig) -> list[str]:
-    """Checks a run config; returns the workflow's notes on this machine. ValueError for the first thing that cannot work."""
+    """Checks a run config; returns notes on this machine. ValueError for the first thing that cannot work."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
     _check_baselines(config, load_credit(config.credit).kind)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
     check_tasks(config)
-    _check_models(config)
-    return workflow.preflight()
+    return [*_check_models(config), *workflow.preflight()]
 
 
 def _check_agents(config: RunConfig, workflow: Workflow) -> None:
@@ -78,7 +79,10 @@ def check_tasks(config: RunConfig) -> None:
         raise ValueError("tasks.gate is missing: evaluate needs tasks that training never sees")
 
 
-def _check_models(config: RunConfig) -> None:
+def _check_models(config: RunConfig) -> list[str]:
+    """Checks what each model group starts from; returns notes on what could not be looked at here."""
+    can_read_tokenizers = all(find_spec(name) is not None for name in ("tokenizers", "jinja2"))
+    notes: list[str] = []
     for group, settings in config.model_groups.items():
         tiny, max_model_len = config.tiny_model(group), config.serve_config(group).max_model_len
         if tiny is not None and not settings.model:
@@ -102,13 +106,25 @@ def _check_models(config: RunConfig) -> None:
         for name, what in (("config.json", "model config"), ("tokenizer.json", "tokenizer")):
             if not (folder / name).is_file():
                 raise ValueError(f"{key}: folder {settings.model} has no {what} ({name}): save it beside the weights")
-        shape = json.loads((folder / "config.json").read_text())
+        try:
+            shape = check_model_files(folder)
+            text = shape.get("text_config")
+            shape |= text if isinstance(text, dict) else {}
+            if can_read_tokenizers:
+                check_chat_files(folder, vocab_size=shape.get("vocab_size"))
+            else:
+                notes.append(
+                    f"{key}: tokenizer and chat template were not looked at: tokenizers or jinja2 is not installed"
+                )
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{key}: {error}") from None
         _check_rank(config, group, shape)
         limit = shape.get("max_position_embeddings")
         if limit is not None and max_model_len > limit:
             raise ValueError(
                 f"serve.max_model_len = {max_model_len} but the model of {group!r} takes {limit} tokens: lower it"
             )
+    return notes
 
 
 def _check_rank(config: RunConfig, group: str, shape: dict[str, Any]) -> None:

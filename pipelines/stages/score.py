@@ -6,16 +6,18 @@ Reads: the iteration's traces. Writes: one reward row per episode that counts. I
 from __future__ import annotations
 
 from pipelines.run.run import Run
-from pipelines.run.scoring import assign_credit, mean, per_agent, scored_statuses
+from pipelines.run.scoring import assign_credit, mean, per_agent, refuse_hopeless, scored_statuses
 from stores.stage_results import Scored
 
 
 def score(run: Run, iteration: int) -> Scored:
-    """Scores the episodes of `collect`; NotDone where that is not done."""
-    ref = run.iteration(iteration, needed_by="score").collected.traces
+    """Scores the episodes of `collect`; NotDone where that is not done, ValueError where nothing could ever be trained."""
+    collected = run.iteration(iteration, needed_by="score").collected
+    ref = collected.traces
     statuses = scored_statuses(run)
     traces = list(run.traces.read_traces(ref, statuses=statuses))
     rewards = assign_credit(run, traces, statuses=statuses)
+    refuse_hopeless(run, iteration, collected, traces, rewards)
     run.traces.write_rewards(rewards)
     pinned = run.traces.pin_rewards(
         run_id=ref.run_id,  # of the traces: another run's, where they are taken over from it

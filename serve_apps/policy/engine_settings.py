@@ -44,6 +44,7 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
         "enable_prefix_caching": config.enable_prefix_caching,
         "logprobs_mode": "processed_logprobs",
         "skip_tokenizer_init": True,
+        "trust_remote_code": False,
         "disable_log_stats": True,
         "worker_extension_cls": "serve_apps.policy.weights_extension.WeightsExtension",
         "generation_config": "vllm",

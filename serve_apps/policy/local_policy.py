@@ -69,7 +69,7 @@ class LocalPolicy:
             ref = self._refs[model_group]
             whole = whole_model(ref)
             folder = fetch(whole)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False).eval()
             if read_manifest(ref).base is not None:
                 from peft import PeftModel
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
-from small_tokenizers import FAMILIES, QWEN, build, byte_level, write
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from serve_apps.control_tokens import any_of
@@ -19,6 +18,7 @@ from serve_apps.policy.engine_settings import stop_token_ids
 from serve_apps.program.conversations import Conversations
 from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
+from tests.small_tokenizers import FAMILIES, QWEN, build, byte_level, write
 
 pytestmark = pytest.mark.fast
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pipelines.config.run_config import RunConfig, load_config, parse_config
 from pipelines.runners.validate import check
 from serve_apps.workflows.math_chain import MathChain
+from tests.model_folders import change_json, write_model
 
 pytestmark = pytest.mark.fast
 
@@ -151,8 +152,7 @@ def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_model_with_a_shorter_context_than_asked_for_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 128}')
-    (tmp_path / "tokenizer.json").write_text("{}")
+    change_json(write_model(tmp_path) / "config.json", max_position_embeddings=128)
     config = parse_config(changed({"model_groups.solver_verifier.model": str(tmp_path)}), "run.yaml")
     with pytest.raises(ValueError, match=r"serve\.max_model_len = 256 but the model of 'solver_verifier' takes 128"):
         check(config)

@@ -110,3 +110,63 @@ def test_a_young_run_has_no_warnings() -> None:
     wild = {"kl_k3": [0.1, 9.0], "grad_norm": [1.0, 99.0], "explained_variance": [-3.0, -3.0], "entropy": [0.5, 0.0]}
     assert latest_warnings(history(outcome=[0.1, 0.0], group=wild, agent=wild)) == []
     assert latest_warnings([]) == []
+
+
+def one(
+    agents: Mapping[str, Mapping[str, float]],
+    funnel: Mapping[str, Mapping[str, int]] | None = None,
+    outcome: float = 0.1,
+) -> list[dict[str, Any]]:
+    """The first iteration of a run."""
+    return [
+        {
+            "iteration": 1,
+            "metrics": {"outcome": outcome, "reward": outcome},
+            "agents": agents,
+            "groups": {},
+            "funnel": funnel or {},
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("agents", "funnel", "warned"),
+    [
+        ({"a": {"format": 0.0}, "b": {"format": 0.4}}, {}, [("no signal", "agent a", "format_share")]),
+        ({"a": {"format": 0.3, "cut_share": 1.0}}, {}, [("no signal", "agent a", "cut_share")]),
+        (
+            {"a": {"format": 0.0, "cut_share": 1.0}},
+            {"a": {"calls": 8, "trained": 0, "non_zero_advantage": 0}},
+            [
+                ("no signal", "agent a", "format_share"),
+                ("no signal", "agent a", "cut_share"),
+                ("no signal", "team", "non_zero_advantage"),
+            ],
+        ),
+        ({"a": {"format": 0.02, "cut_share": 0.98}}, {"a": {"calls": 8, "non_zero_advantage": 1}}, []),
+        (
+            {"a": {}, "b": {}},
+            {"a": {"calls": 4, "non_zero_advantage": 0}, "b": {"calls": 4, "non_zero_advantage": 2}},
+            [],
+        ),
+        ({"a": {"format": 1.0, "cut_share": 0.0}}, {}, []),
+    ],
+)
+def test_levels_that_no_run_learns_from_are_warned_of_at_once(
+    agents: Mapping[str, Mapping[str, float]],
+    funnel: Mapping[str, Mapping[str, int]],
+    warned: list[tuple[str, str, str]],
+) -> None:
+    rows = one(agents, funnel)
+    assert kinds(rows) == warned
+    assert all(warning.iteration == 1 and warning.try_ for warning in latest_warnings(rows))
+
+
+def test_a_solved_task_needs_no_advantage() -> None:
+    assert kinds(one({"a": {"format": 1.0}}, {"a": {"calls": 8, "non_zero_advantage": 0}}, outcome=1.0)) == []
+
+
+def test_a_hopeless_level_is_in_the_table_of_warnings_under_one_key() -> None:
+    (warning,) = latest_warnings(one({"a": {"format": 0.0}}))
+    assert warning.key == "no_signal/agent/a/format_share"
+    assert str(warning).startswith("no signal, agent a, iteration 1: no turn is well-formed; try: ")
