@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,39 @@ HEADS_SHARE_HIDDEN = ("llama", "mistral", "qwen2")
 """Types whose heads divide the hidden size where config.json names no `head_dim`."""
 LIKE_LLAMA = (*HEADS_SHARE_HIDDEN, "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "smollm3", "olmo2", "granite")
 """Types whose layers have Llama's tensors, every layer alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """How many rows of a model's vocabulary stand for a token."""
+
+    num_tokens: int
+    """One more than the largest token id of the tokenizer."""
+    num_rows: int
+    """Rows of the embeddings and of the head."""
+
+    @property
+    def num_padded(self) -> int:
+        """Rows behind the last token: they may be sampled, and no tokenizer can read them."""
+        return max(0, self.num_rows - self.num_tokens)
+
+
+def vocabulary_rows(folder: Path) -> Vocabulary | None:
+    """Compares tokenizer.json and config.json of a folder; None where one of them is missing or does not say."""
+    tokenizer, config = folder / "tokenizer.json", folder / "config.json"
+    if not tokenizer.is_file() or not config.is_file():
+        return None
+    shape = read_json_object(config)
+    text = shape.get("text_config")
+    num_rows = (text if isinstance(text, dict) and "vocab_size" in text else shape).get("vocab_size")
+    data = read_json_object(tokenizer)
+    words = (data.get("model") or {}).get("vocab") or {}
+    ids = list(words.values()) if isinstance(words, dict) else list(range(len(words)))
+    ids += [token["id"] for token in data.get("added_tokens") or []]
+    return Vocabulary(num_tokens=max(ids) + 1, num_rows=num_rows) if ids and isinstance(num_rows, int) else None
+
+
+def num_known_rows(folder: Path) -> int | None:
+    """Returns the number of rows that stand for a token; None where all of them do, or nobody says."""
+    vocabulary = vocabulary_rows(folder)
+    return vocabulary.num_tokens if vocabulary is not None and vocabulary.num_padded else None

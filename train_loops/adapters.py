@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from stores.manifest import Probe
+from stores.model_folder import num_known_rows
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 from train_loops.config import DeepSpeedConfig, LoraConfig
@@ -64,7 +65,7 @@ def load_adapted(base: str | Path, adapter: str | Path, config: DeepSpeedConfig)
     model = load_model(base, config)
     _inject(model, peft.LoraConfig.from_pretrained(str(adapter)))
     _fill(model, adapter)
-    return PolicyScorer(model)
+    return PolicyScorer(model, num_known=num_known_rows(Path(base)))
 
 
 def load_reference_of(policy: Engine, store: WeightStore, ref: ModelVersionRef, config: DeepSpeedConfig) -> Any:

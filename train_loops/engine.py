@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from stores.manifest import read_safetensors_header
+from stores.model_folder import num_known_rows
 from train_loops.checkpoints import Partitions, fits, load_checkpoint, save_checkpoint
 from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
 from train_loops.learning_rate import learning_rate
@@ -74,7 +75,7 @@ def load_policy(folder: str | Path, config: DeepSpeedConfig) -> PolicyScorer:
     """Loads the policy in `folder` (Hugging Face layout), ready for an `Engine`."""
     from train_loops.logprobs import PolicyScorer
 
-    return PolicyScorer(load_model(folder, config))
+    return PolicyScorer(load_model(folder, config), num_known=num_known_rows(Path(folder)))
 
 
 def load_model(folder: str | Path, config: DeepSpeedConfig) -> Any:

@@ -36,7 +36,8 @@ class PolicyScorer(nn.Module):
     value_head: nn.Module | None
     """[N, H] -> [N, 1], of a critic that shares the policy's trunk."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, num_known: int | None = None) -> None:
+        """Wraps `model`. Args: num_known: rows of the head that stand for a token; None: all. Engines mask the others."""
         super().__init__()
         config = model.config
         for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
@@ -48,9 +49,16 @@ class PolicyScorer(nn.Module):
         install(model)
         self.model = model
         self.value_head = None
+        self.num_known = num_known
 
     def forward(
-        self, batch: Batch, *, with_entropy: bool = False, with_values: bool = False, trains_trunk: bool = True
+        self,
+        batch: Batch,
+        *,
+        with_entropy: bool = False,
+        with_values: bool = False,
+        trains_trunk: bool = True,
+        with_padded_rows: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns logprobs, entropy (nats) and values of the completion tokens, each [N] float32.
 
@@ -58,16 +66,26 @@ class PolicyScorer(nn.Module):
             with_entropy: False: the entropy is all zeros.
             with_values: True: the values of the states in which the tokens were sampled, from `value_head`; else zeros.
             trains_trunk: False: the values have a gradient in the head only.
+            with_padded_rows: True: over all rows of the head, as an engine computes the logprobs of a prompt.
+
+        Raises ValueError where a completion holds a token beyond the rows that stand for one.
         """
         hidden = hidden_states(self.model.get_decoder(), batch)
         num_tokens = len(batch.targets)
         is_empty = num_tokens == 0
+        num_known = None if with_padded_rows else self.num_known
+        if num_known is not None and num_tokens and int(batch.targets.max()) >= num_known:
+            raise ValueError(
+                f"a completion holds token id {int(batch.targets.max())}, but the tokenizer's ids end at {num_known - 1}: an engine that "
+                "masks no padded rows sampled it; sample the episodes again"
+            )
         scored = _score(
             self.model.get_output_embeddings(),
             hidden,
             batch.token_ids[0, :1] if is_empty else batch.targets,
             batch.temperature.new_ones(1) if is_empty else batch.temperature,
             with_entropy=with_entropy,
+            num_known=num_known,
         )[:, :num_tokens]
         if not with_values:
             return scored[0], scored[1], torch.zeros_like(scored[0])
@@ -102,9 +120,15 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 
 
 def _score(
-    head: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, *, with_entropy: bool
+    head: Any,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    *,
+    with_entropy: bool,
+    num_known: int | None,
 ) -> torch.Tensor:
-    """Maps hidden states [N, H], targets [N] and temperatures [N] to [2, N]: logprobs and entropy.
+    """Maps hidden states [N, H], targets [N] and temperatures [N] to [2, N]: logprobs and entropy over `num_known` rows.
 
     The head's weight is used directly: under ZeRO-3 a call of the head module per chunk would be a collective per
     chunk, and workers have different numbers of chunks.
@@ -113,7 +137,8 @@ def _score(
 
     def chunk(h: torch.Tensor, ids: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         # At temperature t the engine samples from softmax(logits / t): that distribution is the policy that is trained.
-        logits = at_least_float32(F.linear(h, weight, bias)) / t[:, None]
+        known = F.linear(h, weight[:num_known], None if bias is None else bias[:num_known])
+        logits = at_least_float32(known) / t[:, None]
         logprobs = _gather(logits, ids)
         return torch.stack([logprobs, _entropy(logits) if with_entropy else torch.zeros_like(logprobs)])
 

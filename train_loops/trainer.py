@@ -296,13 +296,12 @@ def _stored_result(store: WeightStore, job: TrainJob) -> dict[str, Any] | None:
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
     from train_loops.batching import collate_turns
     from train_loops.engine import device
-    from train_loops.logprobs import completion_logprobs
 
     logprobs = []
     with policy.evaluating():
         for ids in sequences:
             batch = collate_turns([(ids[:1], ids[1:])]).to(device())
-            logprobs.append(tuple(completion_logprobs(policy, batch).tolist()))  # type: ignore[arg-type]
+            logprobs.append(tuple(policy(batch, with_padded_rows=True)[0].tolist()))
     return tuple(logprobs)
 
 

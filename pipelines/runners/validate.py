@@ -17,7 +17,7 @@ from pipelines.tasks.sources import check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.chat_files import check_chat_files
 from serve_apps.workflow import Workflow, load_object, load_workflow
-from stores.model_folder import check_model_files
+from stores.model_folder import check_model_files, vocabulary_rows
 from stores.types import Task
 
 
@@ -110,6 +110,12 @@ def _check_models(config: RunConfig) -> list[str]:
             shape = check_model_files(folder)
             text = shape.get("text_config")
             shape |= text if isinstance(text, dict) else {}
+            vocabulary = vocabulary_rows(folder)
+            if vocabulary is not None and vocabulary.num_padded:
+                notes.append(
+                    f"{key}: {vocabulary.num_padded} of {vocabulary.num_rows} rows of the vocabulary stand for no token: they are "
+                    "masked when turns are sampled and trained on"
+                )
             if can_read_tokenizers:
                 check_chat_files(folder, vocab_size=shape.get("vocab_size"))
             else:

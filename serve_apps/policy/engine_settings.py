@@ -9,6 +9,10 @@ from serve_apps.config import ServeConfig
 from serve_apps.end_tokens import configured_end_ids
 from serve_apps.policy.adapters import AdapterRoom, adapter_arguments
 from serve_apps.tokenizer import load_tokenizer
+from stores.model_folder import num_known_rows
+
+PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
+"""The class by which engines leave out rows of the vocabulary that stand for no token."""
 
 
 def engine_environment(config: ServeConfig) -> dict[str, str]:
@@ -64,7 +68,10 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
         arguments["distributed_executor_backend"] = "mp"  # the replica holds the GPUs; no Ray actors of vLLM's own
     if adapters is not None:
         arguments |= adapter_arguments(adapters)
-    return arguments | config.engine
+    arguments |= config.engine
+    if num_known_rows(model) is not None:
+        arguments["logits_processors"] = [PADDED_ROWS, *arguments.get("logits_processors", ())]
+    return arguments
 
 
 def stop_token_ids(folder: Path) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from serve_apps.policy.engine_settings import stop_token_ids
 from stores.manifest import read_manifest, whole_model
+from stores.model_folder import num_known_rows
 from stores.types import Completion, FinishReason, GenerateRequest, ModelVersionRef
 from stores.weight_cache import fetch
 
@@ -32,7 +33,7 @@ class LocalPolicy:
     def _generate(self, request: GenerateRequest) -> Completion:
         import torch
 
-        model, stops = self._load(request.model_group)
+        model, stops, num_known = self._load(request.model_group)
         s = request.sampling
         prompt = torch.tensor([list(request.prompt_token_ids)])
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -46,13 +47,14 @@ class LocalPolicy:
                 top_p=s.top_p,
                 top_k=s.top_k,
                 eos_token_id=stops,
+                suppress_tokens=None if num_known is None else list(range(num_known, model.config.vocab_size)),
                 pad_token_id=stops[0] if stops else None,
                 return_dict_in_generate=True,
                 output_logits=True,
             )
         ids = out.sequences[0, prompt.shape[1] :].tolist()
         logprobs = [
-            float((logits[0] / (s.temperature or 1.0)).log_softmax(-1)[token])
+            float((logits[0, :num_known] / (s.temperature or 1.0)).log_softmax(-1)[token])
             for token, logits in zip(ids, out.logits, strict=True)
         ]
         return Completion(
@@ -62,7 +64,7 @@ class LocalPolicy:
             policy_version=self._refs[request.model_group].version,
         )
 
-    def _load(self, model_group: str) -> tuple[Any, list[int]]:
+    def _load(self, model_group: str) -> tuple[Any, list[int], int | None]:
         if model_group not in self._models:
             from transformers import AutoModelForCausalLM
 
@@ -74,5 +76,5 @@ class LocalPolicy:
                 from peft import PeftModel
 
                 model = PeftModel.from_pretrained(model, str(fetch(ref))).eval()
-            self._models[model_group] = model, stop_token_ids(Path(folder))
+            self._models[model_group] = model, stop_token_ids(Path(folder)), num_known_rows(Path(folder))
         return self._models[model_group]

@@ -32,6 +32,7 @@ from serve_apps.policy.priority import LOW_PRIORITY, has_low_priority, set_proce
 from serve_apps.policy.served_weights import ServedWeights
 from serve_apps.policy.wire import WireDelta, WireRequest, WireResult
 from stores.logs import bound, configure
+from stores.model_folder import vocabulary_rows
 from stores.types import ModelVersionRef
 from stores.weight_cache import fetch
 
@@ -113,6 +114,10 @@ class Policy:
         self._start_s = time.perf_counter() - started
         with self._log_context():
             logger.info("engine is up with version %d after %.1f s", self._args.model.version, self._start_s)
+            vocabulary = vocabulary_rows(self._folder)
+            if vocabulary is not None and vocabulary.num_padded:
+                rows = (vocabulary.num_padded, vocabulary.num_rows)
+                logger.info("%d of %d rows of the vocabulary stand for no token and are masked", *rows)
 
     def _start_engine(self, folder: Path) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
