@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import tempfile
 import time
 from typing import Any
 
@@ -13,13 +14,17 @@ from pipelines.cluster.faults import InfrastructureLost
 from stores.proxies import ask_directly, is_loopback
 
 ANSWER_TIMEOUT_S = 10.0
+MAX_SOCKET_PATH = 107
+"""Bytes that a socket's path may have on Linux (unix(7), sun_path)."""
+LONGEST_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
+"""What Ray appends to the temporary folder."""
 
 
 def connect(address: str = "") -> None:
     """Connects to `address` (or RAY_ADDRESS); without either, starts a local head. Once connected, does nothing.
 
-    Raises ValueError for an address that cannot be one and for a cluster of another Ray or Python, InfrastructureLost
-    where no cluster answers.
+    Raises ValueError for an address that cannot be one, for a cluster of another Ray or Python and for a temporary folder
+    that Ray cannot use, InfrastructureLost where no cluster answers.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
     ask_directly()  # here and, of a local head, in all its processes
@@ -34,6 +39,7 @@ def connect(address: str = "") -> None:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if not address:
+        check_temporary_folder()
         ray.init(address="local", include_dashboard=True, **quiet)
         return
     check_answers(address)
@@ -58,6 +64,18 @@ def connect_for_good(address: str = "") -> None:
             "address with --address or RAY_ADDRESS"
         )
     connect(address)
+
+
+def check_temporary_folder() -> None:
+    """Raises ValueError where the path of the folder for temporary files is too long for the sockets of a local head."""
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    folder = os.environ.get(name) or tempfile.gettempdir()
+    room = MAX_SOCKET_PATH - len(LONGEST_SOCKET.format(pid=os.getpid()))
+    if len(os.fsencode(folder)) > room:
+        raise ValueError(
+            f"{name} = {folder!r} has {len(os.fsencode(folder))} bytes: Ray puts its sockets below it, whose paths the system limits to "
+            f"{MAX_SOCKET_PATH}, so that {room} are left for the folder: set RAY_TMPDIR to a shorter one, e.g. RAY_TMPDIR=/tmp"
+        )
 
 
 def check_answers(address: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from pipelines.cluster import connect as cluster
@@ -19,6 +21,28 @@ def test_a_cluster_that_does_not_answer_is_named_with_what_to_do(monkeypatch: py
 def test_a_machine_that_no_one_knows_is_bad_input() -> None:
     with pytest.raises(ValueError, match=r"no machine is called 'nohost\.invalid'"):
         cluster.check_answers("nohost.invalid:6379")
+
+
+@pytest.mark.parametrize("name", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_temporary_folder_that_is_too_long_for_sockets_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray._private.utils import validate_socket_filepath
+
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    pid = os.getpid()
+    longest = 107 - len(f"/ray/session_2026-11-25_19-51-37_123456_{pid}/sockets/plasma_store")
+    monkeypatch.setenv(name, "/" + "x" * (longest - 1))
+    cluster.check_temporary_folder()
+    validate_socket_filepath(os.environ[name] + cluster.LONGEST_SOCKET.format(pid=pid))
+    monkeypatch.setenv(name, "/" + "x" * longest)
+    with pytest.raises(OSError, match="AF_UNIX"):
+        validate_socket_filepath(os.environ[name] + cluster.LONGEST_SOCKET.format(pid=pid))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(
+        ValueError, match=rf"^{name} = '/x+' has {longest + 1} bytes.*{longest} are left.*RAY_TMPDIR=/tmp$"
+    ):
+        cluster.connect()
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "ray://127.0.0.1:1"])
