@@ -57,10 +57,9 @@ class ChatTokenizer:
         special = {n for n, token in self._backend.get_added_tokens_decoder().items() if token.special}
         special |= set(self._tokenizer.all_special_ids)
         tags = {number for number, text in added.items() if _is_pair(text, added.values())} - named - ends
-        source = str(self._tokenizer.chat_template)
         plain = self._render_exchange(EXCHANGE, add_generation_prompt=True)
         markers = {n for n, text in added.items() if n in special or MARKER.fullmatch(text)} - tags
-        written = {n for n in markers if added[n] in source or added[n] in plain}
+        written = {n for n in markers if added[n] in self.chat_template or added[n] in plain}
         control = (special | named | ends | written) & added.keys()
         self._control = ControlTokens(self._backend, control, unknown=self._tokenizer.unk_token_id)
         turn_end = self._control.begins(self._render_exchange(EXCHANGE[:2]).partition(ANSWER)[2].lstrip())
@@ -144,9 +143,23 @@ class ChatTokenizer:
         return MarkedText("".join(parts))
 
     @property
+    def chat_template(self) -> str:
+        """The source of the chat template; of several, all of them."""
+        return str(self._tokenizer.chat_template)
+
+    @property
     def knows_tools(self) -> bool:
         """True where the chat template shows tools to the model."""
-        return "tools" in str(self._tokenizer.chat_template)
+        return "tools" in self.chat_template
+
+    @property
+    def hugging_face(self) -> Any:
+        """The tokenizer as transformers and vLLM know it."""
+        return self._tokenizer
+
+    def has_token(self, text: str) -> bool:
+        """Returns whether a text is one token of the vocabulary."""
+        return self._backend.token_to_id(text) is not None
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of text in which every token's text stands for the token: never of what a caller or a model wrote."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from serve_apps.gateway.policy_stream import Delta, PolicyStreams, SampleRequest
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError, ChatRequest
+from serve_apps.openai_api.tool_formats import OfferedTools
 from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
 from stores.types import Sampling
@@ -54,6 +55,7 @@ class Chat:
     agent: str | None
     prompt_token_ids: list[int]
     sampling: Sampling
+    tools: OfferedTools
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -125,7 +127,13 @@ def prepare_chat(request: ChatRequest, team: ServedTeam, model_group: str, agent
         min_p=request.min_p,
     )
     return Chat(
-        request=request, team=team, model_group=model_group, agent=agent, prompt_token_ids=prompt, sampling=sampling
+        request=request,
+        team=team,
+        model_group=model_group,
+        agent=agent,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        tools=OfferedTools(tokenizer=tokenizer, tools=tools),
     )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from serve_apps.gateway.chat import Chat, Choice, sample_choices
 from serve_apps.gateway.policy_stream import Delta, PolicyStreams
-from serve_apps.openai_api.tool_calls import OPEN, assistant_message
+from serve_apps.openai_api.tool_formats import load_parsers
 
 
 async def complete_chat(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:
     """Samples all choices and returns the whole reply, as `POST /v1/chat/completions` does."""
+    await _prepare_tools(chat)
     async with aclosing(sample_choices(chat, streams)) as pieces:
         async for piece in pieces:
             chat.choices[piece.choice.index] = piece.choice
@@ -42,6 +44,7 @@ async def stream_chunks(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[di
     num_shown: dict[int, int] = {}  # characters already sent, by choice
     begun: set[int] = set()
     with_tools = bool(chat.request.offered_tools)
+    await _prepare_tools(chat)
     async with aclosing(sample_choices(chat, streams)) as pieces:
         async for piece in pieces:
             choice = chat.choices[piece.choice.index] = piece.choice
@@ -49,7 +52,7 @@ async def stream_chunks(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[di
                 begun.add(choice.index)
                 yield _chunk(chat, choice, {"role": "assistant", "content": ""})
             start = num_shown.setdefault(choice.index, 0)
-            end = _safe_end(choice.text) if with_tools else len(choice.text)
+            end = chat.tools.first_call(choice.text)
             logprobs = _logprobs_of(chat, piece.delta) if chat.request.logprobs and piece.delta else None
             if end > start or logprobs:
                 num_shown[choice.index] = max(start, end)
@@ -76,15 +79,10 @@ def _last_chunks(chat: Chat, choice: Choice, num_shown: int, *, with_tools: bool
     return [*chunks, {**last, "troupe": troupe_fields(chat, [choice])}]
 
 
-def _safe_end(text: str) -> int:
-    """Returns the length of the text before a tool call, or before what may become the beginning of one."""
-    call_start = text.find(OPEN)
-    if call_start >= 0:
-        return call_start
-    for length in range(min(len(text), len(OPEN) - 1), 0, -1):
-        if text.endswith(OPEN[:length]):
-            return len(text) - length
-    return len(text)
+async def _prepare_tools(chat: Chat) -> None:
+    """Imports what reads the calls, beside the event loop."""
+    if chat.tools.needs_vllm:
+        await asyncio.to_thread(load_parsers)
 
 
 def _choice_body(chat: Chat, choice: Choice) -> dict[str, Any]:
@@ -97,8 +95,7 @@ def _choice_body(chat: Chat, choice: Choice) -> dict[str, Any]:
 
 def _message(chat: Chat, choice: Choice) -> tuple[dict[str, Any], str]:
     """Returns the assistant's message and its finish reason."""
-    names = {tool.function.name for tool in chat.request.offered_tools}
-    message = assistant_message(choice.text, names, id_prefix=f"call_{chat.id[-12:]}_{choice.index}")
+    message = chat.tools.message(choice.text, id_prefix=f"{chat.id}_{choice.index}")
     has_ended = choice.finish_reason == "stop"
     return message, "tool_calls" if has_ended and "tool_calls" in message else choice.finish_reason
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -39,19 +40,18 @@ def parse_tool_calls(text: str, known: Collection[str]) -> tuple[str, list[Calle
     return rest.strip() if calls else rest, calls
 
 
-def assistant_message(text: str, known: Collection[str], *, id_prefix: str) -> dict[str, Any]:
+def message_of(text: str, content: str, calls: Sequence[CalledTool], *, id_prefix: str) -> dict[str, Any]:
     """Returns a completion as an assistant's message in OpenAI's form.
 
     Args:
-        known: names of the functions whose calls become `tool_calls`.
-        id_prefix: of the ids of the calls.
+        content: the text outside the calls.
+        id_prefix: what the ids of the calls are derived from; they have nine letters or digits, as every template takes them.
     """
-    content, calls = parse_tool_calls(text, known) if known else (text, [])
     if not calls:
         return {"role": "assistant", "content": text, "refusal": None}
     tool_calls = [
         {
-            "id": f"{id_prefix}_{i}",
+            "id": sha256(f"{id_prefix}_{i}".encode()).hexdigest()[:9],
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }

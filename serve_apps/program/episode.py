@@ -18,7 +18,7 @@ from pydantic import Field
 
 from serve_apps.contracts import Parsed
 from serve_apps.openai_api.protocol import ApiError, Body, ChatRequest, Metadata
-from serve_apps.openai_api.tool_calls import OPEN, assistant_message
+from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
@@ -155,7 +155,9 @@ class ProgramEpisode:
         results = self._note_tool_answers(agent, request)
         conversations = self._conversations.setdefault(agent, Conversations(tokenizer))
         prompt = _rendered(lambda: conversations.prompt(messages, tools=tools))
-        names = {tool.function.name for tool in request.offered_tools}
+        offered = OfferedTools(tokenizer=tokenizer, tools=tools)
+        if offered.needs_vllm:
+            await asyncio.to_thread(load_parsers)
         prefix = f"call_{secrets.token_hex(6)}"
         turn, parsed = await self._turn(
             agent,
@@ -169,7 +171,7 @@ class ProgramEpisode:
                 parents=results if prompt.continues is None else (prompt.continues, *results),
             ),
             request,
-            names,
+            offered,
             prefix,
         )
         message = dict(parsed.data)
@@ -188,12 +190,12 @@ class ProgramEpisode:
         self._num_calls += 1
 
     async def _turn(
-        self, agent: str, prompt: Prompt, request: ChatRequest, names: set[str], prefix: str
+        self, agent: str, prompt: Prompt, request: ChatRequest, offered: OfferedTools, prefix: str
     ) -> tuple[Turn, Parsed]:
         def parse(text: str) -> Parsed:
             shown = _until(text, request.stops)
-            message = assistant_message(shown, names, id_prefix=prefix)
-            is_unreadable = bool(names) and OPEN in (message["content"] or "")
+            message = offered.message(shown, id_prefix=prefix)
+            is_unreadable = offered.is_unreadable(message["content"])
             return Parsed(fields={}, fault="a tool call that cannot be read" if is_unreadable else "", data=message)
 
         try:

@@ -1,0 +1,150 @@
+"""tool_formats: a tokenizer and the tools that are offered -> what a completion calls, in the model family's own format.
+
+    hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>              read here (`tool_calls`)
+    qwen3_coder   <tool_call><function=NAME><parameter=P>...</parameter></function></tool_call>   ┐
+    llama3_json   {"name": ..., "parameters": {...}}, or the same after <|python_tag|>             ├ read by vLLM's tool parsers
+    mistral       [TOOL_CALLS] [{"name": ..., "arguments": {...}}], or [TOOL_CALLS]NAME{...}       ┘
+
+The chat template and the vocabulary say which format it is. vLLM is imported when a call in its formats may have to be read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_apps.openai_api.tool_calls import OPEN, CalledTool, message_of, parse_tool_calls
+from serve_apps.tokenizer import ChatTokenizer
+
+MAX_CHARACTERS = 65_536
+"""Longer completions are no calls: the time of some parsers grows with the square of the length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """How the models of a family write a call."""
+
+    name: str
+    """The name of vLLM's parser."""
+    begins: tuple[str, ...]
+    """Texts of which one stands where a call begins."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Tags that must be closed: an unfinished call is none."""
+
+
+HERMES = ToolFormat(name="hermes", begins=(OPEN,))
+QWEN3_CODER = ToolFormat(
+    name="qwen3_coder",
+    begins=(OPEN, "<function="),
+    pairs=(("<function=", "</function>"), ("<parameter=", "</parameter>")),
+)
+LLAMA3_JSON = ToolFormat(name="llama3_json", begins=("<|python_tag|>", "{"))
+MISTRAL = ToolFormat(name="mistral", begins=("[TOOL_CALLS]",))
+
+
+def tool_format(tokenizer: ChatTokenizer) -> ToolFormat:
+    """Returns the format in which a model with this template and vocabulary writes calls; Hermes' where nothing says another."""
+    template = tokenizer.chat_template
+    if "<function=" in template:
+        return QWEN3_CODER
+    if OPEN in template:
+        return HERMES
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL
+    if '"parameters"' in template.replace("\\", "") and tokenizer.has_token("<|python_tag|>"):
+        return LLAMA3_JSON
+    return HERMES
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedTools:
+    """Reads the calls of the tools that one request offers."""
+
+    tokenizer: ChatTokenizer
+    tools: Sequence[Mapping[str, Any]] = ()
+    """In OpenAI's form; empty: nothing is a call."""
+    format: ToolFormat = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", tool_format(self.tokenizer) if self.tools else HERMES)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the functions."""
+        return {tool["function"]["name"] for tool in self.tools}
+
+    @property
+    def needs_vllm(self) -> bool:
+        """Whether vLLM is imported to read a call, which takes seconds: do it in a thread, by `load_parsers`."""
+        return bool(self.tools) and self.format is not HERMES
+
+    def message(self, text: str, *, id_prefix: str) -> dict[str, Any]:
+        """Returns a completion as an assistant's message in OpenAI's form; what is not a call of an offered tool stays text."""
+        content, calls = self._read(text) if self.tools else (text, [])
+        return message_of(text, content, calls, id_prefix=id_prefix)
+
+    def first_call(self, text: str) -> int:
+        """Returns the length of the text before a call, or before what may become the beginning of one."""
+        if not self.tools:
+            return len(text)
+        starts = [start for mark in self.format.begins if (start := text.find(mark)) >= 0]
+        starts += [len(text) - overlap for mark in self.format.begins if (overlap := _overlap(text, mark))]
+        return min(starts, default=len(text))
+
+    def is_unreadable(self, content: str | None) -> bool:
+        """Whether content that was left as text holds what looks like a call."""
+        marks = self.format.begins[:1]
+        return bool(self.tools) and any(mark in (content or "") for mark in marks)
+
+    def _read(self, text: str) -> tuple[str, list[CalledTool]]:
+        if self.format is HERMES:
+            return parse_tool_calls(text, self.names)
+        if not any(mark in text for mark in self.format.begins) or len(text) > MAX_CHARACTERS:
+            return text, []
+        if any(text.count(opening) != text.count(closing) for opening, closing in self.format.pairs):
+            return text, []
+        content, calls = _parsed_by_vllm(self.format.name, self.tokenizer, self.tools, text)
+        is_known = all(call.name in self.names and _is_object(call.arguments) for call in calls)
+        return (content, calls) if calls and is_known else (text, [])
+
+
+def load_parsers() -> None:
+    """Imports vLLM's tool parsers, which takes seconds once per process."""
+    import vllm.entrypoints.openai.chat_completion.protocol
+    import vllm.tool_parsers  # noqa: F401
+
+    for name in ("vllm.tool_parsers", "vllm.parser"):
+        logging.getLogger(name).setLevel(
+            logging.CRITICAL
+        )  # what is no call stays text: no reason for a traceback in the log
+
+
+def _parsed_by_vllm(
+    name: str, tokenizer: ChatTokenizer, tools: Sequence[Mapping[str, Any]], text: str
+) -> tuple[str, list[CalledTool]]:
+    load_parsers()
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=[dict(tool) for tool in tools])
+    parser = ToolParserManager.get_tool_parser(name)(tokenizer.hugging_face, request.tools)
+    found = parser.extract_tool_calls(text, request)
+    if not found.tools_called:
+        return text, []
+    calls = [CalledTool(name=call.function.name, arguments=call.function.arguments) for call in found.tool_calls]
+    return (found.content or "").strip(), calls
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Returns how many characters at the end of `text` are the beginning of `mark`."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)
