@@ -21,6 +21,8 @@ from serve_apps.tokenizer import ChatTokenizer
 
 MAX_CHARACTERS = 65_536
 """Longer completions are no calls: the time of some parsers grows with the square of the length."""
+MAX_TAGS = 256
+"""Completions with more calls or parameters are no calls, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,8 @@ class OfferedTools:
             return parse_tool_calls(text, self.names)
         if not any(mark in text for mark in self.format.begins) or len(text) > MAX_CHARACTERS:
             return text, []
-        if any(text.count(opening) != text.count(closing) for opening, closing in self.format.pairs):
+        tags = [(text.count(opening), text.count(closing)) for opening, closing in self.format.pairs]
+        if any(begun != ended or begun > MAX_TAGS for begun, ended in tags):
             return text, []
         content, calls = _parsed_by_vllm(self.format.name, self.tokenizer, self.tools, text)
         is_known = all(call.name in self.names and _is_object(call.arguments) for call in calls)
@@ -131,7 +134,16 @@ def _parsed_by_vllm(
 
     request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=[dict(tool) for tool in tools])
     parser = ToolParserManager.get_tool_parser(name)(tokenizer.hugging_face, request.tools)
-    found = parser.extract_tool_calls(text, request)
+    try:
+        found = parser.extract_tool_calls(text, request)
+    except (
+        RecursionError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):  # the parsers catch most of what they raise
+        return text, []
     if not found.tools_called:
         return text, []
     calls = [CalledTool(name=call.function.name, arguments=call.function.arguments) for call in found.tool_calls]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ NO_CALLS = {
         "<tool_call>\n<function=add>\n<parameter=a>\n1",
         "<tool_call>\n<function=steal>\n</function>\n</tool_call>",
         "<function=" * 20_000,
+        "<tool_call><function=add>" + "<parameter=a></parameter>" * 2_500 + "</function></tool_call>",
     ],
     "llama": [
         "I add.",
@@ -53,6 +55,7 @@ NO_CALLS = {
         '[TOOL_CALLS] [{"name": "add", "arguments": {"a"',
         '[TOOL_CALLS] [{"name": "steal", "arguments": {}}]',
         "[TOOL_CALLS]" * 10_000,
+        "[TOOL_CALLS]" + "[" * 60_000,
     ],
 }
 
@@ -109,12 +112,14 @@ def test_a_call_in_the_format_of_hermes_is_read(chats: dict[str, ChatTokenizer])
 @pytest.mark.parametrize("family", ["coder", "llama", "mistral"])
 def test_a_call_in_another_format_is_read_by_the_parser_of_vllm(family: str, chats: dict[str, ChatTokenizer]) -> None:
     read_as_a_call(chats[family], CALLS[family])
+    began = time.process_time()
     for text in NO_CALLS[family]:
         stays_text(chats[family], text)
+    assert time.process_time() - began < 10, "hostile text takes linear time"
 
 
 @pytest.mark.test
-def test_several_calls_and_the_newer_format_of_mistral(chats: dict[str, ChatTokenizer]) -> None:
+def test_several_calls_of_one_completion_have_ids_of_their_own(chats: dict[str, ChatTokenizer]) -> None:
     two = '{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 2}}'
     calls = offered(chats["llama"]).message(two, id_prefix="p")["tool_calls"]
     assert [json.loads(call["function"]["arguments"])["a"] for call in calls] == [1, 2]
