@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from serve_apps.end_tokens import configured_end_ids
 from stores.files import read_json_object
@@ -107,7 +107,8 @@ def _rendered(file: Path, template: str, named: Mapping[str, str]) -> str:
             )
         )
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-        line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
+        number = getattr(error, "lineno", None)
+        line = f", line {number}" if number else ""
         raise ValueError(
             f"{file}{line}: the chat template fails on a plain conversation (user, assistant, user): {error}; correct it, or copy it from "
             "the model's source"
@@ -127,7 +128,7 @@ def _environment() -> Any:
     class Generation(Extension):
         """Reads `{% generation %}`, with which templates mark what assistants say; it writes what is inside."""
 
-        tags: ClassVar = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 - jinja's own declaration
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

@@ -81,7 +81,7 @@ class ControlTokens:
             if real is not None:
                 ids.append(real)
             elif token in self._refused:  # a vocabulary that holds the text of a control token as a word
-                letters = self._twin.id_to_token(token)
+                letters = self._twin.id_to_token(token) or ""
                 ids += [i for letter in letters for i in self._twin.encode(letter, add_special_tokens=False).ids]
             else:
                 ids.append(token)

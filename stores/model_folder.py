@@ -174,7 +174,7 @@ def _expected(shape: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...], tupl
     hidden, vocabulary = shape.get("hidden_size"), shape.get("vocab_size")
     found: list[tuple[str, tuple[str, ...], tuple[int, int]]] = []
     if hidden and vocabulary and "word_embed_proj_dim" not in shape:
-        keys = ("vocab_size", "hidden_size")
+        keys: tuple[str, ...] = ("vocab_size", "hidden_size")
         found += [(suffix, keys, (vocabulary, hidden)) for suffix in ("embed_tokens.weight", "lm_head.weight")]
     heads, inner = shape.get("num_attention_heads"), shape.get("intermediate_size")
     if shape.get("model_type") not in LIKE_LLAMA or not hidden or not heads:
