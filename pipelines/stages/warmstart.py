@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pipelines.episodes.chosen_traces import choose_traces
 from pipelines.run.run import Run
 from serve_apps.acting_team import ActingTeam
+from serve_apps.openai_api.tool_calls import OPEN
 from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import load_object
 from stores.files import is_uri, local_path, open_filesystem
@@ -220,27 +221,31 @@ class _TextSpy:
     """Takes the place of a tokenizer that does not exist yet and keeps the texts that it is given."""
 
     knows_tools = True  # the tiny models' chat template shows them
+    chat_template = OPEN  # and has calls in the format of Hermes
+    end_ids: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        self.texts += [m["content"] for m in messages] + [f"{m['role']}\n" for m in messages]
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        self.texts += [m["content"] or "" for m in messages] + [f"{m['role']}\n" for m in messages]
         return [0]
 
-    def render_chat(
+    def mark_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
         self.encode_chat(messages)
         self.texts += [json.dumps(tool["function"]) for tool in tools or ()]
         return f"chat {len(self.texts)}"
 
-    def encode(self, text: str) -> list[int]:
+    def plain(self, marked: str) -> str:
+        return marked
+
+    def encode_marked(self, marked: str) -> list[int]:
         return [0]
 
-    @property
-    def eos_id(self) -> int:
-        return -1
+    def mark_completion(self, token_ids: Sequence[int]) -> str:
+        return self.decode(token_ids)
 
     def encode_completion(self, text: str) -> list[int]:
         self.texts.append(text)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.docs.markdown_pages import ROOT, fences
 from tests.docs.readme_example import write_example
+from tests.model_folders import write_model
 
 pytestmark = pytest.mark.fast
 
@@ -25,9 +26,7 @@ def test_the_example_is_short() -> None:
 
 def test_the_example_workflow_and_config_could_start(tmp_path: Path) -> None:
     write_example(tmp_path)
-    (tmp_path / "models" / "base").mkdir(parents=True)
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / "models" / "base" / name).write_text("{}")
+    write_model(tmp_path / "models" / "base")
     troupe = Path(sys.executable).parent / "troupe"
     done = subprocess.run([troupe, "validate", "my_team.yaml"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
