@@ -139,7 +139,7 @@ class Message(Body):
             for call in self.tool_calls:
                 try:
                     arguments = json.loads(call.function.arguments or "{}")
-                except json.JSONDecodeError:
+                except (ValueError, RecursionError):  # no JSON, or an integer of more digits than Python reads
                     arguments = call.function.arguments
                 calls.append({"type": "function", "function": {"name": call.function.name, "arguments": arguments}})
             message["tool_calls"] = calls
