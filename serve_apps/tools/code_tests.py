@@ -24,7 +24,7 @@ CHECKERS = (*OUTPUT_CHECKERS, "custom")
 _NAMED = re.compile(r"\s*[A-Za-z_]\w*\s*=(?!=)")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _IMPORT = re.compile(
-    r"^[ \t]*(?:import[ \t]+([a-zA-Z_]\w*)[\w.]*(?:[ \t]+as[ \t]+\w+)?[ \t]*$|from[ \t]+([a-zA-Z_]\w*)[\w.]*[ \t]+import\b)",
+    r"^[ \t]*(?:import[ \t]+([a-zA-Z_]\w*+)[\w.]*+(?:[ \t]+as[ \t]+\w+)?[ \t]*$|from[ \t]+([a-zA-Z_]\w*+)[\w.]*+[ \t]+import\b)",
     re.MULTILINE,
 )
 _BATCHED = re.compile(r"\b(?:test\s*cases?|testcases?|tests)\b", re.IGNORECASE)
