@@ -418,15 +418,28 @@ PIECES = (
 def refused(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return error
+
+
+NESTED = (
+    ("<a>", "</a>"),
+    ("\\boxed{", "}"),
+    ("[", "]"),
+    ("(", ")"),
+    ("<think>", "</think>"),
+    ("\\begin{pmatrix}", "\\\\"),
+    ("**", "**a"),
+)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_takes_linear_time_for_hostile_text(name: str) -> None:
-    for piece in PIECES:
-        many = filled("", piece)
-        for text in (many, f"{many}\0", f"{many[: SIZE // 2]}{many[: SIZE // 2][::-1]}"):
-            with limited(f"{name} of {piece!r}"):
-                READERS[name](text)
+    texts = [f"{filled('', piece)}\0" for piece in PIECES]
+    texts += [
+        opening * (SIZE // 2 // len(opening)) + closing * (SIZE // 2 // len(closing)) for opening, closing in NESTED
+    ]
+    for text in texts:
+        with limited(f"{name} of {text[:20]!r}...{text[-10:]!r}"):
+            READERS[name](text)
