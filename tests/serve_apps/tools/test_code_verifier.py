@@ -259,6 +259,8 @@ def test_no_wall_only_where_it_is_asked_for() -> None:
         ("print(1)", "print(1)"),
         ("<code>1</code> or <CODE>print('<code>')</code>, not <code>3", "print('<code>')"),
         ("```\nstill not python )\n```", "still not python )"),
+        ("<think>```python\nprint(2)\n```</think>print(1)", "print(1)"),
+        ("<think><code>print(2)</code>", ""),
     ],
 )
 def test_the_code_of_a_completion_is_found(text: str, code: str) -> None:
