@@ -90,6 +90,7 @@ _BEGIN = re.compile(
     r"\\begin\{((?:[pbB]?(?:small)?matrix|array|cases|aligned|align|gathered|gather)\*?)\}"
     r"(?:\s*\[[^\]]{0,12}\])?(?:(?<=array\})\s*\{[^{}]{0,99}\})?"
 )
+_BRACKETS = {"": ("",), "(": (")",), "[": ("]",), "{": ("}",), "\\{": ("\\}", ".", "")}
 _ROW_END = re.compile(r"\\\\|\\cr(?![a-zA-Z])|\\(?:hline|midrule|toprule|bottomrule)(?![a-zA-Z])")
 
 
@@ -258,13 +259,13 @@ def _rows(text: str) -> list[list[str]] | None:
     text = text[len(head) :]
     _, equals, bracket = head.rpartition("=")
     bracket = bracket.strip() if equals else head.strip()
-    closing = {"": "", "(": ")", "[": "]", "\\{": ("\\}", "."), "{": "}"}.get(bracket)
+    closing = _BRACKETS.get(bracket)
     begin = _BEGIN.match(text)
     if closing is None or begin is None:
         return None
     end = f"\\end{{{begin[1]}}}"
     body, found, tail = text[begin.end() :].partition(end)
-    if not found or "\\begin" in body or tail.strip() not in (closing if isinstance(closing, tuple) else (closing,)):
+    if not found or "\\begin" in body or tail.strip() not in closing:
         return None
     lines = [line for line in _ROW_END.split(body) if line.strip()]
     rows = [[cell.strip().removesuffix(",").strip() for cell in line.split("&")] for line in lines]
@@ -320,7 +321,13 @@ def _without_unit(text: str) -> str:
     are_units = all(
         n in _UNITS or (len(n) > 2 and n.lower() not in _NO_UNIT) or (is_wrapped and n not in _NO_UNIT) for n in names
     )
-    if names and are_units and all(o in "/*·⋅().-'" for o in operators) and (is_wrapped or is_compound):
+    if (
+        parts
+        and parts[0].isalpha()
+        and are_units
+        and all(o in "/*·⋅().-'" for o in operators)
+        and (is_wrapped or is_compound)
+    ):
         return number[0].strip()
     return text
 

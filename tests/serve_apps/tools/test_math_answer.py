@@ -81,6 +81,7 @@ RIGHT = {
             r"\begin{pmatrix} 2\\5 \end{pmatrix}+t\begin{pmatrix}1\\3\end{pmatrix}",
         ),
         (r"\begin{cases} x = 1 \\ y = 2 \end{cases}", r"\begin{cases}x=1\\y=2\end{cases}"),
+        (r"\left\{\begin{array}{l} x = 1 \\ y = 2 \end{array}\right.", r"\begin{cases}x=1\\y=2\end{cases}"),
     ],
     "thoughts": [
         (r"<think>I try \boxed{41}</think>The answer is 40", "40"),
@@ -203,6 +204,9 @@ WRONG = {
         ("41 x/y", "41"),
         ("41x", "41"),
         ("41 sin/cos", "41"),
+        ("41 - abc", "41"),
+        ("41 * abc/def", "41"),
+        ("41/abc", "41"),
     ],
     "phrases that state something": [
         ("42. I hope 41", "41"),
