@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from serve_apps.boxed import last_boxed
+from serve_apps.tagged import Block, blocks, first_block
+from serve_apps.thinking import CLOSE, OPEN, after_thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,29 +84,32 @@ class Tags:
         return tuple(name.lower() for name in self.names)
 
     def parse(self, text: str) -> Parsed:
-        """Reads every block; the fault names the first bad one."""
+        """Reads every block after a model's thoughts; the fault names the first bad one, thoughts are text outside."""
         fields: dict[str, str] = {}
         fault = ""
-        rest = text
+        said = rest = after_thinking(text)
         for name in self.names:
-            blocks = re.findall(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)
-            value = blocks[-1].strip() if blocks else ""
+            tags = f"<{name}>", f"</{name}>"
+            written = [block.inner for block in blocks(said, *tags)]
+            value = written[-1].strip() if written else ""
             allowed = self.choices.get(name)
             if allowed:
                 value = value.lower()
             fields[name.lower()] = value
-            if len(blocks) != 1:
-                fault = fault or f"{len(blocks)} <{name}> blocks, expected 1"
+            if len(written) != 1:
+                fault = fault or f"{len(written)} <{name}> blocks, expected 1"
             elif not value:
                 fault = fault or f"<{name}> is empty"
             elif allowed and value not in allowed:
                 fault = fault or f"<{name}> is {value[:40]!r}, expected one of {', '.join(allowed)}"
             elif len(value.split()) > self.max_words.get(name, len(value)):
                 fault = fault or f"<{name}> has {len(value.split())} words, at most {self.max_words[name]} are allowed"
-            rest = re.sub(rf"<{name}>.*?</{name}>", "", rest, count=1, flags=re.DOTALL)
-        if not fault and rest.strip():
-            fault = f"text outside the tags: {rest.strip()[:40]!r}"
-        starts = [text.find(f"<{name}>") for name in self.names]
+            if (block := first_block(rest, *tags)) is not None:
+                rest = rest[: block.start] + rest[block.end :]
+        outside = (text.removesuffix(said) + rest).strip()
+        if not fault and outside:
+            fault = f"text outside the tags: {outside[:40]!r}"
+        starts = [said.find(f"<{name}>") for name in self.names]
         if not fault and starts != sorted(starts):
             fault = f"tags out of order, expected {', '.join(self.names)}"
         return Parsed(fields=fields, fault=fault)
@@ -137,21 +141,28 @@ class OneOf:
         return (*(name.lower() for name in self.names), "choice")
 
     def parse(self, text: str) -> Parsed:
-        """Reads the first tag; text outside of it, a second tag included, is a fault."""
-        written = [name for name in self.names if re.search(rf"<{name}>.*?</{name}>|<{name}/>", text, re.DOTALL)]
+        """Reads the first tag after a model's thoughts; text outside of it, a second tag included, is a fault."""
+        said = after_thinking(text)
+        written = {name: block for name in self.names if (block := _first_written(said, name)) is not None}
         fields = dict.fromkeys(self.field_names, "")
         if not written:
             return Parsed(fields=fields, fault=f"none of {', '.join(f'<{name}>' for name in self.names)}")
-        first = min(written, key=lambda name: text.find(f"<{name}"))
-        match = re.search(rf"<{first}>(.*?)</{first}>|<{first}/>", text, re.DOTALL)
-        assert match is not None, "it was found above"
-        value = (match[1] or "").strip()
+        first, block = min(written.items(), key=lambda item: item[1].start)
+        value = block.inner.strip()
         fields |= {first.lower(): value, "choice": first.lower()}
-        rest = text[: match.start()] + text[match.end() :]
+        rest = text.removesuffix(said) + said[: block.start] + said[block.end :]
         fault = f"text outside <{first}>: {rest.strip()[:40]!r}" if rest.strip() else ""
         if not value and first not in self.may_be_empty:
             fault = fault or f"<{first}> is empty"
         return Parsed(fields=fields, fault=fault)
+
+
+def _first_written(text: str, name: str) -> Block | None:
+    """Returns the first `<name>...</name>` or `<name/>`; None where there is neither."""
+    block, alone = first_block(text, f"<{name}>", f"</{name}>"), text.find(f"<{name}/>")
+    if alone < 0 or (block is not None and block.start < alone):
+        return block
+    return Block(alone, alone + len(f"<{name}/>"), "")
 
 
 @dataclass(frozen=True)
@@ -169,17 +180,17 @@ class Thinking:
         return self.contract.field_names
 
     def parse(self, text: str) -> Parsed:
-        """Reads the text after the block; a missing block is a fault, and then the whole text is read."""
-        match = re.fullmatch(r"\s*<think>(?:(?!</?think>).)*</think>(.*)", text, re.DOTALL)
-        if match is None or "<think>" in match[1] or "</think>" in match[1]:
-            _, _, rest = text.rpartition("</think>")
-            return replace(self.contract.parse(rest), fault="no single <think> block at the beginning")
-        return self.contract.parse(match[1])
+        """Reads the text after the block; a missing block is a fault, and then the whole text is read, of a block that
+        was cut nothing."""
+        if not text.lstrip().startswith(OPEN) or text.count(OPEN) != 1 or text.count(CLOSE) != 1:
+            fault = "no single <think> block at the beginning"
+            return replace(self.contract.parse(after_thinking(text)), fault=fault)
+        return self.contract.parse(after_thinking(text))
 
 
 @dataclass(frozen=True)
 class Boxed:
-    r"""An answer in `\boxed{}`, anywhere: fields `answer` (of the last box) and `text`."""
+    r"""An answer in `\boxed{}`, anywhere but in thoughts: fields `answer` (of the last box) and `text`."""
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -188,7 +199,7 @@ class Boxed:
 
     def parse(self, text: str) -> Parsed:
         """Reads the last complete box; it is a fault if there is none or it is empty."""
-        boxed = (last_boxed(text) or "").strip()
+        boxed = (last_boxed(after_thinking(text)) or "").strip()
         fault = "" if boxed else r"no answer in \boxed{}"
         return Parsed(fields={"answer": boxed, "text": text.strip()}, fault=fault)
 
@@ -217,10 +228,12 @@ class JsonKeys:
 
     def parse(self, text: str) -> Parsed:
         """Reads the object; a missing or empty key is a fault, further keys are not."""
-        bare = re.sub(r"^```(?:json)?\s*|\s*```$", "", text.strip())
+        bare = text.strip()
+        if bare.startswith("```"):
+            bare = bare.removeprefix("```").removeprefix("json")
         try:
-            data: Any = json.loads(bare)
-        except (json.JSONDecodeError, RecursionError):
+            data: Any = json.loads(bare.removesuffix("```"))
+        except (ValueError, RecursionError):
             data = None
         if not isinstance(data, Mapping):
             return Parsed(fields=dict.fromkeys(self.names, ""), fault="no JSON object")

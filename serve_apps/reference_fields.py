@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from serve_apps.tools.code_test_formats import OUTPUT, OUTPUTS
+from serve_apps.tools.code_test_formats import OUTPUT, OUTPUTS, PRIVATE, PUBLIC
 from serve_apps.tools.code_tests import CHECKER_CODE
 from stores.types import Task
 
@@ -29,7 +29,7 @@ ANSWER_FIELDS = (
     "reward_model",
 )
 TEST_FIELDS = ("tests", "test_cases", "input_output")
-SPLIT_TEST_FIELDS = ("public_test_cases", "private_test_cases", "public_tests", "private_tests")
+SPLIT_TEST_FIELDS = (*PUBLIC, *PRIVATE)
 """Fields that separate public from hidden tests; both are read, together with `TEST_FIELDS`."""
 TRUTH_FIELDS = (
     "reward_model.ground_truth",

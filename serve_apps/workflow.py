@@ -56,6 +56,12 @@ class Workflow:
         """
         return []
 
+    def check_task(self, task: Task, place: str) -> None:
+        """Raises ValueError, naming `place`, for a task that the workflow cannot play.
+
+        `troupe validate` calls it for every task; `place` is the file and the row.
+        """
+
     @property
     def prompts(self) -> dict[str, str]:
         """The system and user templates of every agent, for the team manifest."""

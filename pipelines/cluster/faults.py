@@ -97,10 +97,12 @@ NO_MEMORY = re.compile(
 )
 DATABASE_LOST = re.compile(
     r"database is locked|connection (refused|failed|timed out)|could not connect|server closed the connection|"
-    r"connection to server .* failed|terminating connection|Connection reset|Max retries exceeded|could not translate host name",
+    r"connection to server .{0,200} failed|terminating connection|Connection reset|Max retries exceeded|could not translate host name",
     re.IGNORECASE,
 )
-DATABASE_REFUSED = re.compile(r"password authentication failed|role .* does not exist|database .* does not exist")
+DATABASE_REFUSED = re.compile(
+    r"password authentication failed|role .{0,200} does not exist|database .{0,200} does not exist"
+)
 STORAGE = re.compile(r"AWS Error (\w+(?: \(HTTP status \d+\))?)|<Code>(\w+)</Code>|kind: (Connect|Timeout)\b")
 """What pyarrow and LanceDB quote of object storage; LanceDB calls all of it invalid input."""
 STORAGE_REFUSED = re.compile(
@@ -112,9 +114,12 @@ STORAGE_LOST = re.compile(
     re.IGNORECASE,
 )
 VICTIM = re.compile(
-    r"Selected to kill: \(.*?task name=(?P<name>[^,]+),.*?pid=(?P<pid>\d+), actual memory used=(?P<used>\S+?),"
+    r"Selected to kill: \((?>.{0,1000}?task name=)(?P<name>[^,]{1,1000}+),(?>.{0,1000}?pid=)(?P<pid>\d{1,20}+), "
+    r"actual memory used=(?P<used>[^\s,]{1,40}+),"
 )
-NODE = re.compile(r"Memory on the node \(IP: (?P<ip>[^,]+),[^)]*\) was (?P<used>\S+) used / (?P<limit>\S+) limit")
+NODE = re.compile(
+    r"Memory on the node \(IP: (?P<ip>[^,]{1,200}),[^)]{0,200}\) was (?P<used>\S{1,40}) used / (?P<limit>\S{1,40}) limit"
+)
 LARGEST = re.compile(r"^(\d+)\t([\d.]+)\t(.+)$", re.MULTILINE)
 
 OWN_PACKAGES = ("pipelines", "serve_apps", "train_loops", "stores")

@@ -13,7 +13,7 @@ from typing import Any
 from pipelines.config.messages import near
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
-from pipelines.tasks.sources import check_disjoint, load_tasks
+from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.chat_files import check_chat_files
 from serve_apps.workflow import Workflow, load_object, load_workflow
@@ -28,7 +28,7 @@ def check(config: RunConfig) -> list[str]:
     _check_baselines(config, load_credit(config.credit).kind)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
-    check_tasks(config)
+    check_tasks(config, check=workflow.check_task)
     return [*_check_models(config), *workflow.preflight()]
 
 
@@ -61,13 +61,16 @@ def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
             )
 
 
-def check_tasks(config: RunConfig) -> None:
-    """Raises ValueError where sets of tasks overlap, are too small, or one that is needed is missing."""
+def check_tasks(config: RunConfig, *, check: Check | None = None) -> None:
+    """Raises ValueError where sets of tasks overlap, are too small, or one that is needed is missing.
+
+    `check` looks at every task by itself, as the workflow does that plays it.
+    """
     sections: dict[str, list[Task]] = {}
     for section in SECTIONS:
         source = getattr(config.tasks, section)
         if source is not None:
-            sections[section] = list(load_tasks(source, section=section, seed=config.seed))
+            sections[section] = load_tasks(source, section=section, seed=config.seed, check=check)
     check_disjoint(sections)
     if config.collect.num_tasks_begun > len(sections["train"]):
         factor = " x collect.oversample" if config.collect.oversample > 1 else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import islice
@@ -18,10 +18,13 @@ from pipelines.tasks.task_files import read_rows
 from serve_apps.workflow import load_object
 from stores.types import Task
 
+Check = Callable[[Task, str], None]
+"""Raises ValueError for a task, with its location."""
 
-def load_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> list[Task]:
+
+def load_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Check | None = None) -> list[Task]:
     """Returns all tasks of `iter_tasks`. Raises ValueError if there is none."""
-    tasks = list(iter_tasks(source, section=section, seed=seed))
+    tasks = list(iter_tasks(source, section=section, seed=seed, check=check))
     if not tasks:
         what = source.path or source.generator
         part = f" in its part {source.split or section!r}" if source.shares else ""
@@ -29,11 +32,12 @@ def load_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> list[Tas
     return tasks
 
 
-def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> Iterator[Task]:
+def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Check | None = None) -> Iterator[Task]:
     """Yields the tasks of one source, in the order of the file or the generator. Their ids are unique.
 
     `section` ("train", "gate", "test") names the source in messages and is the default part of a file, or split of a
-    generator. A file may be larger than memory: only ids are held. Raises ValueError, with location and fix, for a
+    generator. `check` is called with every task and its location. A file may be larger than memory: only ids are held.
+    Raises ValueError, with location and fix, for a
     file that is missing or does not match its suffix, a row without prompt or answer, and a repeated id.
     """
     located = _generated(source, section, seed) if source.generator is not None else _filed(source, section)
@@ -45,6 +49,8 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int) -> Iterator
                 f"drop one of the two, or give each row its own `id`"
             )
         first[task.task_id] = at
+        if check is not None:
+            check(task, at)
         yield task
 
 

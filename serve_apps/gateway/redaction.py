@@ -1,12 +1,19 @@
-"""redaction: a trace -> the same without text that must not be stored; where text changes, all token ids are removed."""
+"""redaction: a trace -> the same without text that must not be stored; where text changes, all token ids are removed.
+
+The patterns are an operator's, the texts a caller's. Many a pattern takes quadratic time on a text that is made for it
+(`[\\w.]+@` on dots alone), and callers of one gateway share its processor: so redaction of a trace has a limit of time,
+and what could not be read until then is replaced as a whole.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
+
+import regex
 
 from stores.types import Trace
 
@@ -19,6 +26,12 @@ UNCHANGED_FIELDS = (
 )
 """Fields that name or number parts of Troupe and hold no text of anybody."""
 
+LIMIT_S = 1.0
+"""Seconds for all texts of a trace."""
+SHORTEST_S = 0.001
+"""Seconds for a text after that, enough for a short one."""
+NOT_READ = "[removed: redaction took too long]"
+
 JSON_FIELDS = ("response",)
 """Fields that hold JSON of any kind."""
 
@@ -28,7 +41,7 @@ class Redaction:
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
         """Args: patterns: regular expression -> replacement."""
-        self._patterns = [(re.compile(pattern), replacement) for pattern, replacement in patterns.items()]
+        self._patterns = [(regex.compile(pattern), replacement) for pattern, replacement in patterns.items()]
 
     def redact(self, trace: Trace) -> Trace | None:
         """Returns the trace without matching text and without tokens; None where nothing matches.
@@ -40,6 +53,17 @@ class Redaction:
             return None
         no_tokens = {"prompt_token_ids": (), "completion_token_ids": (), "rollout_logprobs": ()}
         return replace(clean, turns=tuple(replace(turn, **no_tokens) for turn in clean.turns))  # type: ignore[arg-type]
+
+    def clean(self, value: T) -> T:
+        """Returns a record, or JSON values, with all matching text replaced, and all that takes longer than `LIMIT_S`."""
+        return _Cleaning(self._patterns, time.monotonic() + LIMIT_S).clean(value)
+
+
+class _Cleaning:
+    """Cleans one record until a deadline."""
+
+    def __init__(self, patterns: Sequence[tuple[Any, str]], deadline: float) -> None:
+        self._patterns, self._deadline = patterns, deadline
 
     def clean(self, value: T) -> T:
         """Returns a record, or JSON values, with all matching text replaced."""
@@ -68,5 +92,9 @@ class Redaction:
 
     def _clean_text(self, text: str) -> str:
         for pattern, replacement in self._patterns:
-            text = pattern.sub(replacement, text)
+            try:
+                left = max(self._deadline - time.monotonic(), SHORTEST_S)
+                text = pattern.sub(replacement, text, timeout=left)
+            except TimeoutError:
+                return NOT_READ
         return text

@@ -11,6 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_apps.gateway.service import Service
 from serve_apps.openai_api.protocol import ApiError
 
+MAX_SIZE_DIGITS = 18
+"""Digits of a size that is read as a number; more are too large in any case."""
+
 
 class RequestLimits:
     """Refuses a body that is too large or of unknown size; counts each request with the seconds to its first byte."""
@@ -48,8 +51,10 @@ class RequestLimits:
 
     def _size_error(self, scope: Scope) -> ApiError | None:
         size, limit = Headers(scope=scope).get("content-length"), self._service.config.max_body_bytes
-        if scope["method"] in ("POST", "PUT", "PATCH") and (size is None or not size.isdigit()):
+        if scope["method"] in ("POST", "PUT", "PATCH") and (size is None or not size.isdecimal()):
             return ApiError(411, "send Content-Length: bodies of unknown size are not accepted", code="length_required")
-        if size is not None and size.isdigit() and int(size) > limit:
-            return ApiError(413, f"the body has {size} bytes, at most {limit} are accepted", code="body_too_large")
+        if size is not None and size.isdecimal() and (len(size) > MAX_SIZE_DIGITS or int(size) > limit):
+            return ApiError(
+                413, f"the body has {size[:MAX_SIZE_DIGITS]} bytes, at most {limit} are accepted", code="body_too_large"
+            )
         return None

@@ -64,7 +64,7 @@ def _parse_call(text: str, known: Collection[str]) -> CalledTool | None:
     """The call in the text between the tags; None where it is not a call of a known function."""
     try:
         data: Any = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or an integer of more digits than Python reads
         return None
     if not isinstance(data, dict) or data.get("name") not in known:
         return None

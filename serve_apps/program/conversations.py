@@ -125,7 +125,7 @@ def _text(arguments: Any) -> str:
     if isinstance(arguments, str):
         try:
             data = json.loads(arguments)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON, or an integer of more digits than Python reads
             return arguments
     return json.dumps(data, sort_keys=True)
 

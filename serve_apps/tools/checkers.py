@@ -1,4 +1,7 @@
-"""checkers: a program's output, the expected one -> whether it is right. They run outside the sandbox, on plain data."""
+"""checkers: a program's output, the expected one -> whether it is right. They run outside the sandbox, on plain data.
+
+They take time in proportion to the output, whatever a program writes: no deadline holds here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-9
 
 _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
-_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def is_right_output(expected: str, actual: str) -> bool:
@@ -42,7 +45,7 @@ def has_same_tokens(expected: str, actual: str) -> bool:
 
 
 def is_right_value(expected: Any, actual: Any) -> bool:
-    """Returns whether values are equal as JSON, by 1e-6 where a float is expected.
+    """Returns whether values are equal as JSON (`long_json.loads`), by 1e-6 where a float is expected.
 
     Where `[x]` is expected `x` is right, too.
     """
@@ -88,8 +91,10 @@ def _is_close(expected: float, actual: float) -> bool:
 def _is_equal(expected: Any, actual: Any) -> bool:
     if isinstance(expected, bool) or isinstance(actual, bool):
         return expected is actual
-    if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
-        return _is_close(expected, actual) if isinstance(expected, float) else expected == actual
+    if isinstance(expected, (int, float, Decimal)) and isinstance(actual, (int, float, Decimal)):
+        if not isinstance(expected, float):
+            return expected == actual
+        return not isinstance(actual, Decimal) and _is_close(expected, actual)  # a long integer, beyond all floats
     if isinstance(expected, list) and isinstance(actual, list):
         return len(expected) == len(actual) and all(map(_is_equal, expected, actual))
     if isinstance(expected, dict) and isinstance(actual, dict):

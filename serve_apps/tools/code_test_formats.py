@@ -3,7 +3,8 @@
 FORMATS holds one adapter per form, and the first that recognises the data reads it. The order matters: an object of the
 earlier forms may have fields of the later ones, too.
 
-    split     {"public_tests": ..., "private_tests": ..., "tests": ...}   CodeContests, LiveCodeBench, UnityMAS-O
+    split     {"public_tests": ..., "private_tests": ..., "tests": ...}   CodeContests, LiveCodeBench, UnityMAS-O;
+              with CodeContests' `generated_tests`, which are private
     columns   {"inputs": [...], "outputs": [...]}                         TACO, APPS
     single    {"input": ..., "output": ...}
     list      [{"input": ..., "output": ...}, ...]                        DeepCoder, LiveCodeBench's lists
@@ -16,16 +17,18 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import json
 import pickle
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from json import JSONDecodeError
 from typing import Any, NamedTuple
+
+from serve_apps import long_json
 
 NESTED = ("tests", "test_cases", "input_output")
 PUBLIC = ("public_tests", "public_test_cases")
-PRIVATE = ("private_tests", "private_test_cases")
+PRIVATE = ("private_tests", "private_test_cases", "generated_tests", "generated_test_cases")
 INPUTS, OUTPUTS = ("inputs", "input", "stdin"), ("outputs", "output", "stdout")
 """The names of columns."""
 INPUT, OUTPUT = ("input", "stdin", "given"), ("output", "stdout", "expected")
@@ -81,8 +84,8 @@ def _parsed(raw: Any) -> Any:
         if not isinstance(raw, (str, bytes)):
             return raw
         try:
-            raw = json.loads(raw)
-        except (json.JSONDecodeError, UnicodeDecodeError):
+            raw = long_json.loads(raw)
+        except (JSONDecodeError, UnicodeDecodeError):
             raw = _unpacked(raw)
     return raw
 

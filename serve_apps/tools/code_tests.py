@@ -5,12 +5,15 @@ The formats are in `code_test_formats.py`; the rules about which cases pay are h
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from serve_apps import long_json
 from serve_apps.tools.checkers import OUTPUT_CHECKERS, is_right_value
 from serve_apps.tools.code_test_formats import enclosing_objects, first_value, opened, read_pairs
 
@@ -18,6 +21,12 @@ FN_NAME = ("fn_name", "function_name", "func_name")
 CHECKER = ("checker_type", "special_judge")
 CHECKER_CODE = ("checker_code", "checker")
 CHECKERS = (*OUTPUT_CHECKERS, "custom")
+_NAMED = re.compile(r"\s*[A-Za-z_]\w*\s*=(?!=)")
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+_IMPORT = re.compile(
+    r"^[ \t]*(?:import[ \t]+([a-zA-Z_]\w*+)[\w.]*+(?:[ \t]+as[ \t]+\w+)?[ \t]*$|from[ \t]+([a-zA-Z_]\w*+)[\w.]*+[ \t]+import\b)",
+    re.MULTILINE,
+)
 _BATCHED = re.compile(r"\b(?:test\s*cases?|testcases?|tests)\b", re.IGNORECASE)
 
 
@@ -26,7 +35,7 @@ class Case:
     """Holds one input and the output of a right program."""
 
     given: Any
-    """Text for standard input, or the list of arguments."""
+    """Text for standard input, or the list of arguments; a single object names them. Values are those of `long_json`."""
     expected: Any
     """Text on standard output, or the value returned."""
 
@@ -48,7 +57,8 @@ def read_tests(raw: Any, *, place: str, fn_name: str = "") -> CodeTests:
     """Reads the tests in `raw`; cases that are both public and private count as public only.
 
     Raises ValueError, naming `place`, where there is no case that pays, where a program that prints nothing passes them
-    all, where two cases with the same input expect different outputs, and where the format is not known.
+    all, where two cases with the same input expect different outputs, where the inputs are arguments and no function is
+    named, and where the format is not known.
     """
     try:
         return _read(opened(raw), fn_name)
@@ -56,6 +66,12 @@ def read_tests(raw: Any, *, place: str, fn_name: str = "") -> CodeTests:
         raise ValueError(f"{place}: tests are nested too deeply to be read: {str(raw)[:60]!r}") from None
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
+
+
+def foreign_modules(text: str) -> list[str]:
+    """Returns the modules that lines of a text import and that the standard library, all that a sandbox has, lacks."""
+    names = {name for match in _IMPORT.finditer(text) for name in match.groups() if name}
+    return sorted(names - sys.stdlib_module_names)
 
 
 def expand_batched(tests: CodeTests, statement: str, *, place: str = "tests") -> CodeTests:
@@ -103,6 +119,11 @@ def _read(data: Any, fn_name: str) -> CodeTests:
     shown = {_key(case) for case in public}
     hidden = [case for case in private if _key(case) not in shown]
     _check_pays(hidden, checker)
+    if not name and all(_named_values(case.given) is not None for case in hidden):
+        raise ValueError(
+            f"every input is a list of named arguments like {hidden[0].given[:60]!r}, and no function takes them: give its "
+            f"name ({FN_NAME[0]}), or inputs as a program reads them"
+        )
     return CodeTests(
         cases=tuple(_once(hidden)), public=tuple(_once(public)), fn_name=name, checker=checker, checker_code=code
     )
@@ -154,9 +175,25 @@ def _checker(objects: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _case(given: Any, expected: Any, *, is_call: bool) -> Case:
-    if is_call:
-        return Case(given=_arguments(given), expected=_value(expected))
-    return Case(given=_text(given), expected=_text(expected))
+    """Makes a case. Arguments and a value that are data stay as they are: a text in them is a text, and no number."""
+    if not is_call:
+        if isinstance(given, Mapping):
+            raise ValueError(
+                f"the input {str(given)[:60]!r} is an object, and no function takes it: give its name ({FN_NAME[0]}), or the "
+                "text that a program reads"
+            )
+        return Case(given=_text(given), expected=_text(expected))
+    if not isinstance(given, str):
+        return Case(given=list(given) if isinstance(given, Sequence) else [given], expected=expected)
+    if not _NAMED.match(given):
+        return Case(given=[_value(line) for line in given.splitlines() if line.strip()], expected=_value(expected))
+    values = _named_values(given)
+    if values is None:
+        raise ValueError(
+            f"the input {given[:60]!r} begins like named arguments and cannot be read as such: write `name = value, ...` with "
+            "JSON values, or one JSON value a line"
+        )
+    return Case(given=values, expected=_literal_or_text(expected))
 
 
 def _text(value: Any) -> str:
@@ -164,23 +201,54 @@ def _text(value: Any) -> str:
         return value
     if isinstance(value, Sequence):
         return "\n".join(map(_text, value))
-    return json.dumps(value)
-
-
-def _arguments(given: Any) -> list[Any]:
-    """Returns a list of arguments; in a text each line is one, as JSON."""
-    if isinstance(given, str):
-        return [_value(line) for line in given.splitlines() if line.strip()]
-    return list(given) if isinstance(given, Sequence) else [given]
+    return long_json.dumps(value)
 
 
 def _value(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        return json.loads(text)
+        return long_json.loads(text)
     except json.JSONDecodeError:
         return text
+
+
+def _named_values(text: str) -> list[Any] | None:
+    """Returns the values in `nums = [1], k = 2`, on one line or several, in their order; None for another text."""
+    if not _NAMED.match(text):
+        return None
+    for arguments in (text, ",".join(line.rstrip(" ,") for line in text.splitlines() if line.strip())):
+        try:
+            call = ast.parse(f"f({arguments}\n)", mode="eval").body
+            if isinstance(call, ast.Call) and not call.args and all(keyword.arg for keyword in call.keywords):
+                return [_literal(keyword.value) for keyword in call.keywords]
+        except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+            continue
+    return None
+
+
+def _literal_or_text(text: Any) -> Any:
+    """Returns the value of JSON text or of Python's; beside named arguments both are in use."""
+    value = _value(text)
+    if value is not text or not isinstance(text, str):
+        return value
+    try:
+        return _literal(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+        return text
+
+
+class _JsonNames(ast.NodeTransformer):
+    """Takes true, false and null for what JSON means by them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Returns a constant for such a name, and any other name as it is."""
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+
+
+def _literal(node: ast.expr) -> Any:
+    """Returns the value of a literal of Python or JSON, in JSON's types. Raises ValueError or TypeError for anything else."""
+    return json.loads(json.dumps(ast.literal_eval(_JsonNames().visit(node))))
 
 
 def _key(case: Case) -> str:

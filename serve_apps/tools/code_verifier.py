@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from serve_apps.thinking import after_thinking
 from serve_apps.tools.checkers import OUTPUT_CHECKERS, is_right_value
 from serve_apps.tools.code_tests import Case, CodeTests
 from serve_apps.tools.sandbox import MAX_TIMEOUTS, CaseRun, Program, Sandbox, SandboxUnavailable
@@ -194,7 +195,11 @@ class CodeVerifier:
 
 
 def extract_code(text: str) -> str:
-    """Returns the code in a completion: in the last `<code>` tags, else the last fence that is Python, else all of it."""
+    """Returns the code in a completion: in the last `<code>` tags, else the last fence that is Python, else all of it.
+
+    What a model thinks, up to the last `</think>`, holds no code.
+    """
+    text = after_thinking(text)
     begin, tagged = None, None
     for tag in _CODE_TAG.finditer(text):
         if not tag[1]:

@@ -26,6 +26,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from serve_apps.boxed import last_boxed
+from serve_apps.thinking import after_thinking
 
 MAX_ANSWER_CHARS = 1000
 """The largest number of characters: a longer answer is not correct, unless it equals the reference."""
@@ -35,26 +36,78 @@ _START_DEADLINE_S = 120
 _MEMORY_BYTES = 4 << 30
 
 _TAG = re.compile(r"<(/?)(?:FINAL_)?ANSWER>", re.IGNORECASE)
-_ANNOUNCED = re.compile(r"answer\s*(?:is\b\s*:?|:)(.*)", re.IGNORECASE)
-_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[+-]?\.\d+")
-_FRACTION = re.compile(r"([+-]?)(?:\\[dt]?frac\{([+-]?\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))")
+_ANNOUNCEMENT = re.compile(r"answer[\s*_]*(?:is\b\s*:?|:)", re.IGNORECASE)
+_EMPHASIS = re.compile(r"(?<![\w)*`\\])(\*{1,3}|`+)(?=\S)([^*`]+)(?<=\S)\1(?![\w(*`])")
+_CLOSING_PHRASE = re.compile(
+    r"\b(?:i (?:sincerely )?hope|hope (?:it|this|that)|let me know|thank you|thanks|feel free|good luck|"
+    r"(?:this|that) (?:completes|concludes)|q\.?e\.?d)\b",
+    re.IGNORECASE,
+)
+_STATES_SOMETHING = re.compile(r"[\d$\\=]")
+
+_PLAIN = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[+-]?\.\d+"
+_NUMBER = re.compile(_PLAIN)
+_POWER_OF_TEN = re.compile(rf"({_PLAIN})[eE]([+-]?\d{{1,4}})")
+_PART = r"(?:\{\s*([+-]?\d+)\s*\}|(\d))"
+_FRACTION = re.compile(rf"([+-]?)\s*(?:(\d+)\s*(?=\\))?(?:\\[dtc]?frac\s*{_PART}\s*{_PART}|(\d+)\s*/\s*(\d+))")
+_TOKEN = r"(?:\{([^{}]*)\}|(\\[a-zA-Z]+|[^\s{}\\]))"
+_SHORT_FRACTION = re.compile(rf"\\[dtc]?frac\s*{_TOKEN}\s*{_TOKEN}")
+_PRINTED = re.compile(
+    r"(?:(?:np|numpy)\.)?(?:float|int)\d+\(([^()]*)\)|Decimal\('([^'()]*)'\)|Fraction\((-?\d+), (\d+)\)"
+)
+"""How programs print numbers of NumPy's and the standard library's types."""
 _SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|[*x×·])\s*10\s*\^\s*(?:\{[+-]?\d+\}|[+-]?\d+)")
 _UNEVALUATED = re.compile(
     r"[\w)}\]]\s*(?:\+|-|\*|/|×|÷|·|\\times|\\cdot|\\div)\s*[\w(\\{]"  # infix
-    r"|\^(?!\s*\{?\s*\\circ)|!|\\[dt]?frac|\\(?:sqrt|log|ln|exp|sin|cos|tan|sum|prod|int|binom|lfloor|lceil)\b"
+    r"|\^(?!\s*(?:\{\s*)?\\circ)|!|\\[dtc]?frac|\\(?:sqrt|log|ln|exp|sin|cos|tan|sum|prod|int|binom|lfloor|lceil)\b"
 )
+_EXPONENT = re.compile(r"\^\s*(?:\{\s*[+-]?\d+\s*\}|[+-]?\d+)|[²³]|(?<=[a-zA-Z])[23]\b")
+_DIGITS = re.compile(r"\d[\d.,]*(?:\\(?:overline|bar|dot)\s*\{?\d+\}?)?")
+
+_TEXT = re.compile(
+    r"\\(?:text|textrm|textnormal|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname|rm)\s*\{([^{}\\]*)\}"
+)
+_UNIT_PARTS = re.compile(r"[^\W\d_]+|\S")
+_UNIT_SYMBOLS = (
+    "m km cm mm µm μm nm in ft yd mi s ms µs μs ns h hr hrs min g kg mg µg μg lb lbs oz t l L mL ml dL kL gal N kN J kJ MJ "
+    "cal kcal W kW MW kWh Wh V mV kV A mA Ω C F H T Hz kHz MHz GHz Pa kPa MPa bar atm psi mol K rad sr eV keV MeV GeV cd lm "
+    "lx px dpi B kB MB GB bit bits mph kph rpm"
+)
+"""Units that are shorter than three letters or no word; longer words are taken for units as they are."""
+_UNITS = frozenset(_UNIT_SYMBOLS.split())
+_OPERATIONS = (
+    "and or but not than plus minus times over mod sin cos tan cot sec csc log exp sqrt abs det gcd lcm max div"
+)
+_NO_UNIT = frozenset(_OPERATIONS.split())
+
+_COMMAND = re.compile(
+    r"(\\\\)(?:\s?\[[^\]\n]{0,12}\])?"  # the end of a row, with the space below it, is no spacing command
+    r"|\\(?:left|right|[bB]igg?[lrm]?|quad|qquad|displaystyle|textstyle)(?![a-zA-Z])"
+    r"|\\[$!,;:()\[\] ]|[$]"
+)
+_DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
+_BEGIN = re.compile(
+    r"\\begin\{((?:[pbB]?(?:small)?matrix|array|cases|aligned|align|gathered|gather)\*?)\}"
+    r"(?:\s*\[[^\]]{0,12}\])?(?:(?<=array\})\s*\{[^{}]{0,99}\})?"
+)
+_BRACKETS = {"": ("",), "(": (")",), "[": ("]",), "{": ("}",), "\\{": ("\\}", ".", "")}
+_ROW_END = re.compile(r"\\\\|\\cr(?![a-zA-Z])|\\(?:hline|midrule|toprule|bottomrule)(?![a-zA-Z])")
 
 
 def extract_answer(text: str) -> str:
-    r"""The answer stated last: in answer tags, in `\boxed{}`, after "answer:" or "answer is"; else all of `text`."""
+    r"""The answer stated last: in answer tags, in `\boxed{}`, after "answer:" or "answer is"; else all of `text`.
+
+    Thoughts before the last `</think>` state nothing. Emphasis of Markdown and a closing phrase ("I hope it is correct.")
+    are no part of an answer.
+    """
+    text = after_thinking(text)
     tagged = _last_tagged(text)
     if tagged is not None:
         text = tagged
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip()
-    announced = _ANNOUNCED.findall(text)
-    return (announced[-1] if announced and announced[-1].strip() else text).strip()
+    return _bare(_announced(text)) or _bare(text)
 
 
 def is_correct(answer: str, references: Sequence[str], *, rules: Literal["verify", "strings"] = "verify") -> bool:
@@ -90,6 +143,32 @@ def _last_tagged(text: str) -> str | None:
     return last
 
 
+def _announced(text: str) -> str:
+    """Returns what follows the last "answer is" or "answer:": the line, or the formula that begins there."""
+    end = 0
+    for announcement in _ANNOUNCEMENT.finditer(text.rstrip(" \t\r\n*_`")):
+        end = announcement.end()
+    if not end:
+        return ""
+    rest = text[end:].lstrip(" \t\r\n:*_`#")
+    line = rest.partition("\n")[0]
+    is_open = line.count("$") % 2 or line.count("\\begin") > line.count("\\end")
+    return rest.partition("\n\n")[0] if is_open or line.strip() in ("$$", "\\[") else line
+
+
+def _bare(text: str) -> str:
+    """Returns a statement without Markdown's emphasis around it or its parts, and without a closing phrase."""
+    closing = _CLOSING_PHRASE.search(text)
+    if closing is not None and not _STATES_SOMETHING.search(text, closing.end()):
+        text = text[: closing.start()].strip() or text
+    text = _EMPHASIS.sub(r"\2", text.strip())
+    bare = text.lstrip("*`#").strip()
+    if bare.startswith("_"):
+        bare = bare.strip("_")
+    end = bare.rstrip("*`. ")
+    return bare if end.endswith("^") or end == bare.rstrip(". ") else end
+
+
 def _is_same_string(answer: str, references: Sequence[str]) -> bool:
     stated = _canonical(extract_answer(answer))
     number = _plain_number(stated.replace(",", ""))
@@ -108,7 +187,7 @@ def _canonical(text: str) -> str:
     text = _clean(text)
     if len(text) > MAX_ANSWER_CHARS:
         return text
-    text = re.sub(r"\s|\^\s*\{?\s*\\circ\s*\}?|\^?\\degree|°", "", text)
+    text = re.sub(r"\^(?:\{\\circ\}|\\circ)|\^?\\degree|°", "", re.sub(r"\s", "", text))
     text = re.sub(r"\\[dtc]?frac", r"\\frac", text)
     text = re.sub(r"\\frac(\w)(\w)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\sqrt(\w)", r"\\sqrt{\1}", text)
@@ -126,9 +205,14 @@ def _bracketed(part: str) -> str:
 
 
 def _clean(text: str) -> str:
-    r"""Returns an answer without dollar signs, spacing commands and the full stop at its end."""
-    text = re.sub(r"\\[$]|[$]|\\left\b|\\right\b|\\[!,;: ]", "", text).strip()
-    return text.removesuffix(".").strip()
+    r"""Returns an answer in one line, without dollar signs, spacing commands and the full stop at its end.
+
+    Ends of rows (`\\`) stay. Where nothing has rows a doubled backslash before a name is a single one, escaped.
+    """
+    if "\\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)
+    text = _COMMAND.sub(lambda command: command[1] or "", text).replace("{,}", ",").replace("−", "-")
+    return " ".join(text.split()).removesuffix(".").strip()
 
 
 def _matches(stated: str, reference: str) -> bool:
@@ -136,31 +220,116 @@ def _matches(stated: str, reference: str) -> bool:
         return True
     if len(stated) > MAX_ANSWER_CHARS or not reference:
         return False
+    expected_rows, rows = _rows(reference), _rows(stated)
+    if expected_rows is not None and rows is not None:
+        return _are_same_rows(rows, expected_rows)
     expected = _plain_number(reference)
     if expected is None:
-        return _JUDGE.verdict(stated, reference)
+        return _mean_the_same(stated, reference)
     value = stated.rpartition("=")[2].strip()
-    number = _plain_number(value)
-    if number is not None:
-        is_division = not _NUMBER.fullmatch(value)
-        return number == expected and not (is_division and expected.denominator == 1)
+    for text in (value, _without_unit(value)):
+        number = _plain_number(text)
+        if number is not None:
+            is_division = "/" in text or "frac" in text  # which has yet to be evaluated where an integer is expected
+            return number == expected and not (is_division and expected.denominator == 1)
     if _UNEVALUATED.search(_SCIENTIFIC.sub("", value)):
         return False
-    return any(c.isdigit() for c in value) and _JUDGE.verdict(value, reference)
+    states_one_number = len(_DIGITS.findall(_EXPONENT.sub("", _SCIENTIFIC.sub("", value)))) == 1
+    return states_one_number and _mean_the_same(value, reference)
+
+
+def _mean_the_same(stated: str, reference: str) -> bool:
+    r"""Returns math-verify's verdict, which does not read `\frac\pi2`."""
+    return _JUDGE.verdict(*(_SHORT_FRACTION.sub(_braced, text) for text in (stated, reference)))
+
+
+def _braced(fraction: re.Match[str]) -> str:
+    above, above_token, below, below_token = fraction.groups()
+    return f"\\frac{{{above_token or above or ''}}}{{{below_token or below or ''}}}"
+
+
+def _rows(text: str) -> list[list[str]] | None:
+    r"""Returns the cells of a text that is one environment with rows, as it is or in brackets, after `x =` or not.
+
+    Returns None for any other text, for a determinant (`vmatrix`), nested environments and rows of unequal length.
+    """
+    head, found, _ = text.partition("\\begin")
+    if not found:
+        return None
+    text = text[len(head) :]
+    _, equals, bracket = head.rpartition("=")
+    bracket = bracket.strip() if equals else head.strip()
+    closing = _BRACKETS.get(bracket)
+    begin = _BEGIN.match(text)
+    if closing is None or begin is None:
+        return None
+    end = f"\\end{{{begin[1]}}}"
+    body, found, tail = text[begin.end() :].partition(end)
+    if not found or "\\begin" in body or tail.strip() not in closing:
+        return None
+    lines = [line for line in _ROW_END.split(body) if line.strip()]
+    rows = [[cell.strip().removesuffix(",").strip() for cell in line.split("&")] for line in lines]
+    return rows if rows and len({len(row) for row in rows}) == 1 else None
+
+
+def _are_same_rows(rows: list[list[str]], expected: list[list[str]]) -> bool:
+    """Returns whether all cells mean the same, each judged as an answer of its own."""
+    if [len(row) for row in rows] != [len(row) for row in expected]:
+        return False
+    cells = [pair for row, other in zip(rows, expected, strict=True) for pair in zip(row, other, strict=True)]
+    return all(_matches(cell, other) for cell, other in cells)
 
 
 def _plain_number(text: str) -> Fraction | None:
-    """Returns the value of an integer, decimal or fraction of integers; None for anything else."""
+    """Returns the value of an integer, a decimal, a fraction of integers, a mixed number or a number as a program prints
+    it; None for anything else."""
     if len(text) > MAX_ANSWER_CHARS:
         return None
+    printed = _PRINTED.fullmatch(text)
+    if printed is not None:
+        text = printed[1] or printed[2] or f"{printed[3]}/{printed[4]}"
     if _NUMBER.fullmatch(text):
         return Fraction(text.replace(",", ""))
+    if power := _POWER_OF_TEN.fullmatch(text):
+        return Fraction(power[1].replace(",", "")) * Fraction(10) ** int(power[2])
     match = _FRACTION.fullmatch(text)
     if match is None:
         return None
-    sign, *parts = match.groups()
+    sign, whole, *parts = match.groups()
     numerator, denominator = (int(p) for p in parts if p is not None)
-    return Fraction(numerator, denominator) * (-1 if sign == "-" else 1) if denominator else None
+    if not denominator or (whole and not 0 < numerator < denominator):
+        return None
+    return (Fraction(numerator, denominator) + int(whole or 0)) * (-1 if sign == "-" else 1)
+
+
+def _without_unit(text: str) -> str:
+    r"""Returns the number in `41\text{ km/h}` and `41 km/h`; the text itself where what follows a number is no unit.
+
+    A bare unit without an operator (`41 km`) stays: math-verify knows these.
+    """
+    numbers = [match for form in (_POWER_OF_TEN, _FRACTION, _NUMBER) if (match := form.match(text))]
+    if not numbers:
+        return text
+    number = max(numbers, key=re.Match.end)
+    unit = text[number.end() :].strip()
+    words = _TEXT.sub(r" \1 ", unit).replace("\\cdot", "*").strip()
+    parts = _UNIT_PARTS.findall(_EXPONENT.sub("", words))
+    names = [part for part in parts if part.isalpha()]
+    operators = [part for part in parts if not part.isalpha()]
+    is_wrapped = unit.startswith("\\") and words != unit
+    is_compound = bool(operators) or "per" in names or len(parts) != len(_UNIT_PARTS.findall(words))
+    are_units = all(
+        n in _UNITS or (len(n) > 2 and n.lower() not in _NO_UNIT) or (is_wrapped and n not in _NO_UNIT) for n in names
+    )
+    if (
+        parts
+        and parts[0].isalpha()
+        and are_units
+        and all(o in "/*·⋅().-'" for o in operators)
+        and (is_wrapped or is_compound)
+    ):
+        return number[0].strip()
+    return text
 
 
 class _Judge:
@@ -227,10 +396,21 @@ def _serve() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is not a reply
 
-    from math_verify import parse, verify
+    from latex2sympy2_extended import NormalizationConfig, normalize_latex
+    from math_verify import verify
+    from math_verify.parser import parse_latex_cached
+
+    spelling = NormalizationConfig(
+        basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+    )
 
     def parsed(text: str) -> Any:
-        return parse(f"${text}$", parsing_timeout=0)
+        """Returns the meaning of all of a text, or its spelling. `math_verify.parse` would go on with a part of it."""
+        latex = normalize_latex(text, spelling)
+        try:
+            return parse_latex_cached(latex)
+        except Exception:  # noqa: BLE001 - whatever the parser raises: this is no formula
+            return latex
 
     print("ready", file=replies, flush=True)
     signal.alarm(0)

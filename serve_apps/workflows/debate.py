@@ -10,12 +10,14 @@ from itertools import chain
 from typing import Any, Literal
 
 from serve_apps.agent import Agent, Reply, TracedText
-from serve_apps.boxed import last_boxed
+from serve_apps.boxed import last_box
 from serve_apps.contracts import Tags
 from serve_apps.workflow import Outcome, Workflow, together
 from stores.types import Task
 
 HIDDEN = "[answer hidden]"
+MAX_MENTION_CHARS = 200
+"""Characters of an answer whose mentions are told from parts of other words."""
 
 DEBATE = (
     "Solve the problem step by step. Reply with <SOLUTION>steps</SOLUTION><ANSWER>answer</ANSWER> only.\n"
@@ -92,11 +94,12 @@ def _agree(replies: Sequence[Reply]) -> bool:
 def without_answer(reply: Reply) -> TracedText:
     """Hides the solution's last box and every mention of the answer; a number inside another one is no mention."""
     solution, answer = reply["solution"], reply["answer"]
-    boxed = last_boxed(solution)
     text = str(solution)
-    if boxed is not None:
-        before, _, after = text.rpartition(f"\\boxed{{{boxed}}}")
-        text = before + HIDDEN + after
-    if answer:
+    box = last_box(text)
+    if box is not None:
+        text = text[: box.start] + HIDDEN + text[box.end :]
+    if len(answer) > MAX_MENTION_CHARS:
+        text = text.replace(answer, HIDDEN)  # no part of a longer word; the expression would read it again and again
+    elif answer:
         text = re.sub(rf"(?<![\w.]){re.escape(answer)}(?![\w]|\.\d)", HIDDEN, text)
     return TracedText.by(text, reply.turn_index)

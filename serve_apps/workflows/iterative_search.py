@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_apps.agent import Agent, TracedText
 from serve_apps.contracts import OneOf, Parsed, Tags
@@ -14,8 +14,8 @@ from stores.types import Task
 
 NO_EVIDENCE = "No useful information"
 MAX_QUESTIONS = 5
-_PAIR = re.compile(r"<q(\d+)>(.*?)</q\1>\s*<a\1>(.*?)</a\1>", re.DOTALL)
-_EDIT = re.compile(r"t(\d+)\s*:?\s*(.*)", re.DOTALL)
+_TAG = re.compile(r"<(/?)([qa])(\d{1,4})>")
+_EDIT = re.compile(r"t(\d{1,4})(?!\d)\s*:?(.*)", re.DOTALL)
 
 
 class Plan:
@@ -28,14 +28,14 @@ class Plan:
     def parse(self, text: str) -> Parsed:
         """Reads the two blocks; a plan of another form is a fault."""
         parsed = self._tags.parse(text)
-        pairs = _PAIR.findall(parsed.fields["plan"])
-        questions = [question.strip() for _, question, _ in pairs]
+        pairs, rest = _pairs(parsed.fields["plan"])
+        questions = [pair.question for pair in pairs]
         fault = ""
-        if not pairs or _PAIR.sub("", parsed.fields["plan"]).strip():
+        if not pairs or rest.strip():
             fault = "<plan> is not a row of <q1>question</q1><a1>answer</a1>"
-        elif [int(number) for number, _, _ in pairs] != list(range(1, len(pairs) + 1)) or len(pairs) > MAX_QUESTIONS:
+        elif [pair.number for pair in pairs] != list(range(1, len(pairs) + 1)) or len(pairs) > MAX_QUESTIONS:
             fault = f"the questions of <plan> are not numbered from 1 to at most {MAX_QUESTIONS}"
-        elif len({*questions}) < len(questions) or not all(q and a.strip() for _, q, a in pairs):
+        elif len({*questions}) < len(questions) or not all(pair.question and pair.answer for pair in pairs):
             fault = "a question of <plan> stands twice, or a pair is empty"
         return replace(parsed, fault=parsed.fault or fault)
 
@@ -98,8 +98,8 @@ class IterativeSearch(Workflow):
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Returns the last answer."""
         plan = await agents.planner(question=task.prompt)
-        pairs = _PAIR.findall(plan["plan"])
-        thoughts = {int(n): TracedText.by(f"{q.strip()} -> {a.strip()}", plan.turn_index) for n, q, a in pairs}
+        pairs, _ = _pairs(plan["plan"])
+        thoughts = {n: TracedText.by(f"{question} -> {answer}", plan.turn_index) for n, question, answer in pairs}
         answer = await agents.answerer(question=task.prompt, thoughts=_shown(thoughts))
         found = ""
         for _ in range(self.max_rounds):
@@ -115,6 +115,37 @@ class IterativeSearch(Workflow):
             _apply(edit["update"] or edit["add"], thoughts, edit.turn_index)
             answer = await agents.answerer(question=task.prompt, thoughts=_shown(thoughts))
         return Outcome(answer=answer["final_answer"], stop_reason="last_round")
+
+
+class _Pair(NamedTuple):
+    number: int
+    question: str
+    answer: str
+
+
+def _pairs(plan: str) -> tuple[list[_Pair], str]:
+    """Returns the pairs `<q1>question</q1><a1>answer</a1>` of a plan, and the text outside of them."""
+    pairs, rest, end = [], [], 0
+    tags = list(_TAG.finditer(plan))
+    i = 0
+    while i + 4 <= len(tags):
+        question, question_end, answer, answer_end = tags[i : i + 4]
+        forms = [(tag[1], tag[2]) for tag in tags[i : i + 4]]
+        is_one = len({tag[3] for tag in tags[i : i + 4]}) == 1 and forms == [
+            ("", "q"),
+            ("/", "q"),
+            ("", "a"),
+            ("/", "a"),
+        ]
+        if not is_one or plan[question_end.end() : answer.start()].strip():
+            i += 1
+            continue
+        asked, answered = plan[question.end() : question_end.start()], plan[answer.end() : answer_end.start()]
+        pairs.append(_Pair(int(question[3]), asked.strip(), answered.strip()))
+        rest.append(plan[end : question.start()])
+        end = answer_end.end()
+        i += 4
+    return pairs, "".join([*rest, plan[end:]])
 
 
 def _shown(thoughts: dict[int, TracedText]) -> TracedText:

@@ -13,7 +13,7 @@ from serve_apps.agent import Agent, Tool, ToolError, TracedText
 from serve_apps.config import SandboxConfig
 from serve_apps.contracts import Tags
 from serve_apps.prompt_budget import shorten
-from serve_apps.tools.code_tests import CodeTests, expand_batched, read_tests
+from serve_apps.tools.code_tests import CodeTests, expand_batched, foreign_modules, read_tests
 from serve_apps.tools.code_verifier import NOT_JUDGED, CodeVerifier, Judgement, extract_code, time_limit
 from serve_apps.tools.sandbox import Sandbox
 from serve_apps.workflow import Outcome, Workflow
@@ -79,10 +79,19 @@ class ReflectiveCode(Workflow):
         """Returns the layers of the sandbox on this machine."""
         return [self._judge.sandbox.describe()]
 
+    def check_task(self, task: Task, place: str) -> None:
+        """Raises ValueError for tests that cannot judge, and for a task whose programs need what the sandbox lacks."""
+        tests = _tests(task, place)
+        for what, text in (("the statement", task.prompt), ("the checker", tests.checker_code)):
+            if modules := foreign_modules(text):
+                raise ValueError(
+                    f"{place}: {what} imports {', '.join(modules)}, and the sandbox has the standard library alone: write it "
+                    "without, or leave the task out"
+                )
+
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Returns the last program; stops when it passes every test."""
-        place = f"task {task.task_id}"
-        tests = expand_batched(read_tests(task.metadata.get("tests"), place=place), task.prompt, place=place)
+        tests = _tests(task, f"task {task.task_id}")
         shown = tests.public[: self.max_examples]
         about = {
             "question": task.prompt,
@@ -143,3 +152,7 @@ class ReflectiveCode(Workflow):
         if judged.verdict in NOT_JUDGED:
             raise ToolError(f"{judged.verdict}: {next(c.message for c in judged.cases if c.verdict in NOT_JUDGED)}")
         return judged
+
+
+def _tests(task: Task, place: str) -> CodeTests:
+    return expand_batched(read_tests(task.metadata.get("tests"), place=place), task.prompt, place=place)

@@ -101,12 +101,33 @@ def test_json_values_stay_what_they_are(text: str, fields: dict[str, str], data:
         ("<think>so</think><A>1</A>", "1", True),
         ("<A>1</A>", "1", False),
         ("<think>a</think><think>b</think><A>1</A>", "1", False),
-        ("<think>no end<A>1</A>", "1", False),
+        ("<think>no end<A>1</A>", "", False),
     ],
 )
 def test_thoughts_stand_before_everything_else(text: str, value: str, is_ok: bool) -> None:
     parsed = Thinking(Tags("A")).parse(text)
     assert (parsed.fields["a"], not parsed.fault) == (value, is_ok)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<think>first <A>41</A></think><A>40</A>", "40"),
+        ("first <A>41</A></think><A>40</A>", "40"),
+        ("<think>first <A>41</A>", ""),
+        ("<A>40</A>", "40"),
+    ],
+)
+def test_what_a_model_thinks_is_no_field(text: str, value: str) -> None:
+    parsed = [Tags("A").parse(text), OneOf("A", "B").parse(text)]
+    assert [p.fields["a"] for p in parsed] == [value, value]
+    assert [bool(p.fault) for p in parsed] == [text != "<A>40</A>"] * 2
+    boxed = text.replace("<A>", "\\boxed{").replace("</A>", "}")
+    assert Boxed().parse(boxed).fields["answer"] == value
+
+
+def test_an_integer_of_any_length_is_no_error() -> None:
+    assert JsonKeys("q").parse(f'{{"q": {"1" * 5000}}}').fault == "no JSON object"
 
 
 def test_the_last_box_is_the_answer() -> None:

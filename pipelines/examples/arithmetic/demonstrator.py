@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Mapping
 
+from serve_apps.tagged import first_block
 from stores.types import Task
 
 
@@ -95,16 +96,16 @@ def demonstrate_debate(agent: str, task: Task, inputs: Mapping[str, str], rng: r
         right = str(_right(*numbers)[1])
         answer = right if right in stated and rng.random() < 0.5 else rng.choice(stated or ["0"])
         return _sloppy(f"<ANSWER>{answer}</ANSWER>", rng, 0.1)
-    own = re.search(r"Yours: (<SOLUTION>.*?</ANSWER>)", inputs["own"], re.DOTALL)
+    own = first_block(inputs["own"], "Yours: <SOLUTION>", "</ANSWER>")
     if own and rng.random() < 0.5:
-        return own[1]
+        return f"<SOLUTION>{own.inner}</ANSWER>"
     steps, answer = _work(numbers, rng, 0.55 if inputs["review"] else 0.4)
     return _sloppy(f"<SOLUTION>{steps}</SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.1)
 
 
 def demonstrate_pair(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
     """Plays pioneer and observer: the observer copies half of the time."""
-    reference = re.search(r"Another solution: (.*?) Answer: (\d+)", inputs["reference"])
+    reference = re.search(r"Another solution: (.{0,1000}?) Answer: (\d+)", inputs["reference"])
     if reference and rng.random() < 0.5:
         steps, answer = reference[1], reference[2]
     else:

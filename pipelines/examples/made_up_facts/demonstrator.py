@@ -75,7 +75,7 @@ def _summary(task: Task, read: str, rng: random.Random) -> str:
     town, job, country = _facts(task, read)
     parts = [f"{_person(task)} lives in {town} and works as {job}."] if town else []
     parts += [f"{town} lies in {country}."] if country else []
-    lies = re.search(r"(\w+ lies in \w+)\.", read)
+    lies = re.search(r"(\b\w+ lies in \w+)\.", read)
     if not parts and lies:
         parts = [f"{lies[1]}."]
     return " ".join(parts) if parts and rng.random() < 0.7 else "No useful information"

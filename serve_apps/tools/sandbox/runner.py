@@ -19,6 +19,7 @@ import os
 import resource
 import select
 import signal
+import site
 import struct
 import sys
 import time
@@ -51,6 +52,7 @@ def main() -> None:
     for number in (0, 1, 2):
         os.dup2(nothing, number)
     _prctl(_PR_SET_DUMPABLE, 0)  # no child looks into this process
+    _prepare_the_interpreter()
     header = json.loads(requests.readline())
     if header["supervised"]:
         _leave_a_supervisor()
@@ -67,6 +69,16 @@ def main() -> None:
             print(json.dumps({"stderr": f"the runner: {fault}"}), file=replies, flush=True)
             return
         print(json.dumps(case), file=replies, flush=True)
+
+
+def _prepare_the_interpreter() -> None:
+    """Adds what a program expects that runs as a script: the names that `site` gives, and integers of any length, on
+    which the limit is the program's time."""
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
 
 
 def _leave_a_supervisor() -> None:
@@ -285,7 +297,8 @@ def _execute(header: dict[str, Any], case_input: Any, prelude: dict[str, Any]) -
     exec(program, scope)
     if header["fn_name"]:
         function = _function(scope, header["fn_name"])
-        answer = json.dumps(_plain(function(*_arguments(function, case_input, header["min_arguments"]))))
+        positional, named = _arguments(function, case_input, header["min_arguments"])
+        answer = json.dumps(_plain(function(*positional, **named)))
         with os.fdopen(3, "w") as value:
             value.write(answer)
     threading = sys.modules.get("threading")
@@ -303,21 +316,31 @@ def _function(scope: dict[str, Any], name: str) -> Any:
     raise NameError(f"the program defines neither {name} nor Solution.{name}")
 
 
-def _arguments(function: Any, arguments: list[Any], at_least: int) -> list[Any]:
-    """Returns the arguments of a call: a single list is spread over several parameters, and arguments after the first
-    `at_least` are passed only where the function takes them."""
+def _arguments(function: Any, arguments: list[Any], at_least: int) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the positional and the named arguments of a call.
+
+    A single list is spread over several parameters, and a single object over parameters of its names, or over as many of
+    other names. Arguments after the first `at_least` are passed only where the function takes them.
+    """
     import inspect
 
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return arguments
-    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(arguments) == 1 and isinstance(arguments[0], list) and len(needed) > 1:
-        return arguments[0]
+        return arguments, {}
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in by_place if p.default is p.empty]
+    single = arguments[0] if len(arguments) == 1 else None
+    if isinstance(single, list) and len(needed) > 1:
+        return single, {}
+    if isinstance(single, dict) and single:
+        if set(needed) <= single.keys() <= {p.name for p in parameters}:
+            return [], single
+        if len(single) == len(needed) > 1:
+            return list(single.values()), {}
     if at_least and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return arguments[: max(at_least, len(needed))]
-    return arguments
+        return arguments[: max(at_least, len(needed))], {}
+    return arguments, {}
 
 
 def _plain(answer: Any) -> Any:

@@ -31,6 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from serve_apps import long_json
 from serve_apps.config import SandboxConfig
 from serve_apps.tools.sandbox.seccomp import seccomp_program
 
@@ -87,7 +88,7 @@ class CaseRun:
     stderr: str = ""
     """The end of standard error, at most 4,000 characters."""
     value: Any = None
-    """The value that the function returned, as JSON."""
+    """The value that the function returned, as JSON (`long_json.loads`)."""
     has_value: bool = False
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -331,7 +332,9 @@ class _Runner:
     def ask(self, request: Mapping[str, Any], deadline_s: float) -> Any:
         """Returns the answer; None, and nothing from then on, where none comes in time or it is no JSON object."""
         try:
-            answer = json.loads(self._exchange(json.dumps(request).encode() + b"\n", time.monotonic() + deadline_s))
+            answer = json.loads(
+                self._exchange(long_json.dumps(request).encode() + b"\n", time.monotonic() + deadline_s)
+            )
         except (OSError, ValueError, RecursionError):
             answer = None
         self.is_lost = not isinstance(answer, dict)
@@ -417,7 +420,7 @@ def _case(line: Any, program: Program) -> CaseRun:
         value, has_value = None, False
         if program.fn_name and status == "ended":
             has_value = bool(line["value"])
-            value = json.loads(line["value"]) if has_value else None
+            value = long_json.loads(line["value"]) if has_value else None
         return CaseRun(
             status=status,  # type: ignore[arg-type]
             stdout=str(line["stdout"]),

@@ -7,12 +7,13 @@ import json
 import pickle
 import zlib
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from serve_apps.tools.checkers import has_same_tokens, is_right_output, is_right_value
-from serve_apps.tools.code_tests import Case, CodeTests, expand_batched, read_tests
+from serve_apps.tools.code_tests import Case, CodeTests, expand_batched, foreign_modules, read_tests
 
 pytestmark = pytest.mark.fast
 
@@ -67,6 +68,63 @@ def test_every_shape_of_programs_gives_the_same_cases(raw: Any) -> None:
 def test_every_shape_of_functions_gives_the_same_cases(raw: Any) -> None:
     tests = read_tests(raw, place="row 1")
     assert (list(tests.cases), tests.fn_name) == (CALLS, "f")
+
+
+LONG = "1" * 5000
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "case"),
+    [
+        (["11", "1"], "100", Case(given=["11", "1"], expected="100")),
+        (["1.5"], "[1]", Case(given=["1.5"], expected="[1]")),
+        ([1], "true", Case(given=[1], expected="true")),
+        (['"x"'], '"x"', Case(given=['"x"'], expected='"x"')),
+        ([None], ["null"], Case(given=[None], expected=["null"])),
+        ('"11"\n"1"', '"100"', Case(given=["11", "1"], expected="100")),
+        ("11\n1", "100", Case(given=[11, 1], expected=100)),
+        ("nums = [1], k = 2", "3", Case(given=[[1], 2], expected=3)),
+        ("nums = [1]\nk = 2", "3", Case(given=[[1], 2], expected=3)),
+        ('nums = [1,\n 2], s = "a, b = c"', "True", Case(given=[[1, 2], "a, b = c"], expected=True)),
+        ("root = [1,null,2], ok = false", "[(1, 'x')]", Case(given=[[1, None, 2], False], expected=[[1, "x"]])),
+        ("x = -1.5", "None", Case(given=[-1.5], expected=None)),
+        ({"nums": [1], "k": 2}, 3, Case(given=[{"nums": [1], "k": 2}], expected=3)),
+        (f"{LONG}\n[-{LONG}]", LONG, Case(given=[Decimal(LONG), [Decimal(f"-{LONG}")]], expected=Decimal(LONG))),
+    ],
+)
+def test_data_of_a_call_stay_what_they_are_and_text_is_read(given: Any, expected: Any, case: Case) -> None:
+    more = {"input": [0], "output": 0}
+    tests = read_tests({"tests": [{"input": given, "output": expected}, more], "fn_name": "f"}, place="row 1")
+    assert tests.cases[0] == case
+    assert [type(value) for value in tests.cases[0].given] == [type(value) for value in case.given]
+
+
+def test_a_long_integer_is_one_case_of_a_program() -> None:
+    (case,) = read_tests(f'[{{"input": {LONG}, "output": -{LONG}}}]', place="row 1").cases
+    assert case == Case(given=LONG, expected=f"-{LONG}")
+
+
+def test_generated_tests_of_code_contests_are_hidden_ones() -> None:
+    raw = {
+        "public_tests": {"input": ["1 2"], "output": ["3"]},
+        "private_tests": {"input": [], "output": []},
+        "generated_tests": {"input": ["1 2", "4 5"], "output": ["3", "9"]},
+    }
+    tests = read_tests(raw, place="row 1")
+    assert (list(tests.public), list(tests.cases)) == (ADD[:1], ADD[1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "modules"),
+    [
+        ("import numpy as np", ["numpy"]),
+        ("Begin with:\nfrom numpy.linalg import norm\n  import pandas", ["numpy", "pandas"]),
+        ("import math\nfrom typing import List\nimport os.path", []),
+        ("Goods: import duties are due.\nfrom the first line on\nimport goods only", []),
+    ],
+)
+def test_modules_that_a_sandbox_lacks_are_named(text: str, modules: list[str]) -> None:
+    assert foreign_modules(text) == modules
 
 
 def test_a_test_that_is_shown_never_pays() -> None:
@@ -162,8 +220,17 @@ def test_the_name_at_the_tests_wins_over_the_one_around_them() -> None:
         ({"inputs": [[1]], "outputs": [None], "fn_name": "f"}, "row 1: every hidden case expects nothing"),
         ("[" * 100_000, "row 1: tests are nested too deeply"),
         ({"tests": "[" * 100_000}, "row 1: tests are nested too deeply"),
-        (f'[{{"input": {"1" * 5000}, "output": "1"}}]', "row 1: Exceeds the limit"),
-        ({"inputs": ["1" * 5000], "outputs": ["1"], "fn_name": "f"}, "row 1: Exceeds the limit"),
+        ({}, "row 1: case 1 has no input"),
+        ("{}", "row 1: case 1 has no input"),
+        ([{}], "row 1: case 1 has no input"),
+        (None, "row 1: tests are a list or an object"),
+        ({"private_tests": {"input": [], "output": []}}, "row 1: holds no case"),
+        ({"inputs": [[1], [1]], "outputs": ["1", 1], "fn_name": "f"}, r"two cases with the same input '\[1\]'"),
+        ({"inputs": ["nums = [1], k = 2"], "outputs": ["3"]}, r"named arguments like 'nums = \[1\], k = 2'.*fn_name"),
+        ({"inputs": ["k = 2\nnums = [1]", "k = 1"], "outputs": ["3", "4"]}, "row 1: every input is a list of named"),
+        ({"inputs": [{"nums": [1], "k": 2}], "outputs": ["3"]}, "is an object, and no function takes it.*fn_name"),
+        ({"inputs": ["nums = [1, k = 2"], "outputs": ["3"], "fn_name": "f"}, "begins like named arguments"),
+        ({"inputs": ["root = Tree([1])"], "outputs": ["3"], "fn_name": "f"}, "begins like named arguments"),
     ],
 )
 def test_what_cannot_judge_is_refused_with_its_place(raw: Any, said: str) -> None:
@@ -293,6 +360,12 @@ def test_words_in_any_order() -> None:
         (1e-7, 0, False),
         (0.5, 10**400, False),
         (10**400, float("inf"), False),
+        (Decimal(LONG), Decimal(LONG), True),
+        (Decimal(LONG), Decimal(LONG[:-1] + "2"), False),
+        (Decimal(LONG), int("1" * 4300), False),
+        (Decimal(LONG), float("inf"), False),
+        (float("inf"), Decimal(LONG), False),
+        ([Decimal(LONG)], Decimal(LONG), True),
     ],
 )
 def test_values_are_compared_as_json(expected: Any, actual: Any, is_right: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from serve_apps.config import SandboxConfig
@@ -38,6 +40,11 @@ def judge() -> CodeVerifier:
         ("", "no_code", 0),
         ("import sys\nprint(sum(map(int, input().split())))\nsys.exit(3)", "runtime_error", 0),
         ("import numpy_that_is_not_there", "runtime_error", 0),
+        ("print(sum(map(int, input().split())))\nexit()", "pass", 4),
+        ("print(sum(map(int, input().split())))\nquit(0)", "pass", 4),
+        ("print(sum(map(int, input().split())))\nexit(3)", "runtime_error", 0),
+        ("print(sum(map(int, input().split())))\nexit('no')", "runtime_error", 0),
+        ("(help, copyright, credits, license)\nprint(sum(map(int, input().split())))", "pass", 4),
     ],
 )
 def test_a_program_earns_what_it_says(judge: CodeVerifier, code: str, verdict: str, passed: int) -> None:
@@ -61,6 +68,44 @@ def test_a_program_earns_what_it_says(judge: CodeVerifier, code: str, verdict: s
 )
 def test_a_function_earns_what_it_returns(judge: CodeVerifier, code: str, verdict: str) -> None:
     assert judge.judge(code, FUNCTION).verdict == verdict
+
+
+LONG = "1" * 5000
+
+
+def test_integers_of_any_length_are_read_written_and_compared(judge: CodeVerifier) -> None:
+    text = read_tests([{"input": LONG, "output": f"{LONG}0"}], place="here")
+    assert judge.judge("print(int(input()) * 10)", text).verdict == "pass"
+    assert judge.judge("print(int(input()) * 10 + 1)", text).verdict == "wrong_answer"
+    call = read_tests({"inputs": [f"{LONG}\n3"], "outputs": [f"{LONG}3"], "fn_name": "f"}, place="here")
+    assert judge.judge("def f(a, b): return a * 10 + b", call).verdict == "pass"
+    assert judge.judge("def f(a, b): return a * 10", call).verdict == "wrong_answer"
+    assert judge.judge("def f(a, b): return [a, {'b': b}]", call).verdict == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"nums": [1, 2], "k": 3}, "def f(nums, k): return sum(nums) + k"),
+        ({"k": 3, "nums": [1, 2]}, "def f(nums, k=3): return sum(nums) + k"),
+        ({"k": 3, "nums": [1, 2]}, "class Solution:\n    def f(self, nums, *, k): return sum(nums) + k"),
+        ({"nums": [1, 2], "k": 3}, "def f(a, b): return sum(a) + b"),
+        ({"nums": [1, 2], "k": 3}, "def f(settings): return sum(settings['nums']) + settings['k']"),
+        ("nums = [1, 2], k = 3", "def f(a, b): return sum(a) + b"),
+        ("nums = [1, 2]\nk = 3", "def f(nums, k): return sum(nums) + k"),
+    ],
+)
+def test_a_function_gets_named_arguments(judge: CodeVerifier, given: Any, code: str) -> None:
+    tests = read_tests(
+        {"inputs": [given], "outputs": ["6" if isinstance(given, str) else 6], "fn_name": "f"}, place="here"
+    )
+    assert judge.judge(code, tests).verdict == "pass"
+
+
+def test_a_text_of_digits_is_a_text(judge: CodeVerifier) -> None:
+    tests = read_tests({"fn_name": "add", "inputs": [["11", "1"]], "outputs": ["100"]}, place="here")
+    assert judge.judge("def add(a, b): return bin(int(a, 2) + int(b, 2))[2:]", tests).verdict == "pass"
+    assert judge.judge("def add(a, b): return 100", tests).verdict == "wrong_answer"
 
 
 def test_cases_side_by_side_give_the_same_verdicts(judge: CodeVerifier) -> None:
@@ -214,6 +259,8 @@ def test_no_wall_only_where_it_is_asked_for() -> None:
         ("print(1)", "print(1)"),
         ("<code>1</code> or <CODE>print('<code>')</code>, not <code>3", "print('<code>')"),
         ("```\nstill not python )\n```", "still not python )"),
+        ("<think>```python\nprint(2)\n```</think>print(1)", "print(1)"),
+        ("<think><code>print(2)</code>", ""),
     ],
 )
 def test_the_code_of_a_completion_is_found(text: str, code: str) -> None:
