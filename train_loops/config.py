@@ -72,9 +72,9 @@ class LossConfig(Settings):
     )
     """How the losses of tokens become one number. `token_mean`: the mean over all tokens, in which long completions weigh
     more. `seq_mean_token_sum` and `seq_mean_token_mean`: the mean over rows of their sums or means.
-    `seq_mean_token_sum_norm`: the sum over all tokens, divided by `norm_tokens`."""
+    `seq_mean_token_sum_norm`: the mean over rows of their sums, divided by the constant `norm_tokens` (Dr. GRPO)."""
     norm_tokens: int | None = Field(None, ge=1)
-    """The divisor of `seq_mean_token_sum_norm`, in tokens; null: the longest completion of the minibatch."""
+    """The divisor of `seq_mean_token_sum_norm`, in tokens; null: the largest `max_tokens` of the model group's agents."""
     entropy_coef: float = 0.0
     """The weight of the entropy bonus in the loss. Raise it above 0 when the entropy collapses."""
     kl_in_loss_coef: float = Field(0.0, ge=0)

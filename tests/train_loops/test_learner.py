@@ -91,14 +91,26 @@ def test_a_job_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sam
     assert all(math.isfinite(x) for x in metrics.values())
 
 
-def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled) -> None:
+@pytest.mark.parametrize(
+    "loss", [LossConfig(), LossConfig(aggregation="seq_mean_token_sum_norm", norm_tokens=6)], ids=lambda x: x.aggregation
+)
+def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled, loss: LossConfig) -> None:
     samples, metrics = rows(sampled), []
     for microbatch_tokens in (64, 100_000):
-        config = TrainConfig(optimizer=LR, microbatch_tokens=microbatch_tokens)
+        config = TrainConfig(optimizer=LR, microbatch_tokens=microbatch_tokens, loss=loss)
         engines = models(tiny_model, config)
         metrics.append(run(samples, engines, config).metrics)
     assert metrics[0]["train/grad_norm"] == pytest.approx(metrics[1]["train/grad_norm"], rel=1e-4)
     assert metrics[0]["train/kl_k3"] == pytest.approx(metrics[1]["train/kl_k3"], rel=1e-3)
+
+
+def test_twice_the_rows_have_the_gradient_of_dr_grpo_of_the_rows_once(tiny_model: Path, sampled) -> None:
+    loss = LossConfig(aggregation="seq_mean_token_sum_norm", norm_tokens=6)
+    config = TrainConfig(optimizer=LR, loss=loss, advantage=AdvantageConfig(normalize_std=False))
+    samples = rows(sampled)
+    again = [dataclasses.replace(s, episode_id=f"{s.episode_id}/2", group_id=f"{s.group_id}/2") for s in samples]
+    norms = [run(x, models(tiny_model, config), config).metrics["train/grad_norm"] for x in (samples, samples + again)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
 def test_one_shifted_token_id_is_seen_and_many_fail_the_job(tiny_model: Path, sampled) -> None:

@@ -112,12 +112,12 @@ def test_importance_weights_multiply_every_loss_and_masked_tokens_have_none(poli
         ("token_mean", 2.5),
         ("seq_mean_token_sum", 5.0),
         ("seq_mean_token_mean", 3.0),
-        ("seq_mean_token_sum_norm", 10 / 3),
+        ("seq_mean_token_sum_norm", 5 / 3),
     ],
 )
 def test_aggregation_modes_have_their_literal_values_however_the_rows_are_cut(mode: str, value: float) -> None:
     loss, row_of_token = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 0, 1])
-    denominators = Denominators.of([3, 1])
+    denominators = Denominators.of([3, 1], norm_tokens=3)
     whole = aggregate(loss, row_of_token, mode=mode, denominators=denominators)
     first = aggregate(loss[:3], row_of_token[:3], mode=mode, denominators=denominators)
     second = aggregate(loss[3:], row_of_token[3:] - 1, mode=mode, denominators=denominators)
@@ -127,12 +127,32 @@ def test_aggregation_modes_have_their_literal_values_however_the_rows_are_cut(mo
     assert empty.item() == 0
 
 
-def test_the_norm_of_dr_grpo_may_be_a_constant() -> None:
-    denominators = Denominators.of([3, 1], norm_tokens=100)
-    share = aggregate(
-        torch.ones(4), torch.tensor([0, 0, 0, 1]), mode="seq_mean_token_sum_norm", denominators=denominators
-    )
-    assert share.item() == pytest.approx(0.04)
+def test_the_norm_of_dr_grpo_is_a_mean_over_rows_by_a_constant_whatever_their_lengths() -> None:
+    """Twice as many rows of the same kind change nothing, and a longer row beside a row changes nothing of its weight."""
+    lengths = [3, 1]
+    for rows in (lengths, lengths * 2):
+        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(rows))
+        denominators = Denominators.of(rows, norm_tokens=100)
+        share = aggregate(
+            torch.ones(sum(rows)), row_of_token, mode="seq_mean_token_sum_norm", denominators=denominators
+        )
+        assert share.item() == pytest.approx((3 + 1) / 2 / 100)
+    first_row = torch.tensor([1.0, 1.0])
+    weights = [
+        aggregate(
+            first_row,
+            torch.zeros(2, dtype=torch.long),
+            mode="seq_mean_token_sum_norm",
+            denominators=Denominators.of([2, other], norm_tokens=100),
+        ).item()
+        for other in (1, 90)
+    ]
+    assert weights == [0.01, 0.01]
+
+
+def test_the_norm_of_dr_grpo_needs_its_constant() -> None:
+    with pytest.raises(ValueError, match=r"train\.loss\.norm_tokens is null: give the largest max_tokens of the agents"):
+        aggregate(torch.ones(1), ONE_ROW, mode="seq_mean_token_sum_norm", denominators=Denominators.of([1]))
 
 
 def test_an_unknown_aggregation_or_estimator_is_named() -> None:
