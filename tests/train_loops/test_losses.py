@@ -239,6 +239,33 @@ def test_k1_and_k3_average_to_the_kl_divergence() -> None:
         assert (p * kl_estimate(p.log(), q.log(), estimator)).sum().item() == pytest.approx(exact, abs=1e-6)
 
 
+def test_k1_belongs_into_the_reward_and_k2_or_k3_into_the_loss() -> None:
+    """Exact expectations over three tokens: what each estimator does to the logits, as a reward and as a loss."""
+    logits = torch.tensor([0.6, 0.3, 0.1]).log().requires_grad_()
+    ref = torch.tensor([0.5, 0.1, 0.4])
+    p = logits.detach().softmax(0)
+
+    def gradient_of(objective: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(objective, logits)[0]
+
+    def logp() -> torch.Tensor:
+        return logits.log_softmax(0)
+
+    towards = gradient_of((logp().exp() * (logp() - ref.log())).sum())  # of KL(policy || ref)
+    backwards = gradient_of(-(ref * logp()).sum())  # of KL(ref || policy)
+    in_reward = {
+        name: gradient_of((p * kl_estimate(p.log(), ref.log(), name) * logp()).sum())  # type: ignore[arg-type]
+        for name in ("k1", "k2", "k3", "abs")
+    }
+    in_loss = {name: gradient_of((p * kl_estimate(logp(), ref.log(), name)).sum()) for name in ("k1", "k2", "k3")}  # type: ignore[arg-type]
+    torch.testing.assert_close(in_reward["k1"], towards)
+    torch.testing.assert_close(in_loss["k2"], towards)
+    torch.testing.assert_close(in_loss["k3"], backwards)
+    torch.testing.assert_close(in_loss["k1"], torch.zeros(3))
+    for name in ("k2", "k3", "abs"):
+        assert (in_reward[name] * towards < 0).any(), f"{name} pushes a logit the wrong way"
+
+
 def test_kl_in_reward_lowers_every_token_and_the_score_stands_on_the_last() -> None:
     plain = token_rewards([1.0, -2.0], [3, 1])
     assert [r.tolist() for r in plain] == [[0, 0, 1], [-2]]
