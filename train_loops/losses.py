@@ -168,13 +168,13 @@ def gspo(
 ) -> tuple[torch.Tensor, About]:
     """Computes GSPO's loss (arXiv 2507.18071): every token has the length-normalised ratio of its whole completion.
 
-        s_i = exp(mean_t d_t);  per token  sg[s_i] pi / sg[pi], its log clamped to at most 10
+        d_t = logprobs - old_logprobs, s_i = exp(mean_t d_t);  per token  sg[s_i] pi / sg[pi], its log clamped to at most 10
         L = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), always aggregated by seq_mean_token_mean
 
     sg stops gradients. The paper clips at 3e-4 and 4e-4. All tensors are [N], and every row of the microbatch must be
     there whole.
     """
-    d = _log_ratio(logprobs, old_logprobs)
+    d = _at_least_float32(logprobs) - old_logprobs  # no clamp per token: the ratio is that of the whole sequence
     num_rows = int(row_of_token.max()) + 1 if len(row_of_token) else 0
     mean = d.new_zeros(num_rows).index_add(0, row_of_token, d / _tokens_of_row(row_of_token))[row_of_token]
     # Its value is exactly 0 and its gradient that of `logprobs`: the ratio keeps the mean's last digits, and each token has

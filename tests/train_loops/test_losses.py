@@ -77,6 +77,15 @@ def test_gspos_log_ratio_is_clamped_at_10() -> None:
     assert loss.item() == pytest.approx(float(np.exp(10)), rel=1e-6)
 
 
+def test_gspos_ratio_is_that_of_the_whole_sequence_however_far_one_token_is() -> None:
+    logprobs, old = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-41.0, -1.0, -1.0, -1.0])
+    old[1:] += torch.tensor([12.0, 14.0, 13.0])  # d is 40, -12, -14, -13: their mean is 0.25
+    loss, about = gspo(logprobs, old, -torch.ones(4), torch.zeros(4, dtype=torch.long), clip_low=0.2, clip_high=0.2)
+    torch.testing.assert_close(about["ratio"], torch.full((4,), float(np.exp(0.25))))
+    torch.testing.assert_close(loss, torch.full((4,), float(np.exp(0.25))))
+    assert about["approx_kl"].tolist() == [-40, 12, 14, 13]
+
+
 def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     logprobs = torch.tensor([3.0, 1.1]).log().requires_grad_()
     loss, about = cispo(logprobs, torch.zeros(2), torch.tensor([2.0, 2.0]), clip_low=0.2, clip_high=0.28)
