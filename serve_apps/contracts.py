@@ -54,7 +54,7 @@ class Raw:
 class Tags:
     """Requires exactly one non-empty `<NAME>...</NAME>` block per name, in this order, and nothing outside.
 
-    Fields are the lower-case names. Where the format is broken, blocks that can be read are still returned, because
+    A tag of the contract inside of a block is a fault: who reads the block would take it for another block. Fields are the lower-case names. Where the format is broken, blocks that can be read are still returned, because
     the next agent works with them; the credit rule punishes the fault.
     """
 
@@ -86,27 +86,29 @@ class Tags:
         """Reads every block; the fault names the first bad one."""
         fields: dict[str, str] = {}
         fault = ""
-        rest = text
+        tags = _tags_in(text, self.names)
+        spans: list[tuple[int, int]] = []
         for name in self.names:
-            blocks = re.findall(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)
-            value = blocks[-1].strip() if blocks else ""
+            blocks = _blocks(tags, name)
+            value = text[blocks[-1].start : blocks[-1].stop].strip() if blocks else ""
             allowed = self.choices.get(name)
             if allowed:
                 value = value.lower()
             fields[name.lower()] = value
             if len(blocks) != 1:
                 fault = fault or f"{len(blocks)} <{name}> blocks, expected 1"
+            elif inside := blocks[0].first_tag_inside(tags):
+                fault = fault or f"{inside} inside <{name}>"
             elif not value:
                 fault = fault or f"<{name}> is empty"
             elif allowed and value not in allowed:
                 fault = fault or f"<{name}> is {value[:40]!r}, expected one of {', '.join(allowed)}"
             elif len(value.split()) > self.max_words.get(name, len(value)):
                 fault = fault or f"<{name}> has {len(value.split())} words, at most {self.max_words[name]} are allowed"
-            rest = re.sub(rf"<{name}>.*?</{name}>", "", rest, count=1, flags=re.DOTALL)
-        if not fault and rest.strip():
-            fault = f"text outside the tags: {rest.strip()[:40]!r}"
-        starts = [text.find(f"<{name}>") for name in self.names]
-        if not fault and starts != sorted(starts):
+            spans += [(block.opened, block.closed) for block in blocks]
+        if not fault and (rest := _without(text, spans).strip()):
+            fault = f"text outside the tags: {rest[:40]!r}"
+        if not fault and spans != sorted(spans):
             fault = f"tags out of order, expected {', '.join(self.names)}"
         return Parsed(fields=fields, fault=fault)
 
@@ -115,7 +117,8 @@ class Tags:
 class OneOf:
     """Requires exactly one of several tags, not empty, and nothing outside: an agent decides by which tag it writes.
 
-    Every name is a field, empty but for the one that was written; `choice` names that one, empty where none was.
+    No tag of the contract may stand inside of the block. Every name is a field, empty but for the one that was written;
+    `choice` names that one, empty where none was.
     """
 
     names: tuple[str, ...]
@@ -137,18 +140,21 @@ class OneOf:
         return (*(name.lower() for name in self.names), "choice")
 
     def parse(self, text: str) -> Parsed:
-        """Reads the first tag; text outside of it, a second tag included, is a fault."""
-        written = [name for name in self.names if re.search(rf"<{name}>.*?</{name}>|<{name}/>", text, re.DOTALL)]
+        """Reads the first block; text outside of it, a second block included, is a fault."""
+        tags = _tags_in(text, self.names)
         fields = dict.fromkeys(self.field_names, "")
+        written = {name: blocks[0] for name in self.names if (blocks := _blocks(tags, name, or_empty=True))}
         if not written:
             return Parsed(fields=fields, fault=f"none of {', '.join(f'<{name}>' for name in self.names)}")
-        first = min(written, key=lambda name: text.find(f"<{name}"))
-        match = re.search(rf"<{first}>(.*?)</{first}>|<{first}/>", text, re.DOTALL)
-        assert match is not None, "it was found above"
-        value = (match[1] or "").strip()
+        first = min(written, key=lambda name: written[name].opened)
+        block = written[first]
+        value = text[block.start : block.stop].strip()
         fields |= {first.lower(): value, "choice": first.lower()}
-        rest = text[: match.start()] + text[match.end() :]
-        fault = f"text outside <{first}>: {rest.strip()[:40]!r}" if rest.strip() else ""
+        inside = block.first_tag_inside(tags)
+        rest = _without(text, [(block.opened, block.closed)]).strip()
+        fault = f"{inside} inside <{first}>" if inside else ""
+        if rest:
+            fault = fault or f"text outside <{first}>: {rest[:40]!r}"
         if not value and first not in self.may_be_empty:
             fault = fault or f"<{first}> is empty"
         return Parsed(fields=fields, fault=fault)
@@ -217,10 +223,10 @@ class JsonKeys:
 
     def parse(self, text: str) -> Parsed:
         """Reads the object; a missing or empty key is a fault, further keys are not."""
-        bare = re.sub(r"^```(?:json)?\s*|\s*```$", "", text.strip())
+        bare = re.sub(r"^```(?:json)?", "", text.strip()).removesuffix("```")
         try:
             data: Any = json.loads(bare)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # ValueError: also a number of more digits than Python reads
             data = None
         if not isinstance(data, Mapping):
             return Parsed(fields=dict.fromkeys(self.names, ""), fault="no JSON object")
@@ -236,6 +242,49 @@ class JsonKeys:
         if isinstance(value, list):
             return [item for item in value if item not in (None, "")][: self.max_items]
         return value.strip() if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One block of a text: from `opened` to `closed` with its tags, from `start` to `stop` without them."""
+
+    opened: int
+    start: int
+    stop: int
+    closed: int
+
+    def first_tag_inside(self, tags: Sequence[re.Match[str]]) -> str:
+        """Returns the first tag of the contract that the block holds; empty where it holds none."""
+        return next((tag[0] for tag in tags if self.start <= tag.start() < self.stop), "")
+
+
+def _tags_in(text: str, names: Sequence[str]) -> list[re.Match[str]]:
+    """Finds `<name>`, `</name>` and `<name/>` of every name, in the order of the text, in linear time."""
+    return list(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})(/?)>", text))
+
+
+def _blocks(tags: Sequence[re.Match[str]], name: str, *, or_empty: bool = False) -> list[_Block]:
+    """Returns the blocks of `name`, each from an opening tag to the next closing one; `or_empty`: `<name/>` is one, too."""
+    blocks = []
+    opening: re.Match[str] | None = None
+    for tag in tags:
+        if tag[2] != name:
+            continue
+        if or_empty and tag[3] and not tag[1]:
+            blocks.append(_Block(tag.start(), tag.end(), tag.end(), tag.end()))
+        elif not tag[1] and not tag[3]:
+            opening = opening or tag
+        elif opening is not None and not tag[3]:
+            blocks.append(_Block(opening.start(), opening.end(), tag.start(), tag.end()))
+            opening = None
+    return sorted(blocks, key=lambda block: block.opened)
+
+
+def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """Returns the text without these parts of it, which do not overlap."""
+    ends = [0, *(end for _, end in sorted(spans))]
+    begins = [*(begin for begin, _ in sorted(spans)), len(text)]
+    return "".join(text[end:begin] for end, begin in zip(ends, begins, strict=True))
 
 
 def _as_text(value: Any) -> str:
