@@ -90,6 +90,22 @@ def test_processes_that_race_for_a_stage_do_it_once_and_agree(journal: Journal, 
     assert mark.read_text() == "1\n"
 
 
+def test_of_two_that_saw_the_same_failed_stage_one_gets_it(journal: Journal) -> None:
+    """Both read the row while it was free, and then take it one after the other: what they saw is old by then."""
+    with pytest.raises(ZeroDivisionError):
+        journal.once(KEY, lambda lease: {"x": 1 / 0})
+    one, other = Journal(journal.url), Journal(journal.url)
+    assert (one._take(KEY, 2, "one", 30), other._take(KEY, 2, "other", 30)) == (True, False)
+    (row,) = journal.stages("run")
+    assert (row.status, row.token, row.owner) == ("running", 2, "one")
+
+
+def test_a_stage_that_is_done_is_not_taken_by_one_who_saw_it_before(journal: Journal) -> None:
+    assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 1}
+    assert not Journal(journal.url)._take(KEY, 2, "late", 30)
+    assert journal.ref(KEY) == {"token": 1}
+
+
 def test_a_killed_owner_on_this_machine_is_replaced_at_once(journal: Journal, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     owner = _racer(journal, mark, seconds=600, lease_s=600)  # which a silent owner elsewhere would keep
