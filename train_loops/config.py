@@ -104,7 +104,9 @@ class LossConfig(Settings):
     @classmethod
     def _has_a_gradient(cls, value: Any) -> Any:
         if value == "k1":
-            raise ValueError("k1 in the loss has a gradient of mean zero: take k3 or k2 (k1 is for kl_in_reward_estimator)")
+            raise ValueError(
+                "k1 in the loss has a gradient of mean zero: take k3 or k2 (k1 is for kl_in_reward_estimator)"
+            )
         return value
 
     @model_validator(mode="after")

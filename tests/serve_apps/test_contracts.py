@@ -72,7 +72,14 @@ def test_a_tag_inside_of_the_one_that_was_chosen_is_a_fault(text: str, fault: st
 
 @pytest.mark.parametrize(
     "text",
-    ["<A>" * 87_000, "</A>" * 65_000, "<A>x</A>" * 32_000, "<A/>" * 65_000, "{" + " " * 262_000 + "x", "```" + "\n" * 262_000],
+    [
+        "<A>" * 87_000,
+        "</A>" * 65_000,
+        "<A>x</A>" * 32_000,
+        "<A/>" * 65_000,
+        "{" + " " * 262_000 + "x",
+        "```" + "\n" * 262_000,
+    ],
     ids=["opened", "closed", "blocks", "empty", "spaces", "lines"],
 )
 def test_hostile_text_is_read_in_linear_time(text: str) -> None:

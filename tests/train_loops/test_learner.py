@@ -92,7 +92,9 @@ def test_a_job_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sam
 
 
 @pytest.mark.parametrize(
-    "loss", [LossConfig(), LossConfig(aggregation="seq_mean_token_sum_norm", norm_tokens=6)], ids=lambda x: x.aggregation
+    "loss",
+    [LossConfig(), LossConfig(aggregation="seq_mean_token_sum_norm", norm_tokens=6)],
+    ids=lambda x: x.aggregation,
 )
 def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled, loss: LossConfig) -> None:
     samples, metrics = rows(sampled), []

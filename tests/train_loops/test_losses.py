@@ -156,11 +156,13 @@ def test_the_norm_of_dr_grpo_is_a_mean_over_rows_by_a_constant_whatever_their_le
         ).item()
         for other in (1, 90)
     ]
-    assert weights == [0.01, 0.01]
+    assert weights == pytest.approx([0.01, 0.01])
 
 
 def test_the_norm_of_dr_grpo_needs_its_constant() -> None:
-    with pytest.raises(ValueError, match=r"train\.loss\.norm_tokens is null: give the largest max_tokens of the agents"):
+    with pytest.raises(
+        ValueError, match=r"train\.loss\.norm_tokens is null: give the largest max_tokens of the agents"
+    ):
         aggregate(torch.ones(1), ONE_ROW, mode="seq_mean_token_sum_norm", denominators=Denominators.of([1]))
 
 

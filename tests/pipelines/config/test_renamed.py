@@ -59,7 +59,9 @@ def test_a_key_that_became_several_is_refused_with_all_of_them(old: str, new: tu
 
 def test_an_old_key_in_the_overrides_of_a_model_group_is_refused_with_its_new_name() -> None:
     place = "model_groups.solver_verifier.train"
-    with pytest.raises(ValueError, match=r"'loss\.kl_estimator': there are 'loss\.kl_in_reward_estimator' and 'loss\.kl_in"):
+    with pytest.raises(
+        ValueError, match=r"'loss\.kl_estimator': there are 'loss\.kl_in_reward_estimator' and 'loss\.kl_in"
+    ):
         parse_config(changed(place, {"loss": {"kl_estimator": "k3"}}), "run.yaml")
     with pytest.raises(ValueError, match=f"{place}: unknown key 'order_timeout_s': it is called 'job_timeout_s' now"):
         parse_config(changed(place, {"order_timeout_s": 60}), "run.yaml")

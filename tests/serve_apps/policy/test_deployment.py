@@ -62,7 +62,8 @@ def test_a_replica_nearer_to_the_old_version_fails_though_it_is_within_the_toler
 
 
 @pytest.mark.parametrize(
-    ("reported", "verdict"), [((2, "b"), "proven"), ((1, "b"), "failed"), ((2, "a"), "failed"), ((None, None), "failed")]
+    ("reported", "verdict"),
+    [((2, "b"), "proven"), ((1, "b"), "failed"), ((2, "a"), "failed"), ((None, None), "failed")],
 )
 def test_a_replica_that_reports_other_weights_fails_whatever_its_logprobs(
     reported: tuple[int | None, str | None], verdict: str
