@@ -283,3 +283,15 @@ def test_kl_in_reward_lowers_every_token_and_the_score_stands_on_the_last() -> N
     with_kl = token_rewards([1.0, -2.0], [3, 1], kl=[np.array([0.1, 0.2, 0.3]), np.array([0.5])], beta=0.1)
     np.testing.assert_allclose(with_kl[0], [-0.01, -0.02, 0.97])
     np.testing.assert_allclose(with_kl[1], [-2.05])
+
+
+def test_token_rewards_are_of_one_row_each_and_keep_their_digits() -> None:
+    for rewards, lengths in (([1.0], [1, 2]), ([1.0, 2.0], [1])):
+        with pytest.raises(ValueError, match="argument 2 is"):
+            token_rewards(rewards, lengths)
+    [row] = token_rewards([1e-9], [1], kl=[np.array([1.0], dtype=np.float32)], beta=1.0)
+    assert row.dtype == np.float64 and row[0] == 1e-9 - 1
+    [unpenalised] = token_rewards([1.0], [2], kl=[np.array([5.0, 5.0])])
+    assert unpenalised.tolist() == [0.0, 1.0], "without a coefficient the KL costs nothing"
+    with pytest.raises(AssertionError, match="row 0: 2 completion tokens but kl of shape"):
+        token_rewards([1.0], [2], kl=[np.array([0.1])], beta=0.1)
