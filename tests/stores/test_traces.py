@@ -139,7 +139,9 @@ def test_rows_that_are_there_twice_are_not_pinned(
     database = store._connect()
     database.open_table("rewards").add(reward_table([make_rewards(make_trace(1))]))
     database.open_table("episodes").add(episode_table([make_trace(1)]))
-    with pytest.raises(ValueError, match=r"3 rows but 2 different reward_id where .*: the table must not be trained on"):
+    with pytest.raises(
+        ValueError, match=r"3 rows but 2 different reward_id where .*: the table must not be trained on"
+    ):
         _pin_rewards(store, traces)
     with pytest.raises(
         ValueError, match=r"3 rows but 2 different episode_id where .*: the table must not be trained on"

@@ -12,7 +12,7 @@ import torch
 from synthetic_traces import GROUP, WANTED, sample_traces
 
 from stores.traces import TraceStore
-from stores.types import Purpose
+from stores.types import EpisodeRewards, Purpose
 from train_loops.config import (
     AdaptiveKLConfig,
     AdvantageConfig,
@@ -398,3 +398,37 @@ def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_job(num_
     assert len(rows) == len(set(rows)) == wanted
     assert rows == probe_rows([100] * num_rows)
     assert max(rows) >= num_rows // 2, "not only the first agents"
+
+
+def test_siblings_of_a_turn_are_rows_of_the_algorithm_that_compares_them(tmp_path: Path, sampled) -> None:
+    store = TraceStore(str(tmp_path / "traces"))
+    store.create()
+    base, paid = sampled[0][0], sampled[1][0]
+    at = base.turns[-1]
+    siblings = [
+        dataclasses.replace(
+            base, episode_id=f"sibling{i}", group_id="variants", variant=f"counterfactual-{at.turn_index}#{i}"
+        )
+        for i in (1, 2)
+    ]
+
+    def earns(episode: str, reward: float) -> EpisodeRewards:
+        turns = tuple(dataclasses.replace(r, reward=reward) for r in paid.rewards)
+        return dataclasses.replace(paid, episode_id=episode, rewards=turns)
+
+    store.write_episodes([base, *siblings])
+    store.write_rewards([earns(base.episode_id, 1.0), earns("sibling1", 0.5), earns("sibling2", 0.25)])
+    key = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN}
+    pinned = store.pin_episodes(**key, team_key="v0")
+    pinned_rewards = store.pin_rewards(**key, credit_version="c1", traces=pinned)
+    about = {"model_group": GROUP, "credit_kind": "returns"}
+    config = TrainConfig(algorithm="counterfactual")
+    samples, funnel = read_rows(store, pinned, pinned_rewards, config=config, **about)
+    baseline = {s.episode_id: s.baseline for s in samples if s.turn_index == at.turn_index}
+    assert baseline == pytest.approx({base.episode_id: 0.375, "sibling1": 0.625, "sibling2": 0.75})
+    assert [s.episode_id for s in samples if s.is_sibling] == ["sibling1", "sibling2"]
+    assert len(samples) == len(base.turns) + 2
+    num_calls = {agent: counts["calls"] for agent, counts in funnel.counts.items()}
+    assert num_calls == {t.agent: 1 + 2 * (t.agent == at.agent) for t in base.turns}
+    plain, funnel = read_rows(store, pinned, pinned_rewards, config=TrainConfig(), **about)
+    assert len(plain) == sum(counts["scored"] for counts in funnel.counts.values()) == len(base.turns)
