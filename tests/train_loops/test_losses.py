@@ -295,3 +295,29 @@ def test_token_rewards_are_of_one_row_each_and_keep_their_digits() -> None:
     assert unpenalised.tolist() == [0.0, 1.0], "without a coefficient the KL costs nothing"
     with pytest.raises(AssertionError, match="row 0: 2 completion tokens but kl of shape"):
         token_rewards([1.0], [2], kl=[np.array([0.1])], beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ratio", "advantage", "loss"),
+    [
+        ("ppo_clip", 1.5, 1.0, -1.4),
+        ("ppo_clip", 0.5, -1.0, 0.9),
+        ("ppo_clip", 5.0, -1.0, 2.0),
+        ("gspo", 1.5, 1.0, -1.4),
+        ("gspo", 0.5, -1.0, 0.9),
+        ("cispo", 1.5, 1.0, -1.4 * float(np.log(1.5))),
+        ("cispo", 0.5, 1.0, -0.9 * float(np.log(0.5))),
+    ],
+)
+def test_the_clips_of_the_config_are_those_of_the_loss(
+    policy: str, ratio: float, advantage: float, loss: float
+) -> None:
+    settings = LossConfig(policy=policy, clip_low=0.1, clip_high=0.4, dual_clip=2.0)
+    given = (torch.tensor([ratio]).log(), torch.zeros(1), torch.tensor([advantage]), ONE_ROW)
+    assert policy_loss(*given, loss=settings)[0].item() == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["ppo_clip", "gspo", "cispo", "reinforce"])
+def test_a_token_at_its_old_probability_is_not_clipped(policy: str) -> None:
+    given = (torch.tensor([-1.0]), torch.tensor([-1.0]), torch.ones(1), ONE_ROW)
+    assert policy_loss(*given, loss=LossConfig(policy=policy))[1]["clip_share"].item() == 0
