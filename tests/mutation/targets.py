@@ -43,7 +43,11 @@ TARGETS = (
         sources=("train_loops/batching.py",),
         tests=("tests/train_loops/test_batching.py", "tests/train_loops/test_merging.py"),
     ),
-    Target(name="evaluation", sources=("pipelines/evaluation/*.py",), tests=("tests/pipelines/evaluation",)),
+    Target(
+        name="evaluation",
+        sources=("pipelines/evaluation/*.py",),
+        tests=("tests/pipelines/evaluation", "tests/pipelines/stages/test_evaluate.py"),
+    ),
     Target(name="credit", sources=("pipelines/credit/*.py",), tests=("tests/pipelines/credit",)),
     Target(
         name="journal",
