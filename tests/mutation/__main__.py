@@ -170,8 +170,9 @@ def _settings(target: Target, sources: Sequence[str]) -> str:
         "pytest_add_cli_args": ("--tier", target.tier, *(("-k", target.chosen) if target.chosen else ())),
     }
     lines = [f"{key} =\n  " + "\n  ".join(values) for key, values in lists.items()]
-    # torch and lancedb have threads, which do not survive a fork.
-    return "\n".join(["[mutmut]", "process_isolation = forkserver", *lines, ""])
+    # torch and lancedb have threads, which do not survive a fork. A change may make the code wait for what never comes.
+    scalars = ["process_isolation = forkserver", "timeout_multiplier = 3", "timeout_constant = 20"]
+    return "\n".join(["[mutmut]", *scalars, *lines, ""])
 
 
 def _environment() -> dict[str, str]:

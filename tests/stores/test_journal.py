@@ -204,10 +204,29 @@ def test_a_run_keeps_its_config(journal: Journal) -> None:
 
 def test_values_of_a_run_are_kept_and_replaced(journal: Journal) -> None:
     assert journal.value("a", "champion") is None
+    journal.put_value("b", "champion", {"version": 9})
+    journal.put_value("a", "candidate", {"version": 8})
     journal.put_value("a", "champion", {"version": 1})
     journal.put_value("a", "champion", {"version": 2})
-    journal.put_value("b", "champion", {"version": 9})
     assert journal.value("a", "champion") == {"version": 2}
+    assert (journal.value("b", "champion"), journal.value("a", "candidate")) == ({"version": 9}, {"version": 8})
+
+
+def test_a_value_that_is_pinned_stays_what_its_first_writer_wrote(journal: Journal) -> None:
+    assert journal.pin_value("a", "source", {"run": "first"}) == {"run": "first"}
+    assert Journal(journal.url).pin_value("a", "source", {"run": "second"}) == {"run": "first"}
+    assert journal.pin_value("b", "source", {"run": "second"}) == {"run": "second"}
+    assert journal.value("a", "source") == {"run": "first"}
+
+
+def test_stages_are_told_by_iteration_and_then_by_their_start(journal: Journal) -> None:
+    order = [(2, "train"), (2, "collect"), (1, "score"), (1, "collect"), (1, "train")]
+    for iteration, stage in order:
+        journal.once(StageKey("run", iteration, stage), lambda lease: {})
+    told = [(row.key.iteration, row.stage) for row in journal.stages("run")]
+    assert told == [*order[2:], *order[:2]]
+    assert [row.stage for row in journal.stages("run", 2)] == ["train", "collect"]
+    assert journal.stages("another") == []
 
 
 @pytest.mark.nightly
