@@ -255,6 +255,13 @@ def test_a_journal_whose_url_cannot_work_says_what_would() -> None:
         Journal("here")
 
 
+def test_a_journal_is_the_same_file_for_processes_in_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Journal("sqlite:///runs/journal.db").url == f"sqlite:///{tmp_path}/runs/journal.db"
+
+
 def test_a_journal_that_only_one_process_could_see_is_refused() -> None:
     with pytest.raises(ValueError, match="sqlite:///PATH"):
         Journal("sqlite://")
