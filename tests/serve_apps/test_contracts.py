@@ -83,11 +83,10 @@ def test_a_tag_inside_of_the_one_that_was_chosen_is_a_fault(text: str, fault: st
     ids=["opened", "closed", "blocks", "empty", "spaces", "lines"],
 )
 def test_hostile_text_is_read_in_linear_time(text: str) -> None:
-    contracts = (Tags("A", "B"), OneOf("A", "B"), Thinking(Tags("A")), Boxed(), JsonKeys("a"), Raw())
     began = time.process_time()
-    for contract in contracts:
+    for contract in (Tags("A", "B"), OneOf("A", "B"), Boxed(), JsonKeys("a"), Raw()):
         contract.parse(text)
-        contract.parse(f"<think>{text}</think>{text}")
+    Thinking(Raw()).parse(f"<think>{text}</think>{text}")
     assert time.process_time() - began < 20
 
 
