@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def prepare(target: Target) -> None:
     """Copies the working tree, and forgets what a change of modules or tests has made stale."""
     folder = RUNS / target.name
     files = _git_files()
-    sources = [f for f in files if any(Path(f).match(pattern) for pattern in target.sources)]
+    sources = [f for f in files if any(fnmatch(f, pattern) for pattern in target.sources)]
     state = {"sources": _digest(sources), "tests": _digest(f for f in files if f.startswith(target.tests))}
     if folder.exists() and _state_of(folder).get("sources") != state["sources"]:
         shutil.rmtree(folder)
