@@ -403,6 +403,6 @@ def test_a_verdict_after_the_agents_next_turn_says_nothing_about_this_one() -> N
 
 
 def test_progress_follows_time_and_not_the_order_in_which_turns_are_stored() -> None:
-    episode = trace([("solver", {"answer": "1"}), ("refiner", {"answer": "55"})], answer="55")
+    episode = trace([("solver", {"answer": "55"}), ("refiner", {"answer": "1"})], answer="1")
     stored = replace(episode, turns=tuple(reversed(episode.turns)))
-    assert paid(MathProgress(), stored) == paid(MathProgress(), episode) == {"solver_0": 0.0, "refiner_0": 1.0}
+    assert paid(MathProgress(), stored) == paid(MathProgress(), episode) == {"solver_0": 1.0, "refiner_0": -1.0}
