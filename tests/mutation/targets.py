@@ -46,7 +46,7 @@ TARGETS = (
     Target(
         name="evaluation",
         sources=("pipelines/evaluation/*.py",),
-        tests=("tests/pipelines/evaluation", "tests/pipelines/stages/test_evaluate.py"),
+        tests=("tests/pipelines/evaluation",),
     ),
     Target(name="credit", sources=("pipelines/credit/*.py",), tests=("tests/pipelines/credit",)),
     Target(
