@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help docs demo fast test nightly check bench chaos workflows algorithms up airflow down clean system lock
+.PHONY: help docs demo fast test nightly check bench chaos mutation workflows algorithms up airflow down clean system lock
 
 help:  ## Print this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
@@ -49,6 +49,9 @@ bench: .venv/.dev  ## Measure Troupe against other systems and hard limits; writ
 
 chaos: .venv/.dev  ## Kill every kind of process in every stage; continues runs/chaos/report.json
 	$(BIN)/python -m tests.chaos
+
+mutation: .venv/.dev  ## Change the code in one place at a time and count what its tests notice; continues runs/mutation
+	$(BIN)/python -m tests.mutation
 
 workflows: .venv/.dev  ## Train every workflow of infra/workflows from scratch; continues runs/workflows/table.md
 	$(BIN)/python -m tests.showcase

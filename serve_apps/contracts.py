@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from serve_apps.boxed import last_boxed
-from serve_apps.tagged import Block, blocks, first_block
 from serve_apps.thinking import CLOSE, OPEN, after_thinking
 
 
@@ -55,7 +55,7 @@ class Raw:
 class Tags:
     """Requires exactly one non-empty `<NAME>...</NAME>` block per name, in this order, and nothing outside.
 
-    Fields are the lower-case names. Where the format is broken, blocks that can be read are still returned, because
+    A tag of the contract inside of a block is a fault: who reads the block would take it for another block. Fields are the lower-case names. Where the format is broken, blocks that can be read are still returned, because
     the next agent works with them; the credit rule punishes the fault.
     """
 
@@ -87,30 +87,31 @@ class Tags:
         """Reads every block after a model's thoughts; the fault names the first bad one, thoughts are text outside."""
         fields: dict[str, str] = {}
         fault = ""
-        said = rest = after_thinking(text)
+        said = after_thinking(text)
+        tags = _tags_in(said, self.names)
+        spans: list[tuple[int, int]] = []
         for name in self.names:
-            tags = f"<{name}>", f"</{name}>"
-            written = [block.inner for block in blocks(said, *tags)]
-            value = written[-1].strip() if written else ""
+            blocks = _blocks(tags, name)
+            value = said[blocks[-1].start : blocks[-1].stop].strip() if blocks else ""
             allowed = self.choices.get(name)
             if allowed:
                 value = value.lower()
             fields[name.lower()] = value
-            if len(written) != 1:
-                fault = fault or f"{len(written)} <{name}> blocks, expected 1"
+            if len(blocks) != 1:
+                fault = fault or f"{len(blocks)} <{name}> blocks, expected 1"
+            elif inside := blocks[0].first_tag_inside(tags):
+                fault = fault or f"{inside} inside <{name}>"
             elif not value:
                 fault = fault or f"<{name}> is empty"
             elif allowed and value not in allowed:
                 fault = fault or f"<{name}> is {value[:40]!r}, expected one of {', '.join(allowed)}"
             elif len(value.split()) > self.max_words.get(name, len(value)):
                 fault = fault or f"<{name}> has {len(value.split())} words, at most {self.max_words[name]} are allowed"
-            if (block := first_block(rest, *tags)) is not None:
-                rest = rest[: block.start] + rest[block.end :]
-        outside = (text.removesuffix(said) + rest).strip()
-        if not fault and outside:
-            fault = f"text outside the tags: {outside[:40]!r}"
-        starts = [said.find(f"<{name}>") for name in self.names]
-        if not fault and starts != sorted(starts):
+            spans += [(block.opened, block.closed) for block in blocks]
+        rest = (text.removesuffix(said) + _without(said, spans)).strip()
+        if not fault and rest:
+            fault = f"text outside the tags: {rest[:40]!r}"
+        if not fault and spans != sorted(spans):
             fault = f"tags out of order, expected {', '.join(self.names)}"
         return Parsed(fields=fields, fault=fault)
 
@@ -119,7 +120,8 @@ class Tags:
 class OneOf:
     """Requires exactly one of several tags, not empty, and nothing outside: an agent decides by which tag it writes.
 
-    Every name is a field, empty but for the one that was written; `choice` names that one, empty where none was.
+    No tag of the contract may stand inside of the block. Every name is a field, empty but for the one that was written;
+    `choice` names that one, empty where none was.
     """
 
     names: tuple[str, ...]
@@ -141,28 +143,25 @@ class OneOf:
         return (*(name.lower() for name in self.names), "choice")
 
     def parse(self, text: str) -> Parsed:
-        """Reads the first tag after a model's thoughts; text outside of it, a second tag included, is a fault."""
+        """Reads the first block after a model's thoughts; text outside of it, a second block included, is a fault."""
         said = after_thinking(text)
-        written = {name: block for name in self.names if (block := _first_written(said, name)) is not None}
+        tags = _tags_in(said, self.names)
         fields = dict.fromkeys(self.field_names, "")
+        written = {name: blocks[0] for name in self.names if (blocks := _blocks(tags, name, or_empty=True))}
         if not written:
             return Parsed(fields=fields, fault=f"none of {', '.join(f'<{name}>' for name in self.names)}")
-        first, block = min(written.items(), key=lambda item: item[1].start)
-        value = block.inner.strip()
+        first = min(written, key=lambda name: written[name].opened)
+        block = written[first]
+        value = said[block.start : block.stop].strip()
         fields |= {first.lower(): value, "choice": first.lower()}
-        rest = text.removesuffix(said) + said[: block.start] + said[block.end :]
-        fault = f"text outside <{first}>: {rest.strip()[:40]!r}" if rest.strip() else ""
+        inside = block.first_tag_inside(tags)
+        rest = (text.removesuffix(said) + _without(said, [(block.opened, block.closed)])).strip()
+        fault = f"{inside} inside <{first}>" if inside else ""
+        if rest:
+            fault = fault or f"text outside <{first}>: {rest[:40]!r}"
         if not value and first not in self.may_be_empty:
             fault = fault or f"<{first}> is empty"
         return Parsed(fields=fields, fault=fault)
-
-
-def _first_written(text: str, name: str) -> Block | None:
-    """Returns the first `<name>...</name>` or `<name/>`; None where there is neither."""
-    block, alone = first_block(text, f"<{name}>", f"</{name}>"), text.find(f"<{name}/>")
-    if alone < 0 or (block is not None and block.start < alone):
-        return block
-    return Block(alone, alone + len(f"<{name}/>"), "")
 
 
 @dataclass(frozen=True)
@@ -249,6 +248,49 @@ class JsonKeys:
         if isinstance(value, list):
             return [item for item in value if item not in (None, "")][: self.max_items]
         return value.strip() if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One block of a text: from `opened` to `closed` with its tags, from `start` to `stop` without them."""
+
+    opened: int
+    start: int
+    stop: int
+    closed: int
+
+    def first_tag_inside(self, tags: Sequence[re.Match[str]]) -> str:
+        """Returns the first tag of the contract that the block holds; empty where it holds none."""
+        return next((tag[0] for tag in tags if self.start <= tag.start() < self.stop), "")
+
+
+def _tags_in(text: str, names: Sequence[str]) -> list[re.Match[str]]:
+    """Finds `<name>`, `</name>` and `<name/>` of every name, in the order of the text, in linear time."""
+    return list(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})(/?)>", text))
+
+
+def _blocks(tags: Sequence[re.Match[str]], name: str, *, or_empty: bool = False) -> list[_Block]:
+    """Returns the blocks of `name`, each from an opening tag to the next closing one; `or_empty`: `<name/>` is one, too."""
+    blocks = []
+    opening: re.Match[str] | None = None
+    for tag in tags:
+        if tag[2] != name:
+            continue
+        if or_empty and tag[3] and not tag[1]:
+            blocks.append(_Block(tag.start(), tag.end(), tag.end(), tag.end()))
+        elif not tag[1] and not tag[3]:
+            opening = opening or tag
+        elif opening is not None and not tag[3]:
+            blocks.append(_Block(opening.start(), opening.end(), tag.start(), tag.end()))
+            opening = None
+    return sorted(blocks, key=lambda block: block.opened)
+
+
+def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """Returns the text without these parts of it, which do not overlap."""
+    ends = [0, *(end for _, end in sorted(spans))]
+    begins = [*(begin for begin, _ in sorted(spans)), len(text)]
+    return "".join(text[end:begin] for end, begin in zip(ends, begins, strict=True))
 
 
 def _as_text(value: Any) -> str:

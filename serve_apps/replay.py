@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stores.types import Completion, FinishReason, GenerateRequest, Trace
+from stores.variant_names import VariantName
 
 VariantKind = Literal["greedy", "counterfactual", "without"]
 
@@ -34,15 +35,14 @@ class Script:
     """The episode that is replayed; None where nothing is (greedy)."""
     changed_at: int = 0
     """The index of the changed turn: later events are not replayed."""
+    sibling: int = 0
+    """Which of the replays with this change it is; each has a seed of its own."""
 
     @property
     def variant(self) -> str:
         """The name of the variant, which is part of the episode's key."""
-        return {
-            "greedy": "greedy",
-            "counterfactual": f"counterfactual-{self.changed_at}",
-            "without": f"without-{self.agent}",
-        }[self.kind]
+        changed = {"greedy": "", "counterfactual": str(self.changed_at), "without": self.agent}[self.kind]
+        return str(VariantName(kind=self.kind, changed=changed, sibling=self.sibling))
 
 
 @dataclass(slots=True)

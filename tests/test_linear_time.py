@@ -64,6 +64,7 @@ IN_CALLS = {
     ): "a name of the task, then literal words and \\w+",
     ("pipelines/runners/maintain.py", "re.fullmatch"): "names of folders that the run itself has made",
     ("serve_apps/config.py", "re.compile"): "an operator's pattern, tried on the empty text",
+    ("serve_apps/contracts.py", "re.finditer"): "Tags and OneOf",
     ("serve_apps/openai_api/tool_calls.py", "re.finditer"): "parse_tool_calls",
     ("serve_apps/tools/math_answer.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/workflows/debate.py", "re.sub"): "without_answer",

@@ -2,8 +2,13 @@
 
 greedy           the same agent's turn of the same round in the task's greedy episode; where it was called less often
                  there, that episode's outcome (of increments: 0)
-counterfactual   the turn in whose place another was sampled; for other turns of the agent the task's mean over them
-without          the outcome without the agent; for other episodes the task's mean over them
+counterfactual   the turns in whose place others were sampled; for other turns of the agent the task's mean over them
+without          the outcomes without the agent; for other episodes the task's mean over them
+
+Siblings are replays of one episode with one change. They train, too, where they have something to be compared with that saw
+the same (C3, arXiv 2603.06859): of counterfactual ones the turn that was sampled anew, held against the replaced turn and
+the other siblings' (leave one out); of those without an agent the turns after its silence, held against the same calls of
+the other siblings. The replaced episode is nothing to compare these with: there the agent spoke.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stores.types import EpisodeRewards, Trace, Turn
+from stores.variant_names import VariantName
 from train_loops.advantages.rewarded_rows import CreditKind
 
 TurnKey = tuple[str, int]
@@ -40,7 +46,7 @@ class Variant:
 def baselines_of(
     traces: Sequence[Trace], rewards: Mapping[str, EpisodeRewards], *, credit_kind: CreditKind
 ) -> dict[TurnKey, float]:
-    """Returns (episode id, turn index) -> baseline, for the turns of episodes that are no variants.
+    """Returns (episode id, turn index) -> baseline, for the turns of episodes that are no variants and those of siblings.
 
     Args:
         traces: all of the iteration, variants included.
@@ -49,48 +55,126 @@ def baselines_of(
     """
     variants = _Variants()
     played = [trace for trace in traces if not trace.variant]
-    call_of = {
-        (trace.task.task_id, trace.episode_index, turn.turn_index): (turn.agent, turn.round_index)
-        for trace in played
-        for turn in trace.turns
-    }
+    bases = _by_place(played)
     for trace in traces:
         if trace.variant and trace.episode_id in rewards:
-            variants.add(_variant(trace, rewards[trace.episode_id], call_of, credit_kind=credit_kind))
+            variants.add(_variant(trace, rewards[trace.episode_id], bases, credit_kind=credit_kind))
     baselines = {(t.episode_id, turn.turn_index): variants.baseline(t, turn) for t in played for turn in t.turns}
-    return {key: baseline for key, baseline in baselines.items() if baseline is not None}
+    known = {key: baseline for key, baseline in baselines.items() if baseline is not None}
+    return known | _sibling_baselines(traces, rewards)
+
+
+def sibling_turns(traces: Sequence[Trace]) -> dict[str, frozenset[int]]:
+    """Returns, by the id of each variant that has something to be compared with, the indices of its turns that train.
+
+    Args:
+        traces: all of the iteration, variants included.
+    """
+    found = {}
+    for base, siblings in _families(traces):
+        for trace in siblings:
+            if turns := _own_turns(trace, base, has_others=len(siblings) > 1):
+                found[trace.episode_id] = frozenset(turn.turn_index for turn in turns)
+    return found
+
+
+def _families(traces: Sequence[Trace]) -> list[tuple[Trace, list[Trace]]]:
+    """Returns episodes with their replays that have one and the same change."""
+    bases = _by_place([trace for trace in traces if not trace.variant])
+    families: dict[tuple[str, int, str, str], list[Trace]] = defaultdict(list)
+    for trace in traces:
+        name = VariantName.parse(trace.variant)
+        if name.changed and _place(trace) in bases:
+            families[(*_place(trace), name.kind, name.changed)].append(trace)
+    return [(bases[key[:2]], siblings) for key, siblings in families.items()]
+
+
+def _own_turns(trace: Trace, base: Trace, *, has_others: bool) -> list[Turn]:
+    """Returns the turns of a replay that were sampled in it and have something to be compared with."""
+    name = VariantName.parse(trace.variant)
+    if name.kind == "counterfactual":
+        replayed = _same_call(trace, _call_of(base, int(name.changed)))
+        return [] if replayed is None else [replayed]
+    if not has_others:
+        return []
+    changed_at = min((turn.turn_index for turn in base.turns if turn.agent == name.changed), default=0)
+    recorded = {_call(turn) for turn in base.turns if turn.turn_index < changed_at}
+    return [turn for turn in trace.turns if turn.agent != name.changed and _call(turn) not in recorded]
+
+
+def _sibling_baselines(traces: Sequence[Trace], rewards: Mapping[str, EpisodeRewards]) -> dict[TurnKey, float]:
+    baselines: dict[TurnKey, float] = {}
+    for base, siblings in _families(traces):
+        has_others = len(siblings) > 1
+        for trace in siblings:
+            for turn in _own_turns(trace, base, has_others=has_others):
+                is_counterfactual = VariantName.parse(trace.variant).kind == "counterfactual"
+                others = [t for t in (*([base] * is_counterfactual), *siblings) if t is not trace]
+                earned = [x for other in others if (x := _earned_at(other, _call(turn), rewards)) is not None]
+                if earned:
+                    baselines[trace.episode_id, turn.turn_index] = sum(earned) / len(earned)
+    return baselines
+
+
+def _earned_at(trace: Trace, call: Call, rewards: Mapping[str, EpisodeRewards]) -> float | None:
+    """Returns the reward of an episode's turn with this call, or its outcome where it has none; None without rewards."""
+    episode = rewards.get(trace.episode_id)
+    if episode is None:
+        return None
+    turn = _same_call(trace, call)
+    reward_of = {r.turn_index: r.reward for r in episode.rewards}
+    return episode.outcome if turn is None else reward_of.get(turn.turn_index)
+
+
+def _by_place(traces: Sequence[Trace]) -> dict[tuple[str, int], Trace]:
+    return {_place(trace): trace for trace in traces}
+
+
+def _place(trace: Trace) -> tuple[str, int]:
+    """Returns what an episode and its replays have in common."""
+    return trace.task.task_id, trace.episode_index
+
+
+def _call(turn: Turn) -> Call:
+    return turn.agent, turn.round_index
+
+
+def _call_of(trace: Trace, turn_index: int) -> Call | None:
+    return next((_call(turn) for turn in trace.turns if turn.turn_index == turn_index), None)
+
+
+def _same_call(trace: Trace, call: Call | None) -> Turn | None:
+    """Finds a turn by its call: branches that run side by side may end in another order in a replay, and then the same
+    call has another turn index."""
+    return next((turn for turn in trace.turns if _call(turn) == call), None)
 
 
 def _variant(
     trace: Trace,
     rewards: EpisodeRewards,
-    call_of: Mapping[tuple[str, int, int], Call],
+    bases: Mapping[tuple[str, int], Trace],
     *,
     credit_kind: CreditKind,
 ) -> Variant | None:
-    """Reads `greedy`, `counterfactual-<turn>` or `without-<agent>`; None where the replaced turn earned nothing."""
-    kind, _, replaced = trace.variant.partition("-")
-    task_id, episode_index = trace.task.task_id, trace.episode_index
+    """Reads what was changed from the variant's name; None where the replaced turn earned nothing."""
+    name = VariantName.parse(trace.variant)
     reward_of = {r.turn_index: r.reward for r in rewards.rewards}
-    agent, turn_index, earned = replaced, None, rewards.outcome
+    agent, turn_index, earned = name.changed, None, rewards.outcome
     earned_by_call: dict[Call, float] = {}
-    if kind == "greedy":
+    if name.kind == "greedy":
         agent, earned = "", rewards.outcome if credit_kind == "returns" else 0.0
-        earned_by_call = {
-            (t.agent, t.round_index): reward_of[t.turn_index] for t in trace.turns if t.turn_index in reward_of
-        }
-    elif kind == "counterfactual":
-        turn_index = int(replaced)
-        call = call_of.get((task_id, episode_index, turn_index))
-        # The turn is found by its call: branches that run side by side may end in another order in the replay, and then
-        # the same call has another turn index.
-        replayed = next((t.turn_index for t in trace.turns if (t.agent, t.round_index) == call), None)
-        if call is None or replayed not in reward_of:
+        earned_by_call = {_call(t): reward_of[t.turn_index] for t in trace.turns if t.turn_index in reward_of}
+    elif name.kind == "counterfactual":
+        turn_index = int(name.changed)
+        base = bases.get(_place(trace))
+        call = None if base is None else _call_of(base, turn_index)
+        replayed = _same_call(trace, call)
+        if call is None or replayed is None or replayed.turn_index not in reward_of:
             return None
-        agent, earned = call[0], reward_of[replayed]
+        agent, earned = call[0], reward_of[replayed.turn_index]
     return Variant(
-        task_id=task_id,
-        episode_index=episode_index,
+        task_id=trace.task.task_id,
+        episode_index=trace.episode_index,
         agent=agent,
         turn_index=turn_index,
         earned=earned,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
@@ -72,19 +72,42 @@ class LossConfig(Settings):
     )
     """How the losses of tokens become one number. `token_mean`: the mean over all tokens, in which long completions weigh
     more. `seq_mean_token_sum` and `seq_mean_token_mean`: the mean over rows of their sums or means.
-    `seq_mean_token_sum_norm`: the sum over all tokens, divided by `norm_tokens`."""
+    `seq_mean_token_sum_norm`: the mean over rows of their sums, divided by the constant `norm_tokens` (Dr. GRPO)."""
     norm_tokens: int | None = Field(None, ge=1)
-    """The divisor of `seq_mean_token_sum_norm`, in tokens; null: the longest completion of the minibatch."""
+    """The divisor of `seq_mean_token_sum_norm`, in tokens; null: the largest `max_tokens` of the model group's agents."""
     entropy_coef: float = 0.0
     """The weight of the entropy bonus in the loss. Raise it above 0 when the entropy collapses."""
     kl_in_loss_coef: float = Field(0.0, ge=0)
     """The weight of the KL to the reference in the loss; 0: no KL, and no reference model is loaded for it."""
     kl_in_reward_coef: float = Field(0.0, ge=0)
     """The weight of the KL to the reference that is subtracted from the rewards of tokens; 0: none is."""
-    kl_estimator: Literal["k1", "abs", "k2", "k3"] = "k3"
-    """The estimator of the KL (Schulman 2020, "Approximating KL divergence"); k3 is unbiased and never negative."""
+    kl_in_reward_estimator: Literal["k1"] = "k1"
+    """The estimator of the KL in the reward (Schulman 2020, "Approximating KL divergence"). Only k1 has the gradient of the
+    KL there: k2, k3 and abs also punish tokens that the policy makes less likely than the reference does."""
+    kl_in_loss_estimator: Literal["abs", "k2", "k3"] = "k3"
+    """The estimator of the KL in the loss. On policy k2 has the gradient of KL(policy || reference) and k3, which is never
+    negative, that of KL(reference || policy). k1 has a gradient of mean zero there."""
     adaptive_kl: AdaptiveKLConfig | None = None
     """How `kl_in_reward_coef` is adapted to a target, beginning at its value; null: it stays constant."""
+
+    @field_validator("kl_in_reward_estimator", mode="before")
+    @classmethod
+    def _pushes_towards_the_reference(cls, value: Any) -> Any:
+        if value in ("k2", "k3", "abs"):
+            raise ValueError(
+                f"{value} in the reward also pushes down tokens that the policy makes less likely than the reference does: take k1 "
+                "(k2 and k3 are for kl_in_loss_estimator)"
+            )
+        return value
+
+    @field_validator("kl_in_loss_estimator", mode="before")
+    @classmethod
+    def _has_a_gradient(cls, value: Any) -> Any:
+        if value == "k1":
+            raise ValueError(
+                "k1 in the loss has a gradient of mean zero: take k3 or k2 (k1 is for kl_in_reward_estimator)"
+            )
+        return value
 
     @model_validator(mode="after")
     def _adapted_kl_is_there(self) -> Self:

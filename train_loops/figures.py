@@ -18,20 +18,23 @@ Rows = Sequence[NDArray[np.floating]]
 def row_figures(
     samples: Sequence[Sample], scores: Mapping[str, Rows], signal: LearningSignal, is_active: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """Returns `train/<name>` of all rows together, before the first step."""
+    """Returns `train/<name>` of all rows together, before the first step; means of rewards are of whole episodes alone."""
     flat = np.concatenate(signal.advantages)
+    whole = _of_whole_episodes(samples, range(len(samples)))
     metrics = {
         "train/rows": float(len(samples)),
         "train/tokens": float(sum(len(s.token_ids) for s in samples)),
         "train/completion_tokens": float(sum(s.completion_length for s in samples)),
         "train/non_zero_advantage_rows": float(is_active.sum()),
-        "train/reward_mean": float(np.mean([s.reward for s in samples])),
-        "train/credit_mean": float(signal.credit.mean()),
+        "train/reward_mean": float(np.mean([samples[i].reward for i in whole])),
+        "train/credit_mean": float(signal.credit[whole].mean()),
         "train/advantage_mean": float(flat.mean()),
         "train/advantage_std": float(flat.std()),
-        "train/groups_without_signal": _share_without_signal(signal.group_ids, is_active),
+        "train/groups_without_signal": _share_without_signal([signal.group_ids[i] for i in whole], is_active[whole]),
         **signal.metrics,
     }
+    if num_siblings := sum(s.is_sibling for s in samples):
+        metrics["train/sibling_rows"] = float(num_siblings)
     if "entropy" in scores:
         metrics["train/entropy"] = float(np.concatenate(scores["entropy"]).mean())
     if "ref" in scores:
@@ -64,13 +67,14 @@ def agent_figures(
         rows_of[s.agent].append(i)
     figures = {}
     for agent, rows in rows_of.items():
+        whole = _of_whole_episodes(samples, rows)
         about = {
             "rows": float(len(rows)),
             "completion_tokens": float(sum(samples[i].completion_length for i in rows)),
-            "reward_mean": float(np.mean([samples[i].reward for i in rows])),
-            "credit_mean": float(signal.credit[rows].mean()),
+            "reward_mean": float(np.mean([samples[i].reward for i in whole])),
+            "credit_mean": float(signal.credit[whole].mean()),
             "advantage_std": float(np.concatenate([signal.advantages[i] for i in rows]).std()),
-            "groups_without_signal": _share_without_signal([signal.group_ids[i] for i in rows], is_active[rows]),
+            "groups_without_signal": _share_without_signal([signal.group_ids[i] for i in whole], is_active[whole]),
         }
         if (a := agreements.get(agent)) is not None:  # none where all of its rows are from service
             about |= {"logprob_gap_mean": a.mean_abs, "logprob_gap_max": a.max_abs, "mismatch_kl_k3": a.kl_k3}
@@ -80,12 +84,17 @@ def agent_figures(
         if "ref" in scores:
             about["kl_ref_k3"] = _k3([scores["old"][i] for i in rows], [scores["ref"][i] for i in rows])
         correlation = credit_correlation(
-            [float(np.mean(signal.advantages[i])) for i in rows], [samples[i].outcome for i in rows]
+            [float(np.mean(signal.advantages[i])) for i in whole], [samples[i].outcome for i in whole]
         )
         if correlation is not None:
             about["credit_correlation"] = correlation
         figures[agent] = about
     return figures
+
+
+def _of_whole_episodes(samples: Sequence[Sample], rows: Sequence[int]) -> list[int]:
+    """Returns the rows that are not turns of a replay, which are chosen, and played after an agent's silence, too."""
+    return [i for i in rows if not samples[i].is_sibling] or list(rows)
 
 
 def agreement_figures(agreements: Mapping[str, Agreement]) -> dict[str, float]:

@@ -18,7 +18,9 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: K
         d = logprobs - ref_logprobs
         k1 = d    abs = |d|    k2 = d^2/2    k3 = clamp(e^x - x - 1, +-10), x = clamp(-d, +-20)
 
-    The clamps are those of verl 0.8. In a loss use k2 or k3: the gradient of k1 has mean zero on policy.
+    The clamps are those of verl 0.8. With s the score function, E[k1 s] is the gradient of KL(policy || ref), so that k1
+    belongs into the reward, where k2, k3 and abs have another one. In a loss, on policy, the gradient of k2 is that of
+    KL(policy || ref), that of k3 is that of KL(ref || policy), and that of k1 has mean zero.
     """
     d = logprobs.float() - ref_logprobs.float()
     if estimator == "k1":
@@ -30,7 +32,7 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: K
     if estimator == "k3":
         x = (-d).clamp(-20, 20)
         return (x.exp() - x - 1).clamp(-10, 10)
-    raise ValueError(f"kl_estimator is {estimator!r}; known: k1, abs, k2, k3")
+    raise ValueError(f"the KL estimator is {estimator!r}; known: k1, abs, k2, k3")
 
 
 def token_rewards(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from stores.traces import TraceStore
 from stores.types import RewardsRef, Trace, TracesRef
 from train_loops.advantages.rewarded_rows import CreditKind
-from train_loops.baselines import baselines_of
+from train_loops.baselines import baselines_of, sibling_turns
 from train_loops.config import BASELINE_ALGORITHMS, MismatchConfig, TrainConfig
 from train_loops.figures import agent_figures, agreement_figures, funnel_figures, row_figures
 from train_loops.kl import adapted_coef
@@ -125,10 +125,17 @@ def read_rows(
     samples: list[Sample] = []
     compared: list[Trace] = []
     for trace in store.read_traces(traces, model_group=model_group):
-        episode_rewards = reward_of.get(trace.episode_id)
-        funnel.see(trace, episode_rewards)
-        samples += samples_of(trace, episode_rewards, model_group=model_group, **settings)
         compared += [trace] if config.algorithm in BASELINE_ALGORITHMS else []
+        if not trace.variant:
+            funnel.see(trace, reward_of.get(trace.episode_id))
+            samples += samples_of(trace, reward_of.get(trace.episode_id), model_group=model_group, **settings)
+    siblings = sibling_turns(compared)
+    for trace in compared:  # which of a variant's turns train follows from the episode that it replays
+        if turns := siblings.get(trace.episode_id):
+            funnel.see(trace, reward_of.get(trace.episode_id), sibling_turns=turns)
+            samples += samples_of(
+                trace, reward_of.get(trace.episode_id), model_group=model_group, sibling_turns=turns, **settings
+            )
     baselines = baselines_of(compared, reward_of, credit_kind=credit_kind)
     samples = [replace(s, baseline=baselines.get((s.episode_id, s.turn_index))) for s in samples]
     # The store returns rows in no particular order, and workers must agree on which row is the i-th.

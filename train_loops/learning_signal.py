@@ -119,7 +119,7 @@ def _turn_rewards(samples: Sequence[Sample], *, config: TrainConfig, team: TeamS
 
 
 def _kl(scores: Mapping[str, Rows], config: TrainConfig) -> list[NDArray[np.floating]]:
-    estimate = config.loss.kl_estimator
+    estimate = config.loss.kl_in_reward_estimator
     return [
         kl_estimate(torch.from_numpy(old), torch.from_numpy(ref), estimate).numpy()
         for old, ref in zip(scores["old"], scores["ref"], strict=True)

@@ -28,19 +28,16 @@ class Denominators:
     """Trainable tokens."""
     num_rows: int
     """Rows with at least one trainable token."""
-    max_tokens: int
-    """Trainable tokens of the longest row, or `loss.norm_tokens`."""
+    norm_tokens: int | None
+    """A constant number of tokens (`loss.norm_tokens`), for `seq_mean_token_sum_norm` alone."""
 
     @classmethod
     def of(cls, completion_lengths: Sequence[int], *, norm_tokens: int | None = None) -> Denominators:
-        """Counts over the completion lengths of all rows of the minibatch, on all workers; each is at least 1.
-
-        `norm_tokens` replaces the length of the longest row (`loss.norm_tokens`).
-        """
+        """Counts over the completion lengths of all rows of the minibatch, on all workers; each count is at least 1."""
         return cls(
             num_tokens=max(sum(completion_lengths), 1),
             num_rows=max(sum(n > 0 for n in completion_lengths), 1),
-            max_tokens=norm_tokens or max(completion_lengths, default=1) or 1,
+            norm_tokens=norm_tokens,
         )
 
 
@@ -54,11 +51,16 @@ def aggregate(
         token_mean               sum_it L_it / num_tokens                       (DAPO, arXiv 2503.14476)
         seq_mean_token_sum       sum_i (sum_t L_it) / num_rows
         seq_mean_token_mean      sum_i (sum_t L_it / tokens_i) / num_rows       (GRPO, arXiv 2402.03300)
-        seq_mean_token_sum_norm  sum_it L_it / max_tokens                       (Dr. GRPO, arXiv 2503.20783)
+        seq_mean_token_sum_norm  sum_i (sum_t L_it) / (num_rows norm_tokens)    (Dr. GRPO, arXiv 2503.20783)
+
+    The last one divides by a constant, so that no completion's length changes what its tokens weigh.
 
     Args:
         loss: [N], per token.
         row_of_token: [N], needed by `seq_mean_token_mean` only.
+
+    Raises:
+        ValueError: `mode` is not known, or it is `seq_mean_token_sum_norm` and the denominators have no `norm_tokens`.
     """
     loss = _at_least_float32(loss)
     if mode == "token_mean":
@@ -68,7 +70,12 @@ def aggregate(
     if mode == "seq_mean_token_mean":
         return (loss / _tokens_of_row(row_of_token)).sum() / denominators.num_rows
     if mode == "seq_mean_token_sum_norm":
-        return loss.sum() / denominators.max_tokens
+        if denominators.norm_tokens is None:
+            raise ValueError(
+                "train.loss.aggregation is 'seq_mean_token_sum_norm' and train.loss.norm_tokens is null: give the largest "
+                "max_tokens of the agents (stage train does it by itself)"
+            )
+        return loss.sum() / (denominators.num_rows * denominators.norm_tokens)
     raise ValueError(f"train.loss.aggregation is {mode!r}; known: {Aggregation.__args__}")  # type: ignore[attr-defined]
 
 
@@ -161,13 +168,13 @@ def gspo(
 ) -> tuple[torch.Tensor, About]:
     """Computes GSPO's loss (arXiv 2507.18071): every token has the length-normalised ratio of its whole completion.
 
-        s_i = exp(mean_t d_t);  per token  sg[s_i] pi / sg[pi], its log clamped to at most 10
+        d_t = logprobs - old_logprobs, s_i = exp(mean_t d_t);  per token  sg[s_i] pi / sg[pi], its log clamped to at most 10
         L = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), always aggregated by seq_mean_token_mean
 
     sg stops gradients. The paper clips at 3e-4 and 4e-4. All tensors are [N], and every row of the microbatch must be
     there whole.
     """
-    d = _log_ratio(logprobs, old_logprobs)
+    d = _at_least_float32(logprobs) - old_logprobs  # no clamp per token: the ratio is that of the whole sequence
     num_rows = int(row_of_token.max()) + 1 if len(row_of_token) else 0
     mean = d.new_zeros(num_rows).index_add(0, row_of_token, d / _tokens_of_row(row_of_token))[row_of_token]
     # Its value is exactly 0 and its gradient that of `logprobs`: the ratio keeps the mean's last digits, and each token has

@@ -43,6 +43,8 @@ class Sample:
     """The episode's result, with which credit is compared in the figures."""
     baseline: float | None = None
     """What variants of the episode, in which this turn was replaced, earned there; None where there are none."""
+    is_sibling: bool = False
+    """Whether the turn was sampled in a replay, in the place of another one, or after one: see `baselines`."""
 
     @property
     def completion_length(self) -> int:
@@ -57,11 +59,12 @@ def samples_of(
     model_group: str,
     statuses: Collection[str],
     train_mixed_versions: bool = False,
+    sibling_turns: Collection[int] = (),
 ) -> list[Sample]:
     """Returns the turns of `model_group` that train, in the order of time.
 
-    Left out are variants of an episode (replayed with another turn, or greedily), episodes whose status is not in
-    `statuses`, episodes sampled by more than one version of a model group (unless `train_mixed_versions`), turns without
+    Left out are turns of variants of an episode (replayed with another turn, or greedily) that are not in `sibling_turns`,
+    episodes whose status is not in `statuses`, episodes sampled by more than one version of a model group (unless `train_mixed_versions`), turns without
     completion tokens, and turns that the credit rule gave no reward (nothing becomes reward 0 by accident). The `Funnel`
     counts each.
 
@@ -69,12 +72,12 @@ def samples_of(
         ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
             that does not exist, filtered sampling.
     """
-    if trace.variant or not is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
+    if not is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
         return []
     reward_of = _rewards_by_turn(trace, rewards)
     round_of = rounds_in_time(trace.turns)
     samples = []
-    for turn in sorted(_turns_of(trace, model_group), key=lambda t: t.turn_index):
+    for turn in sorted(_trained_turns(trace, model_group, sibling_turns), key=lambda t: t.turn_index):
         if turn.turn_index not in reward_of or len(turn.completion_token_ids) == 0:
             continue
         _check_turn(trace, turn)
@@ -95,6 +98,7 @@ def samples_of(
                 max_tokens=turn.sampling.max_tokens,
                 status=trace.status,
                 is_served=SERVED in trace.outcome_metadata,
+                is_sibling=bool(trace.variant),
                 outcome=rewards.outcome if rewards is not None else 0.0,
             )
         )
@@ -129,13 +133,11 @@ class Funnel:
     train_mixed_versions: bool = False
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def see(self, trace: Trace, rewards: EpisodeRewards | None) -> None:
-        """Counts one episode, unless it is a variant; `rewards` is None where the credit rule gave none."""
-        if trace.variant:
-            return
+    def see(self, trace: Trace, rewards: EpisodeRewards | None, *, sibling_turns: Collection[int] = ()) -> None:
+        """Counts one episode, of a variant only `sibling_turns`; `rewards` is None where the credit rule gave none."""
         is_ok = is_trainable(trace, statuses=self.statuses, train_mixed_versions=self.train_mixed_versions)
         scored = {r.turn_index for r in rewards.rewards} if rewards is not None else set()
-        for turn in _turns_of(trace, self.model_group):
+        for turn in _trained_turns(trace, self.model_group, sibling_turns):
             has_ids = len(turn.completion_token_ids) > 0
             passed = [True, has_ids, has_ids and is_ok, has_ids and is_ok and turn.turn_index in scored]
             for stage, has_passed in zip(FUNNEL_STAGES, passed, strict=False):
@@ -147,8 +149,10 @@ class Funnel:
             self.counts.setdefault(agent, dict.fromkeys(FUNNEL_STAGES, 0))[stage] += 1
 
 
-def _turns_of(trace: Trace, model_group: str) -> list[Turn]:
-    return [turn for turn in trace.turns if turn.model_group == model_group]
+def _trained_turns(trace: Trace, model_group: str, sibling_turns: Collection[int]) -> list[Turn]:
+    """Returns the turns of a model group that may train: of a variant the ones named, of another episode all."""
+    turns = [turn for turn in trace.turns if turn.model_group == model_group]
+    return [turn for turn in turns if turn.turn_index in sibling_turns] if trace.variant else turns
 
 
 def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:

@@ -172,7 +172,7 @@ class Update:
         share = aggregate(per_token, batch.row_of_token, mode=mode, denominators=denominators)
         extra = torch.zeros_like(per_token)
         if loss.kl_in_loss_coef > 0:
-            kl = kl_estimate(logprobs, lay(self.scores["ref"], batch), loss.kl_estimator)
+            kl = kl_estimate(logprobs, lay(self.scores["ref"], batch), loss.kl_in_loss_estimator)
             extra = extra + loss.kl_in_loss_coef * kl
             about["kl_ref"] = kl.detach()
         if entropy_coefs is not None:

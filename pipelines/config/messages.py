@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from pipelines.config.renamed import RENAMED_KEYS, RENAMED_VALUES
+from pipelines.config.renamed import RENAMED_KEYS, RENAMED_VALUES, SPLIT_KEYS
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -45,6 +45,9 @@ def _hint(key: str, model: type[BaseModel], location: tuple[Any, ...], section: 
     """Returns what to write instead of an unknown key."""
     if key in RENAMED_KEYS:
         return f"it is called {RENAMED_KEYS[key].removeprefix(section + '.')!r} now"
+    if key in SPLIT_KEYS:
+        names = " and ".join(repr(name.removeprefix(section + ".")) for name in SPLIT_KEYS[key])
+        return f"there are {names} in its place"
     known = _keys_at(model, location[:-1])
     nearest = get_close_matches(str(location[-1]), known, n=1)
     return f"did you mean {nearest[0]!r}?" if nearest else f"known keys: {', '.join(known)}"

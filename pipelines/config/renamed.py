@@ -27,6 +27,11 @@ RENAMED_KEYS: Mapping[str, str] = {
 }
 """Old key -> new key, both from the root of a run config. The section stays the same."""
 
+SPLIT_KEYS: Mapping[str, tuple[str, ...]] = {
+    "train.loss.kl_estimator": ("train.loss.kl_in_reward_estimator", "train.loss.kl_in_loss_estimator"),
+}
+"""Old key -> the keys that took its place, in the same section."""
+
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "collect.incomplete_groups": {"cut": "drop"},
     "promote.on_failed_group": {"hold": "fail", "rest": "keep_parent"},

@@ -142,22 +142,25 @@ class BudgetConfig(Settings):
 
 
 class VariantsConfig(Settings):
-    """This section adds episodes that serve as the baseline of those that are trained on, for remax and similar
-    algorithms."""
+    """This section adds episodes that those which are trained on are compared with, for remax and similar algorithms."""
 
     kind: Literal["greedy", "counterfactual", "leave_one_out"]
     """What is played. `greedy`: the task at temperature 0 (remax). `counterfactual`: a finished episode again from one of
     its turns on, with this turn sampled anew. `leave_one_out`: the same with an agent that says nothing from its first turn
     on."""
     per_task: int = Field(1, ge=1)
-    """The number of such episodes per task, beside its `episodes_per_task`. Of greedy ones, one is enough."""
+    """The number of changes per task, each of another episode or agent, beside its `episodes_per_task`. Of greedy episodes,
+    one is enough."""
+    siblings: int = Field(1, ge=1, json_schema_extra=IDENTITY_IF_CHANGED)
+    """The number of replays with the same change, K (C3, arXiv 2603.06859). Each is held against the mean of the others,
+    and the turn that it sampled anew trains, too. Of `leave_one_out` the turns after the silence train, from 2 siblings on.
+    At an equal number of replays more changes teach as much as more siblings, and reach more agents."""
 
     @model_validator(mode="after")
     def _greedy_ones_are_all_alike(self) -> Self:
-        if self.kind == "greedy" and self.per_task != 1:
-            raise ValueError(
-                f"collect.variants.per_task = {self.per_task}: greedy episodes of a task are alike: give 1"
-            )
+        for name, number in (("per_task", self.per_task), ("siblings", self.siblings)):
+            if self.kind == "greedy" and number != 1:
+                raise ValueError(f"collect.variants.{name} = {number}: greedy episodes of a task are alike: give 1")
         return self
 
 

@@ -145,9 +145,21 @@ def _check_variants(run: Run, source: TracesSource, traces: Sequence[Trace]) -> 
 
 
 def train_config(run: Run, iteration: int, model_group: str) -> TrainConfig:
-    """How a model group learns in an iteration: as configured, and on foreign traces always with importance weights."""
-    config = run.config.train_config(model_group)
+    """How a model group learns in an iteration: as configured, and on foreign traces always with importance weights.
+
+    Where the configured loss divides by the agents' limit, `loss.norm_tokens` is that limit.
+    """
+    config = _with_norm_tokens(run, model_group, run.config.train_config(model_group))
     return config if source_of(run, iteration) is None else off_policy(config)
+
+
+def _with_norm_tokens(run: Run, model_group: str, config: TrainConfig) -> TrainConfig:
+    if config.loss.aggregation != "seq_mean_token_sum_norm" or config.loss.norm_tokens is not None:
+        return config
+    # The limits of all agents that the group ever acts for: with `swap` the divisor stays the same too.
+    agents = run.config.agents_of(model_group)
+    limit = max(run.sampling(name, run.workflow.agents[name]).max_tokens for name in agents)
+    return config.model_copy(update={"loss": config.loss.model_copy(update={"norm_tokens": limit})})
 
 
 def off_policy(config: TrainConfig) -> TrainConfig:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipelines.episodes.sampling import Progress, Sampled, play_specs
@@ -34,7 +35,11 @@ def play_variants(
     assert settings is not None, "collect: only where variants are asked for"
     traces = [trace for trace in run.traces.read_traces(passes[-1].traces) if not trace.variant]
     scripts = choose_variants(
-        traces, kind=settings.kind, per_task=settings.per_task, seed=f"{run.config.seed}/{iteration}"
+        traces,
+        kind=settings.kind,
+        per_task=settings.per_task,
+        siblings=settings.siblings,
+        seed=f"{run.config.seed}/{iteration}",
     )
     specs = [
         EpisodeSpec(
@@ -59,8 +64,12 @@ def play_variants(
     )
 
 
-def choose_variants(traces: Sequence[Trace], *, kind: str, per_task: int, seed: str) -> list[tuple[Trace, Script]]:
+def choose_variants(
+    traces: Sequence[Trace], *, kind: str, per_task: int, siblings: int, seed: str
+) -> list[tuple[Trace, Script]]:
     """Draws `per_task` episodes per task and what is changed in each, fewer where there are no more; by id of the task.
+
+    Each change is played `siblings` times.
 
     Turns are drawn without replacement among those of episodes that came to an end; each agent's turn before any agent's
     second one, so that every agent has a baseline as soon as there are as many variants as agents.
@@ -74,7 +83,9 @@ def choose_variants(traces: Sequence[Trace], *, kind: str, per_task: int, seed: 
             chosen.append((episodes[0], Script(kind="greedy")))
             continue
         drawn = random.Random(f"variants/{seed}/{task_id}")
-        chosen += [_changed(trace, agent, kind, drawn) for trace, agent in _turns(episodes, drawn)[:per_task]]
+        for trace, agent in _turns(episodes, drawn)[:per_task]:
+            changed = _changed(trace, agent, kind, drawn)
+            chosen += [(trace, replace(changed, sibling=i)) for i in range(siblings)]
     return chosen
 
 
@@ -90,8 +101,8 @@ def _turns(episodes: Sequence[Trace], drawn: random.Random) -> list[tuple[Trace,
     return [(trace, agent) for _, trace, agent in sorted(ranked, key=lambda entry: entry[0])]
 
 
-def _changed(trace: Trace, agent: str, kind: str, drawn: random.Random) -> tuple[Trace, Script]:
+def _changed(trace: Trace, agent: str, kind: str, drawn: random.Random) -> Script:
     turns = [turn.turn_index for turn in trace.turns if turn.agent == agent]
     if kind == "counterfactual":
-        return trace, Script(kind="counterfactual", agent=agent, base=trace, changed_at=drawn.choice(turns))
-    return trace, Script(kind="without", agent=agent, base=trace, changed_at=turns[0])
+        return Script(kind="counterfactual", agent=agent, base=trace, changed_at=drawn.choice(turns))
+    return Script(kind="without", agent=agent, base=trace, changed_at=turns[0])

@@ -49,7 +49,7 @@ MAIN: Mapping[str, Changes] = {
     "dr_grpo": _of(
         "grpo",
         train__advantage={"normalize_std": False},
-        train__loss={"aggregation": "seq_mean_token_sum_norm", "norm_tokens": 40},
+        train__loss={"aggregation": "seq_mean_token_sum_norm"},
     ),
     "dr_mas": _of("dr_mas"),
     "at_grpo": _of("at_grpo"),

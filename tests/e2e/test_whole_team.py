@@ -61,7 +61,7 @@ def test_a_mixers_credit_is_trained_on_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_variants_are_stored_and_are_baselines_not_rows(tmp_path: Path) -> None:
+def test_variants_are_stored_and_only_their_changed_turns_train(tmp_path: Path) -> None:
     variants = {"kind": "counterfactual", "per_task": 4}
     settings = {"train.algorithm": "counterfactual", "collect.variants": variants, "collect.episodes_per_task": 4}
     run = trained(tmp_path, settings)
@@ -77,4 +77,8 @@ def test_variants_are_stored_and_are_baselines_not_rows(tmp_path: Path) -> None:
         assert [list(turn.completion_token_ids) for turn in trace.turns if turn.turn_index < at] == before
     figures = run.iteration(1).trained["team"].agents
     turns = {agent: sum(t.agent == agent for trace in plain.values() for t in trace.turns) for agent in figures}
+    for trace in played:  # of a replay the turn that it sampled anew
+        at = int(trace.variant.removeprefix("counterfactual-"))
+        base = of_task[trace.task.task_id, trace.episode_index]
+        turns[next(t.agent for t in base.turns if t.turn_index == at)] += 1
     assert {agent: int(of["funnel/calls"]) for agent, of in figures.items()} == turns

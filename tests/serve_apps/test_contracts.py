@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from serve_apps.contracts import Boxed, JsonKeys, OneOf, Raw, Tags, Thinking
@@ -29,6 +31,67 @@ def test_a_well_formed_completion_has_fields_and_no_fault() -> None:
 )
 def test_a_broken_format_is_named(text: str, fault: str) -> None:
     assert BOTH.parse(text).fault == fault
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("<SOLUTION>x</SOLUTION><ANSWER><ANSWER>6</ANSWER>", "<ANSWER> inside <ANSWER>"),
+        ("<SOLUTION><SOLUTION>x</SOLUTION><ANSWER>6</ANSWER>", "<SOLUTION> inside <SOLUTION>"),
+        (
+            "<SOLUTION>x</SOLUTION><ANSWER>5</SOLUTION><ANSWER>6</ANSWER>",
+            "</SOLUTION> inside <ANSWER>",
+        ),
+        ("<SOLUTION>x<ANSWER>6</ANSWER></SOLUTION>", "<ANSWER> inside <SOLUTION>"),
+        ("<SOLUTION>x<ANSWER>6</SOLUTION></ANSWER>", "<ANSWER> inside <SOLUTION>"),
+        ("<SOLUTION>x</ANSWER></SOLUTION><ANSWER>6</ANSWER>", "</ANSWER> inside <SOLUTION>"),
+        ("<SOLUTION>x<ANSWER/></SOLUTION><ANSWER>6</ANSWER>", "<ANSWER/> inside <SOLUTION>"),
+        ("<SOLUTION>x</SOLUTION><ANSWER>6</ANSWER></ANSWER>", "text outside the tags: '</ANSWER>'"),
+        ("<SOLUTION>a <b> </c> < </SOLUTION><ANSWER><answer></ANSWER>", ""),
+    ],
+)
+def test_a_tag_of_the_contract_inside_of_a_block_is_a_fault(text: str, fault: str) -> None:
+    assert BOTH.parse(text).fault == fault
+    assert Thinking(BOTH).parse(f"<think>or <ANSWER>7</ANSWER>?</think>{text}").fault == fault, "thoughts are free"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("<search><search>x</search>", "<search> inside <search>"),
+        ("<search>x</end></search>", "</end> inside <search>"),
+        ("<search>x<end/></search>", "<end/> inside <search>"),
+        ("<search>x<end></search></end>", "<end> inside <search>"),
+        ("<search>x<ending/></search>", ""),
+    ],
+)
+def test_a_tag_inside_of_the_one_that_was_chosen_is_a_fault(text: str, fault: str) -> None:
+    parsed = OneOf("search", "end", may_be_empty=("end",)).parse(text)
+    assert (parsed.fields["choice"], parsed.fault) == ("search", fault)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<A>" * 87_000,
+        "</A>" * 65_000,
+        "<A>x</A>" * 32_000,
+        "<A/>" * 65_000,
+        "{" + " " * 262_000 + "x",
+        "```" + "\n" * 262_000,
+    ],
+    ids=["opened", "closed", "blocks", "empty", "spaces", "lines"],
+)
+def test_hostile_text_is_read_in_linear_time(text: str) -> None:
+    began = time.process_time()
+    for contract in (Tags("A", "B"), OneOf("A", "B"), Boxed(), JsonKeys("a"), Raw()):
+        contract.parse(text)
+    Thinking(Raw()).parse(f"<think>{text}</think>{text}")
+    assert time.process_time() - began < 20
+
+
+def test_a_number_of_too_many_digits_is_a_fault_and_no_error() -> None:
+    assert JsonKeys("n").parse('{"n": ' + "1" * 10_000 + "}").fault == "no JSON object"
 
 
 def test_blocks_that_can_be_read_are_offered_even_where_the_format_is_broken() -> None:

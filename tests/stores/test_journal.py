@@ -90,6 +90,22 @@ def test_processes_that_race_for_a_stage_do_it_once_and_agree(journal: Journal, 
     assert mark.read_text() == "1\n"
 
 
+def test_of_two_that_saw_the_same_failed_stage_one_gets_it(journal: Journal) -> None:
+    """Both read the row while it was free, and then take it one after the other: what they saw is old by then."""
+    with pytest.raises(ZeroDivisionError):
+        journal.once(KEY, lambda lease: {"x": 1 / 0})
+    one, other = Journal(journal.url), Journal(journal.url)
+    assert (one._take(KEY, 2, "one", 30), other._take(KEY, 2, "other", 30)) == (True, False)
+    (row,) = journal.stages("run")
+    assert (row.status, row.token, row.owner) == ("running", 2, "one")
+
+
+def test_a_stage_that_is_done_is_not_taken_by_one_who_saw_it_before(journal: Journal) -> None:
+    assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 1}
+    assert not Journal(journal.url)._take(KEY, 2, "late", 30)
+    assert journal.ref(KEY) == {"token": 1}
+
+
 def test_a_killed_owner_on_this_machine_is_replaced_at_once(journal: Journal, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     owner = _racer(journal, mark, seconds=600, lease_s=600)  # which a silent owner elsewhere would keep
@@ -188,10 +204,29 @@ def test_a_run_keeps_its_config(journal: Journal) -> None:
 
 def test_values_of_a_run_are_kept_and_replaced(journal: Journal) -> None:
     assert journal.value("a", "champion") is None
+    journal.put_value("b", "champion", {"version": 9})
+    journal.put_value("a", "candidate", {"version": 8})
     journal.put_value("a", "champion", {"version": 1})
     journal.put_value("a", "champion", {"version": 2})
-    journal.put_value("b", "champion", {"version": 9})
     assert journal.value("a", "champion") == {"version": 2}
+    assert (journal.value("b", "champion"), journal.value("a", "candidate")) == ({"version": 9}, {"version": 8})
+
+
+def test_a_value_that_is_pinned_stays_what_its_first_writer_wrote(journal: Journal) -> None:
+    assert journal.pin_value("a", "source", {"run": "first"}) == {"run": "first"}
+    assert Journal(journal.url).pin_value("a", "source", {"run": "second"}) == {"run": "first"}
+    assert journal.pin_value("b", "source", {"run": "second"}) == {"run": "second"}
+    assert journal.value("a", "source") == {"run": "first"}
+
+
+def test_stages_are_told_by_iteration_and_then_by_their_start(journal: Journal) -> None:
+    order = [(2, "train"), (2, "collect"), (1, "score"), (1, "collect"), (1, "train")]
+    for iteration, stage in order:
+        journal.once(StageKey("run", iteration, stage), lambda lease: {})
+    told = [(row.key.iteration, row.stage) for row in journal.stages("run")]
+    assert told == [*order[2:], *order[:2]]
+    assert [row.stage for row in journal.stages("run", 2)] == ["train", "collect"]
+    assert journal.stages("another") == []
 
 
 @pytest.mark.nightly
@@ -218,6 +253,13 @@ def test_a_journal_whose_url_cannot_work_says_what_would() -> None:
         Journal("mysql+pymysql://host/troupe")
     with pytest.raises(ValueError, match=r"Could not parse.*postgresql\+psycopg://"):
         Journal("here")
+
+
+def test_a_journal_is_the_same_file_for_processes_in_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Journal("sqlite:///runs/journal.db").url == f"sqlite:///{tmp_path}/runs/journal.db"
 
 
 def test_a_journal_that_only_one_process_could_see_is_refused() -> None:

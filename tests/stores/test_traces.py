@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stores.rows import episode_table, traces_of
+from stores.rows import episode_table, reward_table, traces_of
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
@@ -128,6 +128,25 @@ def test_pinning_the_same_rows_again_gives_the_same_ref(store: TraceStore, make_
     ref = store.pin_episodes(**KEY)
     store.write_episodes([make_trace(0, iteration=4)])
     assert pickle.loads(pickle.dumps(store)).pin_episodes(**KEY) == ref
+
+
+def test_rows_that_are_there_twice_are_not_pinned(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    store.write_episodes([make_trace(0), make_trace(1)])
+    store.write_rewards([make_rewards(make_trace(i)) for i in (0, 1)])
+    traces = store.pin_episodes(**KEY)
+    database = store._connect()
+    database.open_table("rewards").add(reward_table([make_rewards(make_trace(1))]))
+    database.open_table("episodes").add(episode_table([make_trace(1)]))
+    with pytest.raises(
+        ValueError, match=r"3 rows but 2 different reward_id where .*: the table must not be trained on"
+    ):
+        _pin_rewards(store, traces)
+    with pytest.raises(
+        ValueError, match=r"3 rows but 2 different episode_id where .*: the table must not be trained on"
+    ):
+        store.pin_episodes(**KEY)
 
 
 def test_a_ref_of_another_store_is_refused(tmp_path: Path, store: TraceStore, make_trace: Callable[..., Trace]) -> None:

@@ -405,3 +405,10 @@ def test_lengths_change_nothing_but_where_the_formula_has_them(name: str, drawn:
         | {"token_rewards": [np.concatenate([[0.0, 0.0], r]) for r in table.token_rewards]}
     )
     np.testing.assert_allclose(per_row(name, longer), per_row(name, table), atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "want"), [("rloo", [1, -1, 0.5, -0.5, 0.7]), ("grpo", [0.5, -0.5, 0.25, -0.25, 0.7])])
+def test_turns_are_compared_where_the_setting_says_so(name: str, want: list[float]) -> None:
+    table = rows([1.0, 0.0, 0.5, 0.0, 0.7], agents=["a", "a", "b", "b", "c"])
+    got = per_row(name, table, group_by="task_agent", normalize_std=False, singleton="raw")
+    np.testing.assert_allclose(got, want)

@@ -9,7 +9,7 @@ from synthetic_traces import make_turns_of, rewards_for
 
 from stores.types import EpisodeRewards, Trace
 from train_loops.advantages.rewarded_rows import CreditKind
-from train_loops.baselines import baselines_of
+from train_loops.baselines import baselines_of, sibling_turns
 
 pytestmark = pytest.mark.fast
 
@@ -41,9 +41,43 @@ def test_a_turn_has_the_replay_in_which_it_was_replaced_and_others_of_the_agent_
     result = baselines(
         [one, two, again, once_more], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2), (once_more, [0.6, 9], 0.6))
     )
-    assert result == pytest.approx({("one", 0): 0.2, ("two", 0): 0.6}), "the verifier was never replaced"
+    plain = {key: x for key, x in result.items() if "/" not in key[0]}
+    assert plain == pytest.approx({("one", 0): 0.2, ("two", 0): 0.6}), "the verifier was never replaced"
     result = baselines([one, two, again], earned((one, [1, 1], 1), (again, [0.2, 9], 0.2)))
-    assert result == pytest.approx({("one", 0): 0.2, ("two", 0): 0.2})
+    assert result == pytest.approx({("one", 0): 0.2, ("two", 0): 0.2, ("one/counterfactual-0", 0): 1.0})
+
+
+def test_siblings_and_the_turn_that_they_replace_are_each_held_against_the_mean_of_the_others() -> None:
+    one = make_turns_of("one", index=0)
+    siblings = [variant(one, f"counterfactual-0{number}") for number in ("", "#1", "#2")]
+    paid = zip([one, *siblings], [[1.0, 1], [0.2, 9], [0.6, 9], [0.0, 9]], [1, 9, 9, 9], strict=True)
+    result = baselines([one, *siblings], earned(*paid))
+    names = ["one", "one/counterfactual-0", "one/counterfactual-0#1", "one/counterfactual-0#2"]
+    means = [0.8 / 3, 1.6 / 3, 1.2 / 3, 1.8 / 3]
+    assert result == pytest.approx({(name, 0): mean for name, mean in zip(names, means, strict=True)})
+    assert sibling_turns([one, *siblings]) == {name: frozenset({0}) for name in names[1:]}
+    rewards = earned((siblings[0], [0.2, 9], 9), (siblings[1], [0.6, 9], 9))
+    assert baselines([one, *siblings], rewards)[names[1], 0] == 0.6, "what failed is left out"
+
+
+def test_replays_without_an_agent_are_held_against_one_another_after_its_silence_only() -> None:
+    one = make_turns_of("one", index=0)
+    silent = [variant(one, f"without-solver{number}") for number in ("", "#1")]
+    result = baselines(
+        [one, *silent], earned((one, [1, 1], 1), (silent[0], [-1, 0.7], 0.8), (silent[1], [-1, 0.1], 0.2))
+    )
+    names = ["one/without-solver", "one/without-solver#1"]
+    assert result == pytest.approx({("one", 0): 0.5, (names[0], 1): 0.1, (names[1], 1): 0.7})
+    assert sibling_turns([one, *silent]) == {name: frozenset({1}) for name in names}
+    assert sibling_turns([one, silent[0]]) == {}, "alone it has nothing to be compared with"
+    late = [variant(one, f"without-verifier{number}") for number in ("", "#1")]
+    assert sibling_turns([one, *late]) == {}, "the solver's turn is replayed, and the verifier says nothing"
+
+
+def test_a_greedy_episode_and_a_replay_of_an_episode_that_is_gone_do_not_train() -> None:
+    one = make_turns_of("one", index=0)
+    assert sibling_turns([one, variant(one, "greedy")]) == {}
+    assert sibling_turns([variant(one, "counterfactual-0")]) == {}
 
 
 def test_without_an_agent_the_outcome_counts_not_what_its_silence_was_paid() -> None:
@@ -74,4 +108,5 @@ def test_a_replaced_call_is_found_again_where_branches_came_back_in_another_orde
     again = variant(one, f"counterfactual-{a.turn_index}")
     again = replace(again, turns=(replace(b, turn_index=a.turn_index), replace(a, turn_index=b.turn_index)))
     result = baselines([one, again], earned((one, [1, 1], 1), (again, [9, 0.2], 0.2)))
-    assert result == {("one", a.turn_index): 0.2}
+    assert result == {("one", a.turn_index): 0.2, (again.episode_id, b.turn_index): 1}
+    assert sibling_turns([one, again]) == {again.episode_id: frozenset({b.turn_index})}

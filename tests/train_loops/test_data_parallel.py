@@ -33,7 +33,11 @@ TOLERANCE = 5e-5
 LR = OptimizerConfig(lr=1e-3, max_grad_norm=0.5)
 
 GRPO: dict[str, Any] = {"algorithm": "grpo", "loss": LossConfig(kl_in_loss_coef=0.1, entropy_coef=0.01)}
-OWN: dict[str, Any] = {"algorithm": "ppo", "critic": CriticConfig(optimizer=LR)}
+OWN: dict[str, Any] = {
+    "algorithm": "ppo",
+    "critic": CriticConfig(optimizer=LR),
+    "loss": LossConfig(aggregation="seq_mean_token_sum_norm", norm_tokens=6),
+}
 SHARED: dict[str, Any] = {"algorithm": "ppo", "critic": CriticConfig(kind="shared")}
 FROZEN: dict[str, Any] = {"algorithm": "ppo", "critic": CriticConfig(kind="frozen", hidden_size=8, optimizer=LR)}
 WARM_UP: dict[str, Any] = {

@@ -12,7 +12,7 @@ import torch
 from synthetic_traces import GROUP, WANTED, sample_traces
 
 from stores.traces import TraceStore
-from stores.types import Purpose
+from stores.types import EpisodeRewards, Purpose
 from train_loops.config import (
     AdaptiveKLConfig,
     AdvantageConfig,
@@ -91,14 +91,28 @@ def test_a_job_raises_the_probability_of_what_was_rewarded(tiny_model: Path, sam
     assert all(math.isfinite(x) for x in metrics.values())
 
 
-def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled) -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [LossConfig(), LossConfig(aggregation="seq_mean_token_sum_norm", norm_tokens=6)],
+    ids=lambda x: x.aggregation,
+)
+def test_one_big_step_equals_any_cut_into_microbatches(tiny_model: Path, sampled, loss: LossConfig) -> None:
     samples, metrics = rows(sampled), []
     for microbatch_tokens in (64, 100_000):
-        config = TrainConfig(optimizer=LR, microbatch_tokens=microbatch_tokens)
+        config = TrainConfig(optimizer=LR, microbatch_tokens=microbatch_tokens, loss=loss)
         engines = models(tiny_model, config)
         metrics.append(run(samples, engines, config).metrics)
     assert metrics[0]["train/grad_norm"] == pytest.approx(metrics[1]["train/grad_norm"], rel=1e-4)
     assert metrics[0]["train/kl_k3"] == pytest.approx(metrics[1]["train/kl_k3"], rel=1e-3)
+
+
+def test_twice_the_rows_have_the_gradient_of_dr_grpo_of_the_rows_once(tiny_model: Path, sampled) -> None:
+    loss = LossConfig(aggregation="seq_mean_token_sum_norm", norm_tokens=6)
+    config = TrainConfig(optimizer=LR, loss=loss, advantage=AdvantageConfig(normalize_std=False))
+    samples = rows(sampled)
+    again = [dataclasses.replace(s, episode_id=f"{s.episode_id}/2", group_id=f"{s.group_id}/2") for s in samples]
+    norms = [run(x, models(tiny_model, config), config).metrics["train/grad_norm"] for x in (samples, samples + again)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
 def test_one_shifted_token_id_is_seen_and_many_fail_the_job(tiny_model: Path, sampled) -> None:
@@ -384,3 +398,37 @@ def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_job(num_
     assert len(rows) == len(set(rows)) == wanted
     assert rows == probe_rows([100] * num_rows)
     assert max(rows) >= num_rows // 2, "not only the first agents"
+
+
+def test_siblings_of_a_turn_are_rows_of_the_algorithm_that_compares_them(tmp_path: Path, sampled) -> None:
+    store = TraceStore(str(tmp_path / "traces"))
+    store.create()
+    base, paid = sampled[0][0], sampled[1][0]
+    at = base.turns[-1]
+    siblings = [
+        dataclasses.replace(
+            base, episode_id=f"sibling{i}", group_id="variants", variant=f"counterfactual-{at.turn_index}#{i}"
+        )
+        for i in (1, 2)
+    ]
+
+    def earns(episode: str, reward: float) -> EpisodeRewards:
+        turns = tuple(dataclasses.replace(r, reward=reward) for r in paid.rewards)
+        return dataclasses.replace(paid, episode_id=episode, rewards=turns)
+
+    store.write_episodes([base, *siblings])
+    store.write_rewards([earns(base.episode_id, 1.0), earns("sibling1", 0.5), earns("sibling2", 0.25)])
+    key = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN}
+    pinned = store.pin_episodes(**key, team_key="v0")
+    pinned_rewards = store.pin_rewards(**key, credit_version="c1", traces=pinned)
+    about = {"model_group": GROUP, "credit_kind": "returns"}
+    config = TrainConfig(algorithm="counterfactual")
+    samples, funnel = read_rows(store, pinned, pinned_rewards, config=config, **about)
+    baseline = {s.episode_id: s.baseline for s in samples if s.turn_index == at.turn_index}
+    assert baseline == pytest.approx({base.episode_id: 0.375, "sibling1": 0.625, "sibling2": 0.75})
+    assert [s.episode_id for s in samples if s.is_sibling] == ["sibling1", "sibling2"]
+    assert len(samples) == len(base.turns) + 2
+    num_calls = {agent: counts["calls"] for agent, counts in funnel.counts.items()}
+    assert num_calls == {t.agent: 1 + 2 * (t.agent == at.agent) for t in base.turns}
+    plain, funnel = read_rows(store, pinned, pinned_rewards, config=TrainConfig(), **about)
+    assert len(plain) == sum(counts["scored"] for counts in funnel.counts.values()) == len(base.turns)

@@ -82,7 +82,7 @@ def test_any_cut_in_any_order_gives_the_loss_and_the_gradient_of_the_whole(
     policy: str, mode: str, lengths: list[int], seed: int, random: Any
 ) -> None:
     rows = drawn_rows(lengths, seed=seed)
-    how = {"policy": policy, "mode": mode, "denominators": Denominators.of(lengths)}
+    how = {"policy": policy, "mode": mode, "denominators": Denominators.of(lengths, norm_tokens=5)}
     order = list(range(len(lengths)))
     whole = loss_and_gradient(rows, [order], **how)
     shuffled = random.sample(order, len(order))
@@ -97,7 +97,7 @@ def test_any_cut_in_any_order_gives_the_loss_and_the_gradient_of_the_whole(
 def test_a_rows_gradient_does_not_depend_on_the_rows_beside_it(policy: str, mode: str) -> None:
     lengths = [3, 1, 4]
     rows = drawn_rows(lengths, seed=3)
-    how = {"policy": policy, "mode": mode, "denominators": Denominators.of(lengths)}
+    how = {"policy": policy, "mode": mode, "denominators": Denominators.of(lengths, norm_tokens=5)}
     _, together = loss_and_gradient(rows, [[0, 1, 2]], **how)
     share_of(alone := drawn_rows(lengths, seed=3), [2], **how).backward()
     torch.testing.assert_close(alone.logprobs[2].grad, together[4:], rtol=1e-12, atol=1e-12)
@@ -107,7 +107,7 @@ def test_a_rows_gradient_does_not_depend_on_the_rows_beside_it(policy: str, mode
 @pytest.mark.parametrize("mode", MODES)
 def test_twice_the_advantages_are_twice_the_loss_and_the_gradient(policy: str, mode: str) -> None:
     lengths = [2, 5]
-    how = {"policy": policy, "mode": mode, "denominators": Denominators.of(lengths)}
+    how = {"policy": policy, "mode": mode, "denominators": Denominators.of(lengths, norm_tokens=5)}
     rows = drawn_rows(lengths, seed=1)
     plain = loss_and_gradient(rows, [[0, 1]], **how)
     for x in rows.advantages:

@@ -77,6 +77,15 @@ def test_gspos_log_ratio_is_clamped_at_10() -> None:
     assert loss.item() == pytest.approx(float(np.exp(10)), rel=1e-6)
 
 
+def test_gspos_ratio_is_that_of_the_whole_sequence_however_far_one_token_is() -> None:
+    logprobs, old = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-41.0, -1.0, -1.0, -1.0])
+    old[1:] += torch.tensor([12.0, 14.0, 13.0])  # d is 40, -12, -14, -13: their mean is 0.25
+    loss, about = gspo(logprobs, old, -torch.ones(4), torch.zeros(4, dtype=torch.long), clip_low=0.2, clip_high=0.2)
+    torch.testing.assert_close(about["ratio"], torch.full((4,), float(np.exp(0.25))))
+    torch.testing.assert_close(loss, torch.full((4,), float(np.exp(0.25))))
+    assert about["approx_kl"].tolist() == [-40, 12, 14, 13]
+
+
 def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     logprobs = torch.tensor([3.0, 1.1]).log().requires_grad_()
     loss, about = cispo(logprobs, torch.zeros(2), torch.tensor([2.0, 2.0]), clip_low=0.2, clip_high=0.28)
@@ -112,12 +121,12 @@ def test_importance_weights_multiply_every_loss_and_masked_tokens_have_none(poli
         ("token_mean", 2.5),
         ("seq_mean_token_sum", 5.0),
         ("seq_mean_token_mean", 3.0),
-        ("seq_mean_token_sum_norm", 10 / 3),
+        ("seq_mean_token_sum_norm", 5 / 3),
     ],
 )
 def test_aggregation_modes_have_their_literal_values_however_the_rows_are_cut(mode: str, value: float) -> None:
     loss, row_of_token = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 0, 1])
-    denominators = Denominators.of([3, 1])
+    denominators = Denominators.of([3, 1], norm_tokens=3)
     whole = aggregate(loss, row_of_token, mode=mode, denominators=denominators)
     first = aggregate(loss[:3], row_of_token[:3], mode=mode, denominators=denominators)
     second = aggregate(loss[3:], row_of_token[3:] - 1, mode=mode, denominators=denominators)
@@ -127,12 +136,34 @@ def test_aggregation_modes_have_their_literal_values_however_the_rows_are_cut(mo
     assert empty.item() == 0
 
 
-def test_the_norm_of_dr_grpo_may_be_a_constant() -> None:
-    denominators = Denominators.of([3, 1], norm_tokens=100)
-    share = aggregate(
-        torch.ones(4), torch.tensor([0, 0, 0, 1]), mode="seq_mean_token_sum_norm", denominators=denominators
-    )
-    assert share.item() == pytest.approx(0.04)
+def test_the_norm_of_dr_grpo_is_a_mean_over_rows_by_a_constant_whatever_their_lengths() -> None:
+    """Twice as many rows of the same kind change nothing, and a longer row beside a row changes nothing of its weight."""
+    lengths = [3, 1]
+    for rows in (lengths, lengths * 2):
+        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(rows))
+        denominators = Denominators.of(rows, norm_tokens=100)
+        share = aggregate(
+            torch.ones(sum(rows)), row_of_token, mode="seq_mean_token_sum_norm", denominators=denominators
+        )
+        assert share.item() == pytest.approx((3 + 1) / 2 / 100)
+    first_row = torch.tensor([1.0, 1.0])
+    weights = [
+        aggregate(
+            first_row,
+            torch.zeros(2, dtype=torch.long),
+            mode="seq_mean_token_sum_norm",
+            denominators=Denominators.of([2, other], norm_tokens=100),
+        ).item()
+        for other in (1, 90)
+    ]
+    assert weights == pytest.approx([0.01, 0.01])
+
+
+def test_the_norm_of_dr_grpo_needs_its_constant() -> None:
+    with pytest.raises(
+        ValueError, match=r"train\.loss\.norm_tokens is null: give the largest max_tokens of the agents"
+    ):
+        aggregate(torch.ones(1), ONE_ROW, mode="seq_mean_token_sum_norm", denominators=Denominators.of([1]))
 
 
 def test_an_unknown_aggregation_or_estimator_is_named() -> None:
@@ -219,9 +250,74 @@ def test_k1_and_k3_average_to_the_kl_divergence() -> None:
         assert (p * kl_estimate(p.log(), q.log(), estimator)).sum().item() == pytest.approx(exact, abs=1e-6)
 
 
+def test_k1_belongs_into_the_reward_and_k2_or_k3_into_the_loss() -> None:
+    """Exact expectations over three tokens: what each estimator does to the logits, as a reward and as a loss."""
+    logits = torch.tensor([0.6, 0.3, 0.1]).log().requires_grad_()
+    ref = torch.tensor([0.5, 0.1, 0.4])
+    p = logits.detach().softmax(0)
+
+    def gradient_of(objective: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(objective, logits)[0]
+
+    def logp() -> torch.Tensor:
+        return logits.log_softmax(0)
+
+    towards = gradient_of((logp().exp() * (logp() - ref.log())).sum())  # of KL(policy || ref)
+    backwards = gradient_of(-(ref * logp()).sum())  # of KL(ref || policy)
+    in_reward = {
+        name: gradient_of((p * kl_estimate(p.log(), ref.log(), name) * logp()).sum())  # type: ignore[arg-type]
+        for name in ("k1", "k2", "k3", "abs")
+    }
+    in_loss = {name: gradient_of((p * kl_estimate(logp(), ref.log(), name)).sum()) for name in ("k1", "k2", "k3")}  # type: ignore[arg-type]
+    torch.testing.assert_close(in_reward["k1"], towards)
+    torch.testing.assert_close(in_loss["k2"], towards)
+    torch.testing.assert_close(in_loss["k3"], backwards)
+    torch.testing.assert_close(in_loss["k1"], torch.zeros(3))
+    for name in ("k2", "k3", "abs"):
+        assert (in_reward[name] * towards < 0).any(), f"{name} pushes a logit the wrong way"
+
+
 def test_kl_in_reward_lowers_every_token_and_the_score_stands_on_the_last() -> None:
     plain = token_rewards([1.0, -2.0], [3, 1])
     assert [r.tolist() for r in plain] == [[0, 0, 1], [-2]]
     with_kl = token_rewards([1.0, -2.0], [3, 1], kl=[np.array([0.1, 0.2, 0.3]), np.array([0.5])], beta=0.1)
     np.testing.assert_allclose(with_kl[0], [-0.01, -0.02, 0.97])
     np.testing.assert_allclose(with_kl[1], [-2.05])
+
+
+def test_token_rewards_are_of_one_row_each_and_keep_their_digits() -> None:
+    for rewards, lengths in (([1.0], [1, 2]), ([1.0, 2.0], [1])):
+        with pytest.raises(ValueError, match="argument 2 is"):
+            token_rewards(rewards, lengths)
+    [row] = token_rewards([1e-9], [1], kl=[np.array([1.0], dtype=np.float32)], beta=1.0)
+    assert row.dtype == np.float64 and row[0] == 1e-9 - 1
+    [unpenalised] = token_rewards([1.0], [2], kl=[np.array([5.0, 5.0])])
+    assert unpenalised.tolist() == [0.0, 1.0], "without a coefficient the KL costs nothing"
+    with pytest.raises(AssertionError, match="row 0: 2 completion tokens but kl of shape"):
+        token_rewards([1.0], [2], kl=[np.array([0.1])], beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ratio", "advantage", "loss"),
+    [
+        ("ppo_clip", 1.5, 1.0, -1.4),
+        ("ppo_clip", 0.5, -1.0, 0.9),
+        ("ppo_clip", 5.0, -1.0, 2.0),
+        ("gspo", 1.5, 1.0, -1.4),
+        ("gspo", 0.5, -1.0, 0.9),
+        ("cispo", 1.5, 1.0, -1.4 * float(np.log(1.5))),
+        ("cispo", 0.5, 1.0, -0.9 * float(np.log(0.5))),
+    ],
+)
+def test_the_clips_of_the_config_are_those_of_the_loss(
+    policy: str, ratio: float, advantage: float, loss: float
+) -> None:
+    settings = LossConfig(policy=policy, clip_low=0.1, clip_high=0.4, dual_clip=2.0)
+    given = (torch.tensor([ratio]).log(), torch.zeros(1), torch.tensor([advantage]), ONE_ROW)
+    assert policy_loss(*given, loss=settings)[0].item() == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["ppo_clip", "gspo", "cispo", "reinforce"])
+def test_a_token_at_its_old_probability_is_not_clipped(policy: str) -> None:
+    given = (torch.tensor([-1.0]), torch.tensor([-1.0]), torch.ones(1), ONE_ROW)
+    assert policy_loss(*given, loss=LossConfig(policy=policy))[1]["clip_share"].item() == 0

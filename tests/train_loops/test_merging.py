@@ -124,7 +124,7 @@ def learned(
     num_workers: int = 1,
 ) -> tuple[float, torch.Tensor]:
     """Loss and gradient of one minibatch, over the microbatches of all workers, an empty one among them."""
-    denominators = Denominators.of([s.completion_length for s in samples])
+    denominators = Denominators.of([s.completion_length for s in samples], norm_tokens=8)
     model.zero_grad()
     total = 0.0
     for rank in range(num_workers):

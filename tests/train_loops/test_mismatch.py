@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from train_loops.config import MismatchConfig
-from train_loops.mismatch import MismatchError, correct, decide, is_close, measure
+from train_loops.mismatch import MismatchError, correct, correct_served, decide, is_close, measure, off_policy
 
 pytestmark = pytest.mark.fast
 
@@ -118,3 +118,67 @@ def test_tokens_and_turns_out_of_range_are_rejected() -> None:
     config = CONFIG.model_copy(update={"reject_sequence": (0.5, 1.1)})
     _, turns = correct([*OLD, [0.0]], [*ROLLOUT, [-1.0]], config=config)  # geometric means exp(-1/6) and e
     assert [k.tolist() for k in turns] == [[1, 1, 1], [0]]
+
+
+def test_the_error_names_the_least_sample_size_that_would_accept_every_agent() -> None:
+    config = MismatchConfig(limit_mean=10.0, min_ess=0.95)
+    far, near = agreements(np.log(4), -np.log(4), agent="far"), agreements(np.log(2), -np.log(2), agent="a_near")
+    for measured in ({**near, **far}, {**far, **near}):
+        with pytest.raises(MismatchError, match=r"'far'.*accept it with train\.mismatch\.min_ess=0\.5"):
+            decide(measured, config=config)
+    accepted = config.model_copy(update={"min_ess": 0.561, "tolerance_max": 10.0, "tolerance_mean": 10.0})
+    assert decide({**near, **far}, config=accepted) == "none"
+
+
+def test_on_the_limit_is_within_it() -> None:
+    config = CONFIG.model_copy(update={"tolerance_mean": 0.0, "tolerance_max": 0.0})
+    assert is_close(agreements(0.0), config=config)
+
+
+def test_rows_that_do_not_fit_together_are_refused() -> None:
+    for old, rollout, agents in (([[0.0]], [[0.0], [0.0]], ["a"]), ([[0.0], [0.0]], [[0.0]], ["a", "a"])):
+        with pytest.raises(ValueError, match="zip"):
+            correct(old, rollout, config=CONFIG)
+        with pytest.raises(ValueError, match="zip"):
+            measure(old, rollout, agents, config=CONFIG)
+
+
+@pytest.mark.parametrize(("given", "correction"), [("none", "token"), ("token", "token"), ("sequence", "sequence")])
+def test_what_other_versions_sampled_is_always_weighted_and_has_a_floor(given: str, correction: str) -> None:
+    config = MismatchConfig(correction=given, limit_mean=0.1, old_logprobs="rollout_if_close")
+    settings = off_policy(config)
+    assert (settings.always, settings.old_logprobs, settings.correction) == (True, "recompute", correction)
+    assert settings.limit_mean >= 100 and settings.min_ess == 0.5
+    assert settings == MismatchConfig.model_validate(settings.model_dump()), "no setting is of another name"
+    assert off_policy(config.model_copy(update={"min_ess": 0.2})).min_ess == 0.2
+
+
+def test_rows_from_service_are_weighted_and_the_others_stay_as_they_are() -> None:
+    old, rollout = [[-1.0, -1.0], [-1.0, -1.5], [-2.0]], [[-9.0, -9.0], [-1.2, -1.4], [-2.0]]
+    agents, is_served = ["a", "a", "b"], [False, True, True]
+    weights, mask, near = correct_served(old, rollout, agents, is_served, weights=None, keep_mask=None, config=CONFIG)
+    assert [w.tolist() for w in weights] == [[1, 1], pytest.approx([np.exp(0.2), np.exp(-0.1)]), [1]]
+    assert [m.tolist() for m in mask] == [[1, 1], [1, 1], [1]] and set(near) == {"a", "b"}
+    given = [np.array([3.0, 4.0]), np.array([5.0, 6.0]), np.array([7.0])]
+    kept = [np.array([0.0, 1.0]), np.array([0.0, 0.0]), np.array([0.0])]
+    weights, mask, _ = correct_served(
+        old, rollout, agents, is_served, weights=list(given), keep_mask=list(kept), config=CONFIG
+    )
+    assert weights[0].tolist() == [3, 4] and mask[0].tolist() == [0, 1]
+    assert weights[1].tolist() == pytest.approx([np.exp(0.2), np.exp(-0.1)]) and mask[1].tolist() == [1, 1]
+    rejecting = CONFIG.model_copy(update={"reject_token": (1.0, 2.0)})
+    _, mask, _ = correct_served(old, rollout, agents, is_served, weights=None, keep_mask=None, config=rejecting)
+    assert [m.tolist() for m in mask] == [[1, 1], [1, 0], [1]]
+
+
+def test_an_agent_whose_rows_from_service_say_too_little_trains_on_none_of_them() -> None:
+    old, rollout = [[5.0, -5.0], [-2.0], [-1.0]], [[0.0, 0.0], [-2.0], [-1.0]]
+    _, mask, near = correct_served(
+        old, rollout, ["a", "b", "a"], [True, True, False], weights=None, keep_mask=None, config=CONFIG
+    )
+    assert near["a"].ess == pytest.approx(0.5, abs=1e-3) and near["a"].ess < 0.50005
+    config = CONFIG.model_copy(update={"min_ess": 0.6})
+    _, mask, _ = correct_served(
+        old, rollout, ["a", "b", "a"], [True, True, False], weights=None, keep_mask=None, config=config
+    )
+    assert [m.tolist() for m in mask] == [[0, 0], [1], [1]]

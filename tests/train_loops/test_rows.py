@@ -133,6 +133,17 @@ def test_a_variant_of_an_episode_is_neither_trained_on_nor_counted() -> None:
     assert funnel.counts == {}
 
 
+def test_of_a_variant_the_turns_that_are_named_train_and_are_counted() -> None:
+    t = replace(trace(turn(0, "solver"), turn(1, "verifier"), turn(2, "solver")), variant="counterfactual-1")
+    credit = rewards((0, "solver", 1.0), (1, "verifier", 0.5), (2, "solver", 1.0))
+    assert [(s.agent, s.reward, s.is_sibling) for s in rows(t, credit, sibling_turns={1})] == [("verifier", 0.5, True)]
+    assert [s.is_sibling for s in rows(replace(t, variant=""), credit)] == [False] * 3
+    funnel = Funnel(model_group="math", statuses=STATUSES)
+    funnel.see(t, credit, sibling_turns={1})
+    funnel.see(t, None, sibling_turns={1})
+    assert {a: list(c.values()) for a, c in funnel.counts.items()} == {"verifier": [2, 2, 2, 1, 0, 0]}
+
+
 def test_a_turn_without_reward_is_left_out_rather_than_rewarded_with_zero() -> None:
     t = trace(turn(0, "solver"), turn(1, "verifier"))
     assert [s.agent for s in rows(t, rewards((1, "verifier", 0.0)))] == ["verifier"]

@@ -46,6 +46,20 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
         ({"train.optimiser": {"lr": 1}}, r"unknown key 'train\.optimiser': did you mean 'optimizer'\?"),
         ({"train.loss.clip_hihg": 0.3}, r"unknown key 'train\.loss\.clip_hihg': did you mean 'clip_high'\?"),
         ({"model_groups.refiner_finalizer.agent": []}, r"refiner_finalizer\.agent': did you mean 'agents'\?"),
+        (
+            {"train.loss": {"kl_in_loss_estimator": "k1"}},
+            r"kl_in_loss_estimator: k1 in the loss has a gradient of mean zero",
+        ),
+        (
+            {"train.loss": {"kl_in_reward_estimator": "k3"}},
+            r"kl_in_reward_estimator: k3 in the reward also pushes.*take k1",
+        ),
+        (
+            {"train.loss": {"kl_in_reward_estimator": "k2"}},
+            r"kl_in_reward_estimator: k2 in the reward also pushes.*take k1",
+        ),
+        ({"train.loss": {"kl_in_reward_estimator": "abs"}}, r"kl_in_reward_estimator: abs in the reward also.*take k1"),
+        ({"train.loss": {"kl_in_loss_estimator": "k4"}}, r"kl_in_loss_estimator: Input should be 'abs', 'k2' or 'k3'"),
         ({"train.zzz": 1}, r"unknown key 'train\.zzz': known keys: algorithm, "),
         (
             {"train.agents": {"solvr": {"weight": 2}}},

@@ -86,7 +86,7 @@ def other(value: Any, annotation: Any) -> Any:
     """A value for the same annotation that differs."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return next(choice for choice in args if choice != value)
+        return next((choice for choice in args if choice != value), "a choice of a later version")
     if origin in (Union, types.UnionType):
         return other(value, next(arg for arg in args if arg is not type(None)))
     if origin is tuple:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.config.renamed import MOVED_MODULES, RENAMED_KEYS, RENAMED_VALUES
+from pipelines.config.renamed import MOVED_MODULES, RENAMED_KEYS, RENAMED_VALUES, SPLIT_KEYS
 from pipelines.config.run_config import RunConfig, load_config, parse_config
 
 pytestmark = pytest.mark.fast
@@ -47,8 +47,22 @@ def test_an_old_key_is_refused_with_its_new_name(old: str, new: str) -> None:
     assert str(caught.value) == f"run.yaml: unknown key '{old}': it is called '{new}' now"
 
 
+@pytest.mark.parametrize(("old", "new"), SPLIT_KEYS.items())
+def test_a_key_that_became_several_is_refused_with_all_of_them(old: str, new: tuple[str, ...]) -> None:
+    for key in new:
+        value_at(load_config(DEMO_FILE), key)
+    with pytest.raises(ValueError) as caught:
+        parse_config(changed(old, 1), "run.yaml")
+    names = " and ".join(f"'{key}'" for key in new)
+    assert str(caught.value) == f"run.yaml: unknown key '{old}': there are {names} in its place"
+
+
 def test_an_old_key_in_the_overrides_of_a_model_group_is_refused_with_its_new_name() -> None:
     place = "model_groups.solver_verifier.train"
+    with pytest.raises(
+        ValueError, match=r"'loss\.kl_estimator': there are 'loss\.kl_in_reward_estimator' and 'loss\.kl_in"
+    ):
+        parse_config(changed(place, {"loss": {"kl_estimator": "k3"}}), "run.yaml")
     with pytest.raises(ValueError, match=f"{place}: unknown key 'order_timeout_s': it is called 'job_timeout_s' now"):
         parse_config(changed(place, {"order_timeout_s": 60}), "run.yaml")
 

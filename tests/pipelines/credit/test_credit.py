@@ -11,7 +11,16 @@ import pytest
 from pipelines.config.sections import DottedConfig
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.math_progress import MathProgress
-from pipelines.credit.rule import Credit, credit_version, load_credit, score_trace, turn_reward
+from pipelines.credit.posted_score import PostedScore
+from pipelines.credit.rule import (
+    Credit,
+    CreditKind,
+    caller_credit,
+    credit_version,
+    load_credit,
+    score_trace,
+    turn_reward,
+)
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
@@ -179,3 +188,25 @@ def test_the_credit_version_changes_with_settings_and_source(tmp_path: Path, mon
     before = credit_version(mine)
     module.write_text(module.read_text() + "    # another reward\n")
     assert credit_version(mine) != before
+
+
+def test_a_posted_score_is_paid_to_every_turn_with_its_format() -> None:
+    episode = replace(trace(chain("1", "1", "1", bad_format=["verifier"])[:2], ""), outcome_metadata={"score": 0.75})
+    credit = PostedScore(format_weight=0.25).assign_credit(episode)
+    assert credit.outcome == 0.75
+    assert [r.breakdown for r in credit.rewards] == [{"score": 0.75, "format": 0}, {"score": 0.75, "format": -0.25}]
+    assert [(r.turn_index, r.reward) for r in credit.rewards] == [(0, 0.75), (1, 0.5)]
+    assert [r.reward for r in PostedScore().assign_credit(episode).rewards] == [0.75, 0.75], "formats cost nothing"
+    cut = replace(episode, outcome_metadata={}, status=EpisodeStatus.TRUNCATED)
+    assert [r.reward for r in PostedScore().assign_credit(cut).rewards] == [0, 0]
+    with pytest.raises(ValueError, match=r"ended without a score: have the program post it"):
+        PostedScore().assign_credit(replace(cut, status=EpisodeStatus.OK))
+
+
+@pytest.mark.parametrize(("kind", "rewards"), [("returns", [0.75, 0.75, 0.75]), ("increments", [0, 0, 0.75])])
+def test_a_callers_judgement_is_paid_once_however_it_is_counted(kind: CreditKind, rewards: list[float]) -> None:
+    episode = trace(chain("1", "1", "1")[:3], "")
+    credit = caller_credit(episode, 0.5, kind=kind)
+    assert (credit.outcome, [r.reward for r in credit.rewards]) == (0.75, rewards)
+    assert [r.breakdown for r in credit.rewards] == [{"caller": reward} for reward in rewards]
+    assert caller_credit(episode, -1.0, kind=kind).outcome == 0

@@ -67,6 +67,12 @@ def earned(rule: Any, episode: Trace) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.parametrize("between", ["rounds", "agents"])
+def test_a_difference_is_paid_to_the_agents_that_are_named(between: Any) -> None:
+    rule = DifferenceReward(SAID, between=between, agents=["a"])
+    assert earned(rule, played((0.5, 0.25), (1, 0.75)))["b"] == [0.25, 0.75], "what the inner rule pays"
+
+
 GOLDEN = [(1, 0), (0, 1), (1, 1)]
 """Scores of two agents in three rounds; what MAPoRL (arXiv 2502.18439) pays for them is worked out by hand."""
 

@@ -13,8 +13,9 @@ from pipelines.config.sections import DottedConfig
 from pipelines.credit.code_progress import CodeProgress
 from pipelines.credit.debate import DebateReward
 from pipelines.credit.graph_reward import GraphReward
+from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.outcome import OutcomeShare
-from pipelines.credit.rule import CreditRule, _used, credit_version, load_credit, score_trace
+from pipelines.credit.rule import Credit, CreditRule, _used, credit_version, load_credit, score_trace
 from pipelines.credit.search_progress import SearchProgress
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, ToolCall, Trace, Turn
 
@@ -366,3 +367,42 @@ def test_a_rule_is_named_by_all_functions_that_it_uses() -> None:
     from pipelines.credit import graph_reward
 
     assert {"serve_apps.tools.text_match", "serve_apps.tools.math_answer"} <= {m.__name__ for m in _used(graph_reward)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "events", "bad"),
+    [
+        (CodeProgress(format_weight=0.25), [("planner", {}), ("coder", {"_bad": "x"}), verdict(0.5)], 1),
+        (SearchProgress(format_weight=0.25), [("planner", {"final_answer": "55", "_bad": "x"})], 0),
+        (SearchProgress(format_weight=0.25), [("searcher", {"choice": "end", "_bad": "x"})], 0),
+        (DebateReward(format_weight=0.25), [("debater_0", {"answer": "55", "_bad": "x"})], 0),
+        (OutcomeShare(format_weight=0.25), [("solver", {"_bad": "x"})], 0),
+        (MathProgress(format_weight=0.25), [("solver", {"answer": "55", "_bad": "x"})], 0),
+    ],
+)
+def test_the_penalty_of_a_format_is_the_part_that_other_rules_look_for(
+    rule: CreditRule, events: list[Event], bad: int
+) -> None:
+    breakdown = rule.assign_credit(trace(events, answer="55")).rewards[bad].breakdown
+    assert breakdown["format"] == -0.25
+    assert set(breakdown) <= {"format", "progress", "f1", "end", "debate", "influence", "outcome"}
+
+
+def test_code_that_was_never_verified_is_worth_nothing() -> None:
+    for said in ({"error": "timed out"}, "no verdict", {"passed": 3}):
+        call = replace(trace([verdict(0.5)]).tool_calls[0], response=said if isinstance(said, str) else dict(said))
+        call = replace(call, error=said["error"]) if isinstance(said, dict) and "error" in said else call
+        episode = replace(trace([("planner", {}), ("coder", {})]), tool_calls=(call,))
+        assert CodeProgress().assign_credit(episode) == Credit(outcome=0.0, rewards=())
+    assert CodeProgress().assign_credit(trace([("coder", {})])) == Credit(outcome=0.0, rewards=())
+
+
+def test_a_verdict_after_the_agents_next_turn_says_nothing_about_this_one() -> None:
+    events = [("coder", {}), ("coder", {}), verdict(0.5), ("critic", {}), ("coder", {}), verdict(0.75)]
+    assert paid(CodeProgress(), trace(events)) == {"coder_1": 0.5, "coder_2": 0.25}, "the critic has no part in it"
+
+
+def test_progress_follows_time_and_not_the_order_in_which_turns_are_stored() -> None:
+    episode = trace([("solver", {"answer": "55"}), ("refiner", {"answer": "1"})], answer="1")
+    stored = replace(episode, turns=tuple(reversed(episode.turns)))
+    assert paid(MathProgress(), stored) == paid(MathProgress(), episode) == {"solver_0": 1.0, "refiner_0": -1.0}

@@ -226,6 +226,17 @@ def test_foreign_traces_are_always_weighed_and_have_a_floor(other: Stored) -> No
     assert train_config(run, 1, GROUP) == off_policy(run.config.train_config(GROUP)) != train_config(run, 2, GROUP)
 
 
+def test_the_divisor_of_dr_grpo_is_the_largest_limit_of_the_groups_agents_unless_it_is_given(other: Stored) -> None:
+    agents = {"solver": {"max_tokens": 17}, "verifier": {"max_tokens": 40}}
+    train = {"loss": {"aggregation": "seq_mean_token_sum_norm"}}
+    run = other.learner(agents=agents, train=train)
+    assert run.config.train_config(GROUP).loss.norm_tokens is None
+    assert train_config(run, 1, GROUP).loss.norm_tokens == 40 == train_config(run, 2, GROUP).loss.norm_tokens
+    train = {"loss": {"aggregation": "seq_mean_token_sum_norm", "norm_tokens": 9}}
+    assert train_config(other.learner("given", agents=agents, train=train), 1, GROUP).loss.norm_tokens == 9
+    assert train_config(other.learner("other_loss", agents=agents), 1, GROUP).loss.norm_tokens is None
+
+
 def test_accepting_a_smaller_sample_is_no_other_run(other: Stored) -> None:
     run = other.learner()
     accepting = open_run("again", other.root, other.model, **{"train.mismatch": {"min_ess": 0.1}})

@@ -15,7 +15,9 @@ from pipelines.config.run_config import load_config
 from pipelines.episodes.dynamic_sampling import groups_without_signal
 from pipelines.episodes.variants import choose_variants
 from pipelines.runners.validate import check
+from serve_apps.episode_spec import EpisodeSpec
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TurnReward
+from stores.variant_names import VariantName
 
 pytestmark = pytest.mark.fast
 
@@ -38,9 +40,9 @@ def episode(make_trace: MakeTrace) -> Callable[..., Trace]:
 
 def test_every_task_has_its_share_of_variants_and_the_same_ones_each_time(episode: Callable[..., Trace]) -> None:
     traces = [episode(i, task=task) for task in "ab" for i in range(4)]
-    chosen = choose_variants(traces, kind="counterfactual", per_task=4, seed="0/1")
-    assert chosen == choose_variants(list(reversed(traces)), kind="counterfactual", per_task=4, seed="0/1")
-    assert chosen != choose_variants(traces, kind="counterfactual", per_task=4, seed="0/2")
+    chosen = choose_variants(traces, kind="counterfactual", per_task=4, siblings=1, seed="0/1")
+    assert chosen == choose_variants(list(reversed(traces)), kind="counterfactual", per_task=4, siblings=1, seed="0/1")
+    assert chosen != choose_variants(traces, kind="counterfactual", per_task=4, siblings=1, seed="0/2")
     assert [trace.task.task_id for trace, _ in chosen] == ["a"] * 4 + ["b"] * 4
     for task in "ab":
         agents = [script.agent for trace, script in chosen if trace.task.task_id == task]
@@ -51,11 +53,52 @@ def test_every_task_has_its_share_of_variants_and_the_same_ones_each_time(episod
 
 def test_a_task_has_one_greedy_episode_and_failed_episodes_are_not_replayed(episode: Callable[..., Trace]) -> None:
     traces = [episode(i) for i in range(3)]
-    assert [s.variant for _, s in choose_variants(traces, kind="greedy", per_task=1, seed="s")] == ["greedy"]
+    assert [s.variant for _, s in choose_variants(traces, kind="greedy", per_task=1, siblings=1, seed="s")] == [
+        "greedy"
+    ]
     failed = [episode(i, status=EpisodeStatus.TIMEOUT) for i in range(3)]
-    assert choose_variants(failed, kind="leave_one_out", per_task=2, seed="s") == []
-    left_out = choose_variants([*failed[:2], traces[2]], kind="leave_one_out", per_task=9, seed="s")
+    assert choose_variants(failed, kind="leave_one_out", per_task=2, siblings=1, seed="s") == []
+    left_out = choose_variants([*failed[:2], traces[2]], kind="leave_one_out", per_task=9, siblings=1, seed="s")
     assert sorted(s.variant for _, s in left_out) == ["without-checker", "without-writer"]
+
+
+def test_siblings_replay_the_same_change_under_ids_and_seeds_of_their_own(episode: Callable[..., Trace]) -> None:
+    traces = [episode(i) for i in range(2)]
+    for kind in ("counterfactual", "leave_one_out"):
+        chosen = choose_variants(traces, kind=kind, per_task=2, siblings=3, seed="s")
+        alone = choose_variants(traces, kind=kind, per_task=2, siblings=1, seed="s")
+        assert [(t.episode_id, replace(s, sibling=0)) for t, s in chosen] == [
+            (t.episode_id, s) for t, s in alone for _ in range(3)
+        ]
+        specs = [
+            EpisodeSpec(
+                run_id="r",
+                iteration=1,
+                purpose=Purpose.TRAIN,
+                team_key="k",
+                task=trace.task,
+                episode_index=trace.episode_index,
+                run_seed=0,
+                script=script,
+            )
+            for trace, script in chosen
+        ]
+        assert len({spec.episode_id for spec in specs}) == len({spec.seed for spec in specs}) == 6
+        assert len({spec.group_id for spec in specs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (VariantName(kind="greedy"), "greedy"),
+        (VariantName(kind="counterfactual", changed="12"), "counterfactual-12"),
+        (VariantName(kind="counterfactual", changed="12", sibling=3), "counterfactual-12#3"),
+        (VariantName(kind="without", changed="code-writer"), "without-code-writer"),
+        (VariantName(kind="without", changed="code-writer", sibling=10), "without-code-writer#10"),
+    ],
+)
+def test_a_variants_name_is_read_as_it_was_written(name: VariantName, text: str) -> None:
+    assert str(name) == text and VariantName.parse(text) == name
 
 
 def paid(trace: Trace, *rewards: float) -> EpisodeRewards:
@@ -120,6 +163,7 @@ GREEDY = {"variants": {"kind": "greedy"}}
         ({"collect": GREEDY}, r"collect\.variants\.kind: greedy: no algorithm.*drop it.*remax"),
         ({"train": {"algorithm": "counterfactual"}, "collect": GREEDY}, r"against counterfactual episodes"),
         ({"collect": {"variants": {"kind": "greedy", "per_task": 2}}}, r"per_task = 2: greedy episodes.*give 1"),
+        ({"collect": {"variants": {"kind": "greedy", "siblings": 2}}}, r"siblings = 2: greedy episodes.*give 1"),
         (
             {"collect": {"dynamic_sampling": {}, "episodes_per_task": 1}},
             r"dynamic_sampling needs episodes to compare.*at least 2",

@@ -66,3 +66,12 @@ def test_only_tasks_that_both_played_count(make_trace: Make) -> None:
     old = [make_trace(i) for i in range(20)]
     (found,) = check_guards(old[:10], old, config=only(turns=0.5))
     assert found.found.num_tasks == len({t.task.task_id for t in old[:10]})
+
+
+def test_a_drop_within_the_margin_holds(make_trace: Make) -> None:
+    old = [make_trace(i) for i in range(80)]
+    new = [replace(t, turns=tuple(replace(x, is_format_ok=i > 0) for x in t.turns)) for i, t in enumerate(old)]
+    (found,) = check_guards(new, old, config=only(format_share=0.2))
+    assert found.state == "holds" and -0.1 < found.found.mean < 0
+    (found,) = check_guards(new, old, config=only(format_share=0.001))
+    assert found.state == "unclear"

@@ -145,3 +145,31 @@ def test_a_ratio_is_of_means_over_tasks_and_covers_the_truth() -> None:
         covered += found.low <= 1.2 <= found.high
     assert 0.88 <= covered / 200 <= 0.99
     assert paired_ratio(named(np.ones(3)), named(np.zeros(3))) is None
+
+
+def mirrored(num: int) -> np.ndarray:
+    """[num] values around 0 of which each has its opposite."""
+    half = np.random.default_rng(7).normal(size=num // 2)
+    return np.concatenate([half, -half])
+
+
+def test_both_ends_of_a_percentile_interval_leave_out_the_same_share() -> None:
+    values = 0.1 * mirrored(400)
+    width = 1.96 * values.std() / np.sqrt(400)
+    ratio = paired_ratio(named(1 + values), named(np.ones(400)))
+    crossed = crossed_interval([dict(zip(named(values), values.tolist(), strict=True))])
+    assert ratio is not None and ratio.num_tasks == crossed.num_tasks == 400
+    for found, middle in ((ratio, 1.0), (crossed, 0.0), (paired_interval(named(values), named(np.zeros(400))), 0.0)):
+        assert (middle - found.low, found.high - middle) == (pytest.approx(width, rel=0.05),) * 2
+        assert found.num_tasks == 400
+
+
+@pytest.mark.parametrize(("won", "lost"), [(0, 6), (6, 0), (3, 5), (1, 0), (0, 1)])
+def test_the_exact_interval_is_that_of_clopper_and_pearson(won: int, lost: int) -> None:
+    from scipy.stats import binomtest
+
+    known = binomtest(won, won + lost).proportion_ci(confidence_level=0.95, method="exact")
+    found = exact_interval(*wins_and_losses(won, lost, 14 - won - lost))
+    share = (won + lost) / 14
+    assert found.low == pytest.approx(share * (2 * known.low - 1), abs=1e-9)
+    assert found.high == pytest.approx(share * (2 * known.high - 1), abs=1e-9)

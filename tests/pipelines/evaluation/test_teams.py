@@ -45,6 +45,8 @@ def test_with_cross_play_every_new_group_also_plays_with_the_champions_others() 
     assert [contender.groups for contender in contenders] == [("a", "b", "c"), ("a",), ("b",), ("c",)]
     assert versions(contenders[2].models) == {"a": 1, "b": 2, "c": 1}
     assert num_possible(candidate, CHAMPION, cross_play=True) == 7
+    two = first_contenders(models(a=2, b=2, c=1), CHAMPION, cross_play=True)
+    assert [contender.groups for contender in two] == [("a", "b"), ("a",), ("b",)]
     assert len(first_contenders(models(a=2, b=1, c=1), CHAMPION, cross_play=True)) == 1, (
         "one new group is the candidate"
     )

@@ -14,7 +14,7 @@ from serve_apps.policy.app_list import AppList, Apps, with_user_config
 from serve_apps.policy.deployment import PolicyAppSpec, _is_same, _retargeted, app_entry
 from serve_apps.policy.policy_app import PolicyArgs
 from serve_apps.policy.proof import judge, max_difference, telling
-from serve_apps.policy.proving import Target, _probes
+from serve_apps.policy.proving import Target, _probes, _proof
 from stores.manifest import Probe
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
@@ -54,6 +54,24 @@ def test_old_weights_and_far_or_undefined_answers_fail() -> None:
     assert judge(OLD, NEW, OLD, OLD, tolerance=1e-3, noise=2e-5)[0] == "failed"
     nan = ((float("nan"), -2.0), (-3.0,))
     assert judge(nan, NEW, nan, OLD, tolerance=1e-3, noise=2e-5)[0] == "failed"
+
+
+def test_a_replica_nearer_to_the_old_version_fails_though_it_is_within_the_tolerance_of_the_new() -> None:
+    assert judge([[9e-4]], [[0.0]], [[5e-5]], [[0.0]], tolerance=1e-3, noise=2e-5)[0] == "failed"
+    assert judge([[5e-5]], [[0.0]], [[9e-4]], [[0.0]], tolerance=1e-3, noise=2e-5)[0] == "proven"
+
+
+@pytest.mark.parametrize(
+    ("reported", "verdict"),
+    [((2, "b"), "proven"), ((1, "b"), "failed"), ((2, "a"), "failed"), ((None, None), "failed")],
+)
+def test_a_replica_that_reports_other_weights_fails_whatever_its_logprobs(
+    reported: tuple[int | None, str | None], verdict: str
+) -> None:
+    model = ModelVersionRef(model_group="g", version=2, uri="", manifest_sha256="b")
+    status = {"replica_id": "r", "pid": 1, "version": reported[0], "manifest_sha256": reported[1]}
+    proof = _proof(Target(app="app", model=model), status, ("proven", 0.0, 0.5), seconds=1.0)
+    assert (proof.verdict, proof.version, proof.max_difference_new) == (verdict, reported[0], 0.0)
 
 
 def test_a_small_step_within_tolerance_is_still_told_apart() -> None:

@@ -1,0 +1,1 @@
+"""Mutation testing of what must not fail silently: `python -m tests.mutation`."""
