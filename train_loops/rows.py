@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -55,13 +55,12 @@ def samples_of(
     rewards: EpisodeRewards | None,
     *,
     model_group: str,
-    statuses: Collection[str],
     train_mixed_versions: bool = False,
 ) -> list[Sample]:
     """Returns the turns of `model_group` that train, in the order of time.
 
-    Left out are variants of an episode (replayed with another turn, or greedily), episodes whose status is not in
-    `statuses`, episodes sampled by more than one version of a model group (unless `train_mixed_versions`), turns without
+    Left out are variants of an episode (replayed with another turn, or greedily), episodes that are no outcome of the
+    policy (`Trace.cause`), episodes sampled by more than one version of a model group (unless `train_mixed_versions`), turns without
     completion tokens, and turns that the credit rule gave no reward (nothing becomes reward 0 by accident). The `Funnel`
     counts each.
 
@@ -69,7 +68,7 @@ def samples_of(
         ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
             that does not exist, filtered sampling.
     """
-    if trace.variant or not is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
+    if trace.variant or not is_trainable(trace, train_mixed_versions=train_mixed_versions):
         return []
     reward_of = _rewards_by_turn(trace, rewards)
     round_of = rounds_in_time(trace.turns)
@@ -125,7 +124,6 @@ class Funnel:
     """
 
     model_group: str
-    statuses: Collection[str]
     train_mixed_versions: bool = False
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -133,7 +131,7 @@ class Funnel:
         """Counts one episode, unless it is a variant; `rewards` is None where the credit rule gave none."""
         if trace.variant:
             return
-        is_ok = is_trainable(trace, statuses=self.statuses, train_mixed_versions=self.train_mixed_versions)
+        is_ok = is_trainable(trace, train_mixed_versions=self.train_mixed_versions)
         scored = {r.turn_index for r in rewards.rewards} if rewards is not None else set()
         for turn in _turns_of(trace, self.model_group):
             has_ids = len(turn.completion_token_ids) > 0
@@ -151,11 +149,11 @@ def _turns_of(trace: Trace, model_group: str) -> list[Turn]:
     return [turn for turn in trace.turns if turn.model_group == model_group]
 
 
-def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:
-    """Says whether an episode's status counts and its versions may be trained on."""
+def is_trainable(trace: Trace, *, train_mixed_versions: bool) -> bool:
+    """Says whether an episode is an outcome of the policy and its versions may be trained on."""
     # Several versions sampled a mixed episode: no single version's logprobs are those of its behaviour policy.
     is_mixed = trace.is_version_mixed or any(turn.is_version_mixed for turn in trace.turns)
-    return trace.status.value in statuses and (train_mixed_versions or not is_mixed)
+    return trace.is_outcome and (train_mixed_versions or not is_mixed)
 
 
 def _rewards_by_turn(trace: Trace, rewards: EpisodeRewards | None) -> dict[int, float]:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from pipelines.config.renamed import RENAMED_KEYS, RENAMED_VALUES
+from pipelines.config.renamed import REMOVED_KEYS, RENAMED_KEYS, RENAMED_VALUES
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -45,6 +45,8 @@ def _hint(key: str, model: type[BaseModel], location: tuple[Any, ...], section: 
     """Returns what to write instead of an unknown key."""
     if key in RENAMED_KEYS:
         return f"it is called {RENAMED_KEYS[key].removeprefix(section + '.')!r} now"
+    if key in REMOVED_KEYS:
+        return REMOVED_KEYS[key]
     known = _keys_at(model, location[:-1])
     nearest = get_close_matches(str(location[-1]), known, n=1)
     return f"did you mean {nearest[0]!r}?" if nearest else f"known keys: {', '.join(known)}"

@@ -1,41 +1,79 @@
-"""The score stage: every episode that some model group trains on is paid, no other."""
+"""The score stage: every episode that is an outcome of the policy is paid, no other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+from records import MakeTrace
 from stage_records import collected, finish
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.score import score
-from stores.types import EpisodeStatus, Purpose, Trace
+from serve_apps.runner import WORKFLOW_RAISED
+from stores.stage_results import Scored
+from stores.types import SOUND, Cause, EpisodeRewards, EpisodeStatus, Purpose, Trace
 
 pytestmark = pytest.mark.fast
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
-STATUSES = list(EpisodeStatus)
+FAILED = [status for status in EpisodeStatus if status not in SOUND]
+
+
+def scored(folder: Path, make: Callable[[dict[str, Any]], list[Trace]]) -> tuple[Scored, dict[str, EpisodeRewards]]:
+    run = Run(load_config(SMALL, {"storage.root": str(folder)}))
+    run.open()
+    where = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
+    run.traces.write_episodes(make(where))
+    finish(run, 1, collected(traces=run.traces.pin_episodes(**where)))
+    result = score(run, 1)
+    return result, {rewards.episode_id: rewards for rewards in run.traces.read_rewards(result.rewards)}
+
+
+def test_episodes_are_paid_that_did_not_fail_or_whose_failure_the_policy_caused(
+    make_trace: MakeTrace, tmp_path: Path
+) -> None:
+    ends = [*((status, Cause.NONE) for status in SOUND), *product(FAILED, [c for c in Cause if c])]
+    traces: list[Trace] = []
+
+    def make(where: dict[str, Any]) -> list[Trace]:
+        traces.extend(make_trace(i, **where, status=s, cause=c) for i, (s, c) in enumerate(ends))
+        return traces
+
+    result, rewards = scored(tmp_path, make)
+    assert {t.episode_id for t in traces if t.cause in (Cause.NONE, Cause.POLICY)} == rewards.keys()
+    assert result.causes == {"sound": 2, "policy": 4, "infrastructure": 4, "author": 4}
+    worst = [rewards[t.episode_id] for t in traces if t.cause is Cause.POLICY]
+    assert {r.outcome for r in worst} == {0.0} and all(len(r.rewards) == 2 for r in worst), "the turns that were played"
 
 
 @pytest.mark.parametrize(
-    ("train_statuses", "paid"),
+    ("change", "is_authors"),
     [
-        (("ok", "truncated"), {"ok", "truncated"}),
-        (("ok",), {"ok", "truncated"}),  # truncated episodes count in what is reported
-        (("ok", "truncated", "timeout", "tool_error"), {"ok", "truncated", "timeout", "tool_error"}),
+        (lambda i, t: t, True),
+        (lambda i, t: replace(t, turns=t.turns if i else ()), True),
+        (lambda i, t: replace(t, turns=()), False),  # nothing shows that another completion would fail, too
+        (lambda i, t: replace(t, error="KeyError: other") if i else t, False),
+        (lambda i, t: replace(t, status=EpisodeStatus.OK, cause=Cause.NONE) if i else t, False),
+        (lambda i, t: replace(t, stop_reason="tool_refused"), False),
+        (lambda i, t: replace(t, cause=Cause.INFRASTRUCTURE) if i else t, False),
     ],
 )
-def test_episodes_are_paid_whose_status_counts_or_is_trained_on(
-    make_trace: Callable[..., Trace], tmp_path: Path, train_statuses: tuple[str, ...], paid: set[str]
+def test_a_task_whose_episodes_all_fail_alike_whatever_was_sampled_is_an_authors_fault_and_not_paid(
+    make_trace: MakeTrace, tmp_path: Path, change: Callable[[int, Trace], Trace], is_authors: bool
 ) -> None:
-    changes = {"storage.root": str(tmp_path), "model_groups.team.train": {"train_statuses": train_statuses}}
-    run = Run(load_config(SMALL, changes))
-    run.open()
-    where = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
-    traces = [make_trace(i, **where, status=status) for i, status in enumerate(STATUSES)]
-    run.traces.write_episodes(traces)
-    finish(run, 1, collected(traces=run.traces.pin_episodes(**where)))
-    rewards = {r.episode_id: r for r in run.traces.read_rewards(score(run, 1).rewards)}
-    assert {trace.status.value for trace in traces if trace.episode_id in rewards} == paid
+    def make(where: dict[str, Any]) -> list[Trace]:
+        fault = {"status": EpisodeStatus.AGENT_ERROR, "cause": Cause.POLICY, "stop_reason": WORKFLOW_RAISED}
+        group = [make_trace(i, **where, **fault, error=f"KeyError: 'x' at line {i}") for i in range(2)]
+        said = [replace(t, turns=(replace(t.turns[0], completion_text=f"text {i}"),)) for i, t in enumerate(group)]
+        return [change(i, trace) for i, trace in enumerate(said)]
+
+    result, rewards = scored(tmp_path, make)
+    assert (result.causes == {"author": 2}) == is_authors
+    if is_authors:
+        assert rewards == {}
