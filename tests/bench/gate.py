@@ -86,9 +86,10 @@ class Setting:
 def promoted(setting: Setting, *, num_pairs: int = NUM_PAIRS) -> tuple[list[float], list[float]]:
     """Returns the shares of pairs whose candidate is promoted after [one look, ten looks]: by the gate, and left out.
 
-    The ten looks of the gate that leaves failures out are played for better teams only; NaN for the others.
+    The same pairs play whatever escapes and whatever is missing, so that rows differ by that alone. The ten looks of the gate
+    that leaves failures out are played for better teams only; NaN for the others.
     """
-    rng = np.random.default_rng([setting.num_tasks, setting.points + 100, round(1000 * setting.escaped)])
+    rng = np.random.default_rng([setting.num_tasks, setting.points + 100, 0])
     counts = np.zeros((2, 2))
     for _ in range(num_pairs):
         new, old = _played(setting, rng)
