@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from serve_apps.contracts import Contract, Raw
-from stores.types import Sampling
+from stores.types import Cause, Sampling
 
 
 class TracedText(str):
@@ -164,6 +164,9 @@ class Tool:
     fail_open: bool = False
     """True: a failed call is recorded with its error, and the workflow goes on with `fallback`."""
     fallback: Any = ""
+    timeout_cause: Literal[Cause.INFRASTRUCTURE, Cause.POLICY] = Cause.INFRASTRUCTURE
+    """Who caused it where no answer comes within `timeout_s`. Say `policy` for a tool that a model's text can make slow, as
+    one that runs code: otherwise such episodes are left out of training, and a policy may learn to have them left out."""
 
     async def __call__(self, **arguments: Any) -> Any:
         """Calls the function with checked arguments; ToolError names those that do not fit."""
@@ -181,4 +184,12 @@ class Tool:
 
 
 class ToolError(Exception):
-    """Raised where a tool failed: the episode ends with status `tool_error`."""
+    """Raised by a tool that refuses its input: the episode ends with status `tool_error`, caused by the policy."""
+
+
+class ToolFault(ToolError):
+    """Raised by a tool whose service failed, whatever its input: the same status, caused by the infrastructure."""
+
+
+class ToolRaised(ToolError):
+    """Raised in place of another error of a tool: what a model wrote, or a bug of the tool."""

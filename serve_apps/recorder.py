@@ -14,7 +14,19 @@ from hashlib import sha256
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, AgentCall, Complete
-from serve_apps.agent import Agent, Reply, Tool, ToolError, TracedText, counted_attempts, origins_of, traced
+from serve_apps.agent import (
+    Agent,
+    Reply,
+    Tool,
+    ToolError,
+    ToolFault,
+    ToolRaised,
+    TracedText,
+    counted_attempts,
+    origins_of,
+    traced,
+)
+from serve_apps.causes import CallTimeout, covered
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Parsed
 from serve_apps.episode_spec import EpisodeSpec
@@ -25,6 +37,7 @@ from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome
 from stores.types import (
+    Cause,
     Completion,
     EpisodeStatus,
     FinishReason,
@@ -67,6 +80,16 @@ class Recorder:
         self.rounds: dict[str, int] = {}
         self.playback = None if spec.script is None else Playback(spec.script)
         self.began = time.perf_counter()
+        self._waited: list[tuple[float, float]] = []
+        """Spans of time that no policy can prolong (serve_apps/causes.py)."""
+        self._unanswered: dict[int, float] = {}
+        """Model calls under way, with their start."""
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds until now in which the episode waited for what no policy can prolong, see `serve_apps.causes`."""
+        now = time.perf_counter()
+        return covered([*self._waited, *((start, now) for start in self._unanswered.values())])
 
     @property
     def agents(self) -> Calls:
@@ -114,7 +137,7 @@ class Recorder:
             max_tokens: a limit below the agent's own and the context's.
             stops: the completion ends with the token that completes one of these texts.
 
-        Raises ContextExhausted, TimeoutError or PolicyCallError, as a workflow's agent call does.
+        Raises ContextExhausted, CallTimeout or PolicyCallError, as a workflow's agent call does.
         """
         index = self._next_event()
         round_index = self.rounds.get(name, 0)
@@ -133,8 +156,7 @@ class Recorder:
         )
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request)
-        async with asyncio.timeout(self.limits.turn_timeout_s):
-            completion = _cut_at(await self._complete(call), tokenizer, stops)
+        completion = _cut_at(await self._answered(index, call, start), tokenizer, stops)
         end = time.perf_counter()
         text = tokenizer.decode(completion.token_ids)
         parsed = parse(text)
@@ -196,6 +218,25 @@ class Recorder:
         self._texts[index] = (response,)
         return index
 
+    async def _answered(self, index: int, call: AgentCall, start: float) -> Completion:
+        """Returns the completion; whatever time the engines failed in is noted as waiting."""
+        self._unanswered[index] = start
+        try:
+            async with asyncio.timeout(self.limits.turn_timeout_s):
+                completion = await self._complete(call)
+        except (TimeoutError, PolicyCallError, asyncio.CancelledError) as fault:
+            self._waited.append((start, time.perf_counter()))
+            if isinstance(fault, TimeoutError):
+                limit = f"turn_timeout_s = {self.limits.turn_timeout_s:g} s"
+                raise CallTimeout(f"turn {index}: no completion of {call.agent!r} within {limit}") from None
+            raise
+        finally:
+            del self._unanswered[index]
+        failed_share = 1 - 1 / max(1, completion.num_attempts)
+        if failed_share:
+            self._waited.append((start, start + failed_share * (time.perf_counter() - start)))
+        return completion
+
     async def _complete(self, call: AgentCall) -> Completion:
         if self.playback is None:
             return await self.complete(call)
@@ -231,6 +272,8 @@ class Recorder:
             duration_s=0.0,
         )
         response, error = None, ""
+        kind: type[ToolError] = ToolError
+        is_ours_to_wait = tool.timeout_cause == Cause.INFRASTRUCTURE
         with counted_attempts() as attempts:
             try:
                 is_known, response = self.playback.response(name, recorded) if self.playback else (False, None)
@@ -239,17 +282,22 @@ class Recorder:
                         response = await tool(**request)
             except TimeoutError:
                 error = f"no answer after {tool.timeout_s:g} s"
+                kind = ToolFault if is_ours_to_wait else ToolError
             except asyncio.CancelledError:
                 seconds = time.perf_counter() - start
+                if is_ours_to_wait:
+                    self._waited.append((start, start + seconds))
                 error = f"given up after {seconds:.1f} s"
                 self.tool_calls[index] = replace(
                     call, error=error, num_attempts=max(1, attempts[0]), duration_s=seconds
                 )
                 raise
             except ToolError as fault:
-                error = str(fault)
-            except Exception as fault:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
-                error = f"{type(fault).__name__}: {fault}"
+                error, kind = str(fault), ToolFault if isinstance(fault, ToolFault) else ToolError
+            except (Exception, SystemExit) as fault:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
+                error, kind = f"{type(fault).__name__}: {fault}", ToolRaised
+        if kind is ToolFault:
+            self._waited.append((start, time.perf_counter()))
         self.tool_calls[index] = replace(
             call,
             response=response,
@@ -260,7 +308,7 @@ class Recorder:
         if error and tool.fail_open:
             return tool.fallback
         if error:
-            raise ToolError(f"tool {name!r}: {error}")
+            raise kind(f"tool {name!r}: {error}")
         self._texts[index] = (response,) if isinstance(response, str) else ()
         return traced(response, index)
 
@@ -279,7 +327,15 @@ class Recorder:
         return tuple(sorted(e for e in parents if e < index))
 
     def trace(
-        self, status: EpisodeStatus, stop_reason: str, error: str, outcome: Outcome, started_at: float, attempt: int
+        self,
+        status: EpisodeStatus,
+        stop_reason: str,
+        error: str,
+        outcome: Outcome,
+        started_at: float,
+        attempt: int,
+        *,
+        cause: Cause,
     ) -> Trace:
         """Returns the record of the episode up to now. Args: started_at: seconds since 1970. attempt: counted from 1."""
         turns = tuple(self.turns[i] for i in sorted(self.turns))
@@ -313,6 +369,7 @@ class Recorder:
             started_at=started_at,
             duration_s=time.perf_counter() - self.began,
             attempt=attempt,
+            cause=cause,
         )
 
 

@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from serve_apps.causes import AuthorError
 from stores.types import Completion, FinishReason, GenerateRequest, Trace
 from stores.variant_names import VariantName
 
 VariantKind = Literal["greedy", "counterfactual", "without"]
 
 
-class ReplayError(RuntimeError):
+class ReplayError(AuthorError):
     """Raised where a workflow makes another call than in the episode that is run again."""
 
 

@@ -5,7 +5,7 @@
                                       │ <────────────┘
                                       └──> Trace
 
-"A bad episode is data": the one place where whatever a workflow raises becomes a status.
+"A bad episode is data": the one place where whatever a workflow raises becomes a status, and a cause (serve_apps/causes.py).
 """
 
 from __future__ import annotations
@@ -17,28 +17,31 @@ from dataclasses import replace
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, Complete
-from serve_apps.agent import ToolError
+from serve_apps.agent import ToolError, ToolFault, ToolRaised
+from serve_apps.causes import CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.recorder import Recorder
 from serve_apps.workflow import Outcome
-from stores.types import EpisodeStatus, FinishReason, Trace
+from stores.types import Cause, EpisodeStatus, FinishReason, Trace
 
 CONTEXT_EXHAUSTED = "context_exhausted"
 """The stop reason of an episode in which a prompt left no room for a completion."""
+WORKFLOW_RAISED, TOOL_RAISED = "workflow_raised", "tool_raised"
+"""The stop reasons of episodes in which the code of the workflow, or of a tool, raised an error of its own."""
 
 
 async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> Trace:
     """Runs one episode to its end, whatever happens; only cancellation escapes.
 
-    An infrastructure failure is an attempt, repeated with the same seed; the last attempt is recorded. A turn
-    that was sampled by another version than the team's is such a failure, too.
+    A failure that the infrastructure caused is an attempt, repeated with the same seed; the last attempt is recorded. A
+    turn that was sampled by another version than the team's is such a failure, too.
     """
     for attempt in range(1, limits.max_attempts + 1):
         recorder = Recorder(spec, team, complete, limits)
         trace = await run_attempt(recorder, attempt)
-        if trace.status is not EpisodeStatus.INFRA_ERROR:
+        if trace.cause is not Cause.INFRASTRUCTURE:
             break
     return trace
 
@@ -47,32 +50,49 @@ async def run_attempt(recorder: Recorder, attempt: int) -> Trace:
     """Runs the recorder's episode once; whatever the workflow raises becomes a status. Only cancellation escapes."""
     started_at = time.time()
     status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
+    raised: BaseException | None = None
     try:
         async with asyncio.timeout(recorder.limits.episode_timeout_s):
             returned = await recorder.team.workflow.run(recorder.spec.task, recorder.agents, recorder.tools)
         outcome = _recordable(returned)
-        stop_reason = outcome.stop_reason
+        stop_reason, error = outcome.stop_reason, outcome.error
         if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in recorder.turns.values()):
             status = EpisodeStatus.TRUNCATED
     except ContextExhausted as exhausted:
         status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
     except TimeoutError as late:
-        waited = time.perf_counter() - recorder.began
-        status, stop_reason = EpisodeStatus.TIMEOUT, "timeout"
-        error = str(late) or f"no end after {waited:.1f} s, {len(recorder.turns)} turns done"
+        raised, status, stop_reason = late, EpisodeStatus.TIMEOUT, "timeout"
+        seconds = time.perf_counter() - recorder.began
+        error = str(late) or f"no end after {seconds:.1f} s, {len(recorder.turns)} turns done"
     except PolicyCallError as failed:
-        status, stop_reason, error = EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
+        raised, status, stop_reason, error = failed, EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
     except ToolError as failed:
-        status, stop_reason, error = EpisodeStatus.TOOL_ERROR, "tool_failed", str(failed)
-    except asyncio.CancelledError:
+        raised, status, stop_reason, error = failed, EpisodeStatus.TOOL_ERROR, _tool_stop(failed), str(failed)
+    except asyncio.CancelledError as cancelled:
         if _is_cancelled():
             raise
-        status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
+        raised, status, stop_reason = cancelled, EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED
         error = "CancelledError: the workflow awaited a task that it had cancelled itself"
-    except (Exception, SystemExit) as raised:  # noqa: BLE001 - the one place: what a workflow raises is agent_error
-        status, stop_reason = EpisodeStatus.AGENT_ERROR, "workflow_raised"
-        error = f"{type(raised).__name__}: {raised}"
-    return recorder.trace(status, stop_reason, error, outcome, started_at, attempt)
+    except (Exception, SystemExit) as fault:  # noqa: BLE001 - the one place: what a workflow raises is agent_error
+        raised, status, stop_reason = fault, EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED
+        error = f"{type(fault).__name__}: {fault}"
+    cause = Cause.NONE if raised is None else _cause(recorder, raised)
+    return recorder.trace(status, stop_reason, error, outcome, started_at, attempt, cause=cause)
+
+
+def _cause(recorder: Recorder, raised: BaseException) -> Cause:
+    num_turns = len(recorder.turns)
+    if isinstance(raised, TimeoutError) and not isinstance(raised, CallTimeout):
+        seconds = time.perf_counter() - recorder.began
+        return cause_of_delay(seconds=seconds, waited_s=recorder.waited_s, num_turns=num_turns)
+    return cause_of_error(raised, num_turns=num_turns)
+
+
+def _tool_stop(failed: ToolError) -> str:
+    """Returns the stop reason of a tool's failure: its service failed, its code raised, or it refused its input."""
+    if isinstance(failed, ToolFault):
+        return "tool_failed"
+    return TOOL_RAISED if isinstance(failed, ToolRaised) else "tool_refused"
 
 
 def _recordable(returned: Any) -> Outcome:
@@ -83,8 +103,13 @@ def _recordable(returned: Any) -> Outcome:
         raise TypeError(
             f"Outcome.metadata is {type(returned.metadata).__name__}, not a mapping: leave it out or give one"
         )
-    answer, stop_reason = str(returned.answer), str(returned.stop_reason)
-    return replace(returned, answer=answer, stop_reason=stop_reason, metadata=dict(returned.metadata))
+    return replace(
+        returned,
+        answer=str(returned.answer),
+        stop_reason=str(returned.stop_reason),
+        error=str(returned.error),
+        metadata=dict(returned.metadata),
+    )
 
 
 def _is_cancelled() -> bool:

@@ -27,6 +27,8 @@ class Outcome:
     """True where the workflow stopped early, at a limit of rounds for example."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON values for credit rules and for readers of the trace."""
+    error: str = ""
+    """What went wrong although the episode came to its end; it is stored with the trace."""
 
 
 class Workflow:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from stores.types import (
+    Cause,
     EpisodeRewards,
     EpisodeStatus,
     FinishReason,
@@ -109,6 +110,7 @@ EPISODES = pa.schema(
         ("started_at", pa.float64()),
         ("duration_s", pa.float64()),
         ("attempt", pa.int32()),
+        ("cause", pa.string()),
         ("task_prompt", pa.string()),
         ("task_answers", pa.list_(pa.string())),
         ("task_metadata", pa.string()),
@@ -177,6 +179,8 @@ def traces_of(batch: pa.RecordBatch) -> Iterator[Trace]:
     columns = {name: batch[name].to_pylist() for name in flat}
     columns["purpose"] = [Purpose(v) for v in columns["purpose"]]
     columns["status"] = [EpisodeStatus(v) for v in columns["status"]]
+    if "cause" in columns:  # a table of an earlier version has none
+        columns["cause"] = [Cause(v) for v in columns["cause"]]
     for name in ("outcome_metadata", "policy_versions"):
         columns[name] = [json.loads(v) for v in columns[name]]
     columns["turns"] = _unnest(batch["turns"], _turns)

@@ -98,6 +98,8 @@ class Collected(StageResult):
     """Where the traces come from if nothing was sampled; key `from` in JSON."""
     sampled_by: Mapping[str, int] | None = None
     """By model group, the version that acted in traces of another run."""
+    causes: Mapping[str, int] | None = None
+    """Number of new episodes by `Cause` of their failure, `sound` for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,8 @@ class Scored(StageResult):
     """Mean outcome of the episodes, variants left out."""
     agents: AgentFigures
     """`reward`, `format_share`, `calls`, `completion_tokens` and, for agents of a program, `broken_share`."""
+    causes: Mapping[str, int] | None = None
+    """Number of episodes by `Cause` of their failure, `sound` for none; variants left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +187,7 @@ class TeamScore(Strict):
     """Two-sided 95% interval of `accuracy`."""
     num_tasks: int
     num_failed: int
-    """Episodes that do not count: they failed, or another version had a part in them."""
+    """Episodes that do not count: infrastructure or author caused their failure, or another version had a part in them."""
     k: int
     """Episodes per task."""
     pass_at_k: float | None
@@ -194,6 +198,8 @@ class TeamScore(Strict):
     sources: Mapping[str, float]
     """Accuracy by data set."""
     traces: TracesRef
+    causes: Mapping[str, int] | None = None
+    """Number of episodes by `Cause` of their failure, `sound` for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +235,9 @@ class Evaluated(StageResult):
     champion: TeamScore | None = None
     """None where candidate and champion are the same versions, or nothing was played."""
     gain: Gain | None = None
+    """Over the tasks that both teams have an outcome for."""
+    bound: Gain | None = None
+    """Over all tasks, each missing episode lost by the candidate or won by the champion; the gate decides by its lower end."""
     guards: Mapping[str, Mapping[str, Any]] | None = None
     """By guard: the interval (`mean`, `low`, `high`, `num_tasks`), its `limit` and `state`."""
     contenders: tuple[Mapping[str, Any], ...] | None = None
@@ -236,7 +245,9 @@ class Evaluated(StageResult):
     num_looks: int | None = None
     """How often the gate was asked."""
     num_unpaired: int | None = None
-    """Tasks that only one of the two teams has an outcome for."""
+    """Tasks that not both teams have an outcome for."""
+    num_missing: Mapping[str, int] | None = None
+    """Episodes without an outcome, of the `candidate` and of the `champion`."""
     sampling_seconds: float = 0.0
     """Of all teams together."""
     num_tokens: int = 0

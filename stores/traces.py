@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from stores import rows
 from stores.files import lancedb_options
-from stores.types import EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
+from stores.types import COUNTED, SOUND, Cause, EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
 if TYPE_CHECKING:
     from lancedb import DBConnection
@@ -68,10 +68,10 @@ class TraceStore:
                     raise
                 self._check_schema(name, schema)
 
-    def write_episodes(self, traces: Sequence[Trace], *, replaced: Sequence[EpisodeStatus] = ()) -> int:
+    def write_episodes(self, traces: Sequence[Trace], *, replaced: Sequence[Cause] = ()) -> int:
         """Stores the episodes that are not stored yet, and returns how many these were; the first writer of a key wins.
 
-        A stored episode with a status in `replaced` is overwritten instead.
+        A stored episode whose failure has a cause in `replaced` is overwritten instead.
         """
         unique = list({t.episode_id: t for t in reversed(traces)}.values())
         return self._insert("episodes", rows.episode_table(unique), replaced=replaced) if unique else 0
@@ -88,11 +88,11 @@ class TraceStore:
         iteration: int,
         purpose: Purpose,
         team_key: str,
-        but_not: Sequence[EpisodeStatus] = (),
+        but_not: Sequence[Cause] = (),
     ) -> set[str]:
-        """Returns the ids of the episodes of this key that are stored by now, except those with a status in `but_not`."""
+        """Returns the ids of the episodes of this key that are stored by now, except those with a cause in `but_not`."""
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
-        where += f" AND status NOT IN ({quoted(but_not)})" if but_not else ""
+        where += f" AND cause NOT IN ({quoted(but_not)})" if but_not else ""
         return set(_column(self._open("episodes"), "episode_id", where).to_pylist())
 
     def stored_episodes(
@@ -100,11 +100,11 @@ class TraceStore:
     ) -> pa.Table:
         """Returns one row per stored episode of this key.
 
-        Its columns are {episode_id, group_id, task_id, status, stop_reason, error, num_turns, started_at, duration_s}.
+        Its columns are {episode_id, group_id, task_id, status, cause, stop_reason, error, num_turns, started_at, duration_s}.
         `with_tokens` adds num_tokens, the length of all its completions; that reads the turns, so it costs more.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
-        names = ["episode_id", "group_id", "task_id", "status", "stop_reason", "error", "num_turns"]
+        names = ["episode_id", "group_id", "task_id", "status", "cause", "stop_reason", "error", "num_turns"]
         names += ["started_at", "duration_s"]
         table = self._open("episodes").search().where(where).select([*names, *(["turns"] * with_tokens)]).to_arrow()
         if not with_tokens:
@@ -147,19 +147,24 @@ class TraceStore:
         purpose: Purpose,
         credit_version: str,
         traces: TracesRef,
-        statuses: Sequence[EpisodeStatus] | None = None,
+        causes: Sequence[Cause] | None = None,
+        unscored: Collection[str] = (),
     ) -> RewardsRef:
-        """Tags the rewards of the episodes in `traces`; ValueError if some of those with `statuses` have none.
+        """Tags the rewards of the episodes in `traces`; ValueError if some that must have rewards have none.
 
-        Args: statuses: only episodes with these must have rewards; default all.
+        Args:
+            causes: only episodes whose failure has one of these causes must have rewards; default all.
+            unscored: ids of episodes that need none either.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, credit_version=credit_version)
         table = self._open("rewards")
         _count_unique(table, "reward_id", where)
-        counted = _where_of(traces) + _with_status(statuses)
-        episodes = _column(self._open("episodes", traces), "episode_id", counted)
+        of_traces = self._open("episodes", traces)
+        counted = _where_of(traces) + _with_cause(causes, of_traces)
+        left_out = set(unscored)
+        episodes = [e for e in _column(of_traces, "episode_id", counted).to_pylist() if e not in left_out]
         scored = set(_column(table, "episode_id", where).to_pylist())
-        missing = [e for e in episodes.to_pylist() if e not in scored]
+        missing = [e for e in episodes if e not in scored]
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(episodes)} episodes of {traces.tag} have no rewards of credit version "
@@ -187,6 +192,7 @@ class TraceStore:
         agent: str | None = None,
         model_group: str | None = None,
         statuses: Sequence[EpisodeStatus] | None = None,
+        causes: Sequence[Cause] | None = None,
         columns: Sequence[str] | None = None,
         batch_size: int = 256,
     ) -> Iterator[pa.RecordBatch]:
@@ -196,14 +202,16 @@ class TraceStore:
             agent: only episodes in which this agent has a turn.
             model_group: only episodes in which this model group has a turn.
             statuses: only these; default all.
+            causes: only episodes whose failure has one of these causes; default all.
             columns: names of top-level columns; default all.
         """
         where = [_where_of(ref)]
         where += [f"contains(agents, {_quote(f'|{agent}|')})"] if agent is not None else []
         where += [f"contains(model_groups, {_quote(f'|{model_group}|')})"] if model_group is not None else []
-        names = list(columns) if columns is not None else rows.EPISODES.names
-        query = self._open("episodes", ref).search().where(" AND ".join(where) + _with_status(statuses)).select(names)
-        yield from query.to_batches(batch_size)
+        table = self._open("episodes", ref)
+        condition = " AND ".join(where) + _with_status(statuses) + _with_cause(causes, table)
+        names = list(columns) if columns is not None else _names(table)
+        yield from table.search().where(condition).select(names).to_batches(batch_size)
 
     def read_traces(
         self,
@@ -212,9 +220,10 @@ class TraceStore:
         agent: str | None = None,
         model_group: str | None = None,
         statuses: Sequence[EpisodeStatus] | None = None,
+        causes: Sequence[Cause] | None = None,
     ) -> Iterator[Trace]:
         """Yields pinned episodes as records; filters are those of `read_batches`."""
-        for batch in self.read_batches(ref, agent=agent, model_group=model_group, statuses=statuses):
+        for batch in self.read_batches(ref, agent=agent, model_group=model_group, statuses=statuses, causes=causes):
             yield from rows.traces_of(batch)
 
     def read_rewards(self, ref: RewardsRef) -> Iterator[EpisodeRewards]:
@@ -312,7 +321,8 @@ class TraceStore:
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose)
         good = set(_column(self._open("rewards"), "episode_id", f"{where} AND outcome >= {min_outcome}").to_pylist())
-        query = self._open("episodes").search().where(where).select(rows.EPISODES.names)
+        table = self._open("episodes")
+        query = table.search().where(where).select(_names(table))
         for batch in query.to_batches(256) if good else ():
             yield from (trace for trace in rows.traces_of(batch) if trace.episode_id in good and not trace.variant)
 
@@ -404,15 +414,26 @@ class TraceStore:
             self._open(name).tags.delete(tag)
 
     def _find(self, where: str, *, limit: int) -> list[Trace]:
-        query = self._open("episodes").search().select(rows.EPISODES.names).limit(limit)
+        table = self._open("episodes")
+        query = table.search().select(_names(table)).limit(limit)
         batches = (query.where(where) if where else query).to_batches(256)
         return [trace for batch in batches for trace in rows.traces_of(batch)]
 
-    def _insert(self, name: str, table: pa.Table, *, replaced: Sequence[EpisodeStatus] = ()) -> int:
+    def completions_of(self, episode_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Returns by episode the texts of its completions, in order; reads the turns, so ask for few."""
+        query = (
+            self._open("episodes").search().where(f"episode_id IN ({quoted(episode_ids)})" if episode_ids else "false")
+        )
+        return {
+            row["episode_id"]: tuple(turn["completion_text"] for turn in row["turns"])
+            for row in query.select(["episode_id", "turns"]).to_arrow().to_pylist()
+        }
+
+    def _insert(self, name: str, table: pa.Table, *, replaced: Sequence[Cause] = ()) -> int:
         # Without `use_index(False)` a merge looks keys up in an index that does not know rows of concurrent commits yet.
         merge = self._open(name).merge_insert(KEYS[name]).use_index(False).when_not_matched_insert_all()
         if replaced:
-            merge = merge.when_matched_update_all(where=f"target.status IN ({quoted(replaced)})")
+            merge = merge.when_matched_update_all(where=f"target.cause IN ({quoted(replaced)})")
         return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
 
     def _check_schema(self, name: str, schema: pa.Schema) -> None:
@@ -514,6 +535,22 @@ def _played_by(policy_versions: Mapping[str, int]) -> list[str]:
         f"(contains(policy_versions, {_quote(f'{entry},')}) OR contains(policy_versions, {_quote(entry + '}')}))"
         for entry in entries
     ]
+
+
+def _with_cause(causes: Sequence[Cause] | None, table: Table) -> str:
+    """Returns SQL for the episodes with these causes; a table of an earlier version knows statuses only."""
+    if causes is None:
+        return ""
+    if "cause" not in table.schema.names:
+        assert tuple(causes) == COUNTED, "the only causes that statuses tell"
+        return _with_status(SOUND)
+    return f" AND cause IN ({quoted(causes)})" if causes else " AND false"
+
+
+def _names(table: Table) -> list[str]:
+    """Returns the columns of an episode that a table has: one of an earlier version lacks the later ones."""
+    there = set(table.schema.names)
+    return [name for name in rows.EPISODES.names if name in there]
 
 
 def _where(**equals: str | int | None) -> str:

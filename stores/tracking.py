@@ -210,6 +210,7 @@ def _trace_info(trace: Trace, rewards: EpisodeRewards | None, experiment: str, m
         "task_id": trace.task.task_id,
         "status": trace.status.value,
         "stop_reason": trace.stop_reason,
+        "cause": trace.cause.value,
     }
     assessments: list[Assessment] = []
     if rewards is not None:

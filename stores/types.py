@@ -17,7 +17,7 @@ SERVED = "troupe/served"
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode ended. Only what the policy itself did (`ok`, `truncated`) is trained on."""
+    """How an episode ended. `ok` and `truncated` are sound; for the others `Trace.cause` says who caused the failure."""
 
     OK = "ok"
     TRUNCATED = "truncated"
@@ -25,6 +25,28 @@ class EpisodeStatus(StrEnum):
     TOOL_ERROR = "tool_error"
     TIMEOUT = "timeout"
     INFRA_ERROR = "infra_error"
+
+
+SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+"""The statuses of episodes that did not fail."""
+
+
+class Cause(StrEnum):
+    """Who caused the failure of an episode: that decides what the episode counts as (`serve_apps/causes.py`)."""
+
+    NONE = ""
+    """The episode did not fail."""
+    INFRASTRUCTURE = "infrastructure"
+    """An engine, a service behind a tool, or a deadline of ours on a call: the episode is missing. It is repeated, then left
+    out of the loss and of baselines; the gate counts it against the candidate."""
+    POLICY = "policy"
+    """What a model wrote: the episode is an outcome, the worst one of the credit rule, and it is trained on."""
+    AUTHOR = "author"
+    """The workflow, the program or the set-up, whatever a model wrote: the episode is missing, too, and shown as such."""
+
+
+COUNTED = (Cause.NONE, Cause.POLICY)
+"""The causes of episodes that are outcomes of the policy: they are scored, trained on and compared at the gate."""
 
 
 class FinishReason(StrEnum):
@@ -186,6 +208,19 @@ class Trace:
     """Unix seconds."""
     duration_s: float
     attempt: int = 1
+    cause: Cause = Cause.NONE
+    """Who caused the failure. A failed episode without one, of an earlier version of Troupe, is no outcome: nobody knows
+    whether the policy caused it."""
+
+    def __post_init__(self) -> None:
+        if self.cause is Cause.NONE and self.status not in SOUND:
+            is_infrastructure = self.status is EpisodeStatus.INFRA_ERROR
+            object.__setattr__(self, "cause", Cause.INFRASTRUCTURE if is_infrastructure else Cause.AUTHOR)
+
+    @property
+    def is_outcome(self) -> bool:
+        """Says whether the episode is an outcome of the policy: it did not fail, or the policy caused its failure."""
+        return self.cause in COUNTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -378,9 +378,6 @@ class TrainConfig(Settings):
     """The number of optimizer steps per pass. It is fixed, whatever the number of rows."""
     microbatch_tokens: int = Field(16384, ge=1)
     """The number of tokens per forward and backward pass, padding included. Lower it when memory runs out."""
-    train_statuses: tuple[Literal["ok", "truncated", "agent_error", "tool_error", "timeout"], ...] = ("ok", "truncated")
-    """The statuses of episodes that are trained on. The credit rule scores those that you add by the answer with which they
-    ended, if any."""
     train_mixed_versions: bool = False
     """Whether episodes are trained on in which more than one version of a model group had turns."""
     num_workers: int = Field(1, ge=1)

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,24 +117,27 @@ def read_rows(
 ) -> tuple[list[Sample], Funnel]:
     """Returns the training rows of `model_group` in a fixed order, and the counts of the turns that fell out."""
     reward_of = {r.episode_id: r for r in store.read_rewards(rewards)}
-    settings: dict[str, Any] = {
-        "statuses": config.train_statuses,
-        "train_mixed_versions": config.train_mixed_versions,
-    }
-    funnel = Funnel(model_group=model_group, **settings)
+    mixed = config.train_mixed_versions
+    funnel = Funnel(model_group=model_group, train_mixed_versions=mixed)
     samples: list[Sample] = []
     compared: list[Trace] = []
     for trace in store.read_traces(traces, model_group=model_group):
         compared += [trace] if config.algorithm in BASELINE_ALGORITHMS else []
         if not trace.variant:
             funnel.see(trace, reward_of.get(trace.episode_id))
-            samples += samples_of(trace, reward_of.get(trace.episode_id), model_group=model_group, **settings)
+            samples += samples_of(
+                trace, reward_of.get(trace.episode_id), model_group=model_group, train_mixed_versions=mixed
+            )
     siblings = sibling_turns(compared)
     for trace in compared:  # which of a variant's turns train follows from the episode that it replays
         if turns := siblings.get(trace.episode_id):
             funnel.see(trace, reward_of.get(trace.episode_id), sibling_turns=turns)
             samples += samples_of(
-                trace, reward_of.get(trace.episode_id), model_group=model_group, sibling_turns=turns, **settings
+                trace,
+                reward_of.get(trace.episode_id),
+                model_group=model_group,
+                train_mixed_versions=mixed,
+                sibling_turns=turns,
             )
     baselines = baselines_of(compared, reward_of, credit_kind=credit_kind)
     samples = [replace(s, baseline=baselines.get((s.episode_id, s.turn_index))) for s in samples]

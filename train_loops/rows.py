@@ -57,22 +57,21 @@ def samples_of(
     rewards: EpisodeRewards | None,
     *,
     model_group: str,
-    statuses: Collection[str],
     train_mixed_versions: bool = False,
     sibling_turns: Collection[int] = (),
 ) -> list[Sample]:
     """Returns the turns of `model_group` that train, in the order of time.
 
     Left out are turns of variants of an episode (replayed with another turn, or greedily) that are not in `sibling_turns`,
-    episodes whose status is not in `statuses`, episodes sampled by more than one version of a model group (unless `train_mixed_versions`), turns without
-    completion tokens, and turns that the credit rule gave no reward (nothing becomes reward 0 by accident). The `Funnel`
-    counts each.
+    episodes that are no outcome of the policy (`Trace.cause`), episodes sampled by more than one version of a model group
+    (unless `train_mixed_versions`), turns without completion tokens, and turns that the credit rule gave no reward (nothing
+    becomes reward 0 by accident). The `Funnel` counts each.
 
     Raises:
         ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
             that does not exist, filtered sampling.
     """
-    if not is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions):
+    if not is_trainable(trace, train_mixed_versions=train_mixed_versions):
         return []
     reward_of = _rewards_by_turn(trace, rewards)
     round_of = rounds_in_time(trace.turns)
@@ -129,13 +128,12 @@ class Funnel:
     """
 
     model_group: str
-    statuses: Collection[str]
     train_mixed_versions: bool = False
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def see(self, trace: Trace, rewards: EpisodeRewards | None, *, sibling_turns: Collection[int] = ()) -> None:
         """Counts one episode, of a variant only `sibling_turns`; `rewards` is None where the credit rule gave none."""
-        is_ok = is_trainable(trace, statuses=self.statuses, train_mixed_versions=self.train_mixed_versions)
+        is_ok = is_trainable(trace, train_mixed_versions=self.train_mixed_versions)
         scored = {r.turn_index for r in rewards.rewards} if rewards is not None else set()
         for turn in _trained_turns(trace, self.model_group, sibling_turns):
             has_ids = len(turn.completion_token_ids) > 0
@@ -155,11 +153,11 @@ def _trained_turns(trace: Trace, model_group: str, sibling_turns: Collection[int
     return [turn for turn in turns if turn.turn_index in sibling_turns] if trace.variant else turns
 
 
-def is_trainable(trace: Trace, *, statuses: Collection[str], train_mixed_versions: bool) -> bool:
-    """Says whether an episode's status counts and its versions may be trained on."""
+def is_trainable(trace: Trace, *, train_mixed_versions: bool) -> bool:
+    """Says whether an episode is an outcome of the policy and its versions may be trained on."""
     # Several versions sampled a mixed episode: no single version's logprobs are those of its behaviour policy.
     is_mixed = trace.is_version_mixed or any(turn.is_version_mixed for turn in trace.turns)
-    return trace.status.value in statuses and (train_mixed_versions or not is_mixed)
+    return trace.is_outcome and (train_mixed_versions or not is_mixed)
 
 
 def _rewards_by_turn(trace: Trace, rewards: EpisodeRewards | None) -> dict[int, float]:

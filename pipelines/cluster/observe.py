@@ -14,9 +14,7 @@ from stores.journal import DONE, FAILED, LOCK, StageRow
 from stores.logs import Sparingly, bound
 from stores.metrics import Point, send
 from stores.stage_results import Decided, Evaluated, Synced, Trained, TrainedTeam, result_of
-from stores.types import EpisodeStatus, Trace
-
-SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+from stores.types import SOUND, Trace
 
 logger = logging.getLogger(__name__)
 _failures = Sparingly(logger)
@@ -93,7 +91,11 @@ def log_failed(traces: Iterable[Trace], *, is_last: bool = True) -> None:
         if trace.status not in SOUND:
             with bound(episode=trace.episode_id):
                 _failures.warning(
-                    "episode ended as %s (%s), attempt %d", trace.status, trace.stop_reason, trace.attempt
+                    "episode ended as %s (%s), caused by %s, attempt %d",
+                    trace.status,
+                    trace.stop_reason,
+                    trace.cause,
+                    trace.attempt,
                 )
     if is_last:
         _failures.close()

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from pipelines.config.renamed import RENAMED_KEYS, RENAMED_VALUES, SPLIT_KEYS
+from pipelines.config.renamed import REMOVED_KEYS, RENAMED_KEYS, RENAMED_VALUES, SPLIT_KEYS
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -48,6 +48,8 @@ def _hint(key: str, model: type[BaseModel], location: tuple[Any, ...], section: 
     if key in SPLIT_KEYS:
         names = " and ".join(repr(name.removeprefix(section + ".")) for name in SPLIT_KEYS[key])
         return f"there are {names} in its place"
+    if key in REMOVED_KEYS:
+        return REMOVED_KEYS[key]
     known = _keys_at(model, location[:-1])
     nearest = get_close_matches(str(location[-1]), known, n=1)
     return f"did you mean {nearest[0]!r}?" if nearest else f"known keys: {', '.join(known)}"

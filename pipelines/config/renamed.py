@@ -1,4 +1,4 @@
-"""renamed: old names of config keys, their values and dotted paths -> what they are called now.
+"""renamed: old names of config keys, their values and dotted paths -> what they are called now, or what does their work.
 
 An old name is refused with the new one. A rename adds a line here and one to CHANGELOG.md.
 """
@@ -31,6 +31,14 @@ SPLIT_KEYS: Mapping[str, tuple[str, ...]] = {
     "train.loss.kl_estimator": ("train.loss.kl_in_reward_estimator", "train.loss.kl_in_loss_estimator"),
 }
 """Old key -> the keys that took its place, in the same section."""
+
+REMOVED_KEYS: Mapping[str, str] = {
+    "train.train_statuses": (
+        "drop it: who caused a failure decides; an episode whose failure the policy caused is trained on with the credit "
+        "rule's worst outcome, other failures are not"
+    ),
+}
+"""Key that is no more -> what to do."""
 
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "collect.incomplete_groups": {"cut": "drop"},

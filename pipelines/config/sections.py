@@ -214,7 +214,9 @@ class CollectConfig(Settings):
     stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
     """The deadline in seconds of stage collect, at which the watchdog writes the stacks of its processes and ends it."""
     max_failed_share: float = Field(0.1, ge=0, le=1)
-    """The share of episodes with status agent_error, tool_error, timeout or infra_error beyond which the stage fails."""
+    """The share of episodes that infrastructure or the workflow's author caused to fail beyond which the stage fails. Failures
+    that the policy caused are outcomes and do not count, unless all episodes of their task fail alike, whatever was
+    sampled."""
     episode: EpisodeConfig = EpisodeConfig()
     """The limits within which an episode must end."""
     call: CallConfig = CallConfig()

@@ -52,7 +52,13 @@ class GraphReward:
 
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit; the outcome is the metric of `trace.answer`."""
-        outcome = self.metric(trace.answer, trace.task.answers)
+        return self._credit(trace, self.metric(trace.answer, trace.task.answers))
+
+    def assign_failed(self, trace: Trace) -> Credit:
+        """Returns the credit of an episode whose failure the policy caused: outcome 0, and the format of each turn."""
+        return self._credit(trace, 0.0)
+
+    def _credit(self, trace: Trace, outcome: float) -> Credit:
         paid = [self._shares(turn.agent) for turn in trace.turns]
         each = self.outcome_weight * (outcome / max(1, sum(paid)) if self.share == "split" else outcome)
         rewards = []

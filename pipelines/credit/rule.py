@@ -15,12 +15,9 @@ from typing import Any, Literal, Protocol
 
 from pipelines.config.sections import DottedConfig
 from serve_apps.workflow import load_object
-from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn, TurnReward
+from stores.types import SERVED, Cause, EpisodeRewards, Trace, Turn, TurnReward
 
 CreditKind = Literal["returns", "increments"]
-SCORED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
-"""Statuses of episodes whose outcome is the policy's own doing. Other episodes get no rewards at all, rather than zeros by
-accident, unless `train_statuses` of a model group includes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +35,9 @@ class CreditRule(Protocol):
 
     A rule that compares episodes also has `assign_all(traces) -> list[Credit]`. It gets all episodes that are scored
     together (those of an iteration), in any order, and its result must not depend on the order.
+
+    A rule is not asked about an episode whose failure the policy caused: that gets the worst outcome, see `failed_credit`. A
+    rule may say what that is by an attribute `worst_outcome` (default 0), or by a method `assign_failed(trace) -> Credit`.
     """
 
     kind: CreditKind
@@ -101,10 +101,12 @@ def _source(module: ModuleType) -> str:
 def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
     """Returns the credit of a set of episodes, in their order: of all at once if `rule` can, else of each by itself.
 
-    Production episodes are not judged by the rule: their credit is the score that the caller gave (`caller_credit`).
+    Production episodes are not judged by the rule: their credit is the score that the caller gave (`caller_credit`). Nor are
+    those whose failure the policy caused (`failed_credit`).
     """
     caller_scores = {trace.episode_id: score for trace in traces if (score := caller_score(trace)) is not None}
-    own = [trace for trace in traces if trace.episode_id not in caller_scores]
+    failed = {trace.episode_id for trace in traces if trace.cause is Cause.POLICY} - caller_scores.keys()
+    own = [trace for trace in traces if trace.episode_id not in caller_scores and trace.episode_id not in failed]
     assign_all = getattr(rule, "assign_all", None)
     judged = list(assign_all(own)) if assign_all is not None else [rule.assign_credit(trace) for trace in own]
     if len(judged) != len(own):
@@ -113,9 +115,42 @@ def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
     return [
         caller_credit(trace, caller_scores[trace.episode_id], kind=rule.kind)
         if trace.episode_id in caller_scores
+        else failed_credit(rule, trace)
+        if trace.episode_id in failed
         else next(own_credits)
         for trace in traces
     ]
+
+
+def worst_outcome(rule: CreditRule) -> float:
+    """Returns the outcome of an episode whose failure the policy caused."""
+    return float(getattr(rule, "worst_outcome", 0.0))
+
+
+def failed_credit(rule: CreditRule, trace: Trace) -> Credit:
+    """Returns the credit of an episode whose failure the policy caused: what the rule says, or else its worst outcome.
+
+    Each turn that was played gets the outcome, or the last one if `kind` is `increments`, whose rewards add up; and the
+    rule's penalty `format_weight` where its format is invalid, so that to fail is never better than to be wrong.
+    """
+    assign_failed = getattr(rule, "assign_failed", None)
+    if assign_failed is not None:
+        credit: Credit = assign_failed(trace)
+        return credit
+    outcome, weight = worst_outcome(rule), float(getattr(rule, "format_weight", 0.0))
+    last = len(trace.turns) - 1
+    rewards = [
+        turn_reward(
+            trace,
+            i,
+            {
+                "failed": outcome if rule.kind == "returns" or i == last else 0.0,
+                "format": format_penalty(turn, weight),
+            },
+        )
+        for i, turn in enumerate(trace.turns)
+    ]
+    return Credit(outcome=outcome, rewards=tuple(rewards))
 
 
 def caller_score(trace: Trace) -> float | None:
@@ -135,22 +170,17 @@ def caller_credit(trace: Trace, score: float, *, kind: CreditKind) -> Credit:
     return Credit(outcome=outcome, rewards=tuple(rewards))
 
 
-def score_traces(
-    rule: CreditRule,
-    traces: Sequence[Trace],
-    *,
-    version: str,
-    statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES,
-) -> list[EpisodeRewards]:
+def score_traces(rule: CreditRule, traces: Sequence[Trace], *, version: str) -> list[EpisodeRewards]:
     """Returns the rewards of episodes that are scored together under `rule`, whose `credit_version` is `version`.
 
-    Raises ValueError for an episode whose status is not in `statuses`, and for a rule that rewards a turn which is not in
-    the trace, rewards one twice, or returns a number that is not finite.
+    Raises ValueError for an episode that is no outcome of the policy, and for a rule that rewards a turn which is not in the
+    trace, rewards one twice, or returns a number that is not finite.
     """
     for trace in traces:
-        if trace.status not in statuses:
+        if not trace.is_outcome:
             raise ValueError(
-                f"episode {trace.episode_id} is {trace.status}: it is not scored (only {', '.join(statuses)} are); skip it"
+                f"episode {trace.episode_id} is {trace.status}, caused by {trace.cause}: it is no outcome of the policy and "
+                "is not scored; skip it"
             )
     credits = credits_of(rule, traces)
     return [
@@ -159,15 +189,9 @@ def score_traces(
     ]
 
 
-def score_trace(
-    rule: CreditRule,
-    trace: Trace,
-    *,
-    version: str,
-    statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES,
-) -> EpisodeRewards:
+def score_trace(rule: CreditRule, trace: Trace, *, version: str) -> EpisodeRewards:
     """Returns the rewards of one episode by itself, see `score_traces`."""
-    return score_traces(rule, [trace], version=version, statuses=statuses)[0]
+    return score_traces(rule, [trace], version=version)[0]
 
 
 def _rewards(trace: Trace, credit: Credit, *, name: str, version: str) -> EpisodeRewards:

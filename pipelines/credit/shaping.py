@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pipelines.config.messages import explain
 from pipelines.config.sections import DottedConfig
 from pipelines.credit.rounds import Rounds
-from pipelines.credit.rule import Credit, CreditKind, credit_version, credits_of, load_credit
+from pipelines.credit.rule import Credit, CreditKind, credit_version, credits_of, failed_credit, load_credit
 from stores.rounds import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
 
@@ -80,6 +80,10 @@ class Shaping(ABC):
             self._shaped(trace, credit, Played(rounds=r, round_of=of, elsewhere=e))
             for trace, credit, r, of, e in zip(traces, credits, rounds, round_of, elsewhere, strict=True)
         ]
+
+    def assign_failed(self, trace: Trace) -> Credit:
+        """Returns the credit of an episode whose failure the policy caused: the worst of the inner rule, unshaped."""
+        return failed_credit(self.inner, trace)
 
     def takes(self, agent: str) -> bool:
         """Says whether the turns of `agent` are shaped."""

@@ -32,7 +32,7 @@ from serve_apps.team_spec import TeamSpec
 from stores.logs import carried
 from stores.metrics import send
 from stores.traces import TraceStore
-from stores.types import EpisodeStatus, Trace
+from stores.types import Cause, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def hand_over(
             yield ray.get(ref)
 
 
-PULSE = {"groups": np.array(["{}"]), "statuses": np.array(["{}"])} | {
+PULSE = {name: np.array(["{}"]) for name in ("groups", "statuses", "causes")} | {
     name: np.zeros(1, kind)
     for name, kind in (("num", int), ("num_tokens", int), ("started_at", float), ("ended_at", float))
 }
@@ -141,7 +141,7 @@ class Collector:
         write_batch: int,
         place: str,
         log: Mapping[str, Any],
-        replaced: Sequence[EpisodeStatus] = (),
+        replaced: Sequence[Cause] = (),
         early_stop: EarlyStop | None = None,
     ) -> AsyncIterator[dict[str, np.ndarray]]:
         """Yields the summary of every batch of episodes once it is stored.
@@ -194,7 +194,7 @@ class Collector:
         return ServeClient(dict(apps), call)
 
 
-def _missing(specs: Sequence[EpisodeSpec], store: TraceStore, replaced: Sequence[EpisodeStatus]) -> list[EpisodeSpec]:
+def _missing(specs: Sequence[EpisodeSpec], store: TraceStore, replaced: Sequence[Cause]) -> list[EpisodeSpec]:
     if not len(specs):
         return []
     first = specs[0]
@@ -214,6 +214,7 @@ def _summary(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
     return {
         "num": np.array([len(traces)]),
         "statuses": np.array([json.dumps(statuses)]),
+        "causes": np.array([json.dumps(Counter(str(t.cause) or "sound" for t in traces))]),
         "groups": np.array([json.dumps(Counter(t.group_id for t in traces))]),
         "num_tokens": np.array([sum(len(u.completion_token_ids) for t in traces for u in t.turns)]),
         "started_at": np.array([min(t.started_at for t in traces)]),

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pipelines.episodes.groups import busy_seconds
 from pipelines.episodes.sampling import Progress, Sampled, sample_train_episodes
 from pipelines.run.run import Run
-from pipelines.run.scoring import assign_credit, scored_statuses
+from pipelines.run.scoring import assign_credit, author_faults
 from serve_apps.team_spec import TeamSpec
 from stores.types import EpisodeRewards, Task, Trace, TracesRef
 
@@ -72,7 +72,7 @@ def refill(
         "refills": len(passes),
         "refilled": sum(len(p.groups) for p in passes),
     }
-    final = replace(last, traces=pinned, num_new=0, statuses={}, num_tokens=0, sampling_seconds=0.0)
+    final = replace(last, traces=pinned, num_new=0, statuses={}, causes={}, num_tokens=0, sampling_seconds=0.0)
     return Refilled(passes=[*passes, final], counts=counts)
 
 
@@ -111,10 +111,10 @@ def _is_spent(run: Run, passes: Sequence[Sampled]) -> bool:
 
 def _by_signal(run: Run, ref: TracesRef) -> tuple[set[str], set[str]]:
     """Pinned groups with and without signal."""
-    statuses = scored_statuses(run)
     traces = list(run.traces.read_traces(ref))
-    scored = [trace for trace in traces if trace.status in statuses and not trace.variant]
-    empty = groups_without_signal(traces, assign_credit(run, scored, statuses=statuses))
+    authors = author_faults(traces)
+    scored = [t for t in traces if t.is_outcome and t.episode_id not in authors and not t.variant]
+    empty = groups_without_signal(traces, assign_credit(run, scored))
     every = {trace.group_id for trace in traces if not trace.variant}
     return every - empty, empty & every
 

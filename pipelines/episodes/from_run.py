@@ -20,6 +20,7 @@ from pipelines.episodes.chosen_traces import HeldOut
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary_of
 from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
+from pipelines.run.scoring import counts_by_cause
 from pipelines.run.stored_runs import stored_run
 from pipelines.tasks.splits import HELD_OUT
 from stores.files import is_uri, local_path
@@ -94,6 +95,7 @@ def adopt_traces(run: Run, iteration: int, source: TracesSource) -> Collected:
         traces=run.traces.pin_episodes(**where, excluded_groups=sorted(stored - groups)),
         policy_versions={group: model.version for group, model in sorted(models.items())},
         statuses=dict(Counter(trace.status.value for trace in traces if not trace.variant)),
+        causes=counts_by_cause(traces),
         num_new=num_new,
         num_tokens=0,
         sampling_seconds=0.0,

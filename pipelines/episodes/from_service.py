@@ -21,9 +21,7 @@ from serve_apps.team_spec import TeamSpec
 from stores.files import is_uri, local_path
 from stores.run_values import RunValue
 from stores.served import Feedback, ServedStore
-from stores.types import SERVED, EpisodeStatus, ModelVersionRef, Purpose, Trace, episode_id
-
-TRAINABLE = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+from stores.types import SERVED, ModelVersionRef, Purpose, Trace, episode_id
 
 
 def take_served(
@@ -102,11 +100,12 @@ def _can_train(
     team_spec: TeamSpec,
     models: Mapping[str, ModelVersionRef],
 ) -> bool:
-    """Whether recent versions of the agents' own policies sampled its tokens, and the caller's feedback is a number."""
+    """Whether recent versions of the agents' own policies sampled its tokens, the caller's feedback is a number, and the
+    episode is an outcome of the policy."""
     return (
         feedback.score is not None
         and trace.outcome_metadata.get(SERVED, {}).get("is_trainable", False)
-        and trace.status in TRAINABLE
+        and trace.is_outcome
         and not trace.is_version_mixed
         and all(
             team_spec.group_of.get(turn.agent) == turn.model_group

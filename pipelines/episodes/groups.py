@@ -16,12 +16,13 @@ tasks that are as easy as any. Neither biases an episode within its group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import pyarrow as pa
 
 from pipelines.config.sections import BudgetConfig
+from serve_apps.causes import covered
 from serve_apps.episode_spec import EpisodeSpec
 
 StoppedBy = Literal["tokens", "seconds", "enough"]
@@ -103,12 +104,3 @@ def busy_seconds(stored: pa.Table) -> float:
     """Seconds in which at least one of the stored episodes was under way: pauses between passes do not count."""
     starts, durations = stored["started_at"].to_pylist(), stored["duration_s"].to_pylist()
     return covered((start, start + duration) for start, duration in zip(starts, durations, strict=True))
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of spans."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total

@@ -4,7 +4,8 @@
                               │ finished episodes, in batches
                               └──> trace store (exactly once) ──> counts back to the caller
 
-A pass that was interrupted goes on: what is stored is kept, and only what failed by infrastructure is played again.
+A pass that was interrupted goes on: what is stored is kept. What the policy caused to fail is an outcome and never played
+again; where too many other episodes failed, a repetition plays these again.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,18 +28,18 @@ from pipelines.config.sections import CollectConfig
 from pipelines.episodes.collector import EarlyStop, collectors, hand_over
 from pipelines.episodes.groups import Groups, StoppedBy
 from pipelines.run.run import Run
+from pipelines.run.scoring import are_alike, without_ids
 from pipelines.run.serving import app_names
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import CONTEXT_EXHAUSTED
 from serve_apps.team_spec import TeamSpec
 from stores.logs import carry
 from stores.traces import TraceStore
-from stores.types import EpisodeStatus, Purpose, Task, TracesRef
+from stores.types import Cause, Purpose, Task, TracesRef
 from stores.waiting import waiting
 
-FAILED = (EpisodeStatus.AGENT_ERROR, EpisodeStatus.TOOL_ERROR, EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
-INFRASTRUCTURE = (EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR)
-"""Failures that neither the policy nor the workflow's code causes."""
+MISSING = (Cause.INFRASTRUCTURE, Cause.AUTHOR)
+"""The causes of episodes that failed and are no outcome of the policy."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of episodes done, the number of all, and what is waited for."""
@@ -54,6 +54,8 @@ class Sampled:
     num_kept: int
     """Episodes that were there from an earlier, interrupted pass."""
     statuses: Mapping[str, int]
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """Number of new episodes by the cause of their failure, `sound` for none."""
     num_tokens: int
     """Completion tokens of the new episodes."""
     sampling_seconds: float
@@ -68,7 +70,10 @@ class Sampled:
 
 
 class TooManyFailures(RuntimeError):
-    """The share of failed episodes is above the limit. They are kept, and played again when the stage is repeated."""
+    """The share of episodes that infrastructure or author caused to fail is above the limit.
+
+    They are kept, and played again when the stage is repeated.
+    """
 
 
 class PromptsTooLong(ValueError):
@@ -123,9 +128,9 @@ def sample_episodes(
 ) -> Sampled:
     """Runs the episodes that are not stored yet and pins the complete groups, which is all of them by default.
 
-    A repetition goes on with what is stored. Where more of it failed than the limit allows, the failed episodes are
-    played again under their ids and seeds and replaced: the policy does the same again, tools and timing may not. Nothing
-    was pinned before, so that no reader sees both.
+    A repetition goes on with what is stored. Where more of it failed than the limit allows, and not by the policy, the failed
+    episodes are played again under their ids and seeds and replaced: the policy does the same again, tools and timing may
+    not. Nothing was pinned before, so that no reader sees both.
 
     Args:
         tasks: each gives `episodes_per_task` episodes, one GRPO group.
@@ -133,7 +138,7 @@ def sample_episodes(
         num_enough: the pass may end with so many complete groups, or when `config.budget` is spent; None: neither.
 
     Raises:
-        TooManyFailures: more than `config.max_failed_share` of the episodes failed.
+        TooManyFailures: infrastructure or author caused more than `config.max_failed_share` of the episodes to fail.
         PromptsTooLong: more than `config.max_failed_share` of them had no turn because their prompts are too long.
         InfrastructureLost: collectors ended and groups are incomplete all the same.
     """
@@ -182,7 +187,7 @@ def play_specs(
     counts_tokens = num_enough is not None and config.budget.tokens is not None
     stored = store.stored_episodes(**where, with_tokens=counts_tokens)
     groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
-    again = _to_repeat(stored, groups, limit=config.max_failed_share)
+    again = _to_repeat(stored, groups, store=store, limit=config.max_failed_share)
     if again:
         stored = stored.filter(pc.invert(pc.is_in(stored["episode_id"], pa.array(again))))
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
@@ -190,18 +195,18 @@ def play_specs(
     todo = [spec for spec in specs if spec.episode_id not in stored_ids]
     if reason := groups.stopped_by(0.0):
         todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
-    statuses: dict[str, int] = {}
+    statuses, causes = Counter[str](), Counter[str]()
     num_new, num_tokens, first, last = 0, 0, np.inf, 0.0
     if todo:
         if progress:
             progress(len(specs) - len(todo), len(specs), "")  # clears what the pass before reported
-        replaced = FAILED if again else ()
+        replaced = (*MISSING, Cause.POLICY) if again else ()  # of the episodes in `todo` only
         for row in _run(todo, groups, replaced=replaced, team_spec=team_spec, apps=apps, store=store, config=config):
             num_new += int(row["num"])
             num_tokens += int(row["num_tokens"])
             first, last = min(first, row["started_at"]), max(last, row["ended_at"])
-            for status, count in json.loads(row["statuses"]).items():
-                statuses[status] = statuses.get(status, 0) + count
+            statuses.update(json.loads(row["statuses"]))
+            causes.update(json.loads(row["causes"]))
             if progress:
                 progress(len(specs) - len(todo) + num_new, len(specs), "")
         stored = store.stored_episodes(**where, with_tokens=counts_tokens)
@@ -213,14 +218,15 @@ def play_specs(
             "what is stored is kept, a repetition plays the rest"
         )
     complete = groups.complete
-    _check_failures(stored, complete, config=config)
+    _check_failures(stored, complete, store=store, config=config)
     _check_contexts(stored, complete, config=config)
     excluded = set(stored["group_id"].to_pylist()) - complete - set(kept_groups)
     return Sampled(
         traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
         num_new=num_new,
         num_kept=len(stored_ids),
-        statuses=statuses,
+        statuses=dict(statuses),
+        causes=dict(causes),
         num_tokens=num_tokens,
         sampling_seconds=max(0.0, last - first) if num_new else 0.0,
         seconds=time.perf_counter() - began,
@@ -230,34 +236,57 @@ def play_specs(
     )
 
 
-def _to_repeat(stored: pa.Table, groups: Groups, *, limit: float) -> list[str]:
+FATE = ("episode_id", "group_id", "status", "cause", "stop_reason", "error")
+"""The columns that say how an episode ended."""
+
+
+def _to_repeat(stored: pa.Table, groups: Groups, *, store: TraceStore, limit: float) -> list[str]:
     """Ids of the stored episodes to play again: those that failed, where they are too many however the others end.
 
     Other passes under the same key (refills, variants) are counted by themselves.
     """
-    rows = stored.select(["episode_id", "group_id", "status"]).to_pylist()
-    rows = [row for row in rows if row["group_id"] in groups.task_of]
+    rows = [row for row in stored.select(FATE).to_pylist() if row["group_id"] in groups.task_of]
     is_over = groups.stopped_by(0.0) is not None or not groups.left_out
     if is_over:
         rows = [row for row in rows if row["group_id"] in groups.complete]
-    failed = [row["episode_id"] for row in rows if row["status"] in FAILED]
+    alike = _alike([row for row in rows if row["group_id"] in groups.complete], store)
+    failed = [row["episode_id"] for row in rows if row["cause"] in MISSING or row["episode_id"] in alike]
     return failed if len(failed) > limit * (len(rows) if is_over else groups.num_episodes_enough) else []
 
 
-def _check_failures(stored: pa.Table, complete: set[str], *, config: CollectConfig) -> None:
-    """Raises TooManyFailures, with how often which error came, over the episodes of complete groups."""
-    rows = [row for row in stored.select(["group_id", "status", "error"]).to_pylist() if row["group_id"] in complete]
-    failed = [row for row in rows if row["status"] in FAILED]
+def _check_failures(stored: pa.Table, complete: set[str], *, store: TraceStore, config: CollectConfig) -> None:
+    """Raises TooManyFailures, with how often which error came, over the episodes of complete groups.
+
+    Failures that the policy caused are outcomes, and may be as many as they are, unless all of their task are alike.
+    """
+    rows = [row for row in stored.select(FATE).to_pylist() if row["group_id"] in complete]
+    alike = _alike(rows, store)
+    failed = [row for row in rows if row["cause"] in MISSING or row["episode_id"] in alike]
     if len(failed) <= config.max_failed_share * len(rows):
         return
-    kinds = Counter((row["status"], _without_ids(row["error"])) for row in failed)
+    kinds = Counter((row["status"], without_ids(row["error"])) for row in failed)
     counts = Counter(row["status"] for row in rows)
     causes = "; ".join(f"{number} x {status}: {error}" for (status, error), number in kinds.most_common(3))
-    is_infrastructure = sum(row["status"] in INFRASTRUCTURE for row in failed) > len(failed) / 2
+    is_infrastructure = sum(row["cause"] == Cause.INFRASTRUCTURE for row in failed) > len(failed) / 2
+    whatever = " (whatever was sampled, all episodes of these tasks fail in this way)" if alike else ""
     raise (InfrastructureFailures if is_infrastructure else TooManyFailures)(
         f"{len(failed)} of {len(rows)} episodes failed ({dict(counts)}), more than collect.max_failed_share = "
-        f"{config.max_failed_share:g}: {causes}; a repetition of the stage plays the failed ones again"
+        f"{config.max_failed_share:g}: {causes}{whatever}; a repetition of the stage plays the failed ones again"
     )
+
+
+def _alike(rows: Sequence[Mapping[str, Any]], store: TraceStore) -> set[str]:
+    """Returns the ids of episodes that the author caused to fail, as `pipelines.run.scoring.author_faults` finds them."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["group_id"], []).append(row)
+    suspected = [
+        [row["episode_id"] for row in group]
+        for group in groups.values()
+        if are_alike([(row["cause"], row["stop_reason"], row["error"]) for row in group])
+    ]
+    said = store.completions_of([episode for group in suspected for episode in group])
+    return {episode for group in suspected if len({said[e] for e in group}) > 1 for episode in group}
 
 
 def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConfig) -> None:
@@ -275,22 +304,17 @@ def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConf
     )
 
 
-def _without_ids(error: str) -> str:
-    """An error with its ids and numbers replaced by #, so that the same fault of many episodes counts as one."""
-    return re.sub(r"[0-9a-f]{16,}(-\d+)?|\b\d+(\.\d+)?\b", "#", error)[:500]
-
-
 def _run(
     specs: Sequence[EpisodeSpec],
     groups: Groups,
     *,
-    replaced: Sequence[EpisodeStatus],
+    replaced: Sequence[Cause],
     team_spec: TeamSpec,
     apps: Mapping[str, str],
     store: TraceStore,
     config: CollectConfig,
 ) -> Iterator[dict[str, Any]]:
-    """Rows {num, statuses, groups, num_tokens, started_at, ended_at}, one per batch of episodes, as they are written.
+    """Rows {num, statuses, causes, groups, num_tokens, started_at, ended_at}, one per batch of episodes, as they are written.
 
     Counts them in `groups`, and has the collectors stop as soon as these say so.
     """

@@ -16,9 +16,7 @@ from pipelines.run.serving import app_names
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
 from serve_apps.team_spec import TeamSpec
-from stores.types import Purpose, Trace
-
-COUNTED = ("ok", "truncated")
+from stores.types import SOUND, Purpose, Trace
 
 
 def play_variants(
@@ -91,7 +89,7 @@ def choose_variants(
 
 def _turns(episodes: Sequence[Trace], drawn: random.Random) -> list[tuple[Trace, str]]:
     """Episodes and one of their agents each, shuffled, agents in turns."""
-    pairs = [(t, agent) for t in episodes if t.status.value in COUNTED for agent in {u.agent: None for u in t.turns}]
+    pairs = [(t, agent) for t in episodes if t.status in SOUND for agent in {u.agent: None for u in t.turns}]
     drawn.shuffle(pairs)
     rank: dict[str, int] = {}
     ranked = []

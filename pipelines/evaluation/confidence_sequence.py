@@ -39,6 +39,11 @@ def paired_sequence(candidate: Outcomes, champion: Outcomes, *, planned: int, co
             raise ValueError(
                 f"task {task_id!r}: outcomes differ by {difference:g}; evaluate.tasks_per_look needs outcomes between 0 and 1"
             )
+    return sequence_interval(differences, planned=planned, confidence=confidence)
+
+
+def sequence_interval(differences: NDArray[np.float64], *, planned: int, confidence: float = 0.95) -> Interval:
+    """Returns what `paired_sequence` does, for the differences themselves, [num_tasks], each in [-1, 1]."""
     levels, counts = np.unique(differences, return_counts=True)
     threshold = math.log(2 / (1 - confidence))
     stakes = math.sqrt(2 * threshold / (planned * VARIANCE)) * np.geomspace(0.6, 1.7, 7)

@@ -6,6 +6,8 @@ certainly gains more than min_gain ---------> promote   \\ inconclusive where
 certainly not worse than non_inferiority ---> promote   / a guard is unclear
 certainly neither --------------------------> reject
 else ---------------------------------------> inconclusive
+
+What is certain for a promotion holds whatever the missing episodes would have been (pipelines/evaluation/missing.py).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Evidence:
     """The results of an evaluation on which the gate decides."""
 
     gain: Interval | None
-    """Paired difference candidate - champion over the gate's tasks; None where there is no champion yet."""
+    """Paired difference candidate - champion over the tasks that both have an outcome for; None where there is no champion
+    yet."""
     ok_share: float
     """Share of the candidate's episodes with status ok."""
     format_shares: Mapping[str, float]
@@ -33,6 +36,15 @@ class Evidence:
     guards: Sequence[Guarded] = ()
     sources: Mapping[str, Interval] = field(default_factory=dict)
     """The gain on the tasks of each source, where there are several; their intervals hold together."""
+    bound: Interval | None = None
+    """The gain over all tasks, each missing episode lost by the candidate or won by the champion; None where none is missing."""
+    num_missing: tuple[int, int] = (0, 0)
+    """Episodes without an outcome, of the candidate and of the champion."""
+
+    @property
+    def deciding_gain(self) -> Interval | None:
+        """Returns the gain whose lower bound must clear."""
+        return self.gain if self.bound is None else self.bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +57,20 @@ class Verdict:
 
 
 def decide_promotion(promote: PromoteConfig, evidence: Evidence) -> Verdict:
-    """Decides by the conditions of the gate. "Certainly" means by the bound of the two-sided interval of the paired gain."""
+    """Decides by the conditions of the gate. "Certainly" means by a bound of the two-sided interval of the paired gain: of the
+    worst case for a promotion, of the outcomes that there are for a rejection.
+    """
     broken = _broken_floor(promote, evidence) or _broken_guard(promote, evidence)
     if broken:
         return Verdict(verdict="reject", condition=broken)
     if evidence.gain is None:
         return Verdict(verdict="promote", condition="no champion yet: the first team whose floors hold is promoted")
-    gain = evidence.gain
-    numbers = f"gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks"
+    gain, bound = evidence.gain, evidence.deciding_gain
+    assert bound is not None, "there is a gain"
+    numbers = _in_words(evidence, gain)
     margin = promote.non_inferiority
-    enough = f"lower bound above min_gain {promote.min_gain:+.3f}" if gain.low > promote.min_gain else ""
-    if not enough and margin is not None and gain.low > -margin:
+    enough = f"lower bound above min_gain {promote.min_gain:+.3f}" if bound.low > promote.min_gain else ""
+    if not enough and margin is not None and bound.low > -margin:
         enough = f"certainly not worse than by {margin:.3f}"
     if enough:
         unclear = next((g for g in evidence.guards if g.state == "unclear"), None)
@@ -67,6 +82,18 @@ def decide_promotion(promote: PromoteConfig, evidence: Evidence) -> Verdict:
     if gain.high <= needed:
         return Verdict(verdict="reject", condition=f"{numbers}: upper bound not above {name} {needed:+.3f}")
     return Verdict(verdict="inconclusive", condition=f"{numbers}: {name} {needed:+.3f} lies inside the interval")
+
+
+def _in_words(evidence: Evidence, gain: Interval) -> str:
+    """Returns the gain and, where episodes are missing, the worst case that the decision rests on."""
+    said = f"gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks"
+    if evidence.bound is None:
+        return said
+    worst, (new, old) = evidence.bound, evidence.num_missing
+    return (
+        f"{said}; {worst.mean:+.3f} [{worst.low:+.3f}, {worst.high:+.3f}] on {worst.num_tasks} with the missing episodes "
+        f"against the candidate ({new} of its own lost, {old} of the champion's won)"
+    )
 
 
 def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:

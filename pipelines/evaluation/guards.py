@@ -15,7 +15,7 @@ from typing import Literal
 from pipelines.config.figures import FIGURES
 from pipelines.config.sections import GuardsConfig
 from pipelines.evaluation.statistics import Interval, Outcomes, paired_interval, paired_ratio
-from stores.types import Trace
+from stores.types import Cause, Trace
 
 REFUSAL = re.compile(
     r"\b(i\s+(?:can(?:no|')?t|am\s+(?:not\s+able|unable)|won'?t)|i'm\s+(?:not\s+able|unable|sorry)|as\s+an\s+ai\b)",
@@ -30,7 +30,7 @@ VALUES: Mapping[str, Callable[[Trace], float]] = {
     "completion_tokens": lambda t: _num_tokens(t),
     "turns": lambda t: float(len(t.turns)),
     "tool_calls": lambda t: float(len(t.tool_calls)),
-    "latency_s": lambda t: t.duration_s,
+    "latency_s": lambda t: math.nan if t.cause is Cause.INFRASTRUCTURE else t.duration_s,
 }
 """The figures of `promote.guards`: the value of one episode, NaN where it has none."""
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelines.credit.rule import SCORED_STATUSES
 from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
 from pipelines.evaluation.statistics import Interval, mean_interval, pass_at_k
 from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
-from pipelines.run.scoring import assign_credit, per_agent
+from pipelines.run.scoring import assign_credit, counts_by_cause, per_agent
 from pipelines.run.serving import app_names, serve
 from stores.stage_results import Measured, TeamScore
-from stores.types import EpisodeStatus, Purpose, Task
+from stores.types import EpisodeStatus, Purpose, Task, Trace
 
 
 def measure_on_test_tasks(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> Measured:
@@ -28,20 +27,33 @@ def measure_on_test_tasks(run: Run, models: Models, *, iteration: int, progress:
 
 
 class Played:
-    """Evaluation episodes of one team and their rewards; those in which another version had a part count as failed."""
+    """Evaluation episodes of one team and their rewards.
+
+    What the policy caused to fail is an outcome. Missing is what infrastructure or author caused to fail, and that in which
+    another version had a part.
+    """
 
     def __init__(self, run: Run, sampled: Sampled, models: Models) -> None:
         self.sampled, self.models = sampled, models
         traces = list(run.traces.read_traces(sampled.traces))
-        self.traces = [t for t in traces if t.status in SCORED_STATUSES and not t.is_version_mixed]
-        self.failed = [t for t in traces if t.status not in SCORED_STATUSES or t.is_version_mixed]
+        self.traces = [t for t in traces if t.is_outcome and not t.is_version_mixed]
+        self.failed = [t for t in traces if not t.is_outcome or t.is_version_mixed]
+        """The missing ones."""
         self.num_failed = len(self.failed)
+        self.causes = counts_by_cause(traces)
+        self.source_of = {t.task.task_id: t.task.source for t in traces}
+        """Data set of every task that was played, in the order of its first episode."""
         self.rewards = assign_credit(run, self.traces)
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
         self.outcomes: dict[str, list[float]] = {}
         """By task id, the outcome of each episode that counts."""
         for trace, credit in zip(self.traces, self.rewards, strict=True):
             self.outcomes.setdefault(trace.task.task_id, []).append(credit.outcome)
+
+    @property
+    def acted(self) -> list[Trace]:
+        """Returns the episodes whose conduct guards compare: what a missing one did before it failed counts, too."""
+        return [*self.traces, *(t for t in self.failed if t.turns and not t.is_version_mixed)]
 
     def score(self, run: Run) -> TeamScore:
         """Accuracy with its interval, pass@k, figures per agent and accuracy per data set."""
@@ -64,6 +76,7 @@ class Played:
             agents=per_agent(self.traces, self.rewards),
             sources={source: self._interval(run, outcomes).mean for source, outcomes in by_source.items()},
             traces=self.sampled.traces,
+            causes=self.causes,
         )
 
     def _interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:

@@ -37,7 +37,7 @@ def helpful_contender(
     evidence: Mapping[tuple[str, ...], Evidence], candidate: Models, champion: Models
 ) -> Contender | None:
     """All groups that gained by themselves, together; None where no group did, or that team plays already."""
-    gains = {groups[0]: found.gain for groups, found in evidence.items() if len(groups) == 1}
+    gains = {groups[0]: found.deciding_gain for groups, found in evidence.items() if len(groups) == 1}
     helping = tuple(group for group, gain in gains.items() if gain is not None and gain.mean > 0)
     return None if not helping or helping in evidence else _contender(helping, candidate, champion)
 
@@ -58,7 +58,7 @@ def choose_contender(
     candidate = next(iter(verdicts))
     promoted = [groups for groups, verdict in verdicts.items() if verdict.verdict == "promote"]
     if promoted:
-        best = max(promoted, key=lambda groups: gain.mean if (gain := evidence[groups].gain) else 0.0)
+        best = max(promoted, key=lambda groups: gain.mean if (gain := evidence[groups].deciding_gain) else 0.0)
         return best, _naming_team(best, verdicts)
     inconclusive = [groups for groups, verdict in verdicts.items() if verdict.verdict == "inconclusive"]
     if inconclusive and candidate not in inconclusive:

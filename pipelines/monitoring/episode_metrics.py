@@ -16,9 +16,8 @@ from typing import Any
 from pipelines.config.figures import figure_of
 from pipelines.evaluation.guards import is_refusal
 from pipelines.monitoring.drift import Sketch, sketch
-from stores.types import EpisodeRewards, EpisodeStatus, FinishReason, Trace, Turn
+from stores.types import SOUND, EpisodeRewards, FinishReason, Trace, Turn
 
-SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 NEAR = 0.8
 """Share of common word trigrams from which on two texts are the same."""
 
@@ -109,13 +108,13 @@ def window_of(
 def figures_of(
     trace: Trace, rewards: EpisodeRewards | None = None, *, feedback: float | None = None
 ) -> dict[str, float]:
-    """Of one episode; one that failed has `failure_share` and no other, as what it did says nothing about the team.
+    """Of one episode; one that is no outcome of the policy has `failure_share` and no other: it says nothing about the team.
 
     `entropy`: mean over the sampled tokens of -log p(token), whose expectation at each place is the entropy of the
     distribution that the token was drawn from; of turns whose sampling is unfiltered, with the temperature they had.
     """
     figures = {"failure_share": float(trace.status not in SOUND)}
-    if figures["failure_share"]:
+    if not trace.is_outcome:
         return figures
     turns = trace.turns
     figures |= {

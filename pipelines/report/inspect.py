@@ -85,7 +85,8 @@ def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
         (f"{trace.episode_id}\n", "dim"),
         (f"{trace.task.prompt}", "bold"),
         f"  expected {' or '.join(trace.task.answers)}, answered {trace.answer or 'nothing'}",
-        f"\n{trace.purpose} of iteration {trace.iteration}, {trace.status} ({trace.stop_reason}), "
+        f"\n{trace.purpose} of iteration {trace.iteration}, {trace.status} ({trace.stop_reason}"
+        f"{f', caused by {trace.cause}' if trace.cause else ''}), "
         f"versions {dict(trace.policy_versions)}, {trace.duration_s:.2f} s",
         f", outcome {credit.outcome:g}" if credit else "",
         f"\n{trace.error}" if trace.error else "",

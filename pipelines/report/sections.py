@@ -59,8 +59,9 @@ class ReportData:
     `groups`: {model_group: {train metric: float}}, with or without the prefix `train/`, see figures.TRAIN_PANELS
     `funnel`: {agent: {step: count}}, steps in the order of the funnel
     `seconds`: {stage: seconds}, and `total` where wall time is more than the sum
-    `evaluation`: None or {`candidate`, `champion`, `gain`: {mean, low, high} or None, `num_tasks`, `verdict`,
-        `condition`}
+    `causes`: {cause: number of training episodes}, `sound` for those that did not fail
+    `evaluation`: None or {`candidate`, `champion`, `gain`, `bound`: {mean, low, high} or None, `num_tasks`, `verdict`,
+        `condition`, `causes`: {team: {cause: number}}}
     `warnings`: the warnings of `training_warnings.latest_warnings`, for the terminal; the page computes them again
     """
     examples: Sequence[Example] = ()
@@ -87,11 +88,21 @@ def render(data: ReportData) -> str:
         training=figures.training(rows),
         training_of_agents=figures.training_of_agents(rows),
         other_metrics=figures.other_metrics(rows),
+        causes=[row for row in rows if failures(row.get("causes")) or _gate_failures(row)],
         funnel_row=next((row for row in reversed(rows) if row.get("funnel")), None),
         funnel=figures.funnel(rows),
         timings=figures.timings(rows),
         examples=[example for example in data.examples if example.before or example.after],
     )
+
+
+def failures(causes: Mapping[str, int] | None) -> int:
+    """Returns how many episodes failed, whoever caused it."""
+    return sum(number for cause, number in (causes or {}).items() if cause != "sound")
+
+
+def _gate_failures(row: Mapping[str, Any]) -> int:
+    return sum(failures(causes) for causes in ((row.get("evaluation") or {}).get("causes") or {}).values())
 
 
 # ---- the terminal
@@ -149,6 +160,8 @@ def _caption(row: Mapping[str, Any]) -> str:
         lines.append(f"{group}: {', '.join(parts)}" if parts else f"{group}: not trained")
     stages = [f"{k} {v:.1f}" for k, v in (row.get("seconds") or {}).items() if k != "total"]
     overhead = figures.overhead_share(row)
+    if failures(row.get("causes")):
+        lines.append("failed: " + ", ".join(f"{n} by {c}" for c, n in sorted(row["causes"].items()) if c != "sound"))
     if stages:
         lines.append("seconds: " + ", ".join(stages) + (f" · overhead {overhead:.0%}" if overhead is not None else ""))
     result = row.get("evaluation")

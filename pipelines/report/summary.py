@@ -96,6 +96,7 @@ def _figures(run: Run, number: int) -> dict[str, Any] | None:
         "funnel": _funnel(results.trained),
         "failed_groups": dict(run.iteration(number).failed_groups),
         "seconds": seconds,
+        "causes": dict(results.scored.causes or {}),
         "evaluation": _evaluation(results.evaluated, results.decided),
         "versions": {group: trained.model.version for group, trained in results.trained.items()},
     }
@@ -174,6 +175,11 @@ def _evaluation(evaluated: Evaluated, decided: Decided) -> dict[str, Any] | None
         "candidate": _interval(candidate),
         "champion": None if champion is None else _interval(champion),
         "gain": None if evaluated.gain is None else asdict(evaluated.gain),
+        "bound": None if evaluated.bound is None else asdict(evaluated.bound),
+        "causes": {
+            "candidate": dict(candidate.causes or {}),
+            "champion": {} if champion is None else dict(champion.causes or {}),
+        },
         "num_tasks": candidate.num_tasks,
         "pass_at_k": candidate.pass_at_k,
         "verdict": decided.verdict,

@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from pipelines.credit.rule import SCORED_STATUSES, score_traces
+from pipelines.credit.rule import score_traces
 from pipelines.run.run import Run
 from serve_apps.program.conversations import CONVERSATIONS
+from serve_apps.runner import TOOL_RAISED, WORKFLOW_RAISED
 from stores.stage_results import Collected
-from stores.types import EpisodeRewards, EpisodeStatus, FinishReason, Trace
+from stores.types import Cause, EpisodeRewards, FinishReason, Trace
 from train_loops.rows import Funnel
 
 
-def scored_statuses(run: Run) -> tuple[EpisodeStatus, ...]:
-    """Statuses of episodes that get a reward: those that always count, and what a model group's `train_statuses` adds."""
-    groups = [run.config.train_config(group) for group in run.config.model_groups]
-    trained = {EpisodeStatus(status) for train in groups for status in train.train_statuses}
-    return tuple(status for status in EpisodeStatus if status in SCORED_STATUSES or status in trained)
-
-
-def assign_credit(
-    run: Run, traces: list[Trace], *, statuses: tuple[EpisodeStatus, ...] = SCORED_STATUSES
-) -> list[EpisodeRewards]:
+def assign_credit(run: Run, traces: list[Trace]) -> list[EpisodeRewards]:
     """Credits traces by the run's rule and checks that every reward belongs to a turn that happened."""
-    return score_traces(run.credit, traces, version=run.credit_version, statuses=statuses)
+    return score_traces(run.credit, traces, version=run.credit_version)
+
+
+def author_faults(traces: Sequence[Trace]) -> set[str]:
+    """Returns the ids of episodes that count as failures of the policy, but whose task fails whatever is sampled.
+
+    Of their group (GRPO sense) there are at least two episodes, not all with the same completions, and each ended in the
+    same error of the workflow's or a tool's own code, apart from ids and numbers. A policy cannot profit by this: a single
+    episode of the group that ends otherwise, and all of them count.
+    """
+    groups: dict[str, list[Trace]] = {}
+    for trace in traces:
+        if not trace.variant:
+            groups.setdefault(trace.group_id, []).append(trace)
+    return {
+        trace.episode_id
+        for group in groups.values()
+        if are_alike([(t.cause, t.stop_reason, t.error) for t in group])
+        and len({tuple(turn.completion_text for turn in t.turns) for t in group}) > 1
+        for trace in group
+    }
+
+
+def counts_by_cause(traces: Sequence[Trace], *, authors: Collection[str] = ()) -> dict[str, int]:
+    """Returns the number of episodes by the cause of their failure, `sound` for none; variants are left out.
+
+    Args: authors: ids of episodes that the author caused to fail whatever they say, see `author_faults`.
+    """
+    causes = [Cause.AUTHOR if t.episode_id in authors else t.cause for t in traces if not t.variant]
+    return dict(Counter(str(cause) or "sound" for cause in causes))
+
+
+def are_alike(ends: Sequence[tuple[str, str, str]]) -> bool:
+    """Says whether several episodes all ended in the same error, raised by the workflow's or a tool's own code.
+
+    Args: ends: of each episode, the cause of its failure, its stop reason and its error.
+    """
+    return (
+        len(ends) > 1
+        and all(cause in (Cause.POLICY, Cause.AUTHOR) for cause, _, _ in ends)
+        and all(stop_reason in (WORKFLOW_RAISED, TOOL_RAISED) for _, stop_reason, _ in ends)
+        and len({(stop_reason, without_ids(error)) for _, stop_reason, error in ends}) == 1
+    )
+
+
+def without_ids(error: str) -> str:
+    """Returns an error with its ids and numbers replaced by #, so that the same fault of many episodes counts as one."""
+    return re.sub(r"[0-9a-f]{16,}(-\d+)?|\b\d+(\.\d+)?\b", "#", error[:4000])[:500]
 
 
 def refuse_hopeless(
@@ -33,19 +73,14 @@ def refuse_hopeless(
     """Raises ValueError where no turn can be trained on and none was before: the run would sample and learn nothing.
 
     Args:
-        traces: those with a scored status.
+        traces: those that are outcomes of the policy.
     """
     if any(version > 0 for version in collected.policy_versions.values()):
         return  # it has learnt before, so that the cause lies in this iteration and may pass
     reward_of = {reward.episode_id: reward for reward in rewards}
     counts: Counter[str] = Counter()
-    trained: set[str] = set()
     for group in run.config.model_groups:
-        train = run.config.train_config(group)
-        trained |= set(train.train_statuses)
-        funnel = Funnel(
-            model_group=group, statuses=train.train_statuses, train_mixed_versions=train.train_mixed_versions
-        )
+        funnel = Funnel(model_group=group, train_mixed_versions=run.config.train_config(group).train_mixed_versions)
         for trace in traces:
             funnel.see(trace, reward_of.get(trace.episode_id))
         for stages in funnel.counts.values():
@@ -61,8 +96,8 @@ def refuse_hopeless(
         )
         fix = "look at the episodes and their errors (troupe show), at max_tokens and at the end tokens of the model folder"
     elif not counts["episodes_ok"]:
-        why = f"no episode has a status that trains ({', '.join(sorted(trained))}) and one policy version throughout"
-        fix = "look at the errors in the traces (troupe show), raise max_tokens where episodes are truncated, or add to train.train_statuses"
+        why = "more than one policy version sampled each episode that counts"
+        fix = "let nothing else change what the engines serve while episodes are sampled, or set train.train_mixed_versions"
     else:
         why = f"credit rule {run.config.credit.path!r} pays no turn of an episode that counts"
         fix = "let the rule return a reward for each turn that is to learn"

@@ -54,6 +54,7 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Co
         traces=passes[-1].traces,
         policy_versions=team_spec.policy_versions,
         statuses=dict(sum((Counter(p.statuses) for p in passes), Counter())),
+        causes=dict(sum((Counter(p.causes) for p in passes), Counter())),
         num_new=sum(p.num_new for p in passes),
         num_tokens=sum(p.num_tokens for p in passes),
         sampling_seconds=sum(p.sampling_seconds for p in passes),
@@ -74,7 +75,7 @@ def _with_served(run: Run, iteration: int, last: Sampled) -> Sampled:
         team_key=ref.team_key,
         excluded_groups=[group for group in ref.excluded_groups if group != served_group(run, iteration)],
     )
-    return replace(last, traces=pinned, num_new=0, statuses={}, num_tokens=0, sampling_seconds=0.0)
+    return replace(last, traces=pinned, num_new=0, statuses={}, causes={}, num_tokens=0, sampling_seconds=0.0)
 
 
 def iteration_tasks(run: Run, iteration: int) -> list[Task]:

@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from pipelines.credit.rule import worst_outcome
 from pipelines.episodes.sampling import Progress
 from pipelines.evaluation.confidence_sequence import paired_sequence
 from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion
 from pipelines.evaluation.guards import check_guards
+from pipelines.evaluation.missing import worst_case
 from pipelines.evaluation.played import Played, play_team, versions_of
 from pipelines.evaluation.statistics import Interval, Outcomes, exact_interval, paired_interval
 from pipelines.evaluation.teams import (
@@ -151,27 +153,28 @@ def _ask_gate(
 
 def _evaluated(run: Run, look: _Look, contenders: Sequence[Contender], *, num_looks: int, **totals: Any) -> Evaluated:
     """The report on the last look; `totals` are those of all looks."""
-    new, old = look.contenders[look.chosen], look.champion
+    new, old, chosen = look.contenders[look.chosen], look.champion, look.evidence[look.chosen]
     return Evaluated(
         verdict=look.verdict.verdict,
         condition=look.verdict.condition,
         promotes=look.chosen if look.verdict.verdict == "promote" else (),
         candidate=look.contenders[contenders[0].groups].score(run),
         champion=old.score(run),
-        gain=_gain(look.evidence[look.chosen].gain),
-        guards={
-            g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in look.evidence[look.chosen].guards
-        },
+        gain=_gain(chosen.gain),
+        bound=_gain(chosen.bound),
+        guards={g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in chosen.guards},
         contenders=tuple(
             {
                 "groups": list(groups),
                 **plain(look.verdicts[groups]),
                 "gain": None if evidence.gain is None else plain(evidence.gain),
+                "bound": None if evidence.bound is None else plain(evidence.bound),
             }
             for groups, evidence in look.evidence.items()
         ),
         num_looks=num_looks,
         num_unpaired=look.num_tasks - len(new.outcomes.keys() & old.outcomes.keys()),
+        num_missing={"candidate": new.num_failed, "champion": old.num_failed},
         **totals,
     )
 
@@ -195,15 +198,19 @@ def _examine(
     error_chance = (1 - settings.confidence) / num_contenders
     both = new.outcomes.keys() & old.outcomes.keys()
     pair = {t: o for t, o in new.outcomes.items() if t in both}, {t: old.outcomes[t] for t in new.outcomes if t in both}
-    if planned is not None:
-        gain = paired_sequence(*pair, planned=planned, confidence=1 - error_chance)
-    elif settings.test == "mcnemar":
-        gain = exact_interval(*pair, confidence=1 - error_chance)
-    else:
-        gain = _bootstrapped(run, *pair, confidence=1 - error_chance)
+    filled = worst_case(
+        new.outcomes,
+        old.outcomes,
+        tasks=[*new.outcomes, *new.source_of, *old.source_of],
+        episodes_per_task=settings.episodes_per_task,
+        lost=worst_outcome(run.credit),
+    )
+    compare = partial(_interval, run, planned=planned, confidence=1 - error_chance)
+    bound = compare(*filled) if filled != pair else None
+    gain = compare(*pair) if both else bound
     guards = check_guards(
-        new.traces,
-        old.traces,
+        new.acted,
+        old.acted,
         config=run.config.promote.guards,
         confidence=1 - error_chance / num_looks,
         seed=run.config.seed,
@@ -213,19 +220,29 @@ def _examine(
         ok_share=new.ok_share,
         format_shares={agent: figures["format_share"] for agent, figures in new.score(run).agents.items()},
         guards=guards,
-        sources=_gain_by_source(run, new, *pair, error_chance=error_chance / num_looks),
+        sources=_gain_by_source(run, new.source_of, *filled, error_chance=error_chance / num_looks),
+        bound=bound,
+        num_missing=(new.num_failed, old.num_failed),
     )
 
 
+def _interval(run: Run, new: Outcomes, old: Outcomes, *, planned: int | None, confidence: float) -> Interval:
+    """The interval of the gain. Args: planned: tasks of all looks where there are several; None for one look."""
+    if planned is not None:
+        return paired_sequence(new, old, planned=planned, confidence=confidence)
+    if run.config.evaluate.test == "mcnemar":
+        return exact_interval(new, old, confidence=confidence)
+    return _bootstrapped(run, new, old, confidence=confidence)
+
+
 def _gain_by_source(
-    run: Run, played: Played, new: Outcomes, old: Outcomes, *, error_chance: float
+    run: Run, source_of: Mapping[str, str], new: Outcomes, old: Outcomes, *, error_chance: float
 ) -> dict[str, Interval]:
-    """The gain on the tasks of each data set; empty where there is one only."""
-    sources = sorted({trace.task.source for trace in played.traces})
+    """The gain on the tasks of each data set, missing episodes against the candidate; empty where there is one only."""
+    sources = sorted(set(source_of.values()))
     gains = {}
     for source in sources if len(sources) > 1 else ():
-        of_source = {trace.task.task_id for trace in played.traces if trace.task.source == source}
-        parts = ({t: o for t, o in side.items() if t in of_source} for side in (new, old))
+        parts = ({t: o for t, o in side.items() if source_of.get(t) == source} for side in (new, old))
         gains[source] = _bootstrapped(run, *parts, confidence=1 - error_chance / len(sources))
     return gains
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stores.types import SOUND
+
 NAMES = ("completion_tokens", "latency_s", "cut_share", "empty_share", "format_share", "failure_share")
 """Sampled tokens and seconds of an answer; whether it was cut off by a limit, was empty, had well-formed turns (workflows
-only), or failed because the engines did."""
+only), or failed: because the engines did, or as the episode of a workflow, whoever caused it."""
 
 Sums = dict[str, list[float]]
 """By figure: [number of values, their sum, the sum of their squares]."""
@@ -50,6 +52,7 @@ def run_figures(answer: Mapping[str, Any]) -> dict[str, float]:
         "completion_tokens": answer["usage"]["completion_tokens"],
         "cut_share": float(answer["status"] == "truncated"),
         "empty_share": float(not answer["answer"].strip()),
+        "failure_share": float(answer["status"] not in SOUND),
         **formats,
     }
 

@@ -177,7 +177,7 @@ class Service:
         team = slot.team
         self.metrics.count_answer(team.name, team.version, key.name, num_tokens)
         if figures is not None:
-            self._tally(team).add({**figures, "latency_s": slot.seconds, "failure_share": 0.0})
+            self._tally(team).add({"failure_share": 0.0, **figures, "latency_s": slot.seconds})
 
     def count_failure(self, team: ServedTeam) -> None:
         """Counts a request that a team took on and did not answer."""
@@ -234,7 +234,7 @@ class Service:
         self._in_flight.add(candidate, -1)
         self.metrics.count_shadow(candidate.name, candidate.version, result.outcome)
         if result.outcome == "answered":  # without `latency_s`: at low priority it says nothing about the candidate
-            self._tally(candidate).add({**result.figures, "failure_share": 0.0})
+            self._tally(candidate).add({"failure_share": 0.0, **result.figures})
         elif result.outcome == "failed":
             self.count_failure(candidate)
         if result.trace is not None:

@@ -222,7 +222,7 @@ def _episode_row(trace: Trace) -> dict[str, Any]:
             "episode_index",
             "variant",
         ),
-        *("seed", "status", "stop_reason", "error", "answer", "outcome_metadata", "policy_versions"),
+        *("seed", "status", "cause", "stop_reason", "error", "answer", "outcome_metadata", "policy_versions"),
         *("is_version_mixed", "started_at", "duration_s", "attempt"),
     )
     return {name: getattr(trace, name) for name in names} | {"task": asdict(trace.task)}

@@ -14,7 +14,7 @@ from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError, EpisodeRequest, RunRequest
 from serve_apps.runner import run_episode
-from stores.types import Completion, EpisodeStatus, Purpose, Task, Trace
+from stores.types import Cause, Completion, EpisodeStatus, Purpose, Task, Trace
 
 SERVICE_RUN = "service"
 """`run_id` of the episodes that answer callers."""
@@ -78,7 +78,7 @@ async def stream_workflow(
 
 async def _run_episode(service: Service, team: ServedTeam, spec: EpisodeSpec, complete: Complete) -> Trace:
     trace = await run_episode(spec, team=team.acting, complete=complete, limits=team.team_spec.limits)
-    if trace.status in (EpisodeStatus.INFRA_ERROR, EpisodeStatus.TIMEOUT):
+    if trace.cause is Cause.INFRASTRUCTURE or trace.status is EpisodeStatus.TIMEOUT:
         raise ApiError(503, f"the workflow did not end: {trace.error}", code=trace.status.value, retry_after_s=2)
     return trace
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 from pydantic import Field
 
+from serve_apps.causes import AuthorError
 from serve_apps.contracts import Parsed
 from serve_apps.openai_api.protocol import ApiError, Body, ChatRequest, Metadata
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
@@ -71,6 +73,9 @@ class ProgramEpisode:
     """Set when the episode waits for nothing more from its program."""
     failure: BaseException | None = None
     """The error that ends the episode whatever the program does: the engines or Troupe failed, not the program."""
+    refusal: ApiError | None = None
+    """The error with which the last refused call was answered."""
+    num_refused: int = 0
     _num_calls: int = 0
     _conversations: dict[str, Conversations] = field(default_factory=dict)
     _asked: dict[str, _Asked] = field(default_factory=dict)
@@ -96,18 +101,21 @@ class ProgramEpisode:
         name = path if path is not None else agents[0] if len(agents) == 1 else model
         if name in agents:
             return name
-        raise ApiError(
+        self.num_refused += 1
+        self.refusal = ApiError(
             404,
             f"there is no agent {name!r} in this episode; agents are {', '.join(agents)}",
             code="agent_not_found",
             param="model" if path is None else None,
         )
+        raise self.refusal
 
     async def chat(self, agent: str, request: ChatRequest) -> dict[str, Any]:
         """Answers one call and records it as a turn; raises ApiError, and ends the episode with any other error."""
         try:
             return await self._chat(agent, request)
-        except ApiError:
+        except ApiError as refusal:
+            self.refusal, self.num_refused = refusal, self.num_refused + 1
             raise
         except Exception as error:
             self.fail(error)
@@ -118,9 +126,12 @@ class ProgramEpisode:
         self.failure = error
         self.is_over.set()
 
-    def outcome_of(self, returned: Any) -> Outcome:
+    def outcome_of(self, returned: Any, *, error: str = "") -> Outcome:
         """Returns the outcome that was posted, or else the one the program returned, with the growth of its
-        conversations."""
+        conversations.
+
+        Raises AuthorError for a score that is none. Args: error: how the program failed although the episode counts.
+        """
         result: Mapping[str, Any] = returned if isinstance(returned, Mapping) else {"answer": returned}
         posted = self.outcome
         answer = result.get("answer", "") if posted is None or posted.answer is None else posted.answer
@@ -128,13 +139,14 @@ class ProgramEpisode:
         metadata = {**result.get("metadata", {}), **({} if posted is None else posted.metadata)}
         metadata[CONVERSATIONS] = self.growth
         if score is not None:
-            metadata["score"] = float(score)
+            metadata["score"] = _checked_score(score)
         stop_reason = CONTEXT_EXHAUSTED if self.exhausted else TURN_LIMIT if self.is_at_limit else "finished"
         return Outcome(
             answer="" if answer is None else str(answer),
             stop_reason=stop_reason,
             is_truncated=stop_reason != "finished",
             metadata=metadata,
+            error=error,
         )
 
     async def _chat(self, agent: str, request: ChatRequest) -> dict[str, Any]:
@@ -223,6 +235,17 @@ class ProgramEpisode:
                 )
                 call_indices.append(index)
         return tuple(call_indices)
+
+
+def _checked_score(score: Any) -> float:
+    """Returns a score; AuthorError where it is no number of 0 to 1, as `PostedOutcome` refuses it."""
+    try:
+        value = float(score)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise AuthorError(f"the program's score is {str(score)[:80]}: a score is a number of 0 to 1")
+    return value
 
 
 def _rendered(make: Any) -> Any:

@@ -3,7 +3,7 @@
     judge(code, tests) ── inputs only ──> Sandbox ── outputs ──> checkers ──> Judgement(verdict, passed / total)
 
 Only the output of a program decides: its exit code, what it prints about itself and what it does to the process that ran it
-count for nothing. Where no sandbox can be started there is no verdict at all: the episode is left out.
+count for nothing. Where no sandbox can be started there is no verdict at all: the episode is missing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _OF_STATUS: dict[str, Verdict] = {
 MAX_OUTPUT_CHARS = 200
 MAX_DEPTH = 100
 NOT_JUDGED = ("checker_error", "sandbox_error")
-"""Verdicts that are not about the program: such an episode is left out, never paid 0 or 1."""
+"""Verdicts that are not about the program. What the program prints may have made a checker fail, so that such an episode counts
+as the policy's failure unless its task's checker fails whatever the program prints; one without a sandbox is missing."""
 
 _CODE_TAG = re.compile(r"<(/?)code>", re.IGNORECASE)
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)

@@ -17,13 +17,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from serve_apps.agent import ToolError, count_attempt
+from serve_apps.agent import ToolError, ToolFault, count_attempt
 from stores.corpus import Corpus, Document, with_title
 from stores.proxies import direct_mounts
 
 Request = Literal["queries", "query", "questions"]
 """The form of a request: Search-R1's batch, Dr. MAS' single query, UnityMAS-O's pool."""
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+INPUT_REFUSED = frozenset({400, 413, 414, 422})
+"""The statuses with which a server refuses what it was asked; with others it refuses the address or the caller."""
 MAX_ANSWER_BYTES = 16 << 20
 
 
@@ -33,7 +35,7 @@ class Retriever(Protocol):
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
         """Returns one row per query, in order, an empty one for a blank query.
 
-        Raises ToolError where every attempt failed.
+        Raises ToolFault where every attempt failed, and ToolError where the servers refuse the queries.
         """
         ...
 
@@ -60,6 +62,11 @@ class _Endpoint:
 
 class _Refusal(ValueError):
     """Raised where a server refuses a request: repeating it cannot help."""
+
+    def __init__(self, message: str, *, is_about_input: bool) -> None:
+        """Args: is_about_input: the queries were refused, not the address or the caller."""
+        super().__init__(message)
+        self.is_about_input = is_about_input
 
 
 @dataclass
@@ -129,7 +136,7 @@ class HttpRetriever:
         assert self._room is not None, "made with the client"
         body = json.dumps(self._payload(queries, top_k)).encode()
         fault, num_faults = "no attempt was made", 0
-        refusals: dict[str, str] = {}
+        refusals: dict[str, _Refusal] = {}
         try:
             async with asyncio.timeout(self.deadline_s), self._room:
                 while num_faults < self.max_attempts and len(refusals) < len(self._endpoints):
@@ -140,7 +147,7 @@ class HttpRetriever:
                         endpoint.num_faults = 0
                         return rows
                     except _Refusal as error:
-                        refusals[endpoint.url] = f"{endpoint.url} {error}"
+                        refusals[endpoint.url] = error
                         self._blame(endpoint)
                     except ValueError as error:
                         fault = f"{endpoint.url}: {error}"
@@ -148,10 +155,13 @@ class HttpRetriever:
                         await asyncio.sleep(min(2.0, 0.1 * 2**num_faults) * random.uniform(0.5, 1.0))
                         num_faults += 1
         except TimeoutError:
-            raise ToolError(f"no documents within {self.deadline_s:g} s; last {fault}") from None
+            raise ToolFault(f"no documents within {self.deadline_s:g} s; last {fault}") from None
         if num_faults < self.max_attempts:
-            raise ToolError(f"{'; '.join(refusals.values())}; is it the address of the retriever, path included?")
-        raise ToolError(f"no documents after {self.max_attempts} attempts; last {fault}")
+            said = "; ".join(f"{url} {refusal}" for url, refusal in refusals.items())
+            if all(refusal.is_about_input for refusal in refusals.values()):
+                raise ToolError(f"{said}; the queries are not what it takes")
+            raise ToolFault(f"{said}; is it the address of the retriever, path included?")
+        raise ToolFault(f"no documents after {self.max_attempts} attempts; last {fault}")
 
     async def _post(self, url: str, body: bytes) -> bytes:
         """Returns the answer to one request; ValueError says why there is none."""
@@ -175,7 +185,9 @@ class HttpRetriever:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if response.status_code != 200:
             answer_start = f"HTTP {response.status_code}: {bytes(answer[:200]).decode(errors='replace')!r}"
-            raise ValueError(answer_start) if response.status_code in RETRIED else _Refusal(f"answered {answer_start}")
+            if response.status_code in RETRIED:
+                raise ValueError(answer_start)
+            raise _Refusal(f"answered {answer_start}", is_about_input=response.status_code in INPUT_REFUSED)
         return bytes(answer)
 
     def _payload(self, queries: Sequence[str], top_k: int) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class _Walk:
         except TimeoutError:
             fault: Exception = TimeoutError(f"node {name}: no answer after {node.timeout_s:g} s")
         except ToolError as error:
-            fault = ToolError(f"node {name}: {error}")
+            fault = type(error)(f"node {name}: {error}")
         if not node.fail_open:
             raise fault
         self.failed[name] = str(fault)

@@ -19,12 +19,15 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 from serve_apps.agent import Agent
+from serve_apps.causes import AuthorError
 from serve_apps.contracts import Raw
+from serve_apps.policy.client import ContextExhausted
 from serve_apps.program.episode import ProgramEpisode
 from serve_apps.program.process import ProgramError, run_process
 from serve_apps.program.server import EpisodeServer, episode_server
@@ -64,8 +67,9 @@ class Program(Workflow):
             folder: working directory of a command.
             environment: further variables.
             host: the address that programs reach this machine by.
-            failure: `error`: a program that fails makes an episode that does not count; `no_answer`: it counts, with an empty
-                answer, as is right where the model's replies can make it fail.
+            failure: what a program that fails after the model answered it makes of its episode. `error`: the worst outcome of
+                the credit rule; `no_answer`: the rule judges an empty answer. A program none of whose calls was answered is a
+                fault of the set-up in both cases.
         """
         sources = [
             name for name, value in (("command", command), ("function", function), ("container", container)) if value
@@ -112,21 +116,25 @@ class Program(Workflow):
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Returns the program's answer.
 
-        Raises ProgramError where it failed, and the error of the engines where they did.
+        Raises ProgramError where it failed, AuthorError where no call of it was answered, and the error of the engines
+        where they failed.
         """
         episode = ProgramEpisode(recorder=agents.recorder, id=agents.episode.episode_id)
         server = await episode_server(self.host)
         with server.playing(episode) as url:
             result, error = await self._played(task, episode, server, url)
+        if not episode.recorder.turns and not episode.exhausted:
+            raise AuthorError(_without_answers(episode, result, error))
         if error and self.failure == "error" and not episode.exhausted:
             raise error
-        if episode.exhausted and not result and episode.outcome is None:
-            raise episode.exhausted
-        return episode.outcome_of(result)
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        if episode.exhausted and not result.value and episode.outcome is None:
+            raise ContextExhausted(f"{episode.exhausted}{'; then ' if said else ''}{said}")
+        return episode.outcome_of(result.value, error=said)
 
     async def _played(
         self, task: Task, episode: ProgramEpisode, server: EpisodeServer, url: str
-    ) -> tuple[Any, Exception | None]:
+    ) -> tuple[_Result, Exception | None]:
         """Returns the program's result, or how it failed; raises the error of the engines where they failed."""
         playing = asyncio.ensure_future(self._play(task, episode, server, url))
         failing = asyncio.ensure_future(episode.is_over.wait())
@@ -137,17 +145,15 @@ class Program(Workflow):
             try:
                 return playing.result(), None
             except Exception as error:  # noqa: BLE001 - whatever a user's function raises is its failure
-                return "", error
+                return _Result(value=""), error
         finally:
             playing.cancel()
             failing.cancel()
             await asyncio.gather(playing, failing, return_exceptions=True)
 
-    async def _play(self, task: Task, episode: ProgramEpisode, server: EpisodeServer, url: str) -> Any:
+    async def _play(self, task: Task, episode: ProgramEpisode, server: EpisodeServer, url: str) -> _Result:
         if self._function is not None:
-            if inspect.iscoroutinefunction(self._function):
-                return await self._function(task.prompt, server.async_client(url, episode.token))
-            return await asyncio.to_thread(self._function, task.prompt, server.client(url, episode.token))
+            return _Result(value=await self._call_function(task.prompt, server, url, episode.token))
         variables = {
             "OPENAI_BASE_URL": url,
             "OPENAI_API_KEY": episode.token,
@@ -171,7 +177,40 @@ class Program(Workflow):
                 f"exit code {ended.exit_code}; {ended.error_tail.strip() or 'nothing on standard error'}"
             )
         text = ended.output.strip()
-        return text.rpartition("\n")[2] if self.answer == "last_line" else text
+        answer = text.rpartition("\n")[2] if self.answer == "last_line" else text
+        return _Result(value=answer, error_tail=ended.error_tail.strip())
+
+    async def _call_function(self, prompt: str, server: EpisodeServer, url: str, token: str) -> Any:
+        assert self._function is not None, "`_play` asks"
+        try:
+            if inspect.iscoroutinefunction(self._function):
+                return await self._function(prompt, server.async_client(url, token))
+            return await asyncio.to_thread(self._function, prompt, server.client(url, token))
+        except SystemExit as left:  # it would end the event loop, and with it all episodes of the process
+            raise ProgramError(f"the function called sys.exit({left.code!r})") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """Holds what a program returned or printed, and the end of its standard error."""
+
+    value: Any
+    error_tail: str | None = None
+    """None for a function, which has no standard error of its own."""
+
+
+def _without_answers(episode: ProgramEpisode, result: _Result, error: Exception | None) -> str:
+    """Says why a program of which no call was answered is no episode: its last refused call, and how it ended."""
+    calls = f"no call of the program was answered, {episode.num_refused} were refused, the last with: {episode.refusal}"
+    if not episode.num_refused:
+        calls = (
+            "the program made no model call that its episode could read: it must call the base URL in OPENAI_BASE_URL"
+        )
+    if error is not None:
+        return f"{calls}; {type(error).__name__}: {error}"
+    if result.error_tail is None:
+        return f"{calls}; it returned {str(result.value)[:80]!r}"
+    return f"{calls}; it ended with exit code 0; {result.error_tail or 'nothing on standard error'}"
 
 
 def _container_command(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from serve_apps.agent import Agent, Tool, ToolError, TracedText
+from serve_apps.agent import Agent, Tool, ToolFault, TracedText
 from serve_apps.config import SandboxConfig
 from serve_apps.contracts import Tags
 from serve_apps.prompt_budget import shorten
@@ -146,11 +146,15 @@ class ReflectiveCode(Workflow):
         }
 
     async def _judged(self, code: str, tests: CodeTests, statement: str) -> Judgement:
-        """Raises ToolError where there is no verdict: the episode is left out."""
+        """Raises ToolFault where the sandbox fails, and what the task's own checker raised where that fails.
+
+        What a program prints can make a checker fail: it is the policy's doing, unless the checker fails on all programs.
+        """
         ask = partial(self._judge.judge, code, tests, time_s=time_limit(statement), problem=statement)
         judged = await asyncio.get_running_loop().run_in_executor(self._lanes, ask)
         if judged.verdict in NOT_JUDGED:
-            raise ToolError(f"{judged.verdict}: {next(c.message for c in judged.cases if c.verdict in NOT_JUDGED)}")
+            said = f"{judged.verdict}: {next(c.message for c in judged.cases if c.verdict in NOT_JUDGED)}"
+            raise ToolFault(said) if judged.verdict == "sandbox_error" else RuntimeError(said)
         return judged
 
 

@@ -43,6 +43,7 @@ BENCHES = {
     "gateway": "tests.bench.gateway",
     "traffic": "tests.bench.traffic",
     "promotion": "tests.bench.promotion",
+    "malformed": "tests.bench.malformed_calls",
 }
 """Each module has `measure(folder) -> list[Figure]`; `folder` is empty and removed afterwards."""
 TIMEOUT_S = 1800

@@ -16,7 +16,7 @@ import pytest
 
 from stores.rows import episode_table, reward_table, traces_of
 from stores.traces import TraceStore
-from stores.types import EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
+from stores.types import COUNTED, Cause, EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test
 
@@ -265,7 +265,7 @@ def test_only_what_failed_is_replaced_and_what_was_pinned_stays(
     store.write_episodes([make_trace(0, answer="first"), make_trace(1, status=EpisodeStatus.INFRA_ERROR, answer="")])
     before = store.pin_episodes(**KEY)
     again = [make_trace(0, answer="second"), make_trace(1, answer="second"), make_trace(2, answer="second")]
-    store.write_episodes(again, replaced=[EpisodeStatus.INFRA_ERROR])
+    store.write_episodes(again, replaced=[Cause.INFRASTRUCTURE])
     assert {t.episode_id: t.answer for t in store.find_traces()} == {
         make_trace(0).episode_id: "first",
         make_trace(1).episode_id: "second",
@@ -274,15 +274,42 @@ def test_only_what_failed_is_replaced_and_what_was_pinned_stays(
     assert sorted(t.answer for t in store.read_traces(before)) == ["", "first"]
 
 
-def test_rewards_are_asked_only_of_the_statuses_that_count(
+def test_rewards_are_asked_only_of_the_causes_that_count_and_of_no_unscored_episode(
     store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
 ) -> None:
     store.write_episodes([make_trace(0), make_trace(1, status=EpisodeStatus.TIMEOUT)])
     store.write_rewards([make_rewards(make_trace(0))])
     traces = store.pin_episodes(**KEY)
-    assert _pin_rewards(store, traces, statuses=[EpisodeStatus.OK]).num_episodes == 1
+    assert _pin_rewards(store, traces, causes=COUNTED).num_episodes == 1
+    assert _pin_rewards(store, traces, unscored=[make_trace(1).episode_id]).num_episodes == 1
     with pytest.raises(ValueError, match="1 of 2 episodes"):
         _pin_rewards(store, traces)
+
+
+def test_a_table_of_an_earlier_version_is_read_and_what_failed_in_it_is_no_outcome(
+    tmp_path: Path, make_trace: Callable[..., Trace]
+) -> None:
+    import lancedb
+
+    ends = [EpisodeStatus.OK, EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR]
+    table = episode_table([make_trace(i, status=status) for i, status in enumerate(ends)]).drop_columns("cause")
+    lancedb.connect(str(tmp_path)).create_table("episodes", table)
+    store = TraceStore(str(tmp_path))
+    ref = store.pin_episodes(**KEY)
+    assert {t.cause for t in store.read_traces(ref)} == {Cause.NONE, Cause.AUTHOR, Cause.INFRASTRUCTURE}
+    assert [t.status for t in store.read_traces(ref, causes=COUNTED)] == [EpisodeStatus.OK]
+    assert len(store.find_traces()) == 3
+    with pytest.raises(ValueError, match="its columns cause differ"):
+        store.create()
+
+
+def test_the_texts_of_completions_are_read_of_the_episodes_that_are_asked_for(
+    store: TraceStore, make_trace: Callable[..., Trace]
+) -> None:
+    store.write_episodes([make_trace(0), make_trace(1)])
+    said = tuple(turn.completion_text for turn in make_trace(0).turns)
+    assert store.completions_of([make_trace(0).episode_id]) == {make_trace(0).episode_id: said}
+    assert store.completions_of([]) == {}
 
 
 def _pin_rewards(store: TraceStore, traces: TracesRef, **changes: Any) -> RewardsRef:

@@ -49,7 +49,7 @@ def sampled(tiny_model: Path):
 
 
 def rows(sampled) -> list[Sample]:
-    return [s for t, r in zip(*sampled, strict=True) for s in samples_of(t, r, model_group=GROUP, statuses=["ok"])]
+    return [s for t, r in zip(*sampled, strict=True) for s in samples_of(t, r, model_group=GROUP)]
 
 
 def models(folder: Path, config: TrainConfig) -> Models:
@@ -62,7 +62,7 @@ def models(folder: Path, config: TrainConfig) -> Models:
 
 
 def run(samples: list[Sample], engines: Models, config: TrainConfig, **kwargs) -> Learned:
-    funnel = Funnel(model_group=GROUP, statuses=["ok"])
+    funnel = Funnel(model_group=GROUP)
     return learn(samples, engines, config=config, credit_kind="returns", seed=0, funnel=funnel, **kwargs)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stores.types import (
+    Cause,
     EpisodeRewards,
     EpisodeStatus,
     FinishReason,
@@ -18,8 +19,6 @@ from stores.types import (
 from train_loops.rows import Funnel, samples_of, trajectories_of
 
 pytestmark = pytest.mark.fast
-
-STATUSES = ("ok", "truncated")
 
 
 def turn(turn_index: int, agent: str, *, model_group: str = "math", completion: tuple[int, ...] = (7, 8)) -> Turn:
@@ -89,7 +88,7 @@ def rewards(*turn_rewards: tuple[int, str, float], model_group: str = "math") ->
 
 
 def rows(t: Trace, r: EpisodeRewards | None, **changed: object) -> list:
-    return samples_of(t, r, **{"model_group": "math", "statuses": STATUSES, **changed})
+    return samples_of(t, r, **{"model_group": "math", **changed})
 
 
 def test_a_turn_of_the_model_group_becomes_one_row_with_its_own_reward_and_temperature() -> None:
@@ -111,10 +110,10 @@ def test_a_row_knows_the_round_of_the_episode_that_other_model_groups_make_too()
 
 
 @pytest.mark.parametrize("status", [EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR, EpisodeStatus.TOOL_ERROR])
-def test_an_episode_the_policy_did_not_finish_gives_no_row(status: EpisodeStatus) -> None:
+def test_a_failed_episode_gives_rows_only_where_the_policy_caused_it(status: EpisodeStatus) -> None:
     t = trace(turn(0, "solver"), status=status)
-    assert rows(t, rewards((0, "solver", 0.0))) == []
-    assert len(rows(t, rewards((0, "solver", 0.0)), statuses=(status.value,))) == 1
+    for cause, num_rows in ((Cause.NONE, 0), (Cause.INFRASTRUCTURE, 0), (Cause.AUTHOR, 0), (Cause.POLICY, 1)):
+        assert len(rows(replace(t, cause=cause), rewards((0, "solver", 0.0)))) == num_rows, cause
 
 
 def test_an_episode_of_mixed_versions_is_left_out_unless_configured() -> None:
@@ -128,7 +127,7 @@ def test_an_episode_of_mixed_versions_is_left_out_unless_configured() -> None:
 def test_a_variant_of_an_episode_is_neither_trained_on_nor_counted() -> None:
     t = replace(trace(turn(0, "solver")), variant="greedy")
     assert rows(t, rewards((0, "solver", 1.0))) == []
-    funnel = Funnel(model_group="math", statuses=STATUSES)
+    funnel = Funnel(model_group="math")
     funnel.see(t, rewards((0, "solver", 1.0)))
     assert funnel.counts == {}
 
@@ -138,7 +137,7 @@ def test_of_a_variant_the_turns_that_are_named_train_and_are_counted() -> None:
     credit = rewards((0, "solver", 1.0), (1, "verifier", 0.5), (2, "solver", 1.0))
     assert [(s.agent, s.reward, s.is_sibling) for s in rows(t, credit, sibling_turns={1})] == [("verifier", 0.5, True)]
     assert [s.is_sibling for s in rows(replace(t, variant=""), credit)] == [False] * 3
-    funnel = Funnel(model_group="math", statuses=STATUSES)
+    funnel = Funnel(model_group="math")
     funnel.see(t, credit, sibling_turns={1})
     funnel.see(t, None, sibling_turns={1})
     assert {a: list(c.values()) for a, c in funnel.counts.items()} == {"verifier": [2, 2, 2, 1, 0, 0]}
@@ -187,7 +186,7 @@ def test_trajectories_are_single_rows_for_returns_and_episodes_in_time_order_for
 
 
 def test_the_funnel_counts_where_each_agents_turns_fell_out() -> None:
-    funnel = Funnel(model_group="math", statuses=STATUSES)
+    funnel = Funnel(model_group="math")
     funnel.see(
         trace(turn(0, "solver"), turn(1, "verifier"), turn(2, "x", model_group="y")), rewards((0, "solver", 1.0))
     )

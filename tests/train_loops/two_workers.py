@@ -63,7 +63,7 @@ def play(jobs: Sequence[Job], out: Path, *, weights_uri: str, parent: ModelVersi
         save(models, out / job.name / "begin")
         figures: list[float] = []
         for seed in (2,) if job.resumes else (1, 2):
-            funnel = Funnel(model_group=GROUP, statuses=["ok"])
+            funnel = Funnel(model_group=GROUP)
             about = {"config": job.config, "seed": seed, "funnel": funnel, "trains_policy": not job.warms_up}
             metrics = learn(samples, models, credit_kind="returns", **about).metrics
             figures += [metrics[f"train/{name}"] for name in FIGURES if f"train/{name}" in metrics]
@@ -102,9 +102,7 @@ def _work(rank: int, jobs: Sequence[Job], out: Path, weights_uri: str, parent: M
 def rows(folder: Path) -> list[Sample]:
     """18 samples of both agents: 3 minibatches of 6, which two workers cannot always share evenly."""
     traces, rewards = sample_traces(folder, num_tasks=3, group_size=3)
-    samples = [
-        s for t, r in zip(traces, rewards, strict=True) for s in samples_of(t, r, model_group=GROUP, statuses=["ok"])
-    ]
+    samples = [s for t, r in zip(traces, rewards, strict=True) for s in samples_of(t, r, model_group=GROUP)]
     return sorted(samples, key=lambda s: (s.episode_id, s.turn_index))
 
 

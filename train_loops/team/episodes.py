@@ -6,7 +6,7 @@ Model groups may have different tokenizers, so texts are represented by hashed w
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -54,7 +54,6 @@ def team_episodes(
     rewards: Mapping[str, EpisodeRewards],
     *,
     credit_kind: Literal["returns", "increments"],
-    statuses: Collection[str],
     train_mixed_versions: bool,
 ) -> list[TeamEpisode]:
     """Returns the episodes that train, sorted by id; variants, turns without a reward and episodes without any are left out.
@@ -67,7 +66,7 @@ def team_episodes(
         reward_of = (
             {r.turn_index: r.reward for r in rewards[trace.episode_id].rewards} if trace.episode_id in rewards else {}
         )
-        is_in = not trace.variant and is_trainable(trace, statuses=statuses, train_mixed_versions=train_mixed_versions)
+        is_in = not trace.variant and is_trainable(trace, train_mixed_versions=train_mixed_versions)
         turns = [t for t in sorted(trace.turns, key=lambda t: t.turn_index) if t.turn_index in reward_of]
         if not is_in or not turns:
             continue

@@ -41,7 +41,6 @@ def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
         list(traces.read_traces(job.traces)),
         {r.episode_id: r for r in traces.read_rewards(job.rewards)},
         credit_kind=job.credit_kind,
-        statuses=job.train.train_statuses,
         train_mixed_versions=job.train.train_mixed_versions,
     )
     if not episodes:

@@ -20,12 +20,12 @@ def team_learns_as_one(config: RunSections) -> None:
             "take mappo (the same central critic) or ippo"
         )
     for group, train in configs.items():
-        for name in ("train_statuses", "train_mixed_versions"):
-            if getattr(train, name) != getattr(first, name):
-                raise ValueError(
-                    f"model_groups.{group}.train.{name} = {getattr(train, name)}: the whole team learns from the same "
-                    f"episodes, and another model group has {getattr(first, name)}: set it in `train`, not per model group"
-                )
+        if train.train_mixed_versions != first.train_mixed_versions:
+            raise ValueError(
+                f"model_groups.{group}.train.train_mixed_versions = {train.train_mixed_versions}: the whole team learns from "
+                f"the same episodes, and another model group has {first.train_mixed_versions}: set it in `train`, not per "
+                "model group"
+            )
         if train.algorithm in TEAM_CRITIC_ALGORITHMS and train.advantage.whiten != first.advantage.whiten:
             raise ValueError(
                 f"model_groups.{group}.train.advantage.whiten = {train.advantage.whiten!r}: the central critic's "

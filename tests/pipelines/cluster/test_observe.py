@@ -14,7 +14,7 @@ from pipelines.cluster.observe import episode_points, log_failed, stage_points
 from stores.journal import Journal, StageKey, StageRow
 from stores.metrics import METRICS, send
 from stores.stage_results import StageResult, TrainedTeam
-from stores.types import EpisodeStatus, Purpose
+from stores.types import Cause, EpisodeStatus, Purpose
 
 pytestmark = pytest.mark.fast
 
@@ -91,11 +91,16 @@ def test_a_batch_of_episodes_is_a_handful_of_points() -> None:
 def test_a_failed_episode_is_logged_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     failed: Any = SimpleNamespace(
-        episode_id="e1", status=EpisodeStatus.AGENT_ERROR, stop_reason="workflow_raised", attempt=1, error="secret"
+        episode_id="e1",
+        status=EpisodeStatus.AGENT_ERROR,
+        stop_reason="workflow_raised",
+        cause=Cause.POLICY,
+        attempt=1,
+        error="secret",
     )
     sound: Any = SimpleNamespace(episode_id="e2", status=EpisodeStatus.TRUNCATED)
     log_failed([sound, failed])
-    line = "episode ended as agent_error (workflow_raised), attempt 1"
+    line = "episode ended as agent_error (workflow_raised), caused by policy, attempt 1"
     assert caplog.messages == [line]
     log_failed([failed] * 50, is_last=False)
     log_failed([failed] * 50)

@@ -21,7 +21,8 @@ from pipelines.credit.rule import (
     score_trace,
     turn_reward,
 )
-from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
+from pipelines.credit.shared_sum import SharedSum
+from stores.types import Cause, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
 
@@ -133,8 +134,37 @@ def test_a_truncated_episode_pays_only_the_turns_that_happened(rule: MathFinalAn
 
 @pytest.mark.parametrize("status", ["timeout", "agent_error", "tool_error", "infra_error"])
 def test_an_episode_that_is_neither_ok_nor_truncated_is_refused_not_paid_zero(status: str) -> None:
-    with pytest.raises(ValueError, match=f"is {status}: it is not scored"):
+    with pytest.raises(
+        ValueError, match=f"is {status}, caused by .*: it is no outcome of the policy and is not scored"
+    ):
         score_trace(MathFinalAnswer(), trace([], "", EpisodeStatus(status)), version="v")
+
+
+@pytest.mark.parametrize(
+    ("rule", "paid"),
+    [(MathFinalAnswer(format_weight=0.25), [0, 0, -0.25, 0]), (MathProgress(format_weight=0.25), [0, 0, -0.25, 0])],
+)
+def test_an_episode_that_the_policy_caused_to_fail_gets_the_worst_outcome_and_its_turns_their_format(
+    rule: MathFinalAnswer | MathProgress, paid: list[float]
+) -> None:
+    turns = list(chain("55", "55", "55"))
+    turns[2] = replace(turns[2], is_format_ok=False)
+    failed = replace(trace(turns, "55", EpisodeStatus.TOOL_ERROR), cause=Cause.POLICY)
+    scored = score_trace(rule, failed, version="v")
+    assert (scored.outcome, [r.reward for r in scored.rewards]) == (0.0, paid), "never better than to be wrong"
+
+
+def test_a_rule_may_say_what_its_worst_outcome_is_or_what_a_failure_earns() -> None:
+    failed = replace(trace(chain("55", "55", "55"), "", EpisodeStatus.TIMEOUT), cause=Cause.POLICY)
+    low, own = _Pays([]), _Pays([])
+    low.worst_outcome = -1.0
+    own.assign_failed = lambda of: Credit(outcome=0.5, rewards=())
+    assert [r.reward for r in score_trace(low, failed, version="v").rewards] == [-1.0] * 4
+    low.kind = "increments"
+    assert [r.reward for r in score_trace(low, failed, version="v").rewards] == [0.0, 0.0, 0.0, -1.0], "it adds up"
+    assert score_trace(own, failed, version="v").outcome == 0.5
+    shaped = SharedSum({"path": "pipelines.credit.math_final_answer:MathFinalAnswer"})
+    assert [r.reward for r in score_trace(shaped, failed, version="v").rewards] == [0.0] * 4
 
 
 class _Pays:

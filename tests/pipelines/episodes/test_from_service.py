@@ -14,7 +14,7 @@ from pipelines.credit.rule import caller_credit, credits_of, score_traces
 from pipelines.episodes.from_service import served_group, take_served
 from pipelines.run.run import Run
 from stores.served import Feedback, ServedStore
-from stores.types import SERVED, EpisodeStatus, Purpose, Trace
+from stores.types import SERVED, Cause, EpisodeStatus, Purpose, Trace
 from tests.train_loops.synthetic_traces import GROUP, sample_traces
 
 pytestmark = pytest.mark.test
@@ -76,20 +76,21 @@ def test_the_newest_judged_episodes_are_taken_once_and_a_repetition_takes_the_sa
 
 
 def test_what_cannot_be_trained_on_is_left_and_counted(run: Run) -> None:
-    good, penalised, failed, foreign, filtered, old = some_traces(run, 6)
+    good, penalised, failed, foreign, filtered, old, malformed = some_traces(run, 7)
     turn = filtered.turns[0]
     given = [
         good,
         replace(penalised, outcome_metadata={SERVED: {**ABOUT, "is_trainable": False}}),
-        replace(failed, status=EpisodeStatus.TOOL_ERROR),
+        replace(failed, status=EpisodeStatus.TOOL_ERROR, cause=Cause.INFRASTRUCTURE),
         replace(foreign, turns=(replace(foreign.turns[0], agent="somebody"),)),
         replace(filtered, turns=(replace(turn, sampling=replace(turn.sampling, top_p=0.9)),)),
         replace(old, turns=(replace(old.turns[0], policy_version=7),)),
+        replace(malformed, status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY),
     ]
-    serve(run, given, [1.0] * 6)
+    serve(run, given, [1.0] * 7)
     counts, taken = take(run)
-    assert counts == {"taken": 1, "held_out": 0, "left": 5}
-    assert taken[0].outcome_metadata[SERVED]["trace_id"] == "chatcmpl-0"
+    assert counts == {"taken": 2, "held_out": 0, "left": 5}
+    assert [trace.outcome_metadata[SERVED]["trace_id"] for trace in taken] == ["chatcmpl-0", "chatcmpl-6"]
 
 
 def test_a_store_that_is_not_there_yet_gives_nothing(run: Run) -> None:

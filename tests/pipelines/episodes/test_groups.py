@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from pipelines.config.sections import BudgetConfig
-from pipelines.episodes.groups import Groups, covered
+from pipelines.episodes.groups import Groups
 from pipelines.episodes.sampling import _to_repeat
+from serve_apps.causes import covered
 from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Purpose, Task
 
@@ -97,10 +99,35 @@ def test_failures_of_other_passes_under_the_same_key_repeat_nothing_here() -> No
             "episode_id": [spec.episode_id for spec in [*before, here[0]]],
             "group_id": [spec.group_id for spec in [*before, here[0]]],
             "status": ["timeout"] * 4 + ["ok"] * 5 + ["timeout"],
+            "cause": ["infrastructure"] * 4 + [""] * 5 + ["author"],
+            "stop_reason": [""] * 10,
+            "error": [""] * 10,
             "started_at": [0.0] * 10,
             "duration_s": [1.0] * 10,
         }
     )
     one_pass = Groups(here, stored, num_enough=None, budget=BudgetConfig())
-    assert _to_repeat(stored, one_pass, limit=0.4) == [], "1 of 3 failed"
-    assert _to_repeat(stored, one_pass, limit=0.3) == [here[0].episode_id]
+    store: Any = SimpleNamespace(completions_of=lambda ids: {})
+    assert _to_repeat(stored, one_pass, store=store, limit=0.4) == [], "1 of 3 failed"
+    assert _to_repeat(stored, one_pass, store=store, limit=0.3) == [here[0].episode_id]
+
+
+def test_a_task_that_failed_whatever_was_sampled_is_played_again_and_other_failures_of_the_policy_are_not() -> None:
+    planned = specs(2)
+    tasks = [spec.task.task_id for spec in planned]
+    first = [spec for spec in planned if spec.task.task_id == tasks[0]]
+    stored = pa.table(
+        {
+            "episode_id": [spec.episode_id for spec in planned],
+            "group_id": [spec.group_id for spec in planned],
+            "status": ["agent_error"] * len(planned),
+            "cause": ["policy"] * len(planned),
+            "stop_reason": ["workflow_raised" if spec in first else "tool_refused" for spec in planned],
+            "error": ["KeyError: 'x'"] * len(planned),
+            "started_at": [0.0] * len(planned),
+            "duration_s": [1.0] * len(planned),
+        }
+    )
+    store: Any = SimpleNamespace(completions_of=lambda ids: {e: (e,) for e in ids})
+    one_pass = Groups(planned, stored, num_enough=None, budget=BudgetConfig())
+    assert _to_repeat(stored, one_pass, store=store, limit=0.1) == [spec.episode_id for spec in first]

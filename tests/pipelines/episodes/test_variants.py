@@ -193,8 +193,8 @@ GREEDY = {"variants": {"kind": "greedy"}}
             r"mixer: vdn gives turns their credit, and algorithm 'remax'.*take algorithm: dr_mas",
         ),
         (
-            {"train": {"algorithm": "mappo"}, "model_groups": "statuses"},
-            r"model_groups\.b\.train\.train_statuses = .*same episodes.*set it in `train`",
+            {"train": {"algorithm": "mappo"}, "model_groups": "mixed versions"},
+            r"model_groups\.b\.train\.train_mixed_versions = True.*same episodes.*set it in `train`",
         ),
         (
             {"train": {"algorithm": "mappo"}, "model_groups": "whiten"},
@@ -233,7 +233,10 @@ def test_a_combination_that_makes_no_sense_is_refused_with_the_nearest_that_work
         None: {"a": {"agents": agents}},
         "mixed": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"algorithm": "grpo"}}},
         "reserved": {"team": {"agents": agents}},
-        "statuses": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"train_statuses": ["ok"]}}},
+        "mixed versions": {
+            "a": {"agents": agents[:2]},
+            "b": {"agents": agents[2:], "train": {"train_mixed_versions": True}},
+        },
         "whiten": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"advantage": {"whiten": "all"}}}},
     }
     if "model_groups" in changes:

@@ -44,6 +44,19 @@ def test_the_verdict_names_the_condition_that_decided(
     assert condition in decision.condition
 
 
+def test_the_worst_case_decides_a_promotion_and_what_there_is_a_rejection() -> None:
+    def found(low: float, high: float) -> Evidence:
+        bound = Interval(mean=(low + high) / 2, low=low, high=high, num_tasks=300)
+        return replace(evidence(0.02, 0.10), bound=bound, num_missing=(40, 4))
+
+    said = "with the missing episodes against the candidate (40 of its own lost, 4 of the champion's won)"
+    for bound, verdict in ((found(0.01, 0.05), "promote"), (found(-0.01, 0.05), "inconclusive")):
+        decision = decide_promotion(PromoteConfig(), bound)
+        assert decision.verdict == verdict and said in decision.condition
+        assert "gain +0.060 [+0.020, +0.100] on 256 tasks; +0.0" in decision.condition
+    assert decide_promotion(PromoteConfig(), found(-0.3, -0.1)).verdict == "inconclusive", "it may only be unlucky"
+
+
 def test_the_first_team_is_promoted_if_the_floors_hold() -> None:
     assert decide_promotion(PromoteConfig(), Evidence(gain=None, ok_share=0.95, format_shares={})).verdict == "promote"
     assert decide_promotion(PromoteConfig(), Evidence(gain=None, ok_share=0.5, format_shares={})).verdict == "reject"

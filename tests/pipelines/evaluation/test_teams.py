@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipelines.evaluation.gate import Evidence, Verdict
@@ -59,6 +61,10 @@ def test_all_groups_that_helped_by_themselves_play_together_too() -> None:
     assert more is not None and more.groups == ("a", "c") and versions(more.models) == {"a": 2, "b": 1, "c": 2}
     assert helpful_contender(evidence | {("a", "c"): gained(0.2)}, candidate, CHAMPION) is None, "it plays already"
     assert helpful_contender({("a", "b"): gained(0.2)}, candidate, CHAMPION) is None, "nobody plays alone"
+    worst = replace(gained(0.1), bound=gained(-0.1).gain)
+    assert helpful_contender(evidence | {("c",): worst}, candidate, CHAMPION) is None, (
+        "only a helps whatever is missing"
+    )
 
 
 def test_of_the_teams_that_may_be_promoted_the_one_that_gained_most_is() -> None:

@@ -13,7 +13,7 @@ from records import MakeTrace
 
 from pipelines.monitoring.drift import merge, pseudo_f, shift, sketch
 from pipelines.monitoring.episode_metrics import Window, estimate_of, figures_of, num_repeats, window_of
-from stores.types import EpisodeRewards, EpisodeStatus, FinishReason, Sampling, Trace, TurnReward
+from stores.types import Cause, EpisodeRewards, EpisodeStatus, FinishReason, Sampling, Trace, TurnReward
 
 pytestmark = pytest.mark.fast
 
@@ -56,6 +56,16 @@ def test_an_episode_gives_every_figure_it_has(make_trace: MakeTrace) -> None:
 
 def test_an_episode_that_failed_says_only_that(make_trace: MakeTrace) -> None:
     assert figures_of(make_trace(status=EpisodeStatus.TIMEOUT)) == {"failure_share": 1.0}
+    assert figures_of(make_trace(status=EpisodeStatus.INFRA_ERROR)) == {"failure_share": 1.0}
+
+
+def test_an_episode_that_the_policy_caused_to_fail_says_what_it_did_and_what_it_lost(make_trace: MakeTrace) -> None:
+    trace = make_trace(status=EpisodeStatus.TIMEOUT, cause=Cause.POLICY)
+    rewards = EpisodeRewards(
+        episode_id="", run_id="", iteration=1, purpose=trace.purpose, credit_version="", outcome=0.0, rewards=()
+    )
+    figures = figures_of(trace, rewards)
+    assert (figures["failure_share"], figures["outcome"], figures["turns"]) == (1.0, 0.0, 2.0)
 
 
 def test_filtered_turns_have_no_entropy_and_redacted_ones_no_tokens(make_trace: MakeTrace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -90,6 +91,8 @@ def evaluation(k: int, progress: float) -> dict[str, Any]:
         "candidate": interval,
         "champion": {n: v - gain["mean"] for n, v in interval.items()} if k > 3 else None,
         "gain": gain if k > 3 else None,
+        "bound": {"mean": -0.0421, "low": -0.09, "high": 0.01} if k == 9 else None,
+        "causes": {"candidate": {"sound": 250, "infrastructure": 6}, "champion": {}} if k == 9 else {},
         "num_tasks": 256,
         "verdict": "promote" if k < 9 else "inconclusive" if k < 12 else "reject",
         "condition": f"gain {gain['mean']:+.3f} on 256 tasks: lower bound above min_gain +0.000",
@@ -233,6 +236,22 @@ def test_the_report_shows_every_part() -> None:
         assert part in page.text or part in json.dumps(page.figures), part
     lines = {trace["name"] for figure in page.figures for trace in figure["data"]}
     assert lines >= {"solver", "finalizer", "solver_verifier", "candidate", "champion", "collect", "between stages"}
+
+
+def test_the_worst_case_stands_beside_the_gain_and_failed_episodes_are_counted_by_cause() -> None:
+    rows = [iteration_row(k) for k in range(1, 13)]
+    rows[3] |= {"causes": {"sound": 500, "policy": 11, "infrastructure": 1}}
+    page = render(replace(sample_report(), iterations=rows))
+    assert "-0.042" in page and "Worst case" in page and "Failed episodes" in page
+    assert "gate, candidate" in page and "gate, champion" not in page, "there is nothing to show of it"
+    assert "failed: 1 by infrastructure, 11 by policy" in terminal(rows[3])
+    assert "Failed episodes" not in render(replace(sample_report(), iterations=[iteration_row(1)]))
+
+
+def terminal(row: dict[str, Any]) -> str:
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(iteration_table(row))
+    return console.export_text()
 
 
 def test_missing_parts_and_numbers_are_left_out_never_drawn_as_zero() -> None:

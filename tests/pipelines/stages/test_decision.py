@@ -22,12 +22,14 @@ from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.team_spec import TeamSpec
 from stores.stage_results import Decided, Evaluated
 from stores.traces import TraceStore
-from stores.types import ModelVersionRef, Task, Trace
+from stores.types import Cause, EpisodeStatus, ModelVersionRef, Task, Trace
 
 pytestmark = pytest.mark.test
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 GROUPS = {"a": {"agents": ["solver"]}, "b": {"agents": ["verifier", "refiner", "finalizer"]}}
+
+FAILED = {"status": EpisodeStatus.AGENT_ERROR, "stop_reason": "workflow_raised"}
 
 Solves = Callable[[int, dict[str, int]], bool]
 """Whether a team of these versions solves the task of this number."""
@@ -54,6 +56,8 @@ class Scene:
         """Episodes per team that really were played."""
         self.longer: dict[int, int] = {}
         """Times the tokens of a turn, by version of group a."""
+        self.escapes: dict[int, Cause] = {}
+        """How every other lost episode ends instead, by version of group a."""
         refs = {g: {v: self.ref(g, v) for v in (1, 2)} for g in GROUPS}
         champion = {"team_version": 5, "models": {g: plain(refs[g][1]) for g in GROUPS}}
         self.run.journal.put_value(self.run.run_id, "champion", champion)
@@ -84,8 +88,11 @@ class Scene:
             spec = EpisodeSpec(**where, task=task, episode_index=0, run_seed=seed)
             is_solved = self.solves(self.number[task.task_id], team_spec.policy_versions)
             answer = task.answers[0] if is_solved else "no idea"
-            made = replace(self.made(**where), episode_id=spec.episode_id, task=task, answer=answer)
-            times = self.longer.get(team_spec.policy_versions["a"], 1)
+            version = team_spec.policy_versions["a"]
+            ends = {} if is_solved or version not in self.escapes or self.number[task.task_id] % 2 else FAILED
+            made = self.made(**where, **ends, cause=self.escapes[version]) if ends else self.made(**where)
+            made = replace(made, episode_id=spec.episode_id, task=task, answer=answer)
+            times = self.longer.get(version, 1)
             turns = tuple(replace(t, completion_token_ids=[7] * 10 * times, rollout_logprobs=[-1.0] * 10 * times)
                           for t in made.turns)  # fmt: skip
             traces.append(replace(made, turns=turns))
@@ -170,6 +177,30 @@ def test_a_candidate_that_doubles_its_length_is_rejected_whatever_it_gains(scene
     assert report.condition == "guard completion_tokens x2.00 [2.00, 2.00], at most x1.50"
     assert report.guards is not None
     assert report.guards["completion_tokens"]["state"] == "broken" and report.guards["turns"]["state"] == "holds"
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause])
+@pytest.mark.parametrize("changes", [{}, {"evaluate.tasks_per_look": 80}])
+def test_an_equal_candidate_that_fails_instead_of_losing_is_not_promoted_and_both_figures_are_kept(
+    scene: Callable[..., Scene], cause: Cause, changes: dict[str, Any]
+) -> None:
+    alone = {"promote.min_ok_share": 0.0, "promote.guards": {"refusal_share": None}}
+    fleeing = scene(lambda number, versions: number % 10 < 5, **alone, **changes)
+    fleeing.escapes = {2: cause}
+    report, decision = fleeing.decide()
+    assert report.verdict != "promote" and decision.verdict != "promote" and fleeing.champion() == {"a": 1, "b": 1}
+    assert report.candidate is not None and report.candidate.causes is not None and report.gain is not None
+    num_escaped = report.candidate.causes[cause.value]
+    assert num_escaped > 0 and report.candidate.causes[
+        "sound"
+    ] == report.candidate.num_tasks + report.candidate.num_failed - (num_escaped)
+    if cause is Cause.POLICY:
+        assert (
+            report.bound is None and report.gain.mean == 0.0 and report.num_missing == {"candidate": 0, "champion": 0}
+        )
+    else:
+        assert report.bound is not None and report.bound.mean == 0.0
+        assert report.num_missing == {"candidate": num_escaped, "champion": 0} and report.num_unpaired == num_escaped
 
 
 def test_the_exact_test_decides_where_it_is_asked_for(scene: Callable[..., Scene]) -> None:

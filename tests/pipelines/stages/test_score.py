@@ -1,24 +1,29 @@
-"""The score stage: every episode that some model group trains on is paid, no other."""
+"""The score stage: every episode that is an outcome of the policy is paid, no other."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+from records import MakeTrace
 from stage_records import collected, finish
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.score import score
-from stores.types import EpisodeStatus, Purpose, Trace
+from serve_apps.runner import WORKFLOW_RAISED
+from stores.stage_results import Scored
+from stores.types import SOUND, Cause, EpisodeRewards, EpisodeStatus, Purpose, Trace
 
 pytestmark = pytest.mark.fast
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
-STATUSES = list(EpisodeStatus)
+FAILED = [status for status in EpisodeStatus if status not in SOUND]
 
 
 def of_group(trace: Trace) -> Trace:
@@ -26,30 +31,65 @@ def of_group(trace: Trace) -> Trace:
     return replace(trace, turns=tuple(replace(turn, model_group="team") for turn in trace.turns))
 
 
-@pytest.mark.parametrize(
-    ("train_statuses", "paid"),
-    [
-        (("ok", "truncated"), {"ok", "truncated"}),
-        (("ok",), {"ok", "truncated"}),  # truncated episodes count in what is reported
-        (("ok", "truncated", "timeout", "tool_error"), {"ok", "truncated", "timeout", "tool_error"}),
-    ],
-)
-def test_episodes_are_paid_whose_status_counts_or_is_trained_on(
-    make_trace: Callable[..., Trace], tmp_path: Path, train_statuses: tuple[str, ...], paid: set[str]
-) -> None:
-    changes = {"storage.root": str(tmp_path), "model_groups.team.train": {"train_statuses": train_statuses}}
-    run = Run(load_config(SMALL, changes))
+def scored(folder: Path, make: Callable[[dict[str, Any]], list[Trace]]) -> tuple[Scored, dict[str, EpisodeRewards]]:
+    run = Run(load_config(SMALL, {"storage.root": str(folder)}))
     run.open()
     where = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
-    traces = [of_group(make_trace(i, **where, status=status)) for i, status in enumerate(STATUSES)]
-    run.traces.write_episodes(traces)
-    finish(run, 1, collected(traces=run.traces.pin_episodes(**where)))
-    rewards = {r.episode_id: r for r in run.traces.read_rewards(score(run, 1).rewards)}
-    assert {trace.status.value for trace in traces if trace.episode_id in rewards} == paid
+    run.traces.write_episodes([of_group(trace) for trace in make(where)])
+    pinned = run.traces.pin_episodes(**where)
+    finish(
+        run, 1, collected(traces=pinned, policy_versions={"team": 1})
+    )  # one that has learnt: see the cases of version 0
+    result = score(run, 1)
+    return result, {rewards.episode_id: rewards for rewards in run.traces.read_rewards(result.rewards)}
 
 
-def scored_run(traces: Sequence[Trace], root: Path, **changes: object) -> Run:
-    run = Run(load_config(SMALL, {"storage.root": str(root), **changes}))
+def test_episodes_are_paid_that_did_not_fail_or_whose_failure_the_policy_caused(
+    make_trace: MakeTrace, tmp_path: Path
+) -> None:
+    ends = [*((status, Cause.NONE) for status in SOUND), *product(FAILED, [c for c in Cause if c])]
+    traces: list[Trace] = []
+
+    def make(where: dict[str, Any]) -> list[Trace]:
+        traces.extend(make_trace(i, **where, status=s, cause=c) for i, (s, c) in enumerate(ends))
+        return traces
+
+    result, rewards = scored(tmp_path, make)
+    assert {t.episode_id for t in traces if t.cause in (Cause.NONE, Cause.POLICY)} == rewards.keys()
+    assert result.causes == {"sound": 2, "policy": 4, "infrastructure": 4, "author": 4}
+    worst = [rewards[t.episode_id] for t in traces if t.cause is Cause.POLICY]
+    assert {r.outcome for r in worst} == {0.0} and all(len(r.rewards) == 2 for r in worst), "the turns that were played"
+
+
+@pytest.mark.parametrize(
+    ("change", "is_authors"),
+    [
+        (lambda i, t: t, True),
+        (lambda i, t: replace(t, turns=t.turns if i else ()), True),
+        (lambda i, t: replace(t, turns=()), False),  # nothing shows that another completion would fail, too
+        (lambda i, t: replace(t, error="KeyError: other") if i else t, False),
+        (lambda i, t: replace(t, status=EpisodeStatus.OK, cause=Cause.NONE) if i else t, False),
+        (lambda i, t: replace(t, stop_reason="tool_refused"), False),
+        (lambda i, t: replace(t, cause=Cause.INFRASTRUCTURE) if i else t, False),
+    ],
+)
+def test_a_task_whose_episodes_all_fail_alike_whatever_was_sampled_is_an_authors_fault_and_not_paid(
+    make_trace: MakeTrace, tmp_path: Path, change: Callable[[int, Trace], Trace], is_authors: bool
+) -> None:
+    def make(where: dict[str, Any]) -> list[Trace]:
+        fault = {"status": EpisodeStatus.AGENT_ERROR, "cause": Cause.POLICY, "stop_reason": WORKFLOW_RAISED}
+        group = [make_trace(i, **where, **fault, error=f"KeyError: 'x' at line {i}") for i in range(2)]
+        said = [replace(t, turns=(replace(t.turns[0], completion_text=f"text {i}"),)) for i, t in enumerate(group)]
+        return [change(i, trace) for i, trace in enumerate(said)]
+
+    result, rewards = scored(tmp_path, make)
+    assert (result.causes == {"author": 2}) == is_authors
+    if is_authors:
+        assert rewards == {}
+
+
+def scored_run(traces: Sequence[Trace], root: Path) -> Run:
+    run = Run(load_config(SMALL, {"storage.root": str(root)}))
     run.open()
     where = {"run_id": run.run_id, "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
     run.traces.write_episodes([of_group(replace(trace, **where)) for trace in traces])
@@ -63,28 +103,35 @@ def emptied(trace: Trace) -> Trace:
     return replace(trace, turns=turns)
 
 
+def mixed(trace: Trace) -> Trace:
+    return replace(trace, turns=tuple(replace(turn, is_version_mixed=True) for turn in trace.turns))
+
+
+def as_it_is(trace: Trace) -> Trace:
+    return trace
+
+
 @pytest.mark.parametrize(
-    ("status", "is_empty", "said"),
+    ("status", "change", "said"),
     [
         (
             EpisodeStatus.AGENT_ERROR,
-            False,
+            as_it_is,
             r"no episode that counts has a turn\. Episodes: 2 agent_error\. To mend it, look at",
         ),
         (
             EpisodeStatus.TRUNCATED,
-            False,
-            r"no episode has a status that trains \(ok\).*Episodes: 2 truncated.*raise max_tokens",
+            mixed,
+            r"more than one policy version sampled each episode that counts\. Episodes: 2 truncated",
         ),
-        (EpisodeStatus.OK, True, "every completion of the episodes that count is empty"),
+        (EpisodeStatus.OK, emptied, "every completion of the episodes that count is empty"),
     ],
 )
 def test_score_fails_where_nothing_could_ever_be_trained(
-    make_trace: Callable[..., Trace], tmp_path: Path, status: EpisodeStatus, is_empty: bool, said: str
+    make_trace: Callable[..., Trace], tmp_path: Path, status: EpisodeStatus, change: Callable[[Trace], Trace], said: str
 ) -> None:
     traces = [make_trace(i, status=status) for i in range(2)]
-    changes = {"model_groups.team.train": {"train_statuses": ("ok",)}}
-    run = scored_run([emptied(trace) if is_empty else trace for trace in traces], tmp_path, **changes)
+    run = scored_run([change(trace) for trace in traces], tmp_path)
     with pytest.raises(ValueError, match=rf"iteration 1: nothing can be trained: {said}"):
         score(run, 1)
 

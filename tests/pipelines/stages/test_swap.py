@@ -74,7 +74,7 @@ def test_traces_name_the_swapped_group_and_it_is_what_trains_on_the_turn(
     (rewards,) = assign_credit(run, [trace])
     assert [r.reward for r in rewards.rewards] == [2.0, 2.0], "both are paid r1 + r2"
     for group in ("first", "second"):
-        (row,) = samples_of(trace, rewards, model_group=group, statuses=["ok"])
+        (row,) = samples_of(trace, rewards, model_group=group)
         assert group_of[row.agent] == group
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -226,9 +227,9 @@ def test_what_an_episode_cannot_do_is_refused_by_name(tiny_model: Path) -> None:
         f"        {say('x').replace(', )', ', **more)')}\n"
         "    except Exception as e:\n        print(e.status_code, e.param)\n"
     )
-    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn())
+    trace = play(Program(ONE, command=code(f"{body}\n{say('x')}")), tiny_model, by_turn("hm"))
     assert trace.answer.splitlines() == ["400 n", "400 top_logprobs", "400 response_format.type"]
-    assert trace.turns == ()
+    assert len(trace.turns) == 1
 
 
 def test_a_posted_outcome_is_the_answer_and_its_score_is_paid(tiny_model: Path) -> None:
@@ -246,18 +247,12 @@ def test_a_posted_outcome_is_the_answer_and_its_score_is_paid(tiny_model: Path) 
     credit = PostedScore().assign_credit(trace)
     assert credit.outcome == 0.25 and [r.reward for r in credit.rewards] == [0.25]
     with pytest.raises(ValueError, match="ended without a score: have the program post it"):
-        PostedScore().assign_credit(play(Program(ONE, command=code("print(1)")), tiny_model, by_turn()))
+        PostedScore().assign_credit(play(Program(ONE, command=code(say("x"))), tiny_model, by_turn("1")))
 
 
 def test_the_task_reaches_the_program_without_its_answers(tiny_model: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; print(sys.argv[1], sys.argv[2], sys.stdin.read())",
-        "{task}",
-        "{x} {prompt}",
-    ]
-    trace = play(Program(ONE, command=command, stdin=True), tiny_model, by_turn(), prompt="why {task}?")
+    command = [*code(f"{say('x')}\nprint(sys.argv[1], sys.argv[2], sys.stdin.read())")[:-1], "{task}", "{x} {prompt}"]
+    trace = play(Program(ONE, command=command, stdin=True), tiny_model, by_turn("hm"), prompt="why {task}?")
     assert trace.answer == (
         '{"task_id": "t1", "prompt": "why {task}?", "source": "s", "metadata": {"level": 2}} {x} why {task}? why {task}?'
     )
@@ -270,7 +265,73 @@ def test_a_program_that_fails_is_an_error_or_an_episode_without_answer(
     body = f"{say('x')}\nprint('half')\nraise SystemExit('no such key')"
     trace = play(Program(ONE, command=code(body), failure=failure), tiny_model, by_turn("hm"))
     assert (trace.status, trace.answer, len(trace.turns)) == (status, "", 1)
-    assert trace.error == ("ProgramError: exit code 1; no such key" if failure == "error" else "")
+    assert (trace.error, trace.is_outcome) == ("ProgramError: exit code 1; no such key", True)
+    assert trace.cause == ("policy" if failure == "error" else ""), "what it read may have made it fail"
+
+
+@pytest.mark.parametrize("failure", ["error", "no_answer"])
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ([sys.executable, "-c", "import nonexistent_module"], r"made no model call .*exit code 1; .*No module named"),
+        (["echo", "55"], r"made no model call .*exit code 0; nothing on standard error"),
+        (
+            code("import sys\nprint('careful', file=sys.stderr)\nprint(55)"),
+            r"made no model call .*exit code 0; careful",
+        ),
+        (
+            code(f"try:\n    {say('x', n=2)}\nexcept Exception as e:\n    print(e)"),
+            r"no call of the program was answered, 1 were refused, the last with: an episode has one choice .*exit code 0",
+        ),
+        (
+            code(say("x", n=2)),
+            r"1 were refused, the last with: an episode has one choice .*exit code 1; .*BadRequestError",
+        ),
+    ],
+)
+def test_a_program_without_an_answered_call_is_an_error_of_the_set_up_and_says_why(
+    tiny_model: Path, command: list[str], said: str, failure: Any
+) -> None:
+    trace = play(Program(ONE, command=command, failure=failure), tiny_model, by_turn())
+    assert (trace.status, trace.cause, trace.turns) == (EpisodeStatus.AGENT_ERROR, "author", ())
+    assert re.search(said, trace.error, re.DOTALL), trace.error
+
+
+def test_a_program_that_fails_after_a_prompt_that_did_not_fit_keeps_its_error(tiny_model: Path) -> None:
+    body = f"{say('x')}\n{say('word ' * 200)}"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("hm"), max_model_len=64)
+    assert (trace.status, trace.stop_reason, trace.cause) == (EpisodeStatus.TRUNCATED, "context_exhausted", "")
+    assert "the context holds 64" in trace.error and "; then ProgramError: exit code 1" in trace.error
+
+
+@pytest.mark.parametrize("score", [float("nan"), -3, 7])
+def test_a_functions_score_is_checked_as_a_posted_one_is_and_only_its_episode_is_an_error(
+    tiny_model: Path, score: float
+) -> None:
+    def answer(prompt: str, client: Any) -> dict[str, Any]:
+        messages: Any = [{"role": "user", "content": prompt}]
+        client.chat.completions.create(model="m", messages=messages)
+        return {"answer": "55", "score": score if prompt == "bad" else 0.5}
+
+    program = Program(ONE, function="pipelines.examples.calculator.program:answer")
+    program._function = answer
+    bad, good = (play(program, tiny_model, by_turn("hm"), prompt=prompt) for prompt in ("bad", "good"))
+    assert (bad.status, bad.cause, bad.is_outcome) == (EpisodeStatus.AGENT_ERROR, "author", False)
+    assert f"the program's score is {score}: a score is a number of 0 to 1" in bad.error
+    assert PostedScore().assign_credit(good).outcome == 0.5
+
+
+def test_a_function_that_leaves_the_interpreter_ends_its_episode_only(tiny_model: Path) -> None:
+    def answer(prompt: str, client: Any) -> str:
+        messages: Any = [{"role": "user", "content": prompt}]
+        client.chat.completions.create(model="m", messages=messages)
+        return sys.exit("cannot read this")
+
+    program = Program(ONE, function="pipelines.examples.calculator.program:answer")
+    program._function = answer
+    trace = play(program, tiny_model, by_turn("hm"))
+    assert (trace.status, trace.cause) == (EpisodeStatus.AGENT_ERROR, "policy")
+    assert trace.error == "ProgramError: the function called sys.exit('cannot read this')"
 
 
 def test_a_program_that_cannot_start_says_which(tiny_model: Path) -> None:
@@ -346,10 +407,16 @@ def test_a_tool_call_that_cannot_be_read_is_a_broken_format(tiny_model: Path) ->
 def test_a_container_is_started_with_the_episodes_variables(tiny_model: Path, tmp_path: Path) -> None:
     """The engine is a stand-in that prints what it was started with."""
     engine = tmp_path / "docker"
-    engine.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    ask = (
+        "import sys, httpx\nprint(*sys.argv[1:], sep='\\n')\n"
+        "env = dict(a.split('=', 1) for a in sys.argv if a.startswith('OPENAI_'))\n"
+        "httpx.post(env['OPENAI_BASE_URL'] + '/chat/completions', headers={'Authorization': 'Bearer ' + env['OPENAI_API_KEY']},"
+        " json={'model': 'm', 'messages': [{'role': 'user', 'content': 'x'}]})\n"
+    )
+    engine.write_text(f"#!{sys.executable}\n{ask}")
     engine.chmod(0o755)
     container = {"image": "me/agent:1", "arguments": ["--ask", "{prompt}"], "engine": str(engine)}
-    lines = play(Program(ONE, container=container), tiny_model, by_turn()).answer.splitlines()
+    lines = play(Program(ONE, container=container), tiny_model, by_turn("hm")).answer.splitlines()
     assert lines[:2] == ["run", "--rm"] and lines[-3:] == ["me/agent:1", "--ask", "7+6*8"]
     variables = dict(lines[i + 1].split("=", 1) for i, line in enumerate(lines) if line == "--env")
     assert variables["OPENAI_BASE_URL"] + "/agents/calculator" == variables["TROUPE_CALCULATOR_URL"]

@@ -21,7 +21,7 @@ import pytest
 import uvicorn
 from servers import free_port
 
-from serve_apps.agent import ToolError
+from serve_apps.agent import ToolError, ToolFault
 from serve_apps.tools.retriever import EmbeddedRetriever, HttpRetriever, as_information, read_rows
 from serve_apps.tools.retriever_app import build_retriever
 from stores.corpus import Corpus, Document, build_corpus
@@ -195,7 +195,7 @@ def test_a_server_that_misbehaves_fails_the_call_with_what_it_said(
 
 
 def test_nobody_there_and_nobody_answering_end_at_the_deadline() -> None:
-    with pytest.raises(ToolError, match=r"no documents after 2 attempts; last .*ConnectError"):
+    with pytest.raises(ToolFault, match=r"no documents after 2 attempts; last .*ConnectError"):
         ask(HttpRetriever([f"http://127.0.0.1:{free_port()}/retrieve"], max_attempts=2), ["a"])
     stop = threading.Event()
 
@@ -204,7 +204,7 @@ def test_nobody_there_and_nobody_answering_end_at_the_deadline() -> None:
         return 200, b""
 
     with Server(silent) as server:
-        with pytest.raises(ToolError, match=r"no documents within 0\.6 s; last .*no whole answer within 0\.2 s"):
+        with pytest.raises(ToolFault, match=r"no documents within 0\.6 s; last .*no whole answer within 0\.2 s"):
             ask(HttpRetriever([server.url], timeout_s=0.2, deadline_s=0.6), ["a"])
         stop.set()
 
@@ -241,9 +241,16 @@ def test_a_server_that_refuses_is_passed_over_for_the_next() -> None:
 def test_the_call_fails_where_every_server_refuses() -> None:
     with Server(lambda _: (404, b"Not Found")) as one, Server(lambda _: (422, b"no")) as other:
         message = r"answered HTTP 4\d\d: .*; http.* answered HTTP 4\d\d: .*; is it the address of the retriever"
-        with pytest.raises(ToolError, match=message):
+        with pytest.raises(ToolFault, match=message):
             ask(HttpRetriever([one.url, other.url, one.url]), ["a"])
         assert (len(one.requests), len(other.requests)) == (1, 1)
+
+
+def test_queries_that_every_server_refuses_are_no_fault_of_the_servers() -> None:
+    with Server(lambda _: (413, b"too long")) as one, Server(lambda _: (422, b"no")) as other:
+        with pytest.raises(ToolError, match="the queries are not what it takes") as refused:
+            ask(HttpRetriever([one.url, other.url]), ["a"])
+        assert not isinstance(refused.value, ToolFault)
 
 
 def test_a_remembered_query_is_answered_though_it_is_forgotten_meanwhile() -> None:
