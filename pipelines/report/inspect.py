@@ -51,8 +51,9 @@ def runs_table(journals: Sequence[Journal]) -> Table:
 
 def episode_view(run: Run, episode_id: str) -> RenderableType:
     """Shows every turn of an episode with its credit."""
-    trace = run.traces.get_trace(episode_id)
-    rewards = [r for r in run.traces.rewards_of(trace.episode_id) if r.credit_version == run.credit_version]
+    trace = run.traces.get_trace(episode_id, run_id=run.run_id)
+    given = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
+    rewards = [r for r in given if r.credit_version == run.credit_version]
     return _episode(trace, rewards[0] if rewards else None)
 
 

@@ -146,7 +146,7 @@ def _sample(run: Run, iteration: int) -> list[Trace]:
 
 
 def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
-    rewards = run.traces.rewards_of(trace.episode_id)
+    rewards = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
     return next((r for r in rewards if r.credit_version == run.credit_version), None)
 
 

@@ -23,6 +23,7 @@ from pipelines.stages.promote import register_team
 from stores.files import list_files, open_filesystem, write_file
 from stores.manifest import Probe
 from stores.stage_results import WarmStarted
+from stores.trace_tables import table_name
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test
@@ -271,7 +272,8 @@ def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: C
     assert contents(run) == before
     stored = run.traces.stored_ids(run_id=run.run_id, iteration=9, purpose=Purpose.TRAIN, team_key="next")
     assert len(stored) == num_written[0]
-    assert min(v["version"] for v in run.traces._open("episodes").list_versions()) > 1
+    table = run.traces._open(table_name("episodes", run.run_id, 9))
+    assert min(v["version"] for v in table.list_versions()) > 1
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)
@@ -306,7 +308,7 @@ def test_tags_that_no_ref_names_go_when_they_are_old_and_nobody_is_at_it(
     impatient = Run(
         run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"leftover_hours": 1e-9})})
     )
-    assert plan(impatient).stray_tags == {stray.tag: "episodes"}
+    assert plan(impatient).stray_tags == {stray.tag: table_name("episodes", run.run_id, 0)}
     before = contents(run)
     assert maintain(impatient)["traces"]["tags_dropped"] == [stray.tag]
     assert contents(run) == before
