@@ -93,7 +93,7 @@ def other_metrics(rows: Sequence[Row]) -> list[Figure]:
         if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)):
             continue
         charts.append(_lines(f"{_bare(name)}, per agent", rows, "agents", partial(first_metric, names=(_bare(name),))))
-    whole = [{"iteration": row["iteration"], "m": {"iteration": _part(row, "metrics")}} for row in rows]
+    whole = [{**row, "m": {"iteration": _part(row, "metrics")}} for row in rows]
     for name in dict.fromkeys(n for row in rows for n in _part(row, "metrics")):
         charts.append(_lines(name, whole, "m", partial(first_metric, names=(name,))))
     return [chart for chart in charts if chart]
@@ -136,6 +136,8 @@ def funnel(rows: Sequence[Row]) -> list[Figure]:
 
     def share(counts: Mapping[str, float]) -> float | None:
         values = list(counts.values())
+        if len(values) == 1:  # a row of extremes holds the share itself
+            return values[0]
         return values[-1] / values[0] if values and values[0] else None
 
     layout = {"yaxis": {"range": [0, 1.03], "tickformat": ".0%"}}
@@ -209,8 +211,11 @@ def overhead_share(row: Row) -> float | None:
 
 def first_metric(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
     """Returns the value of the first of `names` that `values` has, with or without the prefix `train/`."""
-    bare = {_bare(name): value for name, value in values.items()}
-    return next((_finite(bare[name]) for name in names if name in bare), None)
+    for name in names:
+        for key in (f"train/{name}", name):
+            if key in values:
+                return _finite(values[key])
+    return None
 
 
 def _stage_seconds(row: Row) -> dict[str, float]:
@@ -231,14 +236,17 @@ def _lines(
     x = [row["iteration"] for row in rows]
     data = []
     for index, key in enumerate(keys):
-        y = [_finite(value(_part(row, part).get(key) or EMPTY)) for row in rows]
+        points = [(row, _finite(value(_part(row, part).get(key) or EMPTY))) for row in rows]
+        # Rows of extremes hold single lines: another line goes on past them, where a missing measurement leaves a gap.
+        points = [(row, v) for row, v in points if v is not None or not row.get("is_part")]
+        y = [v for _, v in points]
         if any(v is not None for v in y):
             data.append(
                 {
                     "type": "scatter",
                     "mode": "lines+markers" if len(rows) <= 40 else "lines",
                     "name": key,
-                    "x": x,
+                    "x": [row["iteration"] for row, _ in points],
                     "y": y,
                     "line": {"color": PALETTE[index % len(PALETTE)], "width": 2},
                     "marker": {"size": 5},

@@ -17,9 +17,10 @@ from typing import Any
 
 from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
-from pipelines.episodes.from_run import source_of
 from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
-from pipelines.report.summary import iteration_summary, run_report, summaries
+from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
+from pipelines.report.so_far import SoFar
+from pipelines.report.summary import run_report
 from pipelines.run.run import Run, plain
 from pipelines.stages.table import STAGES
 from stores.files import write_file
@@ -29,7 +30,9 @@ from stores.run_values import RunValue
 from stores.stage_results import Measured
 from stores.types import EpisodeRewards, Trace
 
-STAGE = "record"
+STAGE = RECORD
+UPLOAD_EVERY = 10
+"""The page goes into MLflow with the first iterations, then with each tenth, and at the end of the run; report.json always."""
 NUM_EXAMPLES = 4
 NUM_TRACES = 8
 """Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
@@ -104,7 +107,9 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
         ended_at=ended_at,
     )
     _, paths = write_reports(run)
-    _attach(run, paths)
+    run.tracker.log_file(paths["json"])
+    if iteration <= UPLOAD_EVERY or iteration % UPLOAD_EVERY == 0:
+        run.tracker.log_file(paths["html"])
     return {**plain(shown), "report": paths["html"], "links": links, "watch": check}
 
 
@@ -154,8 +159,10 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     """Writes report.json and report.html from what is stored so far; returns the former's content and both paths."""
     from pipelines.report.sections import Example, ExampleEpisode, ReportData, render
 
-    rows = summaries(run)
-    report = run_report(run, rows)
+    summaries = Summaries(run)
+    so_far = summaries.so_far()
+    rows = summaries.rows(so_far.numbers_to_draw())
+    report = run_report(run, so_far, rows)
     before, after = (_measured(run, k) for k in (0, run.config.iterations))
 
     def shown(traces: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
@@ -167,8 +174,13 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         run_id=run.run_id,
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
         iterations=rows,
+        extremes=so_far.extreme_rows(),
+        num_iterations=so_far.num_iterations,
+        total_seconds=so_far.seconds.get("total", 0.0),
+        warnings=so_far.shown_warnings(),
+        num_warnings=so_far.num_warnings,
         examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
-        notes=_notes(run, rows),
+        notes=_notes(run, so_far),
         facts=_facts(run, report),
         checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
@@ -192,7 +204,7 @@ def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+def _notes(run: Run, so_far: SoFar) -> Sequence[str]:
     notes = []
     warm = run.config.warmstart
     if warm is not None and warm.tiny_model is not None:
@@ -200,20 +212,10 @@ def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
             "The models are tiny and made from nothing by a warm start on generated demonstrations of mixed quality, so "
             "that they know the format and are often wrong. This shows that the loop works, not what large models gain."
         )
-    sources = {row["iteration"]: source_of(run, row["iteration"]) for row in rows}
-    if taken := [f"{iteration} ({source})" for iteration, source in sources.items() if source is not None]:
+    if taken := so_far.notes.get("source"):
         notes.append(f"Nothing was sampled for iteration {', '.join(taken)}: trained on the traces of that run.")
-    for row in rows:
-        for group, reason in row["failed_groups"].items():
-            parent = f"model group {group} kept version {row['versions'][group]}"
-            notes.append(f"Iteration {row['iteration']}: {parent}, {reason}")
-    lost = [
-        f"{row['iteration']} ({group})"
-        for row in rows
-        for group, metrics in row["groups"].items()
-        if metrics.get("train/is_state_lost")
-    ]
-    if lost:
+    notes += so_far.notes.get("failed", [])
+    if lost := so_far.notes.get("lost"):
         notes.append(
             f"Optimizer (and critic, with PPO) started afresh in iteration {', '.join(lost)}: no checkpoint of the version "
             "that was trained from was left."
