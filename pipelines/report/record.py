@@ -20,7 +20,7 @@ from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
 from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
 from pipelines.report.so_far import SoFar
-from pipelines.report.summary import run_report
+from pipelines.report.summary import run_report, trained_agents
 from pipelines.run.run import Run, plain
 from pipelines.stages.table import STAGES
 from stores.files import write_file
@@ -100,7 +100,7 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,
-        metrics=iteration_metrics(summary) | check_metrics(check),
+        metrics=iteration_metrics(summary | {"trained_agents": trained_agents(run, iteration)}) | check_metrics(check),
         tags=_tags(summary, links) | check_tags(check),
         episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
@@ -163,7 +163,8 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     so_far = summaries.so_far()
     rows = summaries.rows(so_far.numbers_to_draw())
     report = run_report(run, so_far, rows)
-    before, after = (_measured(run, k) for k in (0, run.config.iterations))
+    measured = [run.iteration(k).find(Measured) for k in (0, run.config.iterations)]
+    before, after = ({} if None in measured else _traces_by_task(run, each) for each in measured)
 
     def shown(traces: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
         trace = traces.get(task_id)
@@ -223,9 +224,7 @@ def _notes(run: Run, so_far: SoFar) -> Sequence[str]:
     return notes
 
 
-def _measured(run: Run, iteration: int) -> dict[str, Trace]:
+def _traces_by_task(run: Run, measured: Measured | None) -> dict[str, Trace]:
     """One test trace per task of a measurement, by task id."""
-    measured = run.iteration(iteration).find(Measured)
-    if measured is None:
-        return {}
-    return {trace.task.task_id: trace for trace in run.traces.read_traces(measured.score.traces)}
+    traces = () if measured is None else run.traces.read_traces(measured.score.traces)
+    return {trace.task.task_id: trace for trace in traces}

@@ -85,7 +85,6 @@ def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
         "metrics": _metrics(results, seconds, learning_seconds),
         "agents": _agents(results),
         "groups": {group: dict(trained.metrics) for group, trained in results.trained.items()} | team,
-        "trained_agents": {group: _learned(trained) for group, trained in results.trained.items() if trained.agents},
         "funnel": _funnel(results.trained),
         "failed_groups": dict(run.iteration(number).failed_groups),
         "seconds": seconds,
@@ -93,6 +92,11 @@ def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
         "versions": {group: trained.model.version for group, trained in results.trained.items()},
         "source": None if (source := source_of(run, number)) is None else str(source),
     }
+
+
+def trained_agents(run: Run, number: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns what training says of agents, by model group; scoring names some of it otherwise in `agents`."""
+    return {group: _learned(trained) for group, trained in run.iteration(number).trained.items() if trained.agents}
 
 
 def _results(iteration: Iteration) -> _Results | None:
