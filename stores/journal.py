@@ -303,6 +303,14 @@ class Journal:
         with self._connect() as connection:
             return [_stage_row(row) for row in connection.execute(query)]
 
+    def latest(self, run_id: str) -> StageRow | None:
+        """The stage of a run that was started last; None where none ever was."""
+        mine = (STAGES.c.run_id == run_id) & (STAGES.c.stage != LOCK)
+        query = sa.select(STAGES).where(mine).order_by(STAGES.c.started_at.desc()).limit(1)
+        with self._connect() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else _stage_row(row)
+
     def finished(
         self,
         run_id: str,

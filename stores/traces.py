@@ -245,14 +245,13 @@ class TraceStore:
         The iteration that the id begins with is looked at first. Only what is not there, such as an id of an earlier version
         or fewer than four characters, is looked for in every iteration.
 
-        Args: run_id: the run whose episode it is, where that is known: the tables need not be listed then.
+        Args: run_id: the run whose episode it probably is: where it is, the tables need not be listed.
 
         Raises ValueError if there is none, or more than one.
         """
-        where = _where(run_id=run_id)
-        traces = self._find_by_id(episode_id, self._hinted("episodes", episode_id, run_id), where)
+        traces = self._find_by_id(episode_id, self._hinted("episodes", episode_id, run_id))
         if not traces:
-            traces = self._find_by_id(episode_id, self._places("episodes", run_id=run_id), where)
+            traces = self._find_by_id(episode_id, self._places("episodes"))
         if len(traces) == 1:
             return traces[0]
         if not traces:
@@ -306,7 +305,7 @@ class TraceStore:
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
         places = self._places("episodes", run_id=run_id, iteration=iteration)
         if before:
-            here = _both(where, _where(episode_id=before))
+            here = " AND ".join(filter(None, (where, _where(episode_id=before))))
             likely = [place for place in self._hinted("episodes", before, run_id) if place in places]
             holder = next((p for p in [*likely, *places] if len(self._scan(p, here, ["episode_id"]))), None)
             if holder is None:
@@ -556,12 +555,11 @@ class TraceStore:
                 break
         return traces
 
-    def _find_by_id(self, episode_id: str, places: Sequence[str], where: str) -> list[Trace]:
+    def _find_by_id(self, episode_id: str, places: Sequence[str]) -> list[Trace]:
         """Returns the episode of this id, or else some of those whose ids begin with it."""
-        traces = self._find(_both(where, _where(episode_id=episode_id)), limit=1, places=places)
+        traces = self._find(_where(episode_id=episode_id), limit=1, places=places)
         if not traces and episode_id:
-            begins = f"starts_with(episode_id, {_quote(episode_id)})"
-            traces = self._find(_both(where, begins), limit=3, places=places)
+            traces = self._find(f"starts_with(episode_id, {_quote(episode_id)})", limit=3, places=places)
         return traces
 
     def _insert(
@@ -665,11 +663,6 @@ def _by_iteration(records: Iterable[R]) -> dict[tuple[str, int], list[R]]:
     for record in records:
         groups.setdefault((record.run_id, record.iteration), []).append(record)
     return groups
-
-
-def _both(first: str, second: str) -> str:
-    """Returns SQL for the conjunction of two conditions, of which the first may be empty."""
-    return f"{first} AND {second}" if first else second
 
 
 def _where_of(ref: TracesRef | RewardsRef) -> str:

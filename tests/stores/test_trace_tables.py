@@ -143,12 +143,12 @@ def test_ids_that_begin_with_another_number_are_found_too(store: TraceStore, mak
     hashed = make_trace(0, iteration=2, episode_id="0005" + "ab" * 14)
     late = make_trace(1, iteration=65_543)
     store.write_episodes([hashed, late, make_trace(2, iteration=5), make_trace(2, iteration=7)])
-    for run_id in (None, "run"):
+    for run_id in (None, "run", "other"):
         assert store.get_trace(hashed.episode_id, run_id=run_id) == hashed
         assert store.get_trace("0005abab", run_id=run_id) == hashed
         assert store.get_trace(late.episode_id, run_id=run_id) == late
     with pytest.raises(ValueError, match="no episode"):
-        store.get_trace(late.episode_id, run_id="other")
+        store.get_trace("0007" + "cd" * 14, run_id="run")
 
 
 def test_a_list_goes_on_where_its_page_ended(store: TraceStore, make_trace: Callable[..., Trace]) -> None:

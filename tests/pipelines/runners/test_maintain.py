@@ -23,7 +23,7 @@ from pipelines.stages.promote import register_team
 from stores.files import list_files, open_filesystem, write_file
 from stores.manifest import Probe
 from stores.stage_results import WarmStarted
-from stores.trace_tables import table_name
+from stores.trace_tables import iteration_of_table, table_name
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test
@@ -199,6 +199,18 @@ def test_the_versions_that_an_iteration_collected_with_stay_until_it_has_trained
     assert plan(run).versions == {GROUP: [1]}
     finish(run, 7, collected(policy_versions={GROUP: 1}))  # the champion of that time
     assert plan(run).versions == {}
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_iterations_in_which_nothing_is_left_to_do_are_not_looked_at_again(run: Run, play: Play) -> None:
+    for k in range(7):
+        play(run, k)
+    before = contents(run)
+    settled = [maintain(run)["settled"] for _ in range(3)]
+    assert settled == sorted(settled) and settled[-1] == plan(run).settled > 0
+    assert all(iteration_of_table(name) > settled[-1] for name in plan(run).tables)
+    assert all(ref.iteration > settled[-1] for ref in plan(run).old_refs)
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)
