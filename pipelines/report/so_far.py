@@ -1,7 +1,7 @@
 """so_far: the figures of one iteration after another -> what the report needs of all of them, in a size that is bounded.
 
-Up to `MOST_DRAWN` iterations every one is drawn. Beyond, every second one is, then every fourth and so on, so that between half
-of `MOST_DRAWN` and all of it are left; the first and the last always are, and of each line its highest and lowest value.
+Up to `MOST_DRAWN` iterations every one is drawn. Beyond, every fourth is, then every eighth and so on, so that between half of
+`MOST_THINNED` and all of it are left; the first and the last always are, and of each line its highest and lowest value.
 Evaluated iterations are counted apart from the others by the same rule. Sums, counts and maxima are over all iterations.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 from pipelines.monitoring.training_warnings import TrainingWarning
 
 MOST_DRAWN = 200
+MOST_THINNED = 100
 MOST_EVENTS = 100
 """Warnings, failed trainings and the like that are listed, the latest ones; all are counted."""
 
@@ -34,7 +35,7 @@ class Drawn:
     def add(self, number: int) -> None:
         """Adds the next iteration."""
         if self.num_added % self.stride == 0:
-            if len(self.numbers) == MOST_DRAWN:
+            while len(self.numbers) >= (MOST_DRAWN if self.stride == 1 else MOST_THINNED):
                 self.numbers = self.numbers[::2]
                 self.stride *= 2
             if self.num_added % self.stride == 0:

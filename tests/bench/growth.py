@@ -108,7 +108,7 @@ def _measure(run: Run, number: int, episodes: list[Trace], costs: Costs) -> None
     _timed(costs, "write", write)
     ref = _timed(costs, "pin", lambda: store.pin_episodes(**key, team_key=TEAM))
     _timed(costs, "read", lambda: sum(1 for _ in store.read_traces(ref)))
-    _timed(costs, "get", lambda: [store.get_trace(trace.episode_id) for trace in traces[::40]])
+    _timed(costs, "get", lambda: [store.get_trace(trace.episode_id, run_id=run.run_id) for trace in traces[::40]])
     _timed(costs, "write rewards", lambda: store.write_rewards(rewards))
     paid = _timed(costs, "pin rewards", lambda: store.pin_rewards(**key, credit_version="c1", traces=ref))
     _put(run, _stage_rows(run, number, ref, paid))

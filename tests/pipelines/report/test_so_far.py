@@ -12,7 +12,7 @@ import pytest
 from pipelines.monitoring.training_warnings import TrainingWarning, compared_iterations
 from pipelines.report.figures import other_metrics, training
 from pipelines.report.sections import ReportData, render
-from pipelines.report.so_far import MOST_DRAWN, MOST_EVENTS, Drawn, SoFar
+from pipelines.report.so_far import MOST_DRAWN, MOST_EVENTS, MOST_THINNED, Drawn, SoFar
 
 pytestmark = pytest.mark.fast
 
@@ -61,10 +61,10 @@ def test_every_iteration_is_drawn_up_to_the_limit_then_evenly_spaced_ones() -> N
     for k in range(1, 10_001):
         drawn.add(k)
         assert len(drawn.numbers) <= MOST_DRAWN and drawn.numbers[0] == 1
-        assert len(drawn.numbers) == k or len(drawn.numbers) >= MOST_DRAWN // 2
+        assert len(drawn.numbers) == k or MOST_THINNED // 2 <= len(drawn.numbers) <= MOST_THINNED
         if k == MOST_DRAWN:
             assert drawn.numbers == list(range(1, k + 1))
-    assert {b - a for a, b in pairwise(drawn.numbers)} == {drawn.stride} == {64}
+    assert {b - a for a, b in pairwise(drawn.numbers)} == {drawn.stride} == {128}
 
 
 def test_the_first_the_last_and_both_extremes_of_each_line_are_drawn() -> None:
@@ -73,14 +73,14 @@ def test_the_first_the_last_and_both_extremes_of_each_line_are_drawn() -> None:
     so_far = added(rows)
     numbers = so_far.numbers_to_draw()
     assert numbers[0] == 1 and numbers[-1] == 999 and 777 in numbers, "the slowest has its bar"
-    assert len(numbers) <= 2 * MOST_DRAWN + 4
+    assert len(numbers) <= 2 * MOST_THINNED + 4
     shown = [rows[k - 1] for k in numbers]
     lines = sorted([*shown, *so_far.extreme_rows()], key=lambda r: r["iteration"])
     (kl,) = [chart for chart in training(lines) if chart.title == "KL of the update"]
     points = dict(zip(kl.data[0]["x"], kl.data[0]["y"], strict=True))
     assert points[538] == 9.0 and points[713] == 0.001 and points[1] == points[999] == 0.1
     assert all(None not in line["y"] for chart in [*training(lines), *other_metrics(lines)] for line in chart.data)
-    assert sum(bool(rows[k - 1]["evaluation"]) for k in numbers) >= MOST_DRAWN // 2
+    assert sum(bool(rows[k - 1]["evaluation"]) for k in numbers) >= MOST_THINNED // 2
 
 
 def test_sums_are_over_all_iterations_and_lists_are_bounded() -> None:
