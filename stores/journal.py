@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, fields
@@ -38,6 +38,8 @@ LOCK = "lock"
 """The stage name of a lock, which is held but never done; its `model_group` is the name of the lock."""
 HOLD_WAIT_S = 3600.0
 """How long `Journal.hold` waits for a lock that another process has: as long as the evaluation of a large team takes."""
+MAX_NAMES = 500
+"""Names in one query: databases limit them."""
 LIBPQ_DEADLINES = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -301,6 +303,38 @@ class Journal:
         with self._connect() as connection:
             return [_stage_row(row) for row in connection.execute(query)]
 
+    def latest(self, run_id: str) -> StageRow | None:
+        """The stage of a run that was started last; None where none ever was."""
+        mine = (STAGES.c.run_id == run_id) & (STAGES.c.stage != LOCK)
+        query = sa.select(STAGES).where(mine).order_by(STAGES.c.started_at.desc()).limit(1)
+        with self._connect() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else _stage_row(row)
+
+    def finished(
+        self,
+        run_id: str,
+        stage: str,
+        *,
+        after: int = -1,
+        among: Collection[int] | None = None,
+        is_begun_enough: bool = False,
+    ) -> list[int]:
+        """Returns the iterations in which this stage is done, in order; refs are not read.
+
+        Args:
+            after: only iterations after this one.
+            among: only these iterations, of which there are few.
+            is_begun_enough: also those in which it is running.
+        """
+        states = (DONE, RUNNING) if is_begun_enough else (DONE,)
+        is_wanted = (STAGES.c.run_id == run_id) & (STAGES.c.iteration > after) & (STAGES.c.stage == stage)
+        query = sa.select(STAGES.c.iteration).where(is_wanted, STAGES.c.status.in_(states))
+        if among is not None:
+            query = query.where(STAGES.c.iteration.in_(among))
+        with self._connect() as connection:
+            return list(connection.execute(query.distinct().order_by(STAGES.c.iteration)).scalars())
+
     def runs(self) -> list[RunRow]:
         """Every run, oldest first."""
         with self._connect() as connection:
@@ -328,6 +362,16 @@ class Journal:
         with self._connect() as connection:
             text = connection.execute(sa.select(VALUES.c.value).where(is_row)).scalar_one_or_none()
         return None if text is None else json.loads(text)
+
+    def values(self, run_id: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Returns the facts of these names that were kept by `put_value`, by name."""
+        wanted, found = list(names), dict[str, dict[str, Any]]()
+        with self._connect() as connection:
+            for start in range(0, len(wanted), MAX_NAMES):
+                is_wanted = (VALUES.c.run_id == run_id) & VALUES.c.name.in_(wanted[start : start + MAX_NAMES])
+                rows = connection.execute(sa.select(VALUES.c.name, VALUES.c.value).where(is_wanted))
+                found |= {row.name: json.loads(row.value) for row in rows}
+        return found
 
     def _acquire(self, key: StageKey, owner: str, lease_s: float, wait_s: float) -> Lease | dict[str, Any]:
         """A lease, or the ref if the stage is done."""

@@ -3,7 +3,7 @@
     gateway ── write_episodes ──> [episodes]      a caller's feedback ── write_feedback ──> [feedback]
     collect ── judged ──> episodes with the newest feedback on each
 
-The tables are apart from those of runs. Nothing is pinned: what `drop_before` removes is also gone from the disk.
+The tables are apart from those of runs, and one holds all episodes. Nothing is pinned: what `drop_before` removes is also gone from the disk.
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ class ServedStore(TraceStore):
     """Served episodes and their feedback at one LanceDB URI."""
 
     schemas: ClassVar[Mapping[str, pa.Schema]] = {**TraceStore.schemas, "feedback": FEEDBACK}
+
+    def _place(self, kind: str, run_id: str, iteration: int) -> str:
+        return kind
+
+    def _places(self, kind: str, *, run_id: str | None = None, iteration: int | None = None) -> list[str]:
+        return [kind]
 
     def is_there(self) -> bool:
         """Says whether this store was ever created."""

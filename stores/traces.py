@@ -3,6 +3,12 @@
     collect ── write_episodes ──> [episodes] ── pin_episodes ──> TracesRef  ── read_traces  ──> score, train
     score   ── write_rewards  ──> [rewards]  ── pin_rewards  ──> RewardsRef ── read_rewards ──> train, evaluate
 
+Each iteration of a run has two tables of its own, `episodes.<run>.it<k>` and `rewards.<run>.it<k>`, which its first writer
+makes. So what a write, a pin or a read costs depends on the size of one iteration and not on how many there were: merges
+compare keys with one iteration's rows, without an index that lags behind concurrent commits and has to be kept up. An
+episode id begins with its iteration, so that a whole id is looked for in one table. The tables `episodes` and `rewards`
+are made with the store. They are empty, but in stores of earlier versions, whose iterations stay in them.
+
 Exactly once rests on four things, and all are needed: a deterministic key, the primary key declared with the table,
 insert-only merges that use no index on the key (`use_index(False)`), and no duplicates inside one batch. The first writer
 wins: a retried episode never replaces one that another policy version sampled. The one exception is `replaced`: a stage
@@ -20,14 +26,26 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stores import rows
 from stores.files import lancedb_options
-from stores.types import COUNTED, SOUND, Cause, EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
+from stores.trace_tables import is_table_of, iteration_of_table, plain, table_name
+from stores.types import (
+    COUNTED,
+    SOUND,
+    Cause,
+    EpisodeRewards,
+    EpisodeStatus,
+    Purpose,
+    RewardsRef,
+    Trace,
+    TracesRef,
+    hinted_iteration,
+)
 
 if TYPE_CHECKING:
     from lancedb import DBConnection
@@ -35,11 +53,14 @@ if TYPE_CHECKING:
 
 KEYS = {"episodes": "episode_id", "rewards": "reward_id"}
 """The primary key of each table."""
+PAGE = 1000
+"""Tables that are listed at once."""
+R = TypeVar("R", Trace, EpisodeRewards)
 FOR_EVER = timedelta(days=36_500)
 
 
 class TraceStore:
-    """The two tables at one LanceDB URI. It is cheap to create and to pickle: every process opens its own connection."""
+    """The tables at one LanceDB URI. It is cheap to create and to pickle: every process opens its own connection."""
 
     schemas: ClassVar[Mapping[str, pa.Schema]] = {"episodes": rows.EPISODES, "rewards": rows.REWARDS}
 
@@ -48,25 +69,22 @@ class TraceStore:
         self.uri = str(uri)
         self._connection: tuple[int, DBConnection] | None = None
         """With the process id: a forked child must not use its parent's connection."""
+        self._is_of_earlier_version: dict[str, bool] = {}
+        """By kind, whether the table that is made with the store has rows: no later version adds any."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"uri": self.uri, "_connection": None}
+        return {"uri": self.uri, "_connection": None, "_is_of_earlier_version": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
     def create(self) -> None:
-        """Creates the tables that are missing; it is safe to call again, and from several processes at once.
+        """Creates the store if it is missing; it is safe to call again, and from several processes at once.
 
-        Raises ValueError where a table of another version of Troupe exists already.
+        Raises ValueError where a store of another version of Troupe exists already.
         """
         for name, schema in self.schemas.items():
-            try:
-                self._connect().create_table(name, schema=schema)
-            except ValueError as error:
-                if "already exists" not in str(error):
-                    raise
-                self._check_schema(name, schema)
+            self._check_schema(name, self._open_or_create(name, schema), schema)
 
     def write_episodes(self, traces: Sequence[Trace], *, replaced: Sequence[Cause] = ()) -> int:
         """Stores the episodes that are not stored yet, and returns how many these were; the first writer of a key wins.
@@ -74,12 +92,18 @@ class TraceStore:
         A stored episode whose failure has a cause in `replaced` is overwritten instead.
         """
         unique = list({t.episode_id: t for t in reversed(traces)}.values())
-        return self._insert("episodes", rows.episode_table(unique), replaced=replaced) if unique else 0
+        return sum(
+            self._insert("episodes", rows.episode_table(own), replaced=replaced, run_id=run_id, iteration=iteration)
+            for (run_id, iteration), own in _by_iteration(unique).items()
+        )
 
     def write_rewards(self, rewards: Sequence[EpisodeRewards]) -> int:
         """Stores rewards keyed by episode and credit version and returns how many were new; the first writer wins."""
         unique = list({rows.reward_id(r): r for r in reversed(rewards)}.values())
-        return self._insert("rewards", rows.reward_table(unique)) if unique else 0
+        return sum(
+            self._insert("rewards", rows.reward_table(own), run_id=run_id, iteration=iteration)
+            for (run_id, iteration), own in _by_iteration(unique).items()
+        )
 
     def stored_ids(
         self,
@@ -93,7 +117,8 @@ class TraceStore:
         """Returns the ids of the episodes of this key that are stored by now, except those with a cause in `but_not`."""
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         where += f" AND cause NOT IN ({quoted(but_not)})" if but_not else ""
-        return set(_column(self._open("episodes"), "episode_id", where).to_pylist())
+        name = self._place("episodes", run_id, iteration)
+        return set(self._scan(name, where, ["episode_id"])["episode_id"].to_pylist())
 
     def stored_episodes(
         self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str, with_tokens: bool = False
@@ -106,7 +131,8 @@ class TraceStore:
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         names = ["episode_id", "group_id", "task_id", "status", "cause", "stop_reason", "error", "num_turns"]
         names += ["started_at", "duration_s"]
-        table = self._open("episodes").search().where(where).select([*names, *(["turns"] * with_tokens)]).to_arrow()
+        place = self._place("episodes", run_id, iteration)
+        table = self._scan(place, where, [*names, *(["turns"] * with_tokens)])
         if not with_tokens:
             return table
         counts = [
@@ -123,7 +149,7 @@ class TraceStore:
         `excluded_groups` stay stored, but readers of the ref do not see them.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
-        table = self._open("episodes")
+        table = self._open_or_create(self._place("episodes", run_id, iteration), self.schemas["episodes"])
         count = _count_unique(table, "episode_id", where)
         tag, version = _pin(table, count, run_id, f"it{iteration}", purpose, team_key)
         excluded = tuple(sorted(excluded_groups))
@@ -157,9 +183,9 @@ class TraceStore:
             unscored: ids of episodes that need none either.
         """
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, credit_version=credit_version)
-        table = self._open("rewards")
+        table = self._open_or_create(self._place("rewards", run_id, iteration), self.schemas["rewards"])
         _count_unique(table, "reward_id", where)
-        of_traces = self._open("episodes", traces)
+        of_traces = self._open_pinned(traces)
         counted = _where_of(traces) + _with_cause(causes, of_traces)
         left_out = set(unscored)
         episodes = [e for e in _column(of_traces, "episode_id", counted).to_pylist() if e not in left_out]
@@ -208,7 +234,7 @@ class TraceStore:
         where = [_where_of(ref)]
         where += [f"contains(agents, {_quote(f'|{agent}|')})"] if agent is not None else []
         where += [f"contains(model_groups, {_quote(f'|{model_group}|')})"] if model_group is not None else []
-        table = self._open("episodes", ref)
+        table = self._open_pinned(ref)
         condition = " AND ".join(where) + _with_status(statuses) + _with_cause(causes, table)
         names = list(columns) if columns is not None else _names(table)
         yield from table.search().where(condition).select(names).to_batches(batch_size)
@@ -229,18 +255,23 @@ class TraceStore:
     def read_rewards(self, ref: RewardsRef) -> Iterator[EpisodeRewards]:
         """Yields the pinned rewards of the episodes of the ref's team, in no particular order."""
         team = self.stored_ids(run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, team_key=ref.team_key)
-        query = self._open("rewards", ref).search().where(_where_of(ref)).select(rows.REWARDS.names)
+        query = self._open_pinned(ref).search().where(_where_of(ref)).select(rows.REWARDS.names)
         for batch in query.to_batches(1024):
             yield from (r for r in rows.rewards_of(batch) if r.episode_id in team)
 
-    def get_trace(self, episode_id: str) -> Trace:
+    def get_trace(self, episode_id: str, *, run_id: str | None = None) -> Trace:
         """Returns the episode with this id, or with the only id that starts with it.
+
+        The iteration that the id begins with is looked at first. Only what is not there, such as an id of an earlier version
+        or fewer than four characters, is looked for in every iteration.
+
+        Args: run_id: the run whose episode it probably is: where it is, the tables need not be listed.
 
         Raises ValueError if there is none, or more than one.
         """
-        traces = self._find(_where(episode_id=episode_id), limit=1)
-        if not traces and episode_id:
-            traces = self._find(f"starts_with(episode_id, {_quote(episode_id)})", limit=3)
+        traces = self._find_by_id(episode_id, self._hinted("episodes", episode_id, run_id))
+        if not traces:
+            traces = self._find_by_id(episode_id, self._places("episodes"))
         if len(traces) == 1:
             return traces[0]
         if not traces:
@@ -262,12 +293,15 @@ class TraceStore:
     ) -> list[Trace]:
         """Returns at most `limit` stored episodes with these properties, pinned or not; `variant=""`: no variants.
 
+        Those of later iterations come first.
+
         Args: policy_versions: those that acted, by model group; the episodes may have been played with other groups, too.
         """
         where = _where(
             run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status, variant=variant
         )
-        return self._find(" AND ".join([*([where] if where else []), *_played_by(policy_versions or {})]), limit=limit)
+        where = " AND ".join([*([where] if where else []), *_played_by(policy_versions or {})])
+        return self._find(where, limit=limit, places=self._places("episodes", run_id=run_id, iteration=iteration))
 
     def newest_episodes(
         self,
@@ -280,35 +314,46 @@ class TraceStore:
         task_id: str | None = None,
         status: EpisodeStatus | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns at most `limit` stored episodes with these properties as rows without turns, the newest first.
+        """Returns at most `limit` stored episodes with these properties as rows without turns.
 
-        It is empty where nothing was ever stored. The ids and times of all matching episodes are read, and the other columns
-        only of those that are returned.
+        The newest iteration comes first, and in an iteration the episode that began last. The list is empty where nothing was
+        ever stored. Of each iteration that the page reaches, the ids and times of the matching episodes are read, and the
+        other columns only of those that are returned.
 
         Args: before: only those that come after this episode in the same list; ValueError where it is not in the list.
         """
-        table = self._open_if_there("episodes")
-        if table is None:
-            return []
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
-        query = table.search().select(["episode_id", "started_at"])
-        matching = (query.where(where) if where else query).to_arrow()
-        ids = matching.sort_by([("started_at", "descending"), ("episode_id", "ascending")])["episode_id"].to_pylist()
-        if before and before not in ids:
-            raise ValueError(f"episode {before!r} is not in this list: begin without it")
-        page = ids[ids.index(before) + 1 :][:limit] if before else ids[:limit]
-        names = [name for name in rows.LISTED if name in table.schema.names]
-        query = table.search().where(f"episode_id IN ({quoted(page)})" if page else "false").select(names)
-        rows_by_id = {row["episode_id"]: row for row in query.to_list()}
-        return [rows_by_id[i] for i in page]
+        places = self._places("episodes", run_id=run_id, iteration=iteration)
+        if before:
+            here = " AND ".join(filter(None, (where, _where(episode_id=before))))
+            likely = [place for place in self._hinted("episodes", before, run_id) if place in places]
+            holder = next((p for p in [*likely, *places] if len(self._scan(p, here, ["episode_id"]))), None)
+            if holder is None:
+                raise ValueError(f"episode {before!r} is not in this list: begin without it")
+            places = places[places.index(holder) :]
+        page: list[dict[str, Any]] = []
+        for place in places:
+            matching = self._scan(place, where, ["episode_id", "started_at"])
+            matching = matching.sort_by([("started_at", "descending"), ("episode_id", "ascending")])
+            ids = matching["episode_id"].to_pylist()
+            ids = ids[ids.index(before) + 1 :] if before and place == places[0] else ids
+            page += self._listed(place, ids[: limit - len(page)])
+            if len(page) == limit:
+                break
+        return page
 
-    def outcomes_of(self, episode_ids: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Returns the outcomes by episode and credit version; episodes that were never credited are left out."""
-        table = self._open_if_there("rewards")
+    def outcomes_of(self, episodes: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+        """Returns the outcomes by episode and credit version; episodes that were never credited are left out.
+
+        Args: episodes: rows with `episode_id`, `run_id` and `iteration`, as those of `newest_episodes`.
+        """
+        ids: dict[str, list[str]] = {}
+        for row in episodes:
+            ids.setdefault(self._place("rewards", row["run_id"], row["iteration"]), []).append(row["episode_id"])
         outcomes: dict[str, dict[str, float]] = {}
-        if table is not None and episode_ids:
-            query = table.search().where(f"episode_id IN ({quoted(episode_ids)})")
-            for row in query.select(["episode_id", "credit_version", "outcome"]).to_list():
+        for place, own in ids.items():
+            found = self._scan(place, f"episode_id IN ({quoted(own)})", ["episode_id", "credit_version", "outcome"])
+            for row in found.to_pylist():
                 outcomes.setdefault(row["episode_id"], {})[row["credit_version"]] = row["outcome"]
         return outcomes
 
@@ -317,30 +362,59 @@ class TraceStore:
     ) -> Iterator[Trace]:
         """Yields stored episodes that were credited with this outcome or more under any credit version, without variants.
 
-        They come in no particular order.
+        They come in no particular order. ValueError where there is no store.
         """
+        self._open("episodes")
         where = _where(run_id=run_id, iteration=iteration, purpose=purpose)
-        good = set(_column(self._open("rewards"), "episode_id", f"{where} AND outcome >= {min_outcome}").to_pylist())
-        table = self._open("episodes")
-        query = table.search().where(where).select(_names(table))
-        for batch in query.to_batches(256) if good else ():
-            yield from (trace for trace in rows.traces_of(batch) if trace.episode_id in good and not trace.variant)
+        paid = self._places("rewards", run_id=run_id, iteration=iteration)
+        scans = (self._scan(place, f"{where} AND outcome >= {min_outcome}", ["episode_id"]) for place in paid)
+        good = {episode_id for table in scans for episode_id in table["episode_id"].to_pylist()}
+        for place in self._places("episodes", run_id=run_id, iteration=iteration) if good else ():
+            for batch in self._batches(place, where):
+                yield from (trace for trace in rows.traces_of(batch) if trace.episode_id in good and not trace.variant)
 
-    def rewards_of(self, episode_id: str) -> list[EpisodeRewards]:
-        """Returns all rewards that an episode was ever given, sorted by credit version."""
-        query = self._open("rewards").search().where(_where(episode_id=episode_id)).select(rows.REWARDS.names)
-        rewards = [r for batch in query.to_batches(1024) for r in rows.rewards_of(batch)]
-        return sorted(rewards, key=lambda r: r.credit_version)
+    def rewards_of(
+        self, episode_id: str, *, run_id: str | None = None, iteration: int | None = None
+    ) -> list[EpisodeRewards]:
+        """Returns all rewards that an episode was ever given, sorted by credit version.
+
+        Args: run_id, iteration: those of the episode, where they are known: one table is read then.
+        """
+        if run_id is not None and iteration is not None:
+            places = [self._place("rewards", run_id, iteration)]
+        else:
+            near = self._hinted("rewards", episode_id, run_id)
+            places = near + [p for p in self._places("rewards", run_id=run_id) if p not in near]
+        where = _where(episode_id=episode_id)
+        for place in places:
+            found = self._scan(place, where, rows.REWARDS.names)
+            if len(found):
+                rewards = [r for batch in found.to_batches() for r in rows.rewards_of(batch)]
+                return sorted(rewards, key=lambda r: r.credit_version)
+        return []
 
     def count_rows(self, ref: TracesRef | RewardsRef) -> int:
         """Counts the rows that the ref pins."""
         if isinstance(ref, RewardsRef):
             return sum(1 for _ in self.read_rewards(ref))
-        return self._open("episodes", ref).count_rows(_where_of(ref))
+        return self._open_pinned(ref).count_rows(_where_of(ref))
 
     def count_others(self, run_id: str) -> int:
-        """Counts the stored episodes of other runs."""
-        return self._open("episodes").count_rows(f"run_id != {_quote(run_id)}")
+        """Counts the stored episodes of other runs; it opens every table."""
+        others = f"run_id != {_quote(run_id)}"
+        names = ["episodes", *self._tables_of("episodes")]
+        return sum(table.count_rows(others) for name in names if (table := self._open_if_there(name)) is not None)
+
+    def tables(self, run_id: str, *, after: int = 0) -> list[str]:
+        """Returns the names of the tables that hold rows of this run.
+
+        Args: after: of iterations after this one only, and of iteration 0, to which any later moment may add.
+        """
+        names = [name for kind in KEYS for name in self._tables_of(kind, run_id=run_id)]
+        names = [name for name in names if not 0 < iteration_of_table(name) <= after]
+        # A process that died while it made a table leaves a folder without a version, which the next writer completes.
+        names = [name for name in names if self._open_if_there(name) is not None]
+        return [*names, *(kind for kind in KEYS if self._has_rows(kind))]
 
     def compact(self, *, drop_before: Mapping[str, int], margin_s: float = 60.0) -> None:
         """Merges small files, and drops versions that are older than these and than every tagged one.
@@ -348,27 +422,28 @@ class TraceStore:
         It is safe beside writers, and beside readers of these versions and of all later ones.
 
         Args:
-            drop_before: version by table; a table that is not named keeps every version.
+            drop_before: version by table: these tables are compacted; 0 keeps every version.
             margin_s: versions that are this much older than the oldest kept one stay, too. Lance takes an age, not a
                 version, and counts it from a moment that is a little later than the one at which the age is looked up.
         """
-        for name in KEYS:
+        for name, first in drop_before.items():
             table = self._open(name)
             # Merging takes long: it is done first, so that the ages below are still right when versions are dropped.
             table.optimize(cleanup_older_than=FOR_EVER)
             ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
-            first_kept = min((v for v in ages if v >= drop_before.get(name, 0)), default=table.version)
+            first_kept = min((v for v in ages if v >= first), default=table.version)
             kept_versions = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
             oldest = max(ages.get(version, FOR_EVER) for version in kept_versions)
             table.optimize(cleanup_older_than=oldest + timedelta(seconds=margin_s))
 
-    def newest_versions(self) -> dict[str, int]:
-        """Returns the newest version of each table."""
-        return {name: self._open(name).version for name in KEYS}
+    def newest_versions(self, tables: Iterable[str] | None = None) -> dict[str, int]:
+        """Returns the newest version by table, of these tables or of all."""
+        opened = {name: self._open_if_there(name) for name in (self._all_tables() if tables is None else tables)}
+        return {name: table.version for name, table in opened.items() if table is not None}
 
-    def num_versions(self) -> int:
-        """Counts the versions that both tables keep."""
-        return sum(len(self._open(name).list_versions()) for name in KEYS)
+    def num_versions(self, tables: Iterable[str]) -> int:
+        """Counts the versions that these tables keep."""
+        return sum(len(self._open(name).list_versions()) for name in tables)
 
     def move_pins(self, refs: Iterable[TracesRef | RewardsRef], *, is_dry_run: bool = False) -> int:
         """Moves the tags of refs to the newest version, so that older versions can be dropped; returns how many moved.
@@ -377,29 +452,35 @@ class TraceStore:
         added since.
         """
         num_moved = 0
-        tables = {name: self._open(name) for name in KEYS}
-        tags = {name: table.tags.list() for name, table in tables.items()}
-        newest = {name: table.version for name, table in tables.items()}
+        opened: dict[str, tuple[Table, Mapping[str, Any]] | None] = {}
         for ref in refs:
-            name = _table_of(ref)
-            pinned = tags[name].get(ref.tag)
-            if pinned is None or pinned["version"] >= newest[name]:
+            name = self._place(_kind_of(ref), ref.run_id, ref.iteration)
+            if name not in opened:
+                table = self._open_if_there(name)
+                opened[name] = None if table is None else (table, table.tags.list())
+            if (found := opened[name]) is None:
                 continue
-            if self._open(name, ref).count_rows(_where_of(ref)) == tables[name].count_rows(_where_of(ref)):
+            newest, tags = found
+            pinned = tags.get(ref.tag)
+            if pinned is None or pinned["version"] >= newest.version:
+                continue
+            if self._open_pinned(ref).count_rows(_where_of(ref)) == newest.count_rows(_where_of(ref)):
                 num_moved += 1
                 if not is_dry_run:
-                    tables[name].tags.update(ref.tag, newest[name])
+                    newest.tags.update(ref.tag, newest.version)
         return num_moved
 
-    def stray_pins(self, run_id: str, known: Collection[str], *, older_than_s: float) -> dict[str, str]:
+    def stray_pins(
+        self, run_id: str, known: Collection[str], *, older_than_s: float, tables: Iterable[str]
+    ) -> dict[str, str]:
         """Returns table by tag: the tags of this run that no ref in `known` names and that are older than this.
 
         They were created by stages that died before their ref was recorded, or by hand.
         """
         purposes = "|".join(p.value for p in Purpose)
-        pattern = re.compile(rf"{re.escape(_plain(run_id))}-it\d+-({purposes})-")
+        pattern = re.compile(rf"{re.escape(plain(run_id))}-it\d+-({purposes})-")
         strays = {}
-        for name in KEYS:
+        for name in tables:
             table = self._open(name)
             ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
             for tag, pinned in table.tags.list().items():
@@ -413,31 +494,117 @@ class TraceStore:
         for tag, name in tables.items():
             self._open(name).tags.delete(tag)
 
-    def _find(self, where: str, *, limit: int) -> list[Trace]:
-        table = self._open("episodes")
-        query = table.search().select(_names(table)).limit(limit)
-        batches = (query.where(where) if where else query).to_batches(256)
-        return [trace for batch in batches for trace in rows.traces_of(batch)]
-
     def completions_of(self, episode_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Returns by episode the texts of its completions, in order; reads the turns, so ask for few."""
-        query = (
-            self._open("episodes").search().where(f"episode_id IN ({quoted(episode_ids)})" if episode_ids else "false")
-        )
+        hints = {hinted_iteration(episode_id) for episode_id in episode_ids}
+        where = f"episode_id IN ({quoted(episode_ids)})"
         return {
             row["episode_id"]: tuple(turn["completion_text"] for turn in row["turns"])
-            for row in query.select(["episode_id", "turns"]).to_arrow().to_pylist()
+            for iteration in hints
+            for place in self._places("episodes", iteration=iteration)
+            for row in self._scan(place, where, ["episode_id", "turns"]).to_pylist()
         }
 
-    def _insert(self, name: str, table: pa.Table, *, replaced: Sequence[Cause] = ()) -> int:
+    # ---- which table
+
+    def _place(self, kind: str, run_id: str, iteration: int) -> str:
+        """Names the table that holds this iteration's rows, whether it is there or not."""
+        if self._has_rows(kind) and self._open(kind).count_rows(_where(run_id=run_id, iteration=iteration)):
+            return kind
+        return table_name(kind, run_id, iteration)
+
+    def _places(self, kind: str, *, run_id: str | None = None, iteration: int | None = None) -> list[str]:
+        """Names the tables that may hold such rows, those of later iterations first."""
+        if run_id is not None and iteration is not None:
+            return [self._place(kind, run_id, iteration)]
+        names = self._tables_of(kind, run_id=run_id)
+        names = [name for name in names if iteration is None or iteration_of_table(name) == iteration]
+        return sorted(names, key=iteration_of_table, reverse=True) + ([kind] if self._has_rows(kind) else [])
+
+    def _hinted(self, kind: str, episode_id: str, run_id: str | None) -> list[str]:
+        """Names the tables of the iteration that the id begins with."""
+        hinted = hinted_iteration(episode_id)
+        return [] if hinted is None else self._places(kind, run_id=run_id, iteration=hinted)
+
+    def _has_rows(self, kind: str) -> bool:
+        """Says whether the table that is made with the store has rows, those of an earlier version."""
+        if kind not in self._is_of_earlier_version:
+            table = self._open_if_there(kind)
+            if table is None:
+                return False
+            self._is_of_earlier_version[kind] = table.count_rows() > 0
+        return self._is_of_earlier_version[kind]
+
+    def _tables_of(self, kind: str, *, run_id: str | None = None) -> list[str]:
+        """Names the tables of iterations, of this run or of all."""
+        return [name for name in self._all_tables() if is_table_of(name, kind, run_id)]
+
+    def _all_tables(self) -> list[str]:
+        names: list[str] = []
+        page = self._connect().list_tables(limit=PAGE)
+        while True:
+            names += page.tables
+            if not page.page_token:
+                return names
+            page = self._connect().list_tables(page_token=page.page_token, limit=PAGE)
+
+    # ---- rows of a table that may not be there
+
+    def _batches(self, place: str, where: str, *, limit: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yields whole episode rows of a table; none where it is not there."""
+        table = self._open_if_there(place)
+        if table is not None:
+            query = table.search().select(_names(table))
+            query = query.where(where) if where else query
+            yield from (query if limit is None else query.limit(limit)).to_batches(256)
+
+    def _scan(self, place: str, where: str, columns: Sequence[str]) -> pa.Table:
+        """Returns these columns of the matching rows; no row where the table is not there."""
+        table = self._open_if_there(place)
+        if table is None:
+            schema = self.schemas[place.partition(".")[0]]
+            return pa.schema([schema.field(name) for name in columns]).empty_table()
+        query = table.search().select(list(columns))
+        return (query.where(where) if where else query).to_arrow()
+
+    def _listed(self, place: str, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns the rows of these episodes without turns, in this order."""
+        if not ids:
+            return []
+        table = self._open(place)
+        names = [name for name in rows.LISTED if name in table.schema.names]
+        query = table.search().where(f"episode_id IN ({quoted(ids)})").select(names)
+        rows_by_id = {row["episode_id"]: row for row in query.to_list()}
+        return [rows_by_id[i] for i in ids]
+
+    def _find(self, where: str, *, limit: int, places: Sequence[str] = ("episodes",)) -> list[Trace]:
+        traces: list[Trace] = []
+        for place in places:
+            for batch in self._batches(place, where, limit=limit - len(traces)):
+                traces += rows.traces_of(batch)
+            if len(traces) >= limit:
+                break
+        return traces
+
+    def _find_by_id(self, episode_id: str, places: Sequence[str]) -> list[Trace]:
+        """Returns the episode of this id, or else some of those whose ids begin with it."""
+        traces = self._find(_where(episode_id=episode_id), limit=1, places=places)
+        if not traces and episode_id:
+            traces = self._find(f"starts_with(episode_id, {_quote(episode_id)})", limit=3, places=places)
+        return traces
+
+    def _insert(
+        self, kind: str, table: pa.Table, *, run_id: str, iteration: int, replaced: Sequence[Cause] = ()
+    ) -> int:
+        place = self._open_or_create(self._place(kind, run_id, iteration), self.schemas[kind])
         # Without `use_index(False)` a merge looks keys up in an index that does not know rows of concurrent commits yet.
-        merge = self._open(name).merge_insert(KEYS[name]).use_index(False).when_not_matched_insert_all()
+        merge = place.merge_insert(KEYS[kind]).use_index(False).when_not_matched_insert_all()
         if replaced:
             merge = merge.when_matched_update_all(where=f"target.cause IN ({quoted(replaced)})")
         return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
 
-    def _check_schema(self, name: str, schema: pa.Schema) -> None:
-        stored = self._open(name).schema
+    def _check_schema(self, name: str, table: Table, schema: pa.Schema) -> None:
+        stored = table.schema
         other = [f.name for f in schema if f.name not in stored.names or stored.field(f.name).type != f.type]
         if other:
             raise ValueError(
@@ -460,13 +627,28 @@ class TraceStore:
                 raise
             return None
 
-    def _open(self, name: str, ref: TracesRef | RewardsRef | None = None) -> Table:
-        """Opens the table at its newest version, or at the one that `ref` pins."""
-        table = self._connect().open_table(name)
-        if ref is None:
+    def _open_or_create(self, name: str, schema: pa.Schema) -> Table:
+        """Opens the table, which is made if it is not there; several processes may do that at once."""
+        table = self._open_if_there(name)
+        if table is not None:
             return table
-        tagged = table.tags.list().get(ref.tag)
-        if tagged is None or tagged["version"] < ref.version:  # a later version is right: `move_pins` moved the tag
+        try:
+            return self._connect().create_table(name, schema=schema)
+        except ValueError as error:
+            if "already exists" not in str(error):
+                raise
+            return self._open(name)
+
+    def _open(self, name: str) -> Table:
+        """Opens the table at its newest version."""
+        return self._connect().open_table(name)
+
+    def _open_pinned(self, ref: TracesRef | RewardsRef) -> Table:
+        """Opens the table at the version that `ref` pins."""
+        table = self._open_if_there(self._place(_kind_of(ref), ref.run_id, ref.iteration))
+        tagged = None if table is None else table.tags.list().get(ref.tag)
+        # a later version is right: `move_pins` moved the tag
+        if table is None or tagged is None or tagged["version"] < ref.version:
             state = f"is at version {tagged['version']}" if tagged else "does not exist"
             raise ValueError(
                 f"{ref.tag} at version {ref.version} was pinned in {ref.uri}, but the tag {state} in {self.uri}: "
@@ -479,7 +661,7 @@ class TraceStore:
 def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:
     """Creates the tag of these rows, or takes the one that another process created first; returns tag and version."""
     digest = sha256("\x1f".join(parts).encode()).hexdigest()[:8]
-    tag = _plain("-".join((*parts, f"n{count}", digest)))
+    tag = plain("-".join((*parts, f"n{count}", digest)))
     try:
         table.tags.create(tag, table.version)
     except RuntimeError as error:
@@ -488,12 +670,7 @@ def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:
     return tag, table.tags.get_version(tag)
 
 
-def _plain(text: str) -> str:
-    """Replaces the characters that Lance refuses in tags."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text)
-
-
-def _table_of(ref: TracesRef | RewardsRef) -> str:
+def _kind_of(ref: TracesRef | RewardsRef) -> str:
     return "episodes" if isinstance(ref, TracesRef) else "rewards"
 
 
@@ -509,6 +686,14 @@ def _count_unique(table: Table, key: str, where: str) -> int:
 
 def _column(table: Table, name: str, where: str) -> pa.ChunkedArray:
     return table.search().where(where).select([name]).to_arrow()[name]
+
+
+def _by_iteration(records: Iterable[R]) -> dict[tuple[str, int], list[R]]:
+    """Groups records by run and iteration, which name their table."""
+    groups: dict[tuple[str, int], list[R]] = {}
+    for record in records:
+        groups.setdefault((record.run_id, record.iteration), []).append(record)
+    return groups
 
 
 def _where_of(ref: TracesRef | RewardsRef) -> str:

@@ -5,6 +5,7 @@ A record crosses a process border (LanceDB row, journal, Serve call); the class 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +15,9 @@ from typing import Any
 SERVED = "troupe/served"
 """Key in the `outcome_metadata` of a captured answer: {"team", "team_version", "alias", "key", "is_trainable"}, with `alias`
 `champion` or `candidate` at the time of the answer; where `collect` has taken it over also {"trace_id", "score"}."""
+
+HINT_DIGITS = 4
+NUM_HINTS = 16**HINT_DIGITS
 
 
 class EpisodeStatus(StrEnum):
@@ -306,9 +310,23 @@ def episode_id(
     episode_index: int,
     variant: str = "",
 ) -> str:
-    """Returns the key of an episode: the same inputs always give the same key, on any machine."""
+    """Returns the key of an episode: the same inputs always give the same key, on any machine.
+
+    It is 32 hexadecimal digits, of which the first four are the iteration (see `hinted_iteration`) and the others a hash.
+    """
     parts = (run_id, str(iteration), purpose.value, team_key, task_id, str(episode_index), variant)
-    return sha256("\x1f".join(parts).encode()).hexdigest()[:32]
+    digest = sha256("\x1f".join(parts).encode()).hexdigest()
+    return f"{iteration % NUM_HINTS:0{HINT_DIGITS}x}{digest[: 32 - HINT_DIGITS]}"
+
+
+def hinted_iteration(episode_id: str) -> int | None:
+    """Returns the iteration that an episode id, or its beginning, begins with; None where it begins with no number.
+
+    It says where to look first: ids of earlier versions are hashes from their first digit on, and from iteration 65,536 on
+    the number begins at 0 again.
+    """
+    hint = episode_id[:HINT_DIGITS]
+    return int(hint, 16) if re.fullmatch(rf"[0-9a-f]{{{HINT_DIGITS}}}", hint) else None
 
 
 def team_key(*, workflow: str, policy_versions: Mapping[str, int], prompts_sha256: str, occasion: str = "") -> str:

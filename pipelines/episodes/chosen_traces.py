@@ -9,6 +9,7 @@ import heapq
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: 
     )
     held_out = HeldOut(run)
     free = (trace for trace in good if not held_out.has(trace))
-    traces = heapq.nsmallest(count, free, key=lambda trace: trace.episode_id)  # ids are hashes: an even draw
+    traces = heapq.nsmallest(count, free, key=_draw)
     left_out = f"{held_out.num_seen} are left out, their tasks are in tasks.{', tasks.'.join(HELD_OUT)} of this run"
     if held_out.num_seen:
         logger.warning("traces of run %s for the warm start: %s", choice.run, left_out)
@@ -51,6 +52,11 @@ def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: 
         _check_group(group, traces)
         _check_tokenizer(choice, group, traces, folder)
     return traces
+
+
+def _draw(trace: Trace) -> str:
+    """Orders traces evenly over iterations: an episode's id begins with its iteration, the hash of it does not."""
+    return sha256(trace.episode_id.encode()).hexdigest()
 
 
 class HeldOut:

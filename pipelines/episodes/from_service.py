@@ -79,7 +79,8 @@ def _select(
     """Ids of the episodes that the iteration takes, and how many it cannot."""
     if not has_store(run):
         return {"trace_ids": [], "held_out": 0, "left": 0}
-    used = {trace_id for k in range(1, iteration) for trace_id in taken_ids(run, k)}
+    names = [RunValue.FROM_SERVICE.of(k) for k in range(1, iteration)]
+    used = {trace_id for taken in run.journal.values(run.run_id, names).values() for trace_id in taken["trace_ids"]}
     judged = ServedStore(run.served_uri).judged(since=time.time() - config.max_age_days * 86_400)
     fresh = [(trace, feedback) for trace, feedback in judged if trace.episode_id not in used]
     held_out = HeldOut(run)

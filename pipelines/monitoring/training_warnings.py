@@ -2,7 +2,8 @@
 
 Each figure is compared with the run's own earlier iterations first (median and median absolute deviation), and is a
 warning only beyond an absolute bound as well, so that neither a calm run's noise nor a wild run's habits raise one. Levels
-from which no run learns are warnings at once, from the first iteration on.
+from which no run learns are warnings at once, from the first iteration on. Of a long run a bounded number of iterations stands
+for all earlier ones (`compared_iterations`).
 
     no signal    no turn of an agent is well-formed, every one is cut, or no turn of the team has an advantage
     collapse     entropy near 0 or a small share of its start, while there is still something to learn; no signal in most groups
@@ -13,6 +14,7 @@ from which no run learns are warnings at once, from the first iteration on.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,6 +38,10 @@ LEARNT = 0.9
 
 NOTHING, ALL = 0.005, 0.995
 """Shares up to which something never happens, and from which on it always does."""
+RECENT = 64
+"""Latest iterations that are all compared with."""
+SPREAD = 64
+"""At most so many iterations stand for what was before these, evenly spaced."""
 
 Kind = Literal["no signal", "collapse", "hacking", "divergence"]
 KINDS: tuple[Kind, ...] = ("no signal", "collapse", "hacking", "divergence")
@@ -63,6 +69,19 @@ class TrainingWarning:
     def key(self) -> str:
         """What MLflow calls it: `<kind>/<where>/<figure>`."""
         return f"{self.kind.replace(' ', '_')}/{self.where.replace(' ', '/')}/{self.figure}"
+
+
+def compared_iterations(iteration: int) -> list[int]:
+    """Returns the earlier iterations that an iteration is compared with, in order: at most `MIN_HISTORY + RECENT + SPREAD`.
+
+    They are all of them up to `RECENT`. Of a longer run they are the first `MIN_HISTORY`, each `step`-th, where `step` is the
+    least power of two that leaves at most `SPREAD`, and the latest `RECENT`.
+    """
+    step = 1
+    while (iteration - 1) // step > SPREAD:
+        step *= 2
+    recent = range(max(1, iteration - RECENT), iteration)
+    return sorted({*range(1, min(MIN_HISTORY + 1, iteration)), *range(step, iteration, step), *recent})
 
 
 def latest_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
@@ -260,8 +279,14 @@ def deviation(value: float, earlier: Sequence[float]) -> float:
 
 def _change(series: Series) -> float:
     """The last iterations' mean less that of as many at the run's middle."""
-    half = (len(series) - LATEST) // 2
+    first, last = series[0][0], series[-1][0]
+    middle = first + (last - first - LATEST + 1) // 2
+    half = bisect_left(series, middle, key=_iteration)
     return mean(v for _, v in series[-LATEST:]) - mean(v for _, v in series[half : half + LATEST])
+
+
+def _iteration(point: tuple[int, float]) -> int:
+    return point[0]
 
 
 def _noise(series: Series) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import compress
+from math import ceil, isfinite
 from types import MappingProxyType
 from typing import Any
 
@@ -62,40 +62,38 @@ class Figure:
 
 def learning(rows: Sequence[Row]) -> list[Figure]:
     """Returns the charts of reward and of valid format per agent."""
-    reward = _lines("Reward", rows, "agents", lambda values: values.get("reward"))
-    layout = {"yaxis": {"tickformat": ".0%"}}
-    valid = _lines("Share of turns with valid format", rows, "agents", lambda values: values.get("format"), layout)
+    agents = _Lines(rows, "agents")
+    reward = agents.chart("Reward", ("reward",))
+    valid = agents.chart("Share of turns with valid format", ("format",), {"yaxis": {"tickformat": ".0%"}})
     return [chart for chart in (reward, valid) if chart]
 
 
 def training(rows: Sequence[Row]) -> list[Figure]:
     """Returns the charts of `TRAIN_PANELS` that the run has, with a line per model group."""
-    charts = [
-        _lines(title, rows, "groups", partial(first_metric, names=names), _small_numbers(title))
-        for title, names in TRAIN_PANELS
-    ]
+    groups = _Lines(rows, "groups")
+    charts = [groups.chart(title, names, _small_numbers(title)) for title, names in TRAIN_PANELS]
     return [chart for chart in charts if chart]
 
 
 def training_of_agents(rows: Sequence[Row]) -> list[Figure]:
     """Returns the charts of `AGENT_PANELS` that the run has, with a line per agent."""
-    charts = [_lines(title, rows, "agents", partial(first_metric, names=(name,))) for title, name in AGENT_PANELS]
-    return [chart for chart in charts if chart]
+    agents = _Lines(rows, "agents")
+    return [chart for title, name in AGENT_PANELS if (chart := agents.chart(title, (name,)))]
 
 
 def other_metrics(rows: Sequence[Row]) -> list[Figure]:
     """Returns a chart of every metric that has none elsewhere: of model groups, of agents and of the whole iteration."""
     shown = {name for _, names in TRAIN_PANELS for name in names}
+    groups, agents = _Lines(rows, "groups"), _Lines(rows, "agents")
     names = dict.fromkeys(_bare(n) for row in rows for group in _part(row, "groups").values() for n in group)
-    charts = [_lines(name, rows, "groups", partial(first_metric, names=(name,))) for name in names if name not in shown]
+    charts = [groups.chart(name, (name,)) for name in names if name not in shown]
     per_agent = dict.fromkeys(n for row in rows for values in _part(row, "agents").values() for n in values)
     for name in per_agent:
         if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)):
             continue
-        charts.append(_lines(f"{_bare(name)}, per agent", rows, "agents", partial(first_metric, names=(_bare(name),))))
-    whole = [{"iteration": row["iteration"], "m": {"iteration": _part(row, "metrics")}} for row in rows]
-    for name in dict.fromkeys(n for row in rows for n in _part(row, "metrics")):
-        charts.append(_lines(name, whole, "m", partial(first_metric, names=(name,))))
+        charts.append(agents.chart(f"{_bare(name)}, per agent", (_bare(name),)))
+    whole = _Lines([{**row, "m": {"iteration": _part(row, "metrics")}} for row in rows], "m")
+    charts += [whole.chart(name, (name,)) for name in dict.fromkeys(n for row in rows for n in _part(row, "metrics"))]
     return [chart for chart in charts if chart]
 
 
@@ -136,10 +134,16 @@ def funnel(rows: Sequence[Row]) -> list[Figure]:
 
     def share(counts: Mapping[str, float]) -> float | None:
         values = list(counts.values())
+        if len(values) == 1:  # a row of extremes holds the share itself
+            return values[0]
         return values[-1] / values[0] if values and values[0] else None
 
+    shares = [
+        {**row, "shares": {agent: {"trained": share(counts)} for agent, counts in _part(row, "funnel").items()}}
+        for row in rows
+    ]
     layout = {"yaxis": {"range": [0, 1.03], "tickformat": ".0%"}}
-    figure = _lines("Share of calls that trained", rows, "funnel", share, layout)
+    figure = _Lines(shares, "shares").chart("Share of calls that trained", ("trained",), layout)
     return [figure] if figure else []
 
 
@@ -209,8 +213,11 @@ def overhead_share(row: Row) -> float | None:
 
 def first_metric(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
     """Returns the value of the first of `names` that `values` has, with or without the prefix `train/`."""
-    bare = {_bare(name): value for name, value in values.items()}
-    return next((_finite(bare[name]) for name in names if name in bare), None)
+    for name in names:
+        for spelling in (f"train/{name}", name):
+            if spelling in values:
+                return _finite(values[spelling])
+    return None
 
 
 def _stage_seconds(row: Row) -> dict[str, float]:
@@ -219,44 +226,58 @@ def _stage_seconds(row: Row) -> dict[str, float]:
     return stages if rest <= 1e-3 else {**stages, "between stages": rest}
 
 
-def _lines(
-    title: str,
-    rows: Sequence[Row],
-    part: str,
-    value: Callable[[Mapping[str, Any]], Any],
-    layout: Mapping[str, Any] = EMPTY,
-) -> Figure | None:
-    """Draws a line per key of `part` (agents or groups); returns None if there is no number at all."""
-    keys = list(dict.fromkeys(key for row in rows for key in _part(row, part)))
-    x = [row["iteration"] for row in rows]
-    data = []
-    for index, key in enumerate(keys):
-        y = [_finite(value(_part(row, part).get(key) or EMPTY)) for row in rows]
-        if any(v is not None for v in y):
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers" if len(rows) <= 40 else "lines",
-                    "name": key,
-                    "x": x,
-                    "y": y,
-                    "line": {"color": PALETTE[index % len(PALETTE)], "width": 2},
-                    "marker": {"size": 5},
-                    "hovertemplate": "%{y:.4g}",
-                }
-            )
-    if not data:
-        return None
-    if len({v for line in data for v in line["y"] if v is not None}) == 1:
-        layout = {"yaxis": {"rangemode": "tozero", **layout.get("yaxis", {})}}
-    return Figure(
-        title=title, data=data, layout={"xaxis": _iteration_axis(x), "showlegend": len(data) > 1, **dict(layout)}
-    )
+class _Lines:
+    """One part of the rows, as charts with a line per agent or model group."""
+
+    def __init__(self, rows: Sequence[Row], part: str) -> None:
+        self._x = [row["iteration"] for row in rows]
+        # Rows of extremes hold single lines: another line goes on past them, where a missing measurement leaves a gap.
+        self._is_whole = ["is_part" not in row for row in rows]
+        keys = dict.fromkeys(key for row in rows for key in _part(row, part))
+        self._values = {key: [_part(row, part).get(key) or EMPTY for row in rows] for key in keys}
+
+    def chart(self, title: str, names: Sequence[str], layout: Mapping[str, Any] = EMPTY) -> Figure | None:
+        """Draws the first of `names` that there is, with or without the prefix `train/`; None if there is no number at all."""
+        data = []
+        for index, (key, values) in enumerate(self._values.items()):
+            y = _numbers(values, names)
+            is_drawn = [value is not None or is_whole for value, is_whole in zip(y, self._is_whole, strict=True)]
+            y = list(compress(y, is_drawn))
+            if any(v is not None for v in y):
+                data.append(
+                    {
+                        "type": "scatter",
+                        "mode": "lines+markers" if len(self._x) <= 40 else "lines",
+                        "name": key,
+                        "x": list(compress(self._x, is_drawn)),
+                        "y": y,
+                        "line": {"color": PALETTE[index % len(PALETTE)], "width": 2},
+                        "marker": {"size": 5},
+                        "hovertemplate": "%{y:.4g}",
+                    }
+                )
+        if not data:
+            return None
+        if len({v for line in data for v in line["y"] if v is not None}) == 1:
+            layout = {"yaxis": {"rangemode": "tozero", **layout.get("yaxis", {})}}
+        axes = {"xaxis": _iteration_axis(self._x), "showlegend": len(data) > 1}
+        return Figure(title=title, data=data, layout={**axes, **dict(layout)})
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[float | None]:
+    """Returns a number per row, None where it has none; a long run's page consists of tens of thousands of them."""
+    spellings = [spelling for name in names for spelling in (f"train/{name}", name)]
+    common = next((spelling for row in rows for spelling in spellings if spelling in row), "")
+    numbers = [row.get(common) for row in rows]
+    kinds = set(map(type, numbers)) - {type(None)}
+    if kinds <= {float, int} and isfinite(sum(number for number in numbers if number is not None)):
+        return [first_metric(row, names) if v is None else v for row, v in zip(rows, numbers, strict=True)]
+    return [first_metric(row, names) for row in rows]
 
 
 def _iteration_axis(iterations: Sequence[int]) -> dict[str, Any]:
     low, high = min(iterations), max(iterations)
-    step = max(1, math.ceil((high - low) / 12))
+    step = max(1, ceil((high - low) / 12))
     return {"title": {"text": "iteration"}, "dtick": step, "tick0": low, "range": [low - 0.5, high + 0.5]}
 
 
@@ -273,4 +294,4 @@ def _bare(name: str) -> str:
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return float(value) if isinstance(value, (int, float)) and isfinite(value) else None

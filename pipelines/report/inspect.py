@@ -34,9 +34,8 @@ def runs_table(journals: Sequence[Journal]) -> Table:
     table = Table("run", "iterations done", "last stage", "status", "error", "champion")
     for journal in journals:
         for row in journal.runs():
-            stages = journal.stages(row.run_id)
-            done = sum(s.stage == Decided.STAGE and s.status == "done" and s.iteration > 0 for s in stages)
-            last = max(stages, key=lambda s: s.started_at or 0.0, default=None)
+            done = len(journal.finished(row.run_id, Decided.STAGE, after=0))
+            last = journal.latest(row.run_id)
             champion = journal.value(row.run_id, RunValue.CHAMPION)
             table.add_row(
                 row.run_id,
@@ -51,8 +50,9 @@ def runs_table(journals: Sequence[Journal]) -> Table:
 
 def episode_view(run: Run, episode_id: str) -> RenderableType:
     """Shows every turn of an episode with its credit."""
-    trace = run.traces.get_trace(episode_id)
-    rewards = [r for r in run.traces.rewards_of(trace.episode_id) if r.credit_version == run.credit_version]
+    trace = run.traces.get_trace(episode_id, run_id=run.run_id)
+    given = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
+    rewards = [r for r in given if r.credit_version == run.credit_version]
     return _episode(trace, rewards[0] if rewards else None)
 
 

@@ -64,7 +64,7 @@ def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
 
     Raises ValueError for an unknown episode.
     """
-    trace = run.traces.get_trace(episode_id)
+    trace = run.traces.get_trace(episode_id, run_id=run.run_id)
     iteration = trace.iteration
     learns = trace.purpose is Purpose.TRAIN and trace.run_id == run.run_id
     return {

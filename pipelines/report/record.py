@@ -17,9 +17,10 @@ from typing import Any
 
 from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
-from pipelines.episodes.from_run import source_of
 from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
-from pipelines.report.summary import iteration_summary, run_report, summaries
+from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
+from pipelines.report.so_far import SoFar
+from pipelines.report.summary import run_report, trained_agents
 from pipelines.run.run import Run, plain
 from pipelines.stages.table import STAGES
 from stores.files import write_file
@@ -29,7 +30,9 @@ from stores.run_values import RunValue
 from stores.stage_results import Measured
 from stores.types import EpisodeRewards, Trace
 
-STAGE = "record"
+STAGE = RECORD
+UPLOAD_EVERY = 10
+"""The page goes into MLflow with the first iterations, then with each tenth, and at the end of the run; report.json always."""
 NUM_EXAMPLES = 4
 NUM_TRACES = 8
 """Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
@@ -97,14 +100,16 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,
-        metrics=iteration_metrics(summary) | check_metrics(check),
+        metrics=iteration_metrics(summary | {"trained_agents": trained_agents(run, iteration)}) | check_metrics(check),
         tags=_tags(summary, links) | check_tags(check),
         episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
         ended_at=ended_at,
     )
     _, paths = write_reports(run)
-    _attach(run, paths)
+    run.tracker.log_file(paths["json"])
+    if iteration <= UPLOAD_EVERY or iteration % UPLOAD_EVERY == 0:
+        run.tracker.log_file(paths["html"])
     return {**plain(shown), "report": paths["html"], "links": links, "watch": check}
 
 
@@ -146,7 +151,7 @@ def _sample(run: Run, iteration: int) -> list[Trace]:
 
 
 def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
-    rewards = run.traces.rewards_of(trace.episode_id)
+    rewards = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
     return next((r for r in rewards if r.credit_version == run.credit_version), None)
 
 
@@ -154,9 +159,12 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     """Writes report.json and report.html from what is stored so far; returns the former's content and both paths."""
     from pipelines.report.sections import Example, ExampleEpisode, ReportData, render
 
-    rows = summaries(run)
-    report = run_report(run, rows)
-    before, after = (_measured(run, k) for k in (0, run.config.iterations))
+    summaries = Summaries(run)
+    so_far = summaries.so_far()
+    rows = summaries.rows(so_far.numbers_to_draw())
+    report = run_report(run, so_far, rows)
+    measured = [run.iteration(k).find(Measured) for k in (0, run.config.iterations)]
+    before, after = ({} if None in measured else _traces_by_task(run, each) for each in measured)
 
     def shown(traces: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
         trace = traces.get(task_id)
@@ -167,8 +175,13 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         run_id=run.run_id,
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
         iterations=rows,
+        extremes=so_far.extreme_rows(),
+        num_iterations=so_far.num_iterations,
+        total_seconds=so_far.seconds.get("total", 0.0),
+        warnings=so_far.shown_warnings(),
+        num_warnings=so_far.num_warnings,
         examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
-        notes=_notes(run, rows),
+        notes=_notes(run, so_far),
         facts=_facts(run, report),
         checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
@@ -192,7 +205,7 @@ def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+def _notes(run: Run, so_far: SoFar) -> Sequence[str]:
     notes = []
     warm = run.config.warmstart
     if warm is not None and warm.tiny_model is not None:
@@ -200,20 +213,10 @@ def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
             "The models are tiny and made from nothing by a warm start on generated demonstrations of mixed quality, so "
             "that they know the format and are often wrong. This shows that the loop works, not what large models gain."
         )
-    sources = {row["iteration"]: source_of(run, row["iteration"]) for row in rows}
-    if taken := [f"{iteration} ({source})" for iteration, source in sources.items() if source is not None]:
+    if taken := so_far.notes.get("source"):
         notes.append(f"Nothing was sampled for iteration {', '.join(taken)}: trained on the traces of that run.")
-    for row in rows:
-        for group, reason in row["failed_groups"].items():
-            parent = f"model group {group} kept version {row['versions'][group]}"
-            notes.append(f"Iteration {row['iteration']}: {parent}, {reason}")
-    lost = [
-        f"{row['iteration']} ({group})"
-        for row in rows
-        for group, metrics in row["groups"].items()
-        if metrics.get("train/is_state_lost")
-    ]
-    if lost:
+    notes += so_far.notes.get("failed", [])
+    if lost := so_far.notes.get("lost"):
         notes.append(
             f"Optimizer (and critic, with PPO) started afresh in iteration {', '.join(lost)}: no checkpoint of the version "
             "that was trained from was left."
@@ -221,9 +224,7 @@ def _notes(run: Run, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     return notes
 
 
-def _measured(run: Run, iteration: int) -> dict[str, Trace]:
+def _traces_by_task(run: Run, measured: Measured | None) -> dict[str, Trace]:
     """One test trace per task of a measurement, by task id."""
-    measured = run.iteration(iteration).find(Measured)
-    if measured is None:
-        return {}
-    return {trace.task.task_id: trace for trace in run.traces.read_traces(measured.score.traces)}
+    traces = () if measured is None else run.traces.read_traces(measured.score.traces)
+    return {trace.task.task_id: trace for trace in traces}

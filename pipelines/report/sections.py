@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipelines.monitoring.training_warnings import all_warnings
+from pipelines.monitoring.training_warnings import TrainingWarning, all_warnings
 from pipelines.report import figures
 from pipelines.report.page import render_template
 from pipelines.report.warnings_table import newest_first, warning_lines
@@ -62,8 +62,19 @@ class ReportData:
     `causes`: {cause: number of training episodes}, `sound` for those that did not fail
     `evaluation`: None or {`candidate`, `champion`, `gain`, `bound`: {mean, low, high} or None, `num_tasks`, `verdict`,
         `condition`, `causes`: {team: {cause: number}}}
-    `warnings`: the warnings of `training_warnings.latest_warnings`, for the terminal; the page computes them again
+    `warnings`: the warnings of `training_warnings.latest_warnings`, for the terminal
+    Of a long run these are some of the iterations, see `so_far`.
     """
+    extremes: Sequence[Mapping[str, Any]] = ()
+    """Mappings of the same form that hold the highest and lowest values of lines of which not every iteration is drawn."""
+    num_iterations: int | None = None
+    """How many are finished; None: as many as are drawn."""
+    total_seconds: float | None = None
+    """Of all of them; None: of those that are drawn."""
+    warnings: Sequence[TrainingWarning] | None = None
+    """The latest warnings of the run; None: those of the iterations that are drawn."""
+    num_warnings: int | None = None
+    """How many there were in all."""
     examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
@@ -76,21 +87,28 @@ class ReportData:
 def render(data: ReportData) -> str:
     """Returns the page as HTML text."""
     rows = list(data.iterations)
+    lines = sorted([*rows, *data.extremes], key=lambda row: row["iteration"])
+    warnings = all_warnings(rows) if data.warnings is None else data.warnings
+    total_seconds = sum(map(figures.total_seconds, rows)) if data.total_seconds is None else data.total_seconds
+    num_iterations = len(rows) if data.num_iterations is None else data.num_iterations
     return render_template(
         "report.html.jinja",
         data=data,
-        total_seconds=sum(figures.total_seconds(row) for row in rows),
-        learning=figures.learning(rows),
+        num_iterations=num_iterations,
+        is_thinned=len(rows) < num_iterations,
+        total_seconds=total_seconds,
+        learning=figures.learning(lines),
         evaluated=(evaluated := [(row["iteration"], row["evaluation"]) for row in rows if row.get("evaluation")]),
         evaluation=[figures.evaluation(evaluated)] if evaluated else [],
-        warnings=newest_first(all_warnings(rows)),
+        warnings=newest_first(warnings),
+        num_older_warnings=max((data.num_warnings or 0) - len(warnings), 0),
         watched=watch_tables(data.checks),
-        training=figures.training(rows),
-        training_of_agents=figures.training_of_agents(rows),
-        other_metrics=figures.other_metrics(rows),
+        training=figures.training(lines),
+        training_of_agents=figures.training_of_agents(lines),
+        other_metrics=figures.other_metrics(lines),
         causes=[row for row in rows if failures(row.get("causes")) or _gate_failures(row)],
         funnel_row=next((row for row in reversed(rows) if row.get("funnel")), None),
-        funnel=figures.funnel(rows),
+        funnel=figures.funnel(lines),
         timings=figures.timings(rows),
         examples=[example for example in data.examples if example.before or example.after],
     )

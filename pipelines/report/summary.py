@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipelines.episodes.from_run import source_of
 from pipelines.evaluation.statistics import Interval, paired_interval
-from pipelines.monitoring.training_warnings import all_warnings, latest_warnings
+from pipelines.report.so_far import SoFar
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
 from pipelines.run.provenance import git_commit
@@ -67,20 +68,12 @@ class _Results:
         return sum(each) if self.team is not None else max(each)
 
 
-def iteration_summary(run: Run, iteration: int) -> dict[str, Any] | None:
-    """Figures of one finished iteration, in the form of `report.ReportData.iterations`; None before it is done."""
-    rows = summaries(run, last=iteration)
-    return rows[-1] if rows and rows[-1]["iteration"] == iteration else None
+def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
+    """Computes the figures of an iteration from the results of its stages; None before all are done.
 
-
-def summaries(run: Run, *, last: int | None = None) -> list[dict[str, Any]]:
-    """Figures of every finished iteration, up to `last` where it is given, each with the training warnings of its time."""
-    end = run.config.iterations if last is None else last
-    rows = [row for number in range(1, end + 1) if (row := _figures(run, number))]
-    return [row | {"warnings": latest_warnings(rows[: i + 1])} for i, row in enumerate(rows)]
-
-
-def _figures(run: Run, number: int) -> dict[str, Any] | None:
+    They have the form of `report.ReportData.iterations`, without the warnings, and `source`: the other run's iteration whose
+    traces it was trained on, or None.
+    """
     results = _results(run.iteration(number))
     if results is None:
         return None
@@ -92,14 +85,19 @@ def _figures(run: Run, number: int) -> dict[str, Any] | None:
         "metrics": _metrics(results, seconds, learning_seconds),
         "agents": _agents(results),
         "groups": {group: dict(trained.metrics) for group, trained in results.trained.items()} | team,
-        "trained_agents": {group: _learned(trained) for group, trained in results.trained.items() if trained.agents},
         "funnel": _funnel(results.trained),
         "failed_groups": dict(run.iteration(number).failed_groups),
         "seconds": seconds,
         "causes": dict(results.scored.causes or {}),
         "evaluation": _evaluation(results.evaluated, results.decided),
         "versions": {group: trained.model.version for group, trained in results.trained.items()},
+        "source": None if (source := source_of(run, number)) is None else str(source),
     }
+
+
+def trained_agents(run: Run, number: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns what training says of agents, by model group; scoring names some of it otherwise in `agents`."""
+    return {group: _learned(trained) for group, trained in run.iteration(number).trained.items() if trained.agents}
 
 
 def _results(iteration: Iteration) -> _Results | None:
@@ -218,8 +216,11 @@ def _learning_seconds(metrics: Mapping[str, float]) -> float:
     return sum(metrics.get(f"train/{part}_s", 0.0) for part in LEARNING_PARTS)
 
 
-def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """report.json: the run's result with the figures it rests on. Args: rows: see `summaries`."""
+def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """report.json: the run's result with the figures it rests on.
+
+    Args: rows: the figures of the iterations that are drawn, see `ReportData.iterations`; the last is the latest.
+    """
     before, after = run.iteration(0).find(Measured), run.iteration(run.config.iterations).find(Measured)
     delta = _delta(run, before, after)
     last: Mapping[str, Any] = rows[-1] if rows else {}
@@ -233,13 +234,14 @@ def run_report(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "after": _measured(after),
         "delta": delta.mean if delta else None,
         "delta_ci95": delta.ci95 if delta else None,
-        "iterations": len(rows),
-        "seconds": _seconds_of_run(run, rows),
+        "iterations": so_far.num_iterations,
+        "seconds": _seconds_of_run(run, so_far.seconds),
         "overhead_share": [row["metrics"]["overhead_share"] for row in rows],
-        "logprob_gap": _logprob_gap(rows),
-        "sync_seconds": max((row["metrics"]["sync_seconds"] for row in rows), default=0.0),
-        "failed_groups": {str(row["iteration"]): row["failed_groups"] for row in rows if row["failed_groups"]},
-        "warnings": [str(warning) for warning in all_warnings(rows)],
+        "logprob_gap": {"mean": so_far.gap_sum / max(so_far.num_gaps, 1), "max": so_far.gap_max},
+        "sync_seconds": so_far.sync_seconds,
+        "failed_groups": so_far.failed_groups,
+        "warnings": [str(warning) for warning in so_far.shown_warnings()],
+        "num_warnings": so_far.num_warnings,
         "agents": last.get("agents", {}),
         "funnel": last.get("funnel", {}),
         "versions": last.get("versions", {}),
@@ -263,12 +265,9 @@ def _delta(run: Run, before: Measured | None, after: Measured | None) -> Interva
     )
 
 
-def _seconds_of_run(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _seconds_of_run(run: Run, by_stage: Mapping[str, float]) -> dict[str, float]:
     """By stage over all iterations; `iterations` is their total, `total` the wall time of the run."""
-    totals: dict[str, float] = {}
-    for row in rows:
-        for stage, seconds in row["seconds"].items():
-            totals[stage] = totals.get(stage, 0.0) + seconds
+    totals = dict(by_stage)
     iterations = totals.pop("total", 0.0)
     begun = [row for row in run.journal.stages(run.run_id, 0) if row.stage == WarmStarted.STAGE]
     return {
@@ -276,15 +275,6 @@ def _seconds_of_run(run: Run, rows: Sequence[Mapping[str, Any]]) -> dict[str, fl
         "warmstart": (begun[0].seconds or 0.0) if begun else 0.0,
         "iterations": iterations,
         "total": _wall(run, RunValue.WALL, iterations),
-    }
-
-
-def _logprob_gap(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How far trainer and engine differ in logprobs, over all iterations and model groups."""
-    groups = [metrics for row in rows for metrics in row["groups"].values() if "train/logprob_gap_mean" in metrics]
-    return {
-        "mean": mean([metrics["train/logprob_gap_mean"] for metrics in groups]),
-        "max": max((metrics["train/logprob_gap_max"] for metrics in groups), default=0.0),
     }
 
 

@@ -13,5 +13,5 @@ def next_iteration(run: Run) -> int | None:
 
 def unfinished_iterations(run: Run) -> list[int]:
     """The iterations whose promote is not done, in order."""
-    numbers = range(1, run.config.iterations + 1)
-    return [number for number in numbers if run.iteration(number).find(Decided) is None]
+    done = set(run.journal.finished(run.run_id, Decided.STAGE))
+    return [number for number in range(1, run.config.iterations + 1) if number not in done]

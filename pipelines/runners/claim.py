@@ -6,6 +6,7 @@ again, by a retry or a second scheduler, gets the same one for ever.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def pin(run: Run, claim: str, iteration: int) -> int:
     seen = {
         "iteration": iteration,
         "tasks_sha256": _tasks_sha256(run),
-        "num_others": run.traces.count_others(run.run_id),
+        "num_others": run.traces.count_others(run.run_id) if _counts_others(run) else None,
     }
     pinned = run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})
     run.journal.put_value(run.run_id, RunValue.SEEN, seen)
@@ -67,7 +68,7 @@ def champion_accuracy(run: Run) -> float | None:
     watched = run.journal.value(run.run_id, RunValue.WATCHED)
     if watched is not None and watched["team_version"] == champion and watched.get("accuracy") is not None:
         return float(watched["accuracy"])
-    for number, decided in reversed(_decisions(run)):
+    for number, decided in _newest_decisions(run):
         if decided.team_version == champion:
             return _accuracy_in(run.iteration(number))
     return None
@@ -85,16 +86,19 @@ def _accuracy_in(iteration: Iteration) -> float | None:
 def _last_rejections(run: Run) -> list[str]:
     """Conditions of the rejections since the last other decision, oldest first; skipped evaluations do not count."""
     conditions: list[str] = []
-    for _, decided in _decisions(run):
-        if decided.verdict != "skipped":
-            conditions = [*conditions, decided.condition] if decided.verdict == "reject" else []
-    return conditions
+    for _, decided in _newest_decisions(run):
+        if decided.verdict == "reject":
+            conditions.append(decided.condition)
+        elif decided.verdict != "skipped":
+            break
+    return conditions[::-1]
 
 
-def _decisions(run: Run) -> list[tuple[int, Decided]]:
-    """Every decision with the number of its iteration, in order."""
-    rows = run.journal.stages(run.run_id)
-    return [(row.iteration, Decided.from_json(row.ref)) for row in rows if row.stage == Decided.STAGE and row.ref]
+def _newest_decisions(run: Run) -> Iterator[tuple[int, Decided]]:
+    """Yields each decision with the number of its iteration, the newest first; earlier ones are read when asked for."""
+    for number in reversed(run.journal.finished(run.run_id, Decided.STAGE)):
+        if (decided := run.iteration(number).find(Decided)) is not None:
+            yield number, decided
 
 
 def _nothing_new(run: Run) -> str:
@@ -110,11 +114,18 @@ def _nothing_new(run: Run) -> str:
             return ""
         reasons.append(f"{run.config.tasks.train.path} has not changed")
     if settings.min_fresh_traces is not None:
+        if seen["num_others"] is None:  # the setting is newer than that iteration: nobody knows what was there then
+            return ""
         fresh = run.traces.count_others(run.run_id) - seen["num_others"]
         if fresh >= settings.min_fresh_traces:
             return ""
         reasons.append(f"{fresh} fresh episodes, schedule.min_fresh_traces = {settings.min_fresh_traces}")
     return f"nothing new since the last scheduled iteration: {' and '.join(reasons)}"
+
+
+def _counts_others(run: Run) -> bool:
+    """Whether the schedule waits for episodes of other runs: counting them opens every table."""
+    return run.config.schedule is not None and run.config.schedule.min_fresh_traces is not None
 
 
 def _tasks_sha256(run: Run) -> str:

@@ -19,9 +19,9 @@ from typing import Any
 
 from pipelines.config.run_config import RunConfig
 from pipelines.episodes.from_run import parse_source, pin_source
+from pipelines.report.kept_summaries import iteration_summary
 from pipelines.report.progress import Screen
 from pipelines.report.record import finish_parent, open_parent, record
-from pipelines.report.summary import iteration_summary
 from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.run import Run
 from pipelines.run.stored_runs import stored_run

@@ -13,6 +13,7 @@ maintenance after it was replaced, so that its readers can finish. Two maintenan
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from stores.files import list_files, remove_folder
 from stores.journal import DONE, RUNNING, StageKey, StageRow
 from stores.logs import bound
 from stores.stage_results import Collected, Decided, Trained, TrainedTeam, result_of
+from stores.trace_tables import iteration_of_table
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
 from stores.weight_cache import cache_folder, evict
 from train_loops.config import TEAM
@@ -37,6 +39,10 @@ class Plan:
 
     last_old: int
     """Iterations up to this one are old."""
+    settled: int
+    """Iterations up to this one are left alone: earlier maintenances have done all that there is to do in their tables."""
+    tables: list[str]
+    """Tables of the trace store that are looked at."""
     old_refs: list[TracesRef | RewardsRef]
     stray_tags: dict[str, str]
     """Table by tag."""
@@ -54,12 +60,10 @@ def maintain(run: Run, *, is_dry_run: bool = False) -> dict[str, Any]:
     A dry run changes nothing and reports what would be removed.
     """
     run.traces.create()
-    name = f"{run.run_id}/maintain"  # beside the run's own stages, which others list
-    done = [row for row in run.journal.stages(name) if row.status == DONE]
-    before = done[-1] if done else None
     if is_dry_run:
         return _report(run, plan(run))
-    key = StageKey(name, len(done), "maintain")
+    before = _last_maintenance(run)
+    key = StageKey(_journal_name(run), 0 if before is None else before.iteration + 1, "maintain")
     with bound(run=run.run_id, stage="maintain"):
         return run.journal.once(key, lambda lease: _work(run, before), owner=stage_owner())
 
@@ -85,6 +89,9 @@ def described(report: Mapping[str, Any]) -> list[str]:
 def plan(run: Run) -> Plan:
     """What a maintenance would remove now."""
     settings = run.config.maintain
+    before = _last_maintenance(run)
+    settled = 0 if before is None or before.ref is None else int(before.ref.get("settled", 0))
+    tables = run.traces.tables(run.run_id, after=settled)
     rows = run.journal.stages(run.run_id)
     last_old = _last_old(rows, settings.keep_iterations)
     known = list(_refs(rows))
@@ -100,8 +107,10 @@ def plan(run: Run) -> Plan:
     mine = {group: [v for v in versions if _is_of(run, group, v)] for group, versions in dropped.items()}
     return Plan(
         last_old=last_old,
-        old_refs=[ref for ref in known if ref.iteration <= last_old],
-        stray_tags={} if is_busy else run.traces.stray_pins(run.run_id, tags, older_than_s=older_than_s),
+        settled=settled,
+        tables=tables,
+        old_refs=[ref for ref in known if ref.iteration <= last_old and not 0 < ref.iteration <= settled],
+        stray_tags={} if is_busy else run.traces.stray_pins(run.run_id, tags, older_than_s=older_than_s, tables=tables),
         versions={group: versions for group, versions in mine.items() if versions},
         leftovers={
             folder: size
@@ -139,6 +148,16 @@ def kept_versions(run: Run, rows: list[StageRow], last_old: int) -> dict[str, se
     return kept
 
 
+def _journal_name(run: Run) -> str:
+    """Names where maintenances are kept: beside the run's own stages, which others list."""
+    return f"{run.run_id}/maintain"
+
+
+def _last_maintenance(run: Run) -> StageRow | None:
+    done = [row for row in run.journal.stages(_journal_name(run)) if row.status == DONE]
+    return done[-1] if done else None
+
+
 def _trained_models(row: StageRow, ref: Mapping[str, Any]) -> dict[str, ModelVersionRef]:
     """The versions that a train stage left, by model group; with the whole team's learner where there is one."""
     match result_of(row.stage, ref):
@@ -158,14 +177,16 @@ def _weight_names(run: Run) -> list[str]:
 def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     chosen = plan(run)
     report = _report(run, chosen)
-    traces, num_before, size_before = run.traces, run.traces.num_versions(), _size(run.traces_uri)
+    traces, size_before = run.traces, _size(run.traces_uri)
+    num_before = traces.num_versions(chosen.tables)
     is_settled = before is not None and (before.ended_at or 0) < time.time() - run.config.maintain.reader_grace_s
     drop_before = before.ref["newest"] if is_settled and before is not None and before.ref is not None else {}
     traces.drop_pins(chosen.stray_tags)
     margin_s = min(60.0, max(1.0, run.config.maintain.reader_grace_s))
-    traces.compact(drop_before=drop_before, margin_s=margin_s)
+    traces.compact(drop_before={name: drop_before.get(name, 0) for name in chosen.tables}, margin_s=margin_s)
     report["traces"] |= {"tags_moved": traces.move_pins(chosen.old_refs)}
-    report["traces"] |= {"versions": [num_before, traces.num_versions()], "bytes": [size_before, _size(run.traces_uri)]}
+    num_versions = traces.num_versions(chosen.tables)
+    report["traces"] |= {"versions": [num_before, num_versions], "bytes": [size_before, _size(run.traces_uri)]}
     kept = kept_versions(run, run.journal.stages(run.run_id), chosen.last_old)  # somebody may have promoted meanwhile
     for group, versions in chosen.versions.items():
         for version in set(versions) - kept[group]:
@@ -177,7 +198,16 @@ def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     report["cache"]["freed_bytes"] = sum(evict(copy) for copy in cache_folder().glob("*"))
     freed = size_before - report["traces"]["bytes"][1]
     report["freed_bytes"] = freed + sum(report[part]["freed_bytes"] for part in ("weights", "checkpoints", "cache"))
-    return report | {"is_dry_run": False, "newest": traces.newest_versions()}
+    newest = traces.newest_versions(chosen.tables)
+    last_old_before = 0 if before is None or before.ref is None else int(before.ref["last_old_iteration"])
+    settled = int(max(chosen.settled, min(last_old_before, _last_calm(newest, drop_before))))
+    return report | {"is_dry_run": False, "newest": newest, "settled": settled}
+
+
+def _last_calm(newest: Mapping[str, int], newest_before: Mapping[str, int]) -> float:
+    """Returns up to which iteration no table has changed since the last maintenance: what that one replaced is dropped."""
+    changed = {iteration_of_table(name) for name, version in newest.items() if newest_before.get(name) != version}
+    return min((number - 1 for number in changed if number > 0), default=math.inf)
 
 
 def _report(run: Run, chosen: Plan) -> dict[str, Any]:

@@ -91,16 +91,16 @@ def list_traces(
     except ValueError as error:
         raise ApiError(400, str(error), code="invalid_value", param="before") from None
     shown = rows[:limit]
-    outcomes = trace_store.outcomes_of([row["episode_id"] for row in shown])
+    outcomes = trace_store.outcomes_of(shown)
     data = [_list_row(row, outcomes.get(row["episode_id"], {}), production) for row in shown]
     return {"data": data, "next": shown[-1]["episode_id"] if len(rows) > limit else None}
 
 
 def read_trace(production: Production, trace_id: str, *, store: StoreName) -> dict[str, Any]:
     """Returns one trace with its turns, tool calls, tokens and rewards; ApiError 404."""
-    trace_store, _ = _open_store(production, store)
+    trace_store, run_id = _open_store(production, store)
     try:
-        trace = trace_store.get_trace(trace_id)
+        trace = trace_store.get_trace(trace_id, run_id=run_id)
     except ValueError as error:
         raise ApiError(404, f"no such trace: {error}", code="trace_not_found", param="trace_id") from None
     advantages = _advantages(production, trace) if store == "run" else {}
@@ -115,7 +115,7 @@ def read_trace(production: Production, trace_id: str, *, store: StoreName) -> di
         "alias": _alias_of(production, trace.team_key),
         "turns": turns,
         "tool_calls": [asdict(call) for call in trace.tool_calls],
-        "rewards": [_rewards_row(rewards) for rewards in trace_store.rewards_of(trace.episode_id)],
+        "rewards": [_rewards_row(rewards) for rewards in _rewards_of(trace_store, trace)],
         "feedback": _feedback_rows(trace_store, trace) if store == "served" else [],
     }
 
@@ -164,7 +164,11 @@ def _open_store(production: Production, store: StoreName) -> tuple[TraceStore, s
             code="no_store",
             param="team",
         )
-    return (TraceStore(stores.traces), stores.run_id) if store == "run" else (TraceStore(stores.served), None)
+    return (TraceStore(stores.traces), stores.run_id) if store == "run" else (ServedStore(stores.served), None)
+
+
+def _rewards_of(trace_store: TraceStore, trace: Trace) -> list[EpisodeRewards]:
+    return trace_store.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
 
 
 def _feedback_rows(trace_store: TraceStore, trace: Trace) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ REPORT = ROOT / "runs" / "bench" / "report.json"
 BENCHES = {
     "cli": "tests.bench.command_line",
     "traces": "tests.bench.trace_store",
+    "growth": "tests.bench.growth",
     "controller": "tests.bench.controller",
     "sync": "tests.bench.weight_sync",
     "adapters": "tests.bench.adapters",

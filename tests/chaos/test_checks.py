@@ -18,6 +18,7 @@ from pipelines.run.run import Run
 from stores import journal
 from stores.manifest import Probe
 from stores.stage_results import Trained
+from stores.trace_tables import table_name
 from stores.types import Purpose
 from tests.chaos import checks
 from tests.chaos.report import Cell, Report
@@ -70,7 +71,7 @@ def found(run: Run, before: checks.Look, *, served: int = 1) -> set[str]:
 
 
 def episodes(run: Run) -> lancedb.table.Table:
-    return lancedb.connect(run.traces.uri).open_table("episodes")
+    return lancedb.connect(run.traces.uri).open_table(table_name("episodes", run.run_id, 1))
 
 
 def lose(run: Run) -> None:

@@ -248,6 +248,36 @@ def test_connections_that_the_server_ends_are_made_again(postgres_url: str) -> N
     assert journal.value("run", "champion") == {"version": 1}
 
 
+def test_lists_of_iterations_and_facts_are_read_without_the_rest(journal: Journal) -> None:
+    for iteration in (1, 2, 5):
+        journal.once(StageKey("run", iteration, "promote"), lambda lease: {"k": 1})
+    journal.once(StageKey("run", 4, "train", "a"), lambda lease: {})
+    journal.once(StageKey("run", 4, "train", "b"), lambda lease: {})
+    with pytest.raises(RuntimeError):
+        journal.once(StageKey("run", 6, "promote"), _fail)
+    begun: list[int] = []
+    journal.once(
+        StageKey("run", 7, "promote"),
+        lambda lease: {"begun": begun.extend(journal.finished("run", "promote", is_begun_enough=True))},
+    )
+    assert begun == [1, 2, 5, 7]
+    assert journal.finished("run", "promote") == [1, 2, 5, 7]
+    assert journal.finished("run", "promote", after=1) == [2, 5, 7]
+    assert journal.finished("run", "promote", among=[0, 2, 6]) == [2]
+    assert journal.finished("run", "train") == [4] and journal.finished("other", "train") == []
+    latest = journal.latest("run")
+    assert latest is not None and latest.iteration == 7 and journal.latest("other") is None
+    for k in range(1200):
+        journal.put_value("run", f"summary/{k}", {"k": k})
+    wanted = [f"summary/{k}" for k in range(0, 1300, 2)]
+    assert journal.values("run", wanted) == {f"summary/{k}": {"k": k} for k in range(0, 1200, 2)}
+    assert journal.values("run", []) == journal.values("other", wanted) == {}
+
+
+def _fail(lease: Lease) -> dict[str, object]:
+    raise RuntimeError("no")
+
+
 def test_a_journal_whose_url_cannot_work_says_what_would() -> None:
     with pytest.raises(ValueError, match=r"pymysql.*postgresql\+psycopg://"):
         Journal("mysql+pymysql://host/troupe")

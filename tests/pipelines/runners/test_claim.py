@@ -116,6 +116,20 @@ def test_nothing_new_skips_until_the_task_file_changes(tmp_path: Path) -> None:
     assert reason_to_skip(run) == ""
 
 
+def test_episodes_of_other_runs_are_counted_only_where_the_schedule_waits_for_them(tmp_path: Path) -> None:
+    run = run_in(tmp_path, cron="@daily")
+    decided(run, 0, "promote")
+    pin(run, "one", 1)
+    decided(run, 1, "inconclusive")
+    seen = run.journal.value(run.run_id, "seen")
+    assert seen is not None and seen["num_others"] is None
+    waiting = run_in(tmp_path, cron="@daily", min_fresh_traces=3)
+    assert reason_to_skip(waiting) == "", "nobody knows how many there were"
+    pin(waiting, "two", 2)
+    decided(waiting, 2, "inconclusive")
+    assert "0 fresh episodes, schedule.min_fresh_traces = 3" in reason_to_skip(waiting)
+
+
 def test_an_iteration_does_not_begin_with_tasks_that_it_is_measured_on(tmp_path: Path) -> None:
     run = run_in(tmp_path)
     shared = run.tasks("gate")[0]

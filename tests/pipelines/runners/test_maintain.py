@@ -23,6 +23,7 @@ from pipelines.stages.promote import register_team
 from stores.files import list_files, open_filesystem, write_file
 from stores.manifest import Probe
 from stores.stage_results import WarmStarted
+from stores.trace_tables import iteration_of_table, table_name
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test
@@ -141,13 +142,14 @@ def test_what_finished_stages_refer_to_stays_and_the_rest_goes(run: Run, play: P
     write_file(leftover, b"x" * 1000)
 
     shown = maintain(run, is_dry_run=True)
-    assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 8
+    assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 0, "nobody has written to these tables since"
     assert shown["weights"]["removed"] == [f"{GROUP} v1"], "0, champion 4, previous 3, its parent 2, kept 5 and 6"
     assert shown["weights"]["leftovers"] == [] and contents(run) == before
     assert size_of(run.folder) == size_before + 1000
 
     first = maintain(run)
-    assert first["traces"]["tags_moved"] == 8 and first["weights"]["freed_bytes"] > 100_000
+    assert first["traces"]["tags_moved"] == 4, "those of episodes, whose small files were merged; rewards came at once"
+    assert first["weights"]["freed_bytes"] > 100_000
     assert run.weights.versions(GROUP) == [0, 2, 3, 4, 5, 6]
     assert contents(run) == before
     time.sleep(1.5)  # versions a second older than the oldest kept one stay
@@ -198,6 +200,18 @@ def test_the_versions_that_an_iteration_collected_with_stay_until_it_has_trained
     assert plan(run).versions == {GROUP: [1]}
     finish(run, 7, collected(policy_versions={GROUP: 1}))  # the champion of that time
     assert plan(run).versions == {}
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_iterations_in_which_nothing_is_left_to_do_are_not_looked_at_again(run: Run, play: Play) -> None:
+    for k in range(7):
+        play(run, k)
+    before = contents(run)
+    settled = [maintain(run)["settled"] for _ in range(3)]
+    assert settled == sorted(settled) and settled[-1] == plan(run).settled > 0
+    assert all(iteration_of_table(name) > settled[-1] for name in plan(run).tables)
+    assert all(ref.iteration > settled[-1] for ref in plan(run).old_refs)
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)
@@ -271,7 +285,8 @@ def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: C
     assert contents(run) == before
     stored = run.traces.stored_ids(run_id=run.run_id, iteration=9, purpose=Purpose.TRAIN, team_key="next")
     assert len(stored) == num_written[0]
-    assert min(v["version"] for v in run.traces._open("episodes").list_versions()) > 1
+    table = run.traces._open(table_name("episodes", run.run_id, 9))
+    assert min(v["version"] for v in table.list_versions()) > 1
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)
@@ -283,8 +298,8 @@ def test_the_command_prints_what_it_did_as_a_ref(run: Run, play: Play, tmp_path:
     asked = CliRunner().invoke(app, ["maintain", "--run", str(config), "--dry-run"])
     assert asked.exit_code == 0, asked.output
     shown = json.loads(asked.output.splitlines()[-1].removeprefix("troupe-ref: "))
-    assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 2
-    assert "traces: 2 tags moved, 0 dropped" in asked.output and "weights: none removed" in asked.output
+    assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 0
+    assert "traces: 0 tags moved, 0 dropped" in asked.output and "weights: none removed" in asked.output
     done = CliRunner().invoke(app, ["maintain", "--run", str(config)])
     assert done.exit_code == 0, done.output
     assert "versions, " in done.output and "checkpoints: 0 removed, freed 0.0 MB" in done.output
@@ -306,7 +321,7 @@ def test_tags_that_no_ref_names_go_when_they_are_old_and_nobody_is_at_it(
     impatient = Run(
         run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"leftover_hours": 1e-9})})
     )
-    assert plan(impatient).stray_tags == {stray.tag: "episodes"}
+    assert plan(impatient).stray_tags == {stray.tag: table_name("episodes", run.run_id, 0)}
     before = contents(run)
     assert maintain(impatient)["traces"]["tags_dropped"] == [stray.tag]
     assert contents(run) == before
