@@ -75,7 +75,7 @@ class SoFar:
         return cls(**{**data, "drawn": Drawn(**data["drawn"]), "evaluated": Drawn(**data["evaluated"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Returns JSON values."""
+        """Returns what the journal keeps, JSON values."""
         return asdict(self)
 
     @property

@@ -11,6 +11,7 @@ from stage_records import collected, evaluated, finish, scored
 
 from pipelines.config.run_config import load_config
 from pipelines.report.record import _notes
+from pipelines.report.so_far import SoFar
 from pipelines.run.run import Run, plain
 from pipelines.stages import evaluate, train
 from pipelines.stages.promote import promote
@@ -75,8 +76,14 @@ def test_the_rest_goes_on_with_the_parent_of_the_failed_group_and_the_decision_s
     report = evaluate.evaluate(run, 1)
     assert (report.verdict, report.promotes) == ("promote", ("a",))
     assert report.condition == f"gain +0.2; model group b: {why}" and report.failed_groups == {"b": why}
-    row = {"iteration": 1, "failed_groups": run.iteration(1).failed_groups, "versions": {"a": 1, "b": 0}, "groups": {}}
-    assert f"Iteration 1: model group b kept version 0, {why}" in _notes(run, [row])
+    row: dict[str, Any] = {
+        "iteration": 1,
+        "failed_groups": run.iteration(1).failed_groups,
+        "versions": {"a": 1, "b": 0},
+    }
+    so_far = SoFar()
+    so_far.add(row | {"groups": {}, "seconds": {}, "metrics": {"sync_seconds": 0.0}, "warnings": [], "source": ""})
+    assert f"Iteration 1: model group b kept version 0, {why}" in _notes(run, so_far)
 
 
 def test_where_every_group_failed_there_is_nothing_to_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
