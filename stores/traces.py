@@ -20,10 +20,12 @@ concurrent writers (see `infra/docs/design/exactly-once.md`).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -32,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stores import rows
-from stores.files import lancedb_options
+from stores.files import is_uri, lancedb_options, local_path
 from stores.trace_tables import is_table_of, iteration_of_table, plain, table_name
 from stores.types import (
     COUNTED,
@@ -85,6 +87,11 @@ class TraceStore:
         """
         for name, schema in self.schemas.items():
             self._check_schema(name, self._open_or_create(name, schema), schema)
+
+    def begin(self, *, run_id: str, iteration: int) -> None:
+        """Makes the tables of an iteration; call it in one process before several write to them."""
+        for kind in KEYS:
+            self._open_or_create(self._place(kind, run_id, iteration), self.schemas[kind])
 
     def write_episodes(self, traces: Sequence[Trace], *, replaced: Sequence[Cause] = ()) -> int:
         """Stores the episodes that are not stored yet, and returns how many these were; the first writer of a key wins.
@@ -628,16 +635,29 @@ class TraceStore:
             return None
 
     def _open_or_create(self, name: str, schema: pa.Schema) -> Table:
-        """Opens the table, which is made if it is not there; several processes may do that at once."""
+        """Opens the table, which is made if it is not there; several processes of a machine may do that at once.
+
+        LanceDB lets two processes make the same table, and the later one empties it: `begin` makes the tables before
+        processes of several machines write to them.
+        """
         table = self._open_if_there(name)
         if table is not None:
             return table
-        try:
-            return self._connect().create_table(name, schema=schema)
-        except ValueError as error:
-            if "already exists" not in str(error):
-                raise
-            return self._open(name)
+        with self._one_at_a_time():
+            table = self._open_if_there(name)
+            return self._connect().create_table(name, schema=schema) if table is None else table
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Lets one process of this machine in at a time, where the store is a folder."""
+        if is_uri(self.uri):
+            yield
+            return
+        folder = local_path(self.uri)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _open(self, name: str) -> Table:
         """Opens the table at its newest version."""

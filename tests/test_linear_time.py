@@ -24,11 +24,11 @@ from typing import Any
 import pytest
 
 from pipelines.cluster.faults import diagnose
-from pipelines.episodes.sampling import _without_ids
 from pipelines.evaluation.guards import is_refusal
 from pipelines.examples.calculator.program import calculate
 from pipelines.monitoring.drift import sketch
 from pipelines.report.draw import _label
+from pipelines.run.scoring import without_ids
 from pipelines.tasks.task_fields import read_task
 from serve_apps import long_json
 from serve_apps.agent import Reply, TracedText
@@ -65,10 +65,12 @@ IN_CALLS = {
     ("pipelines/runners/maintain.py", "re.fullmatch"): "names of folders that the run itself has made",
     ("serve_apps/config.py", "re.compile"): "an operator's pattern, tried on the empty text",
     ("serve_apps/contracts.py", "re.finditer"): "Tags and OneOf",
+    ("serve_apps/control_tokens.py", "re.compile"): "alternatives of literal tokens, and a mask of Troupe's own",
     ("serve_apps/openai_api/tool_calls.py", "re.finditer"): "parse_tool_calls",
     ("serve_apps/tools/math_answer.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/workflows/debate.py", "re.sub"): "without_answer",
     ("serve_apps/workflows/program.py", "re.sub"): "fills in the parts of a run config, not what a program wrote",
+    ("stores/types.py", "re.fullmatch"): "four digits of an id",
     ("stores/traces.py", "re.compile"): "tags that stages have made",
 }
 """Expressions that no constant holds: what plays them, or why nobody else writes what they read."""
@@ -338,7 +340,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "is_refusal": is_refusal,
     "sketch": lambda text: sketch([text]),
     "diagnose": lambda text: diagnose(RuntimeError(text)),
-    "an error without ids": _without_ids,
+    "an error without ids": without_ids,
     "a label of a drawing": _label,
     "calculate": lambda text: refused(lambda: calculate(long_json.dumps({"expression": text}))),
     "read_task": lambda text: refused(

@@ -200,6 +200,7 @@ def play_specs(
     if todo:
         if progress:
             progress(len(specs) - len(todo), len(specs), "")  # clears what the pass before reported
+        store.begin(run_id=where["run_id"], iteration=where["iteration"])
         replaced = (*MISSING, Cause.POLICY) if again else ()  # of the episodes in `todo` only
         for row in _run(todo, groups, replaced=replaced, team_spec=team_spec, apps=apps, store=store, config=config):
             num_new += int(row["num"])

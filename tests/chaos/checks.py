@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from pipelines.episodes.sampling import FAILED
 from pipelines.run.run import Run
 from stores.journal import DONE, StageRow
 from stores.stage_results import Collected
@@ -35,7 +34,7 @@ def look(run: Run, iteration: int) -> Look:
     """The run as it is now."""
     rows = {str(row.key): row for row in run.journal.stages(run.run_id) if row.status == DONE}
     traces = run.traces.find_traces(run_id=run.run_id, iteration=iteration, limit=LIMIT)
-    return Look(done=rows, episodes={t.episode_id: content(t) for t in traces if t.status not in FAILED})
+    return Look(done=rows, episodes={t.episode_id: content(t) for t in traces if t.is_outcome})
 
 
 def has_episodes(run: Run, iteration: int) -> bool:

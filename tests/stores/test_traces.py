@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from stores.rows import episode_table, reward_table, traces_of
+from stores.trace_tables import table_name
 from stores.traces import TraceStore
 from stores.types import COUNTED, Cause, EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
@@ -100,6 +101,7 @@ def test_processes_that_write_the_same_episodes_store_each_once(
     store: TraceStore, make_trace: Callable[..., Trace]
 ) -> None:
     uri, traces = store.uri, [make_trace(i) for i in range(40)]
+    store.begin(run_id="run", iteration=3)
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(4)
     workers = [context.Process(target=_write_all, args=(uri, traces[::step], start)) for step in (1, -1, 1)]
@@ -111,6 +113,32 @@ def test_processes_that_write_the_same_episodes_store_each_once(
     assert [w.exitcode for w in workers] == [0, 0, 0]
     assert sorted(t.episode_id for t in store.find_traces(limit=1000)) == sorted(t.episode_id for t in traces)
     assert store.pin_episodes(**KEY).num_episodes == 40
+
+
+def _write_in_step(uri: str, traces: list[Trace], step: Any) -> None:
+    store = TraceStore(uri)
+    for trace in traces:
+        step.wait(60)
+        store.write_episodes([trace])
+
+
+def test_processes_that_write_the_first_episodes_of_an_iteration_at_once_lose_none(
+    tmp_path: Path, make_trace: Callable[..., Trace]
+) -> None:
+    store = TraceStore(str(tmp_path / "traces"))
+    store.create()
+    context = multiprocessing.get_context("spawn")
+    step = context.Barrier(3)
+    workers = [
+        context.Process(target=_write_in_step, args=(store.uri, [make_trace(i, iteration=k) for k in range(25)], step))
+        for i in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [w.exitcode for w in workers] == [0, 0, 0]
+    assert [store.pin_episodes(**KEY | {"iteration": k}).num_episodes for k in range(25)] == [3] * 25
 
 
 def test_a_pinned_set_stays_while_others_write_and_compact(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
@@ -137,8 +165,8 @@ def test_rows_that_are_there_twice_are_not_pinned(
     store.write_rewards([make_rewards(make_trace(i)) for i in (0, 1)])
     traces = store.pin_episodes(**KEY)
     database = store._connect()
-    database.open_table("rewards").add(reward_table([make_rewards(make_trace(1))]))
-    database.open_table("episodes").add(episode_table([make_trace(1)]))
+    database.open_table(table_name("rewards", "run", 3)).add(reward_table([make_rewards(make_trace(1))]))
+    database.open_table(table_name("episodes", "run", 3)).add(episode_table([make_trace(1)]))
     with pytest.raises(
         ValueError, match=r"3 rows but 2 different reward_id where .*: the table must not be trained on"
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -86,15 +87,16 @@ def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_pat
 def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dog = Watchdog(fake_run(tmp_path, log_interval_s=0.1), KEY, timeout_s=9)
     progress = dog.reporting(None)
+    told = re.compile(r"collect, iteration 3 of run run: \d s, 3/8 done, waits for collectors > 2 groups")
 
     def work(lease: Any) -> dict[str, Any]:
         progress(3, 8, "")
         with waiting("collectors"), waiting(lambda: "2 groups"):
-            time.sleep(0.35)
+            while not told.search(caplog.text):  # until the watchdog's timeout
+                time.sleep(0.05)
         return {}
 
     dog.once(work)
-    assert "collect, iteration 3 of run run: 0 s, 3/8 done, waits for collectors > 2 groups" in caplog.text
 
 
 STUCK = """
