@@ -59,6 +59,7 @@ PAGE = 1000
 """Tables that are listed at once."""
 R = TypeVar("R", Trace, EpisodeRewards)
 FOR_EVER = timedelta(days=36_500)
+OPTIMIZE_ATTEMPTS = 10
 
 
 class TraceStore:
@@ -436,12 +437,12 @@ class TraceStore:
         for name, first in drop_before.items():
             table = self._open(name)
             # Merging takes long: it is done first, so that the ages below are still right when versions are dropped.
-            table.optimize(cleanup_older_than=FOR_EVER)
+            _optimize(table, cleanup_older_than=FOR_EVER)
             ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
             first_kept = min((v for v in ages if v >= first), default=table.version)
             kept_versions = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
             oldest = max(ages.get(version, FOR_EVER) for version in kept_versions)
-            table.optimize(cleanup_older_than=oldest + timedelta(seconds=margin_s))
+            _optimize(table, cleanup_older_than=oldest + timedelta(seconds=margin_s))
 
     def newest_versions(self, tables: Iterable[str] | None = None) -> dict[str, int]:
         """Returns the newest version by table, of these tables or of all."""
@@ -676,6 +677,18 @@ class TraceStore:
             )
         table.checkout(tagged["version"])
         return table
+
+
+def _optimize(table: Table, *, cleanup_older_than: timedelta) -> None:
+    """Merges small files and drops versions of this age, again where another process committed the like meanwhile."""
+    for attempt in range(1, OPTIMIZE_ATTEMPTS + 1):
+        try:
+            table.optimize(cleanup_older_than=cleanup_older_than)
+            return
+        except RuntimeError as error:
+            if "Retryable commit conflict" not in str(error) or attempt == OPTIMIZE_ATTEMPTS:
+                raise
+            table.checkout_latest()
 
 
 def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:
