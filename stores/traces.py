@@ -645,8 +645,12 @@ class TraceStore:
         if table is not None:
             return table
         with self._one_at_a_time():
-            table = self._open_if_there(name)
-            return self._connect().create_table(name, schema=schema) if table is None else table
+            try:
+                return self._connect().create_table(name, schema=schema)
+            except ValueError as error:
+                if "already exists" not in str(error):
+                    raise
+                return self._open(name)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
