@@ -286,8 +286,8 @@ def _alike(rows: Sequence[Mapping[str, Any]], store: TraceStore) -> set[str]:
         for group in groups.values()
         if are_alike([(row["cause"], row["stop_reason"], row["error"]) for row in group])
     ]
-    said = store.completions_of([episode for group in suspected for episode in group])
-    return {episode for group in suspected if len({said[e] for e in group}) > 1 for episode in group}
+    completions = store.completions_of([episode for group in suspected for episode in group])
+    return {episode for group in suspected if len({completions[e] for e in group}) > 1 for episode in group}
 
 
 def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConfig) -> None:

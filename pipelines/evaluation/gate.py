@@ -86,12 +86,12 @@ def decide_promotion(promote: PromoteConfig, evidence: Evidence) -> Verdict:
 
 def _in_words(evidence: Evidence, gain: Interval) -> str:
     """Returns the gain and, where episodes are missing, the worst case that the decision rests on."""
-    said = f"gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks"
+    plain = f"gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks"
     if evidence.bound is None:
-        return said
+        return plain
     worst, (new, old) = evidence.bound, evidence.num_missing
     return (
-        f"{said}; {worst.mean:+.3f} [{worst.low:+.3f}, {worst.high:+.3f}] on {worst.num_tasks} with the missing episodes "
+        f"{plain}; {worst.mean:+.3f} [{worst.low:+.3f}, {worst.high:+.3f}] on {worst.num_tasks} with the missing episodes "
         f"against the candidate ({new} of its own lost, {old} of the champion's won)"
     )
 

@@ -145,25 +145,25 @@ def _warning(check: Check, figures: Mapping[str, Series], where: str, outcome: S
 
 def _hopeless_levels(row: Row, outcome: Series) -> list[TrainingWarning]:
     """Returns a warning for each level of one iteration from which nothing can be learnt, whatever came before it."""
-    found = []
+    levels = []
     for agent, figures in (row.get("agents") or {}).items():
         if figures.get("format", 1.0) <= NOTHING:
             what = "no turn is well-formed"
             fix = f"{INSPECT}; the agent's prompt and contract, a warm start; the end tokens of the model folder"
-            found.append((f"agent {agent}", "format_share", what, fix))
+            levels.append((f"agent {agent}", "format_share", what, fix))
         if figures.get("cut_share", 0.0) >= ALL:
             what = "every turn is cut at max_tokens: what earns a reward after that is never reached"
             fix = f"a higher max_tokens; {INSPECT}: whether the model stops at all, and the end tokens of the model folder"
-            found.append((f"agent {agent}", "cut_share", what, fix))
+            levels.append((f"agent {agent}", "cut_share", what, fix))
     funnel = (row.get("funnel") or {}).values()
     calls, learning = (sum(counts.get(step, 0) for counts in funnel) for step in ("calls", "non_zero_advantage"))
     if calls and not learning and not _is_learnt(outcome):
         what = f"none of {calls} turns has an advantage: this iteration taught nothing"
         fix = "the funnel in the report; easier tasks, more episodes_per_task, collect.dynamic_sampling"
-        found.append(("team", "non_zero_advantage", what, fix))
+        levels.append(("team", "non_zero_advantage", what, fix))
     return [
         TrainingWarning(kind="no signal", where=where, figure=name, iteration=row["iteration"], what=what, try_=fix)
-        for where, name, what, fix in found
+        for where, name, what, fix in levels
     ]
 
 

@@ -51,8 +51,8 @@ def runs_table(journals: Sequence[Journal]) -> Table:
 def episode_view(run: Run, episode_id: str) -> RenderableType:
     """Shows every turn of an episode with its credit."""
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
-    given = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
-    rewards = [r for r in given if r.credit_version == run.credit_version]
+    all_rewards = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
+    rewards = [r for r in all_rewards if r.credit_version == run.credit_version]
     return _episode(trace, rewards[0] if rewards else None)
 
 
@@ -64,10 +64,10 @@ def diff_view(run: Run, task_id: str, first: int, second: int) -> RenderableType
 def _played(run: Run, task_id: str, iteration: int) -> RenderableType:
     versions = {group: ref.version for group, ref in run.trained(iteration).items()}
     for purpose in VERSIONS_BY_PURPOSE:
-        found = run.traces.find_traces(
+        traces = run.traces.find_traces(
             run_id=run.run_id, purpose=purpose, task_id=task_id, variant="", policy_versions=versions
         )
-        for trace in found:
+        for trace in traces:
             if dict(trace.policy_versions) == versions:
                 return episode_view(run, trace.episode_id)
     newest = run.traces.newest_episodes(run_id=run.run_id, task_id=task_id, limit=NUM_NEWEST)

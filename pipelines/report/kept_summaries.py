@@ -70,8 +70,8 @@ class Summaries:
 
     def load(self, iterations: Iterable[int]) -> None:
         """Reads the kept figures of these iterations, and computes those that are not kept."""
-        wanted = [number for number in iterations if number not in self._rows]
-        names = {RunValue.SUMMARY.of(number): number for number in wanted}
+        unread = [number for number in iterations if number not in self._rows]
+        names = {RunValue.SUMMARY.of(number): number for number in unread}
         kept = self._run.journal.values(self._run.run_id, names)
         for name, number in names.items():
             self._rows[number] = _from_json(kept[name]) if name in kept else figures_of_iteration(self._run, number)
