@@ -1,8 +1,9 @@
 """Whatever reads what a model, a program or a caller wrote takes time in proportion to it, for hostile text too.
 
 Every regular expression of the packages is found: those that a module holds by importing it, those that stand in a call by
-reading its source. Each reads 256 KiB of texts that are made for it, from its own syntax tree. Expressions that are put
-together when they are used have to be in `IN_CALLS`, with the function that is played with hostile texts instead.
+reading its source. Each reads texts of 256 KiB (64 KiB at each push) that are made for it, from its own syntax tree.
+Expressions that are put together when they are used have to be in `IN_CALLS`, with the function that is played with hostile
+texts instead.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ pytestmark = pytest.mark.test
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipelines", "serve_apps", "stores")
-SIZE = 256 << 10
-CPU_S = 10.0
-"""Seconds of processor for one text. In linear time it takes milliseconds, in quadratic time hours."""
+MIB = 1 << 20
+SIZES = {"test": 64 << 10, "nightly": 256 << 10}
+"""Bytes of a hostile text by tier: a quarter takes a quarter of the time, and quadratic time is as far off."""
+CPU_S_PER_MIB = 40.0
+"""Seconds of processor for one text. In linear time it takes milliseconds, in quadratic time minutes to hours."""
 
 IN_CALLS = {
     ("pipelines/cluster/faults.py", "re.compile"): "held by the module, which is imported",
@@ -77,7 +80,7 @@ IN_CALLS = {
 
 
 @contextmanager
-def limited(what: str, seconds: float = CPU_S) -> Iterator[None]:
+def limited(what: str, seconds: float) -> Iterator[None]:
     """Raises where the body takes more than some seconds of processor; `re` looks for signals as it runs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -240,37 +243,47 @@ def pieces(items: Any, before: str = "") -> Iterator[tuple[str, str]]:
         yield "", before
 
 
-def hostile(pattern: re.Pattern[str]) -> list[str]:
-    """Texts of 256 KiB: each repetition without an end, each beginning again and again, and a near-miss at the end."""
+def hostile(pattern: re.Pattern[str], size: int) -> list[str]:
+    """Texts of `size` bytes: each repetition without an end, each beginning again and again, and a near-miss at the end."""
     parts = [
         pair for pair in dict.fromkeys(pieces(parser.parse(pattern.pattern, pattern.flags & ~re.UNICODE))) if pair[1]
     ]
-    repeated = [filled(before, body) for before, body in parts if before] + [filled("", body) for _, body in parts]
-    beginnings = [filled("", before + body) for before, body in parts if len(before + body) > 1]
+    repeated = [filled(before, body, size) for before, body in parts if before] + [
+        filled("", body, size) for _, body in parts
+    ]
+    beginnings = [filled("", before + body, size) for before, body in parts if len(before + body) > 1]
     few = beginnings[:: max(1, len(beginnings) // 12)]
-    return list(dict.fromkeys(f"{text}\0" for text in [*repeated[:40], *few, filled("", "a"), filled("", " ")]))
+    return list(
+        dict.fromkeys(f"{text}\0" for text in [*repeated[:40], *few, filled("", "a", size), filled("", " ", size)])
+    )
 
 
-def filled(before: str, body: str) -> str:
-    return before + body * ((SIZE - len(before)) // len(body))
+def filled(before: str, body: str, size: int) -> str:
+    return before + body * ((size - len(before)) // len(body))
+
+
+@pytest.fixture(scope="module")
+def size(request: pytest.FixtureRequest) -> int:
+    """Bytes of a hostile text."""
+    return SIZES[request.config.getoption("tier")]
 
 
 @pytest.mark.parametrize("where", sorted(patterns()))
-def test_a_pattern_reads_hostile_text_in_linear_time(where: str) -> None:
+def test_a_pattern_reads_hostile_text_in_linear_time(where: str, size: int) -> None:
     pattern = patterns()[where]
-    for text in hostile(pattern):
-        with limited(f"{pattern.pattern!r} on {text[:40]!r}...{text[-10:]!r}"):
+    for text in hostile(pattern, size):
+        with limited(f"{pattern.pattern!r} on {text[:40]!r}...{text[-10:]!r}", size / MIB * CPU_S_PER_MIB):
             for use in uses(where):
                 use(pattern, text)
 
 
-def test_the_patterns_are_found_and_the_hostile_texts_are_hostile() -> None:
+def test_the_patterns_are_found_and_the_hostile_texts_are_hostile(size: int) -> None:
     assert len(patterns()) > 60
     assert any(where.startswith("serve_apps.tools.checkers: _DECIMAL") for where in patterns())
     for slow in (r"[0-9]+\.?[0-9]*x", r"<a>(.*?)</a>", r"\^\s*\{?\s*c", r"\s*```$"):
         pattern = re.compile(slow, re.DOTALL)
         with pytest.raises(AssertionError, match="of processor for"):
-            for text in hostile(pattern):
+            for text in hostile(pattern, size):
                 with limited(slow, 0.5):
                     sum(1 for _ in pattern.finditer(text))
 
@@ -294,7 +307,8 @@ def reply(text: str, answer: str) -> Reply:
 
 def debated(text: str) -> Any:
     return [
-        without_answer(reply(text, answer)) for answer in (text.strip(), text[: SIZE // 2].strip() + "+", text[:150])
+        without_answer(reply(text, answer))
+        for answer in (text.strip(), text[: len(text) // 2].strip() + "+", text[:150])
     ]
 
 
@@ -438,11 +452,11 @@ NESTED = (
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", READERS)
-def test_a_reader_takes_linear_time_for_hostile_text(name: str) -> None:
-    texts = [f"{filled('', piece)}\0" for piece in PIECES]
+def test_a_reader_takes_linear_time_for_hostile_text(name: str, size: int) -> None:
+    texts = [f"{filled('', piece, size)}\0" for piece in PIECES]
     texts += [
-        opening * (SIZE // 2 // len(opening)) + closing * (SIZE // 2 // len(closing)) for opening, closing in NESTED
+        opening * (size // 2 // len(opening)) + closing * (size // 2 // len(closing)) for opening, closing in NESTED
     ]
     for text in texts:
-        with limited(f"{name} of {text[:20]!r}...{text[-10:]!r}"):
+        with limited(f"{name} of {text[:20]!r}...{text[-10:]!r}", size / MIB * CPU_S_PER_MIB):
             READERS[name](text)
