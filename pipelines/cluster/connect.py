@@ -29,12 +29,12 @@ def connect(address: str = "") -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
     ask_directly()  # here and, of a local head, in all its processes
     address = address or os.environ.get("RAY_ADDRESS", "")
-    if is_loopback(address) and auth_token():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported; a head of `make up` wants the token
     import ray
 
     if ray.is_initialized():
         return
+    if is_loopback(address) and auth_token():
+        _use_token()
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
@@ -54,6 +54,15 @@ def connect(address: str = "") -> None:
             f"the cluster at {address!r} runs another version of Ray or Python than this environment ({_in_a_line(error)}): "
             "use the environment that its nodes were started from, or start them from this one"
         ) from None
+
+
+def _use_token() -> None:
+    """Makes this process send Ray's token, which a head of `make up` wants, unless RAY_AUTH_MODE says otherwise."""
+    from ray._private.authentication.authentication_token_setup import Config
+
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        Config.initialize("")  # Ray read its settings as it was imported; it does this itself for a head of its own
 
 
 def connect_for_good(address: str = "") -> None:

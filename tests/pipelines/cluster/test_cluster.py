@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +51,32 @@ def test_a_temporary_folder_that_is_too_long_for_sockets_is_named(name: str, mon
 @pytest.mark.parametrize("address", ["auto", "local", "ray://127.0.0.1:1"])
 def test_other_kinds_of_address_are_left_to_ray(address: str) -> None:
     cluster.check_answers(address)
+
+
+@pytest.mark.parametrize(("environment", "is_sent"), [({}, "True"), ({"RAY_AUTH_MODE": "disabled"}, "False")])
+def test_the_token_is_sent_also_where_ray_was_imported_before(
+    environment: dict[str, str], is_sent: str, tmp_path: Path
+) -> None:
+    """Ray reads RAY_AUTH_MODE as it is imported, and most of `pipelines` imports Ray."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("f" * 64)
+    script = (
+        "import ray, ray._raylet as raylet\n"
+        "import pipelines.cluster.connect as cluster\n"
+        "ray.init = lambda **_: print(raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN)\n"
+        "cluster.check_answers = lambda address: None\n"
+        "cluster.connect('127.0.0.1:6399')\n"
+    )
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=inherited | {"HOME": str(tmp_path)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == [is_sent], done.stderr
 
 
 def test_a_cluster_of_another_ray_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
