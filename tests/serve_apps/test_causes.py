@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pair import Pair
 
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.rule import score_trace
@@ -15,7 +16,6 @@ from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.agent import Agent, Tool, ToolError, ToolFault
 from serve_apps.causes import AuthorError, CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Tags
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.program.episode import ProgramEpisode
@@ -37,20 +37,6 @@ async def _double(number: int) -> str:
     if number == 14:
         raise ToolFault("the service behind it is down")
     return str(2 * number)
-
-
-class Pair(Workflow):
-    """Writes, doubles with a typed tool, reads again."""
-
-    writer = Agent(prompt="Compute {question}", contract=Tags("ANSWER"))
-    reader = Agent(prompt="Check {answer} for {question} after {doubled}", contract=Tags("ANSWER"))
-    double = Tool(_double)
-
-    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        draft = await agents.writer(question=task.prompt)
-        doubled = await tools.double(number=draft["answer"])
-        final = await agents.reader(answer=draft["answer"], question=task.prompt, doubled=doubled)
-        return Outcome(answer=final["answer"])
 
 
 class Runs(Workflow):
@@ -76,7 +62,7 @@ def raises(error: BaseException) -> Callable[[Any], Any]:
 
 def said(answer: str) -> Trace:
     tagged = f"<ANSWER>{answer}</ANSWER>"
-    return play_scripted(Pair(), TASK, {"writer": [tagged], "reader": [tagged]})
+    return play_scripted(Pair(Tool(_double)), TASK, {"writer": [tagged], "reader": [tagged]})
 
 
 @pytest.mark.parametrize(
