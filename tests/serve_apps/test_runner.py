@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_group import team_in_one_group
 from pair import Pair
 
-from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent, Tool, ToolError, count_attempt
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
@@ -20,7 +21,7 @@ from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow, together
 from stores.rows import episode_table, traces_of
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -105,16 +106,7 @@ async def start(
         ids = tokenizer.encode_completion(says(call))
         return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=finish, policy_version=version(call))
 
-    team = ActingTeam(
-        workflow=workflow,
-        workflow_path="tests:flow",
-        group_of=dict.fromkeys(workflow.agents, "g"),
-        tokenizers={"g": tokenizer},
-        max_model_len={"g": max_model_len},
-        sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=max_tokens)),
-        policy_versions={"g": 3},
-        team_key="team",
-    )
+    team = team_in_one_group(workflow, tokenizer, max_model_len=max_model_len, max_tokens=max_tokens, version=3)
     spec = EpisodeSpec(
         run_id="r",
         iteration=1,

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_group import team_in_one_group
 
 from pipelines.examples.made_up_facts import tasks as made_up_facts
-from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Reply, Tool, ToolError, TracedText
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
@@ -26,7 +27,7 @@ from serve_apps.workflows.reflective_code import ReflectiveCode
 from serve_apps.workflows.single_agent import SingleAgent
 from serve_apps.workflows.solver_verifier import SolverVerifier
 from stores.corpus import build_corpus
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -50,19 +51,9 @@ def play(workflow: Workflow, task: Task, say: Say, tokenizer: ChatTokenizer) -> 
             token_ids=token_ids, logprobs=[0.0] * len(token_ids), finish_reason=FinishReason.STOP, policy_version=0
         )
 
-    names = list(workflow.agents)
-    team = ActingTeam(
-        workflow=workflow,
-        workflow_path="w",
-        group_of=dict.fromkeys(names, "all"),
-        tokenizers={"all": tokenizer},
-        max_model_len={"all": 4096},
-        sampling=dict.fromkeys(names, Sampling(max_tokens=256)),
-        policy_versions={"all": 0},
-        team_key="k",
-    )
+    team = team_in_one_group(workflow, tokenizer, max_model_len=4096, max_tokens=256)
     spec = EpisodeSpec(
-        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="k", task=task, episode_index=0, run_seed=0
+        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="team", task=task, episode_index=0, run_seed=0
     )
     return asyncio.run(run_episode(spec, team=team, complete=complete, limits=EpisodeConfig()))
 
