@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from one_group import team_in_one_group
 from pair import Pair
+from waits import until
 
 from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent, Tool, ToolError, count_attempt
@@ -182,8 +183,9 @@ def test_a_task_that_the_workflow_cancelled_is_its_error_and_a_cancelled_episode
     assert "a task that it had cancelled itself" in trace.error
 
     async def cancelled() -> None:
-        episode = asyncio.ensure_future(start(Slow(), tiny_model, lambda call: "hm"))
-        await asyncio.sleep(0.05)
+        asked: list[AgentCall] = []
+        episode = asyncio.ensure_future(start(Slow(), tiny_model, lambda call: asked.append(call) or "hm"))
+        await until(lambda: asked)
         episode.cancel()
         await episode
 
