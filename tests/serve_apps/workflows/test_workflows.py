@@ -136,20 +136,19 @@ def test_what_peers_read_of_a_solution(steps: str, answer: str, shown: str) -> N
 
 
 def test_a_debater_that_fails_ends_the_calls_of_the_others(tokenizer: ChatTokenizer) -> None:
-    late: list[str] = []
+    ended: list[bool] = []
 
     class Team(Debate):
         async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-            async def slow() -> None:
-                await asyncio.sleep(1)
-                late.append("spoke")
-
-            await together(slow(), agents.debater_0(wrong="input"))
+            endless = asyncio.ensure_future(asyncio.Event().wait())
+            try:
+                await together(endless, agents.debater_0(wrong="input"))
+            finally:
+                ended.append(endless.cancelled())
             raise AssertionError
 
     trace = play(Team(), SUM, lambda *_: "", tokenizer)
-    asyncio.run(asyncio.sleep(1.2))
-    assert (trace.status, late) == (EpisodeStatus.AGENT_ERROR, [])
+    assert (trace.status, ended) == (EpisodeStatus.AGENT_ERROR, [True])
 
 
 def test_a_debate_ends_where_all_agree_and_a_summarizer_may_decide(tokenizer: ChatTokenizer) -> None:
