@@ -16,7 +16,7 @@ however long, and a tool call that came back are not waiting. A single unanswere
 itself as long as `turn_timeout_s` is at most half of `episode_timeout_s`.
 
 What may still show that the author caused a failure is that all episodes of a task end in it, whatever was sampled:
-`pipelines.run.scoring.author_faults`.
+`pipelines.run.scoring.failures_alike`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ class JobServer(ThreadingHTTPServer):
         self.requests: dict[str, dict[str, Any]] = {}
         """What was submitted, by submission id."""
         self.logs: dict[str, str] = {}
+        self.read_logs: dict[str, str] = {}
+        """The log as it was last handed out, by submission id."""
         self.packages: dict[str, bytes] = {}
         self.stopped: list[str] = []
         self.token = ""
@@ -59,7 +61,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif rest[0] not in self.server.jobs:
             self._say(404, f"Job {rest[0]} does not exist")
         elif rest[1:] == ["logs"]:
-            self._say(200, {"logs": self.server.logs[rest[0]]})
+            log = self.server.logs[rest[0]]
+            self._say(200, {"logs": log})
+            self.server.read_logs[rest[0]] = log
         else:
             self._say(200, self.server.jobs[rest[0]])
 

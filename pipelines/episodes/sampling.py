@@ -15,8 +15,8 @@ import logging
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from pipelines.config.sections import CollectConfig
 from pipelines.episodes.collector import EarlyStop, collectors, hand_over
 from pipelines.episodes.groups import Groups, StoppedBy
 from pipelines.run.run import Run
-from pipelines.run.scoring import are_alike, without_ids
+from pipelines.run.scoring import Ending, failures_alike, without_ids
 from pipelines.run.serving import app_names
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import CONTEXT_EXHAUSTED
@@ -237,22 +237,24 @@ def play_specs(
     )
 
 
-FATE = ("episode_id", "group_id", "status", "cause", "stop_reason", "error")
-"""The columns that say how an episode ended."""
-
-
 def _to_repeat(stored: pa.Table, groups: Groups, *, store: TraceStore, limit: float) -> list[str]:
     """Ids of the stored episodes to play again: those that failed, where they are too many however the others end.
 
     Other passes under the same key (refills, variants) are counted by themselves.
     """
-    rows = [row for row in stored.select(FATE).to_pylist() if row["group_id"] in groups.task_of]
+    endings = _endings(stored, groups.task_of)
     is_over = groups.stopped_by(0.0) is not None or not groups.left_out
     if is_over:
-        rows = [row for row in rows if row["group_id"] in groups.complete]
-    alike = _alike([row for row in rows if row["group_id"] in groups.complete], store)
-    failed = [row["episode_id"] for row in rows if row["cause"] in MISSING or row["episode_id"] in alike]
-    return failed if len(failed) > limit * (len(rows) if is_over else groups.num_episodes_enough) else []
+        endings = [ending for ending in endings if ending.group_id in groups.complete]
+    alike = failures_alike((e for e in endings if e.group_id in groups.complete), store.completions_of)
+    failed = [ending.episode_id for ending in endings if ending.cause in MISSING or ending.episode_id in alike]
+    return failed if len(failed) > limit * (len(endings) if is_over else groups.num_episodes_enough) else []
+
+
+def _endings(stored: pa.Table, groups: Container[str]) -> list[Ending]:
+    """How the stored episodes of these groups ended."""
+    rows = stored.select([column.name for column in fields(Ending)]).to_pylist()
+    return [Ending(**row) for row in rows if row["group_id"] in groups]
 
 
 def _check_failures(stored: pa.Table, complete: set[str], *, store: TraceStore, config: CollectConfig) -> None:
@@ -260,34 +262,20 @@ def _check_failures(stored: pa.Table, complete: set[str], *, store: TraceStore, 
 
     Failures that the policy caused are outcomes, and may be as many as they are, unless all of their task are alike.
     """
-    rows = [row for row in stored.select(FATE).to_pylist() if row["group_id"] in complete]
-    alike = _alike(rows, store)
-    failed = [row for row in rows if row["cause"] in MISSING or row["episode_id"] in alike]
-    if len(failed) <= config.max_failed_share * len(rows):
+    endings = _endings(stored, complete)
+    alike = failures_alike(endings, store.completions_of)
+    failed = [ending for ending in endings if ending.cause in MISSING or ending.episode_id in alike]
+    if len(failed) <= config.max_failed_share * len(endings):
         return
-    kinds = Counter((row["status"], without_ids(row["error"])) for row in failed)
-    counts = Counter(row["status"] for row in rows)
+    kinds = Counter((ending.status, without_ids(ending.error)) for ending in failed)
+    counts = Counter(ending.status for ending in endings)
     causes = "; ".join(f"{number} x {status}: {error}" for (status, error), number in kinds.most_common(3))
-    is_infrastructure = sum(row["cause"] == Cause.INFRASTRUCTURE for row in failed) > len(failed) / 2
+    is_infrastructure = sum(ending.cause == Cause.INFRASTRUCTURE for ending in failed) > len(failed) / 2
     whatever = " (whatever was sampled, all episodes of these tasks fail in this way)" if alike else ""
     raise (InfrastructureFailures if is_infrastructure else TooManyFailures)(
-        f"{len(failed)} of {len(rows)} episodes failed ({dict(counts)}), more than collect.max_failed_share = "
+        f"{len(failed)} of {len(endings)} episodes failed ({dict(counts)}), more than collect.max_failed_share = "
         f"{config.max_failed_share:g}: {causes}{whatever}; a repetition of the stage plays the failed ones again"
     )
-
-
-def _alike(rows: Sequence[Mapping[str, Any]], store: TraceStore) -> set[str]:
-    """Returns the ids of episodes that the author caused to fail, as `pipelines.run.scoring.author_faults` finds them."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(row["group_id"], []).append(row)
-    suspected = [
-        [row["episode_id"] for row in group]
-        for group in groups.values()
-        if are_alike([(row["cause"], row["stop_reason"], row["error"]) for row in group])
-    ]
-    completions = store.completions_of([episode for group in suspected for episode in group])
-    return {episode for group in suspected if len({completions[e] for e in group}) > 1 for episode in group}
 
 
 def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConfig) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pipelines.credit.rule import score_traces
 from pipelines.run.run import Run
@@ -20,24 +21,63 @@ def assign_credit(run: Run, traces: list[Trace]) -> list[EpisodeRewards]:
     return score_traces(run.credit, traces, version=run.credit_version)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an episode ended, in the columns of its row."""
+
+    episode_id: str
+    group_id: str
+    status: str
+    cause: str
+    stop_reason: str
+    error: str
+
+
 def author_faults(traces: Sequence[Trace]) -> set[str]:
+    """Returns what `failures_alike` finds in these traces; variants are left out."""
+    sampled = [trace for trace in traces if not trace.variant]
+    completions = {t.episode_id: tuple(turn.completion_text for turn in t.turns) for t in sampled}
+    endings = [
+        Ending(
+            episode_id=t.episode_id,
+            group_id=t.group_id,
+            status=t.status,
+            cause=t.cause,
+            stop_reason=t.stop_reason,
+            error=t.error,
+        )
+        for t in sampled
+    ]
+    return failures_alike(endings, lambda _: completions)
+
+
+def failures_alike(
+    endings: Iterable[Ending], completions_of: Callable[[list[str]], Mapping[str, tuple[str, ...]]]
+) -> set[str]:
     """Returns the ids of episodes that count as failures of the policy, but whose task fails whatever is sampled.
 
     Of their group (GRPO sense) there are at least two episodes, not all with the same completions, and each ended in the
     same error of the workflow's or a tool's own code, apart from ids and numbers. A policy cannot profit by this: a single
     episode of the group that ends otherwise, and all of them count.
+
+    Args: completions_of: called once, with the ids of the episodes whose completions decide.
     """
-    groups: dict[str, list[Trace]] = {}
-    for trace in traces:
-        if not trace.variant:
-            groups.setdefault(trace.group_id, []).append(trace)
-    return {
-        trace.episode_id
-        for group in groups.values()
-        if are_alike([(t.cause, t.stop_reason, t.error) for t in group])
-        and len({tuple(turn.completion_text for turn in t.turns) for t in group}) > 1
-        for trace in group
-    }
+    groups: dict[str, list[Ending]] = {}
+    for ending in endings:
+        groups.setdefault(ending.group_id, []).append(ending)
+    suspected = [[ending.episode_id for ending in group] for group in groups.values() if _are_alike(group)]
+    completions = completions_of([episode for group in suspected for episode in group])
+    return {episode for group in suspected if len({completions[e] for e in group}) > 1 for episode in group}
+
+
+def _are_alike(endings: Sequence[Ending]) -> bool:
+    """Says whether several episodes all ended in the same error, raised by the workflow's or a tool's own code."""
+    return (
+        len(endings) > 1
+        and all(ending.cause in (Cause.POLICY, Cause.AUTHOR) for ending in endings)
+        and all(ending.stop_reason in (WORKFLOW_RAISED, TOOL_RAISED) for ending in endings)
+        and len({(ending.stop_reason, without_ids(ending.error)) for ending in endings}) == 1
+    )
 
 
 def counts_by_cause(traces: Sequence[Trace], *, authors: Collection[str] = ()) -> dict[str, int]:
@@ -47,19 +87,6 @@ def counts_by_cause(traces: Sequence[Trace], *, authors: Collection[str] = ()) -
     """
     causes = [Cause.AUTHOR if t.episode_id in authors else t.cause for t in traces if not t.variant]
     return dict(Counter(str(cause) or "sound" for cause in causes))
-
-
-def are_alike(ends: Sequence[tuple[str, str, str]]) -> bool:
-    """Says whether several episodes all ended in the same error, raised by the workflow's or a tool's own code.
-
-    Args: ends: of each episode, the cause of its failure, its stop reason and its error.
-    """
-    return (
-        len(ends) > 1
-        and all(cause in (Cause.POLICY, Cause.AUTHOR) for cause, _, _ in ends)
-        and all(stop_reason in (WORKFLOW_RAISED, TOOL_RAISED) for _, stop_reason, _ in ends)
-        and len({(stop_reason, without_ids(error)) for _, stop_reason, error in ends}) == 1
-    )
 
 
 def without_ids(error: str) -> str:

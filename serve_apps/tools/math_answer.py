@@ -409,7 +409,7 @@ def _serve() -> None:
         latex = normalize_latex(text, spelling)
         try:
             return parse_latex_cached(latex)
-        except Exception:  # noqa: BLE001 - whatever the parser raises: this is no formula
+        except Exception:  # noqa: BLE001 - latex2sympy2 raises plain `Exception` for a syntax error: this is no formula
             return latex
 
     print("ready", file=replies, flush=True)

@@ -29,11 +29,12 @@ from stores.journal import DONE, STAGES
 from stores.rows import episode_table, reward_table
 from stores.stage_results import StageResult
 from stores.trace_tables import table_name
-from stores.types import EpisodeRewards, Purpose, RewardsRef, Trace, TracesRef, TurnReward, episode_id
+from stores.types import EpisodeRewards, Purpose, RewardsRef, Trace, TracesRef, episode_id
 from tests.bench import trace_store
 from tests.bench.figures import Figure
 from tests.bench.setting import open_run
 from tests.stage_records import collected, decided, evaluated, model_ref, scored, synced, trained
+from tests.train_loops.synthetic_traces import rewards_for
 
 NUM_ITERATIONS = 1000
 NUM_EPISODES = 384
@@ -195,21 +196,7 @@ def _traces_of(run: Run, number: int, episodes: list[Trace]) -> list[Trace]:
 
 
 def _rewards_of(trace: Trace) -> EpisodeRewards:
-    parts = tuple(
-        TurnReward(
-            turn_index=t.turn_index, agent=t.agent, model_group=t.model_group, reward=0.5, breakdown={"answer": 0.5}
-        )
-        for t in trace.turns
-    )
-    return EpisodeRewards(
-        episode_id=trace.episode_id,
-        run_id=trace.run_id,
-        iteration=trace.iteration,
-        purpose=trace.purpose,
-        credit_version="c1",
-        outcome=float(trace.episode_index % 2),
-        rewards=parts,
-    )
+    return rewards_for(trace, [0.5] * len(trace.turns), outcome=float(trace.episode_index % 2), part="answer")
 
 
 def _refs(run: Run, number: int) -> tuple[TracesRef, RewardsRef]:

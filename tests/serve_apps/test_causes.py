@@ -8,14 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from one_group import team_in_one_group
+from pair import Pair
 
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.rule import score_trace
-from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent, Tool, ToolError, ToolFault
 from serve_apps.causes import AuthorError, CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Tags
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.program.episode import ProgramEpisode
@@ -23,7 +24,7 @@ from serve_apps.replay import ReplayError
 from serve_apps.runner import run_episode
 from serve_apps.scripted import ByteTokenizer, play_scripted
 from serve_apps.workflow import Outcome, Workflow
-from stores.types import Cause, Completion, FinishReason, Purpose, Sampling, Task, Trace
+from stores.types import Cause, Completion, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -37,20 +38,6 @@ async def _double(number: int) -> str:
     if number == 14:
         raise ToolFault("the service behind it is down")
     return str(2 * number)
-
-
-class Pair(Workflow):
-    """Writes, doubles with a typed tool, reads again."""
-
-    writer = Agent(prompt="Compute {question}", contract=Tags("ANSWER"))
-    reader = Agent(prompt="Check {answer} for {question} after {doubled}", contract=Tags("ANSWER"))
-    double = Tool(_double)
-
-    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        draft = await agents.writer(question=task.prompt)
-        doubled = await tools.double(number=draft["answer"])
-        final = await agents.reader(answer=draft["answer"], question=task.prompt, doubled=doubled)
-        return Outcome(answer=final["answer"])
 
 
 class Runs(Workflow):
@@ -76,7 +63,7 @@ def raises(error: BaseException) -> Callable[[Any], Any]:
 
 def said(answer: str) -> Trace:
     tagged = f"<ANSWER>{answer}</ANSWER>"
-    return play_scripted(Pair(), TASK, {"writer": [tagged], "reader": [tagged]})
+    return play_scripted(Pair(Tool(_double)), TASK, {"writer": [tagged], "reader": [tagged]})
 
 
 @pytest.mark.parametrize(
@@ -174,16 +161,7 @@ def test_a_tool_that_raises_or_is_late_is_the_policys_where_its_text_can_make_it
 
 
 def play(workflow: Workflow, complete: Callable[[AgentCall], Any], limits: EpisodeConfig = QUICK) -> Trace:
-    team = ActingTeam(
-        workflow=workflow,
-        workflow_path="tests:flow",
-        group_of=dict.fromkeys(workflow.agents, "g"),
-        tokenizers={"g": ByteTokenizer()},
-        max_model_len={"g": 4096},
-        sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=32)),
-        policy_versions={"g": 0},
-        team_key="team",
-    )
+    team = team_in_one_group(workflow, ByteTokenizer(), max_model_len=4096, max_tokens=32)
     spec = EpisodeSpec(
         run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="team", task=TASK, episode_index=0, run_seed=0
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_group import team_in_one_group
 
-from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent, Tool
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Tags
@@ -18,7 +19,7 @@ from serve_apps.replay import Script
 from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -63,17 +64,7 @@ def play(
         ids = tokenizer.encode_completion(says(call))
         return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
 
-    workflow = Editors()
-    team = ActingTeam(
-        workflow=workflow,
-        workflow_path="tests:flow",
-        group_of=dict.fromkeys(workflow.agents, "g"),
-        tokenizers={"g": tokenizer},
-        max_model_len={"g": 256},
-        sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=32)),
-        policy_versions={"g": 3},
-        team_key="team",
-    )
+    team = team_in_one_group(Editors(), tokenizer, max_model_len=256, max_tokens=32, version=3)
     spec = EpisodeSpec(
         run_id="r",
         iteration=1,

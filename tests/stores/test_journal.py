@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from waits import wait_until
 
 from stores.journal import Journal, Lease, LeaseLost, StageKey
 
@@ -154,7 +155,7 @@ def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
     def slow(lease: Lease) -> dict[str, object]:
         taker = Journal(journal.url)
         assert taker._take(KEY, lease.token + 1, "other", 30)
-        time.sleep(2)
+        wait_until(lease._is_lost.is_set)
         lease.check()
         return {}
 

@@ -60,25 +60,8 @@ def sample_traces(
 
 def rewards_of(trace: Trace) -> EpisodeRewards:
     """Each turn earns the share of its tokens that are wanted."""
-    rewards = tuple(
-        TurnReward(
-            turn_index=t.turn_index,
-            agent=t.agent,
-            model_group=GROUP,
-            reward=sum(i < WANTED for i in t.completion_token_ids) / COMPLETION,
-            breakdown={},
-        )
-        for t in trace.turns
-    )
-    return EpisodeRewards(
-        episode_id=trace.episode_id,
-        run_id=trace.run_id,
-        iteration=trace.iteration,
-        purpose=trace.purpose,
-        credit_version="c1",
-        outcome=0.0,
-        rewards=rewards,
-    )
+    earned = [sum(i < WANTED for i in turn.completion_token_ids) / COMPLETION for turn in trace.turns]
+    return rewards_for(trace, earned, outcome=0.0)
 
 
 def make_turns_of(episode: str, *, index: int) -> Trace:
@@ -87,13 +70,23 @@ def make_turns_of(episode: str, *, index: int) -> Trace:
     return replace(_trace(turns, run_id="run", iteration=1, version=0, task="t0", index=index), episode_id=episode)
 
 
-def rewards_for(trace: Trace, rewards: Sequence[float], outcome: float) -> EpisodeRewards:
-    """These rewards, turn by turn."""
-    return replace(
-        rewards_of(trace),
+def rewards_for(trace: Trace, rewards: Sequence[float], outcome: float, *, part: str = "") -> EpisodeRewards:
+    """These rewards, turn by turn. Args: part: the one part of each breakdown; empty: they have none."""
+    return EpisodeRewards(
+        episode_id=trace.episode_id,
+        run_id=trace.run_id,
+        iteration=trace.iteration,
+        purpose=trace.purpose,
+        credit_version="c1",
         outcome=outcome,
         rewards=tuple(
-            TurnReward(turn_index=t.turn_index, agent=t.agent, model_group=GROUP, reward=r, breakdown={})
+            TurnReward(
+                turn_index=t.turn_index,
+                agent=t.agent,
+                model_group=t.model_group,
+                reward=r,
+                breakdown={part: r} if part else {},
+            )
             for t, r in zip(trace.turns, rewards, strict=True)
         ),
     )

@@ -11,7 +11,6 @@ import random
 import re
 from collections.abc import Mapping
 
-from serve_apps.tagged import first_block
 from stores.types import Task
 
 
@@ -96,9 +95,10 @@ def demonstrate_debate(agent: str, task: Task, inputs: Mapping[str, str], rng: r
         right = str(_right(*numbers)[1])
         answer = right if right in stated and rng.random() < 0.5 else rng.choice(stated or ["0"])
         return _sloppy(f"<ANSWER>{answer}</ANSWER>", rng, 0.1)
-    own = first_block(inputs["own"], "Yours: <SOLUTION>", "</ANSWER>")
-    if own and rng.random() < 0.5:
-        return f"<SOLUTION>{own.inner}</ANSWER>"
+    _, _, rest = inputs["own"].partition("Yours: <SOLUTION>")
+    own, closing, _ = rest.partition("</ANSWER>")
+    if closing and rng.random() < 0.5:
+        return f"<SOLUTION>{own}</ANSWER>"
     steps, answer = _work(numbers, rng, 0.55 if inputs["review"] else 0.4)
     return _sloppy(f"<SOLUTION>{steps}</SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.1)
 

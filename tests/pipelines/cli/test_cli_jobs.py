@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from job_server import JobServer, job_server
+from waits import wait_until
 
 pytestmark = pytest.mark.test
 
@@ -46,18 +46,16 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def submitted(server: JobServer) -> None:
-    deadline = time.monotonic() + 30
-    while not server.requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def run_until_followed(server: JobServer) -> None:
+    """Lets the job run once it is submitted, and waits until its log was read."""
+    wait_until(lambda: server.requests)
+    server.put(JOB, "RUNNING", "one\n")
+    wait_until(lambda: server.read_logs.get(JOB) == "one\n")
 
 
 def test_a_followed_job_shows_its_log_and_ends_the_command_as_it_ended(server: JobServer, tmp_path: Path) -> None:
     process = start(server, tmp_path, "submit", str(SMALL), *STAGE)
-    submitted(server)
-    server.put(JOB, "RUNNING", "one\n")
-    time.sleep(1.2)
+    run_until_followed(server)
     server.put(JOB, "FAILED", "one\ntroupe: score needs its collect\n", driver_exit_code=2)
     code, out, err = end(process)
     assert (code, out) == (2, "one\ntroupe: score needs its collect\n")
@@ -67,9 +65,7 @@ def test_a_followed_job_shows_its_log_and_ends_the_command_as_it_ended(server: J
 
 def test_ctrl_c_stops_a_followed_job_and_leaves_a_detached_one(server: JobServer, tmp_path: Path) -> None:
     process = start(server, tmp_path, "submit", str(SMALL), *STAGE)
-    submitted(server)
-    server.put(JOB, "RUNNING")
-    time.sleep(0.5)
+    run_until_followed(server)
     process.send_signal(signal.SIGINT)
     assert end(process)[0] == 130
     assert server.stopped == [JOB]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_group import team_in_one_group
 
 from pipelines.config.run_config import load_config
 from pipelines.credit.math_final_answer import MathFinalAnswer
@@ -21,7 +22,7 @@ from pipelines.evaluation.missing import worst_case
 from pipelines.evaluation.played import Played
 from pipelines.evaluation.statistics import Interval, paired_interval
 from pipelines.stages.evaluate import _examine
-from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent, Tool, ToolFault
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Tags
@@ -30,7 +31,7 @@ from serve_apps.runner import run_episode
 from serve_apps.scripted import ByteTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.workflows.program import Program
-from stores.types import SOUND, Cause, Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+from stores.types import SOUND, Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -73,16 +74,7 @@ def play(workflow: Workflow, text: str, *, max_model_len: int = 512) -> Trace:
         finish = FinishReason.STOP if ids[-1] == ByteTokenizer().eos_id else FinishReason.LENGTH
         return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=finish, policy_version=0)
 
-    team = ActingTeam(
-        workflow=workflow,
-        workflow_path="tests:flow",
-        group_of=dict.fromkeys(workflow.agents, "g"),
-        tokenizers={"g": ByteTokenizer()},
-        max_model_len={"g": max_model_len},
-        sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=64)),
-        policy_versions={"g": 0},
-        team_key="team",
-    )
+    team = team_in_one_group(workflow, ByteTokenizer(), max_model_len=max_model_len, max_tokens=64)
     spec = EpisodeSpec(
         run_id="r", iteration=1, purpose=Purpose.GATE, team_key="team", task=TASK, episode_index=0, run_seed=0
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_group import team_in_one_group
 
 from pipelines.credit.code_progress import CodeProgress
 from pipelines.credit.outcome import OutcomeShare
@@ -22,7 +23,6 @@ from pipelines.examples.made_up_facts import demonstrator as made_up_facts_demon
 from pipelines.examples.made_up_facts import tasks as made_up_facts
 from pipelines.examples.small_functions import demonstrator as small_functions_demonstrator
 from pipelines.examples.small_functions import tasks as small_functions
-from serve_apps.acting_team import ActingTeam
 from serve_apps.agent import Agent, Tool
 from serve_apps.demonstrate import demonstrate
 from serve_apps.tokenizer import ChatTokenizer
@@ -35,7 +35,7 @@ from serve_apps.workflows.pioneer_observer import PioneerObserver
 from serve_apps.workflows.reflective_code import ReflectiveCode
 from serve_apps.workflows.single_agent import SingleAgent
 from serve_apps.workflows.solver_verifier import SolverVerifier
-from stores.types import Sampling, Task
+from stores.types import Task
 
 pytestmark = pytest.mark.test
 
@@ -104,17 +104,7 @@ def test_a_team_is_played_with_room_to_improve(
     tokenizer: ChatTokenizer,
 ) -> None:
     workflow = make()
-    names = list(workflow.agents)
-    team = ActingTeam(
-        workflow=workflow,
-        workflow_path="w",
-        group_of=dict.fromkeys(names, "all"),
-        tokenizers={"all": tokenizer},
-        max_model_len={"all": 2048},
-        sampling=dict.fromkeys(names, Sampling(max_tokens=128)),
-        policy_versions={"all": 0},
-        team_key="k",
-    )
+    team = team_in_one_group(workflow, tokenizer, max_model_len=2048, max_tokens=128)
     traces = demonstrate(tasks(), team=team, demonstrator=player, count=60, run_id="r", seed=0)
     outcomes = [rule.assign_credit(trace).outcome for trace in traces]
     in_form = [turn.is_format_ok for trace in traces for turn in trace.turns]
@@ -122,7 +112,7 @@ def test_a_team_is_played_with_room_to_improve(
     print(f"{workflow.__class__.__name__}: outcome {sum(outcomes) / 60:.2f}, form {sum(in_form) / len(in_form):.2f}")
     assert 0.1 < sum(outcomes) / 60 < 0.75
     assert 0.75 < sum(in_form) / len(in_form) < 1
-    assert spoke == set(names)
+    assert spoke == set(workflow.agents)
 
 
 class Asks(Workflow):
@@ -148,16 +138,7 @@ class Asks(Workflow):
 
 def test_a_tool_is_asked_once_for_the_same(tokenizer: ChatTokenizer) -> None:
     workflow = Asks()
-    team = ActingTeam(
-        workflow=workflow,
-        workflow_path="w",
-        group_of={"agent": "all"},
-        tokenizers={"all": tokenizer},
-        max_model_len={"all": 64},
-        sampling={"agent": Sampling(max_tokens=8)},
-        policy_versions={"all": 0},
-        team_key="k",
-    )
+    team = team_in_one_group(workflow, tokenizer, max_model_len=64, max_tokens=8)
     tasks, answers = sums()[:3], {}
     for _ in range(2):
         traces = demonstrate(

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import answers_five
 import pytest
-import test_by_hand
+from answers_five import SMALL, write_tasks
 from records import MakeTrace
 from typer.testing import CliRunner
 
@@ -47,8 +48,7 @@ from stores.types import SERVED, Purpose, Task
 
 pytestmark = pytest.mark.test
 
-SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
-by_hand = test_by_hand.by_hand
+by_hand = answers_five.by_hand
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def answer_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def many_tasks(run: Run) -> None:
     for name in ("test", "sentinel"):
-        test_by_hand.write_tasks(Path(run.folder).parent / f"{name}.jsonl", *["5"] * 24)
+        write_tasks(Path(run.folder).parent / f"{name}.jsonl", *["5"] * 24)
 
 
 def test_a_degraded_champion_alarms_in_watch_and_its_exit_code_says_so(

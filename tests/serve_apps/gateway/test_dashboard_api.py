@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from dashboard_scene import HOSTILE, fill, make_episode, reward_of, team_route
 from gateway_scene import Scene
+from waits import until
 
 from serve_apps.gateway import trace_reader
 from serve_apps.gateway.api_keys import make_key, write_keys
@@ -207,6 +208,5 @@ async def test_slow_reads_are_limited_in_number_and_time(monkeypatch: pytest.Mon
     with pytest.raises(trace_reader.ApiError, match="too many traces are being read"):
         await reader.read(dict)
     open_again.set()
-    while reader._num_reads:
-        await asyncio.sleep(0.005)
+    await until(lambda: not reader._num_reads)
     assert await reader.read(dict) == b"{}"

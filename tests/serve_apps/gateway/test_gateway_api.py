@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 from gateway_scene import Scene, deployed_team
+from waits import until
 
 from serve_apps.gateway.api_keys import CHECK_INTERVAL_S, KeyRing, make_key, write_keys
 from serve_apps.gateway.teams import Production, TeamRoute, user_position
@@ -301,7 +302,7 @@ async def test_a_request_stays_on_its_team_through_a_switch_and_the_next_gets_th
     async with scene.http() as client:
         body = {"model": "demo/solver", "messages": HELLO, "stream": True}
         asked = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
-        await asyncio.sleep(0.1)
+        await until(scene.service.in_flight)
         assert scene.service.in_flight() == [{"team": "demo", "set_name": "blue", "team_version": 3, "num": 1}]
         scene.serve(TeamRoute(champion=deployed_team(scene.model, 4, "green")))
         old = await asked
@@ -339,13 +340,6 @@ async def test_metrics_contain_no_text_of_requests_and_readiness_depends_on_a_te
         assert (await client.get("/health")).status_code == 200
         nobody = await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})
         assert nobody.status_code == 404 and "no team is deployed" in nobody.json()["error"]["message"]
-
-
-async def until(condition: Any) -> None:
-    """Waits for the effect of shadow requests, which are answered after the reply."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def figures(scene: Scene, version: int) -> dict[str, Any]:

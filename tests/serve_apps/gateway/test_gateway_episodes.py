@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 from gateway_scene import Scene, deployed_team
+from waits import until
 
 from pipelines.credit.rule import caller_credit
 from pipelines.examples.calculator import program as calculator
@@ -220,8 +221,7 @@ async def test_an_open_episode_takes_no_slot_and_a_call_does(stage: Stage) -> No
         assert stage.scene.service.in_flight() == [] and stage.scene.service.status()["num_episodes"] == 1
         stage.engine.pause.clear()
         call = asyncio.ensure_future(chat(http, episode))
-        while not stage.engine.seen:
-            await asyncio.sleep(0.005)
+        await until(lambda: stage.engine.seen)
         assert [f["num"] for f in stage.scene.service.in_flight()] == [1]
         early = await http.post(f"{episode['base_url']}/outcome", json={"score": 1})
         assert (early.status_code, early.json()["error"]["code"]) == (409, "calls_in_flight")
@@ -234,8 +234,7 @@ async def test_an_episode_without_calls_ends_as_a_timeout_and_is_stored(tiny_mod
     stage = Stage(tiny_model, tmp_path, "hm", episodes={"idle_s": 0.3})
     async with stage.opened() as (http, episode):
         await chat(http, episode)
-        while stage.scene.service.num_episodes:
-            await asyncio.sleep(0.01)
+        await until(lambda: not stage.scene.service.num_episodes)
         late = await http.post(f"{episode['base_url']}/outcome", json={"score": 1})
         assert late.status_code == 410 and "has ended: timeout, no call for 0.3 s" in late.text
         metrics = (await http.get("/metrics")).text

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gateway_scene import Scene, deployed_team
+from waits import until
 
 from serve_apps.gateway.shadowing import Shadowing, ShadowJob, ShadowResult
 from serve_apps.gateway.teams import TeamRoute
@@ -44,13 +45,13 @@ async def test_jobs_are_sent_in_batches_and_each_gets_its_own_result() -> None:
     player, results = Waiting(), dict[int, ShadowResult]()
     shadowing = Shadowing(player, max_open=4, batch_wait_s=0.1)
     added = [shadowing.add(job(k), lambda result, k=k: results.update({k: result})) for k in range(3)]  # type: ignore[misc]
-    await asyncio.sleep(0.2)
+    await until(lambda: player.batches)
     added += [shadowing.add(job(k), lambda result, k=k: results.update({k: result})) for k in range(3, 6)]  # type: ignore[misc]
     assert added == [True] * 4 + [False] * 2, "four may be open"
-    await asyncio.sleep(0.2)
+    await until(lambda: len(player.batches) > 1)
     assert player.batches == [["task0", "task1", "task2"], ["task3"]] and results == {}
     player.may_answer.set()
-    await asyncio.sleep(0.05)
+    await until(lambda: len(results) == 4)
     assert {k: result.figures["completion_tokens"] for k, result in results.items()} == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
     assert shadowing.add(job(), lambda _: None), "further ones are taken again"
 
@@ -62,7 +63,7 @@ async def test_jobs_of_a_player_that_raises_are_dropped_and_no_longer_open() -> 
     player.may_answer.set()
     shadowing = Shadowing(player, max_open=1, batch_wait_s=0.1)
     assert shadowing.add(job(), results.append)
-    await asyncio.sleep(0.2)
+    await until(lambda: faults)
     assert [result.outcome for result in results] == ["dropped"]
     assert faults == [player.error], "it is not hidden"
     assert shadowing.add(job(), results.append)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
+from waits import wait_until
 
 import serve_apps
 import stores
@@ -410,10 +410,3 @@ def as_ordinary_user(action: Callable[[], None]) -> None:
 
 def scratches() -> set[str]:
     return {f.name for f in Path("/tmp").glob("troupe-sandbox-*") if f.stat().st_uid == ORDINARY}
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_group import team_in_one_group
 
 from pipelines.examples.made_up_facts import tasks as made_up_facts
-from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Reply, Tool, ToolError, TracedText
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
@@ -26,7 +27,7 @@ from serve_apps.workflows.reflective_code import ReflectiveCode
 from serve_apps.workflows.single_agent import SingleAgent
 from serve_apps.workflows.solver_verifier import SolverVerifier
 from stores.corpus import build_corpus
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -50,19 +51,9 @@ def play(workflow: Workflow, task: Task, say: Say, tokenizer: ChatTokenizer) -> 
             token_ids=token_ids, logprobs=[0.0] * len(token_ids), finish_reason=FinishReason.STOP, policy_version=0
         )
 
-    names = list(workflow.agents)
-    team = ActingTeam(
-        workflow=workflow,
-        workflow_path="w",
-        group_of=dict.fromkeys(names, "all"),
-        tokenizers={"all": tokenizer},
-        max_model_len={"all": 4096},
-        sampling=dict.fromkeys(names, Sampling(max_tokens=256)),
-        policy_versions={"all": 0},
-        team_key="k",
-    )
+    team = team_in_one_group(workflow, tokenizer, max_model_len=4096, max_tokens=256)
     spec = EpisodeSpec(
-        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="k", task=task, episode_index=0, run_seed=0
+        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="team", task=task, episode_index=0, run_seed=0
     )
     return asyncio.run(run_episode(spec, team=team, complete=complete, limits=EpisodeConfig()))
 
@@ -145,20 +136,19 @@ def test_what_peers_read_of_a_solution(steps: str, answer: str, shown: str) -> N
 
 
 def test_a_debater_that_fails_ends_the_calls_of_the_others(tokenizer: ChatTokenizer) -> None:
-    late: list[str] = []
+    ended: list[bool] = []
 
     class Team(Debate):
         async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-            async def slow() -> None:
-                await asyncio.sleep(1)
-                late.append("spoke")
-
-            await together(slow(), agents.debater_0(wrong="input"))
+            endless = asyncio.ensure_future(asyncio.Event().wait())
+            try:
+                await together(endless, agents.debater_0(wrong="input"))
+            finally:
+                ended.append(endless.cancelled())
             raise AssertionError
 
     trace = play(Team(), SUM, lambda *_: "", tokenizer)
-    asyncio.run(asyncio.sleep(1.2))
-    assert (trace.status, late) == (EpisodeStatus.AGENT_ERROR, [])
+    assert (trace.status, ended) == (EpisodeStatus.AGENT_ERROR, [True])
 
 
 def test_a_debate_ends_where_all_agree_and_a_summarizer_may_decide(tokenizer: ChatTokenizer) -> None:
