@@ -17,7 +17,9 @@ from typing import ClassVar
 import pyarrow as pa
 
 from stores import rows
-from stores.traces import TraceStore, quoted
+from stores.trace_filters import quoted
+from stores.trace_tables import TraceTables
+from stores.traces import TraceStore
 from stores.types import SERVED, Trace
 
 FEEDBACK = pa.schema(
@@ -51,25 +53,32 @@ class Feedback:
     """The right answer, in the caller's opinion."""
 
 
+class ServedTables(TraceTables):
+    """The tables of a store of served episodes: one of each kind, whatever the run and iteration."""
+
+    def name_for(self, kind: str, run_id: str, iteration: int) -> str:
+        """Names the one table of this kind."""
+        return kind
+
+    def names_for(self, kind: str, *, run_id: str | None = None, iteration: int | None = None) -> list[str]:
+        """Names the one table of this kind."""
+        return [kind]
+
+
 class ServedStore(TraceStore):
     """Served episodes and their feedback at one LanceDB URI."""
 
     schemas: ClassVar[Mapping[str, pa.Schema]] = {**TraceStore.schemas, "feedback": FEEDBACK}
-
-    def _place(self, kind: str, run_id: str, iteration: int) -> str:
-        return kind
-
-    def _places(self, kind: str, *, run_id: str | None = None, iteration: int | None = None) -> list[str]:
-        return [kind]
+    _tables_class = ServedTables
 
     def is_there(self) -> bool:
         """Says whether this store was ever created."""
-        return self._open_if_there("episodes") is not None
+        return self._tables.open_if_there("episodes") is not None
 
     def write_feedback(self, *feedback: Feedback) -> None:
         """Stores feedback; it replaces earlier feedback of the same key on the same trace."""
         new_rows = [asdict(f) | {"feedback_id": f"{f.trace_id}/{f.key}"} for f in feedback]
-        merge = self._open("feedback").merge_insert("feedback_id").use_index(False)
+        merge = self._tables.open("feedback").merge_insert("feedback_id").use_index(False)
         merge = merge.when_matched_update_all().when_not_matched_insert_all()
         merge.execute(pa.Table.from_pylist(new_rows, schema=FEEDBACK), timeout=timedelta(minutes=1))
 
@@ -81,7 +90,7 @@ class ServedStore(TraceStore):
 
     def feedback_on(self, trace_ids: Sequence[str] | None = None) -> list[Feedback]:
         """Returns the feedback on these traces, or on all, oldest first."""
-        query = self._open("feedback").search().select([f.name for f in FEEDBACK if f.name != "feedback_id"])
+        query = self._tables.open("feedback").search().select([f.name for f in FEEDBACK if f.name != "feedback_id"])
         if trace_ids is not None:
             query = query.where(f"trace_id IN ({quoted(trace_ids)})" if trace_ids else "false")
         return sorted((Feedback(**row) for row in query.to_list()), key=lambda f: f.at)
@@ -109,13 +118,13 @@ class ServedStore(TraceStore):
 
     def kept_of(self, team: str, version: int) -> int:
         """Counts the stored answers of a team version."""
-        column = self._open("episodes").search().select(["outcome_metadata"]).to_arrow()["outcome_metadata"]
+        column = self._tables.open("episodes").search().select(["outcome_metadata"]).to_arrow()["outcome_metadata"]
         served = (json.loads(text).get(SERVED, {}) for text in column.to_pylist())
         return sum((about.get("team"), about.get("team_version")) == (team, version) for about in served)
 
     def drop_before(self, time_s: float) -> int:
         """Removes episodes begun before then (Unix seconds), with their feedback, also from the disk; returns how many."""
-        episodes = self._open("episodes")
+        episodes = self._tables.open("episodes")
         old = (
             episodes.search()
             .where(f"started_at < {time_s}")
@@ -126,8 +135,8 @@ class ServedStore(TraceStore):
         if not old:
             return 0
         # Feedback first: if this is killed in between, the episodes are still there and are found again.
-        self._open("feedback").delete(f"trace_id IN ({quoted(old)})")
+        self._tables.open("feedback").delete(f"trace_id IN ({quoted(old)})")
         episodes.delete(f"started_at < {time_s}")
         for name in self.schemas:  # deleted rows stay in files of older versions until these are dropped
-            self._open(name).optimize(cleanup_older_than=timedelta(0))
+            self._tables.open(name).optimize(cleanup_older_than=timedelta(0))
         return len(old)

@@ -74,7 +74,7 @@ IN_CALLS = {
     ("serve_apps/workflows/debate.py", "re.sub"): "without_answer",
     ("serve_apps/workflows/program.py", "re.sub"): "fills in the parts of a run config, not what a program wrote",
     ("stores/types.py", "re.fullmatch"): "four digits of an id",
-    ("stores/traces.py", "re.compile"): "tags that stages have made",
+    ("stores/trace_upkeep.py", "re.compile"): "tags that stages have made",
 }
 """Expressions that no constant holds: what plays them, or why nobody else writes what they read."""
 

@@ -28,7 +28,7 @@ from stores.files import list_files
 from stores.journal import DONE, STAGES
 from stores.rows import episode_table, reward_table
 from stores.stage_results import StageResult
-from stores.trace_tables import table_name
+from stores.trace_tables import TraceTables
 from stores.types import EpisodeRewards, Purpose, RewardsRef, Trace, TracesRef, episode_id
 from tests.bench import trace_store
 from tests.bench.figures import Figure
@@ -170,8 +170,7 @@ def _fill(run: Run, numbers: range, episodes: list[Trace]) -> None:
 
 
 def _append(run: Run, kind: str, number: int, tables: Iterable[pa.Table]) -> None:
-    store = run.traces
-    table = store._open_or_create(table_name(kind, run.run_id, number), store.schemas[kind])
+    table = TraceTables(run.traces_uri, run.traces.schemas).open_iteration(kind, run.run_id, number)
     for part in tables:
         table.add(part)
 

@@ -58,7 +58,7 @@ TARGETS = (
     ),
     Target(
         name="traces",
-        sources=("stores/traces.py",),
+        sources=("stores/traces.py", "stores/trace_*.py"),
         tests=("tests/stores/test_traces.py",),
         tier="test",
         chosen="not processes",

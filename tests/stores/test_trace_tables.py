@@ -1,4 +1,4 @@
-"""stores.traces keeps each iteration in tables of its own: exactly once beside maintenance and kills, at a cost that does not grow."""
+"""stores.trace_tables keeps each iteration in tables of its own: exactly once beside maintenance and kills, at a cost that does not grow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import lancedb
 import pytest
 
 from stores.rows import episode_table, reward_table
-from stores.trace_tables import is_table_of, iteration_of_table, table_name
+from stores.trace_tables import TraceTables, is_table_of, iteration_of_table, table_name
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, Purpose, Trace, episode_id, hinted_iteration
 
@@ -178,7 +178,7 @@ def test_a_store_of_an_earlier_version_keeps_its_iterations_where_they_are(
     store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
 ) -> None:
     stored = [make_trace(i, answer="first") for i in range(4)]
-    database = store._connect()
+    database = TraceTables(store.uri, store.schemas).connect()
     database.open_table("episodes").add(episode_table(stored))
     database.open_table("rewards").add(reward_table([make_rewards(stored[0])]))
     store = TraceStore(store.uri)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from stores.rows import episode_table, reward_table, traces_of
-from stores.trace_tables import table_name
+from stores.trace_tables import TraceTables, table_name
 from stores.traces import TraceStore
 from stores.types import COUNTED, Cause, EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
@@ -164,7 +164,7 @@ def test_rows_that_are_there_twice_are_not_pinned(
     store.write_episodes([make_trace(0), make_trace(1)])
     store.write_rewards([make_rewards(make_trace(i)) for i in (0, 1)])
     traces = store.pin_episodes(**KEY)
-    database = store._connect()
+    database = TraceTables(store.uri, store.schemas).connect()
     database.open_table(table_name("rewards", "run", 3)).add(reward_table([make_rewards(make_trace(1))]))
     database.open_table(table_name("episodes", "run", 3)).add(episode_table([make_trace(1)]))
     with pytest.raises(

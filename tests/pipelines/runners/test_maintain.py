@@ -23,7 +23,7 @@ from pipelines.stages.promote import register_team
 from stores.files import list_files, open_filesystem, write_file
 from stores.manifest import Probe
 from stores.stage_results import WarmStarted
-from stores.trace_tables import iteration_of_table, table_name
+from stores.trace_tables import TraceTables, iteration_of_table, table_name
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test
@@ -285,7 +285,7 @@ def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: C
     assert contents(run) == before
     stored = run.traces.stored_ids(run_id=run.run_id, iteration=9, purpose=Purpose.TRAIN, team_key="next")
     assert len(stored) == num_written[0]
-    table = run.traces._open(table_name("episodes", run.run_id, 9))
+    table = TraceTables(run.traces_uri, run.traces.schemas).open(table_name("episodes", run.run_id, 9))
     assert min(v["version"] for v in table.list_versions()) > 1
 
 
