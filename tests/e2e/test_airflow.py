@@ -1,6 +1,6 @@
 """A real Airflow (scheduler, triggerer, API) and a Ray head train the small run; beside it the local runner.
 
-reference:  troupe train, iteration 1, a cluster of its own (for iteration 2 the run `undisturbed`)
+reference:  troupe train, iterations 1 and 2, a cluster of its own (`undisturbed`)
 phase 1:    Airflow alone, on schedule: 1, whose train job is killed, then it skips and says why
 phase 2:    the local runner and Airflow at once on 2; the local one is killed in train, Airflow finishes it
 """
@@ -23,7 +23,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from tests.chaos import victims
 from tests.e2e.airflow_client import LocalAirflow
-from tests.e2e.local_runs import CONFIG, distance, finish, is_running, keys, kill_tree, report_of, rows_of, start
+from tests.e2e.local_runs import CONFIG, distance, is_running, keys, kill_tree, report_of, rows_of
 
 TROUPE = str(Path(sys.executable).parent / "troupe")
 DAG = "train_team__small"
@@ -79,15 +79,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Iteration 1 by the local runner: with `undisturbed`, which plays two, a push would wait for a minute more."""
-    root = tmp_path_factory.mktemp("reference")
-    finish(start(root, root / "log.txt", settings=["iterations=1"]), root / "log.txt")
-    return Run(load_config(CONFIG, {"storage.root": str(root), "iterations": 1}))
-
-
-@pytest.fixture(scope="module")
-def scene(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(undisturbed: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("airflow")
     config = write_config(folder / "small.yaml", iterations=1, root=folder / "runs")
     (folder / "broken.yaml").write_text("run: broken\nschedul: {}\n")
@@ -96,7 +88,7 @@ def scene(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     (folder / "follower.yaml").write_text(yaml.safe_dump(data | {"cluster": {"address": "http://127.0.0.1:1"}}))
     configs = os.pathsep.join(str(folder / f"{name}.yaml") for name in ("small", "broken", "follower"))
     with LocalAirflow(folder / "cache", configs) as airflow:
-        yield Scene(airflow, config, folder / "runs", reference)
+        yield Scene(airflow, config, folder / "runs", undisturbed)
 
 
 @pytest.mark.test
@@ -144,9 +136,7 @@ def test_a_schedule_with_nothing_left_to_do_skips_and_says_why(scene: Scene) -> 
     assert "iteration 1 of 1 is done" in airflow.xcom(DAG, skipped, "begin", "skip")
 
 
-def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_killed_one_began(
-    scene: Scene, undisturbed: Run
-) -> None:
+def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_killed_one_began(scene: Scene) -> None:
     airflow, log = scene.airflow, scene.root / "local.log"
     write_config(scene.config, iterations=2, root=scene.root)
     run = scene.run
@@ -172,9 +162,9 @@ def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_kille
     workers = {row.owner.split()[0] for row in mine.values() if row.stage in STAGES}  # `measure` may have begun by now
     assert "Ray" in workers and (interrupted or len(workers) > 1), "both did some of it"
     ids = keys(run, 2)
-    assert len(ids) == len(set(ids)) == 256 and ids == keys(undisturbed, 2)
+    assert len(ids) == len(set(ids)) == 256 and ids == keys(scene.reference, 2)
     assert run.trained(2)["team"].version == 2
-    assert distance(run, undisturbed) < 1e-3
+    assert distance(run, scene.reference) < 1e-3
 
 
 def test_a_team_is_moved_by_hand_after_approval_and_its_asset_triggers_who_follows_it(scene: Scene) -> None:
