@@ -52,6 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Ray's workers have a low priority: two cores that are busy with Airflow would leave them next to nothing.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Two lanes on two cores: a second thread of torch would mostly wait for its turn, and the first one for it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     for tier, what in TIERS.items():
         config.addinivalue_line("markers", f"{tier}: {what}")
     config.addinivalue_line("markers", "needs_program(name): skipped where the program is missing, a failure in CI")
