@@ -90,7 +90,11 @@ down() {
     is_up || break
     sleep 0.5
   done
-  if is_up; then kill -KILL -- "-$pid"; fi # the process group that setsid made
+  for _ in $(seq 20); do # the rest of the process group that setsid made: the dashboard holds its port a moment longer
+    kill -0 -- "-$pid" 2>/dev/null || break
+    sleep 0.5
+  done
+  kill -KILL -- "-$pid" 2>/dev/null || true
   rm -f $state/head
   echo "Ray head (process $pid) stopped"
 }
