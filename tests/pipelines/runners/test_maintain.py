@@ -202,6 +202,7 @@ def test_the_versions_that_an_iteration_collected_with_stay_until_it_has_trained
     assert plan(run).versions == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_iterations_in_which_nothing_is_left_to_do_are_not_looked_at_again(run: Run, play: Play) -> None:
     for k in range(7):
