@@ -70,7 +70,12 @@ def read_template(folder: Path) -> tuple[Path, str]:
     file, settings = folder / TEMPLATE, folder / "tokenizer_config.json"
     template: Any = None
     if file.is_file():
-        template = file.read_text()
+        try:
+            template = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{file} is not UTF-8 (byte {error.start}): save it so, or copy it from the model's source"
+            ) from None
     elif settings.is_file():
         file = settings
         template = read_json_object(settings).get("chat_template")
@@ -92,8 +97,6 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _rendered(file: Path, template: str, named: Mapping[str, str]) -> str:
     """Returns a plain conversation as the template writes it, in an environment like that of transformers."""
-    from jinja2 import TemplateError
-
     try:
         text = (
             _environment()
@@ -106,11 +109,12 @@ def _rendered(file: Path, template: str, named: Mapping[str, str]) -> str:
                 **named,
             )
         )
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        text.encode()  # a template may write half of a surrogate pair, which no tokenizer takes
+    except Exception as error:  # noqa: BLE001 - a template is a program that may raise anything, and it is raised again in words
         number = getattr(error, "lineno", None)
         line = f", line {number}" if number else ""
         raise ValueError(
-            f"{file}{line}: the chat template fails on a plain conversation (user, assistant, user): {error}; correct it, or copy it from "
+            f"{file}{line}: the chat template fails on a plain conversation (user, assistant, user): {str(error) or type(error).__name__}; correct it, or copy it from "
             "the model's source"
         ) from None
     if QUESTION not in text:

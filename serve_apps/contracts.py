@@ -261,12 +261,16 @@ class _Block:
 
     def first_tag_inside(self, tags: Sequence[re.Match[str]]) -> str:
         """Returns the first tag of the contract that the block holds; empty where it holds none."""
-        return next((tag[0] for tag in tags if self.start <= tag.start() < self.stop), "")
+        return next((tag[0][:40] for tag in tags if self.start <= tag.start() < self.stop), "")
 
 
 def _tags_in(text: str, names: Sequence[str]) -> list[re.Match[str]]:
-    """Finds `<name>`, `</name>` and `<name/>` of every name, in the order of the text, in linear time."""
-    return list(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})(/?)>", text))
+    """Finds the tags of every name in the order of the text, in linear time.
+
+    Those are `<name>`, `</name>` and `<name/>`, and what others would read as such: with attributes, or space inside. The groups
+    are a slash, the name, a slash.
+    """
+    return list(re.finditer(rf"<(?:\s*(/)\s*|\s*)({'|'.join(map(re.escape, names))})(?:\s[^<>]*?)?(/?)>", text))
 
 
 def _blocks(tags: Sequence[re.Match[str]], name: str, *, or_empty: bool = False) -> list[_Block]:
@@ -274,8 +278,8 @@ def _blocks(tags: Sequence[re.Match[str]], name: str, *, or_empty: bool = False)
     blocks = []
     opening: re.Match[str] | None = None
     for tag in tags:
-        if tag[2] != name:
-            continue
+        if tag[2] != name or len(tag[0]) != len(f"<{tag[1] or ''}{name}{tag[3]}>"):
+            continue  # another tag, or one that is not written as the contract says
         if or_empty and tag[3] and not tag[1]:
             blocks.append(_Block(tag.start(), tag.end(), tag.end(), tag.end()))
         elif not tag[1] and not tag[3]:

@@ -72,7 +72,10 @@ class ChatTokenizer:
         self.end_ids = frozenset(ends)
         """The tokens that end a completion: what tokenizer, config and generation config name, and what the template
         writes after an assistant's message. They are no part of its text."""
-        self._unseen = frozenset(ends | named | (self._control.found(plain) - tags))
+        # What a template writes behind the header of the assistant's turn alone, like [THINK], begins what is said.
+        past = [self._render_exchange(EXCHANGE), self._render_exchange(EXCHANGE[:2])]
+        around = self._control.found("".join(past) if all(past) else plain)
+        self._unseen = frozenset(ends | named | (around - tags))
         # In a completion tags and the marks of tool calls are tokens; what begins or ends a turn comes of no text.
         self._turns = ControlTokens(self._backend, self._unseen & added.keys())
 

@@ -8,12 +8,23 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from stores.types import ModelVersionRef
 from stores.weight_files import MANIFEST, Folder, file_sha256
 
 MAX_HEADER_BYTES = 100 << 20
+BITS_OF = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""Bits of one number, by the dtypes of safetensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +133,9 @@ def verify_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def read_safetensors_header(path: str | Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Reads dtype and shape by tensor name, without the tensors; ValueError if the file is cut or no safetensors file.
+    """Reads dtype and shape by tensor name, without the tensors.
 
+    Raises ValueError if the file is cut, is no safetensors file, or says of a tensor what its bytes cannot hold.
     Format: 8 bytes little-endian header length, a JSON header, the tensors (huggingface.co/docs/safetensors).
     """
     size = os.path.getsize(path)
@@ -133,13 +145,44 @@ def read_safetensors_header(path: str | Path) -> dict[str, tuple[str, tuple[int,
             raise ValueError(f"{path} is not a whole safetensors file ({size} bytes)")
         try:
             header = json.loads(file.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             raise ValueError(f"{path} is not a safetensors file: its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is not a safetensors file: its header lists no tensors")
     header.pop("__metadata__", None)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    tensors = {name: _tensor(f"{path}: tensor {name}", entry) for name, entry in header.items()}
+    end = max((offsets[1] for _, _, offsets in tensors.values()), default=0)
     if 8 + length + end != size:
         raise ValueError(f"{path} has {size} bytes, its header says {8 + length + end}: the file was cut")
-    return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    reached = 0
+    for name, (_, _, (begin, stop)) in sorted(tensors.items(), key=lambda item: item[1][2]):
+        if begin != reached:
+            raise ValueError(f"{path}: tensor {name} begins at byte {begin}, the one before it ends at {reached}")
+        reached = stop
+    return {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}
+
+
+def _tensor(at: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+    """Returns dtype, shape, and first and last byte + 1 of a tensor as a header describes it."""
+    entry = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2:
+        raise ValueError(f"{at} has no dtype, shape and data_offsets of numbers from 0 upwards in the file's header")
+    if not isinstance(dtype, str) or dtype not in BITS_OF:
+        raise ValueError(f"{at} has the dtype {dtype!r}, which safetensors does not have")
+    begin, end = offsets
+    num_bits = BITS_OF[dtype] * prod(shape)
+    if num_bits != 8 * (end - begin):
+        raise ValueError(
+            f"{at} of {dtype} {list(shape)} takes {-(-num_bits // 8)} bytes, and the header gives it {end - begin}"
+        )
+    return dtype, shape, (begin, end)
+
+
+def _counts(values: Any) -> tuple[int, ...] | None:
+    """Returns a list of integers from 0 upwards; None for anything else."""
+    are_counts = isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return tuple(values) if are_counts else None
 
 
 def tensors_of(folder: Path, names: list[str]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -11,19 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stores.decoder_shapes import FAMILIES, SIZES, Family, expected_tensors, filled, is_known_part, layer_tensors
 from stores.files import read_json_object
 from stores.manifest import read_safetensors_header
+from stores.model_types import is_known_type
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
 INDEX = "model.safetensors.index.json"
 CONVERT = "load it with transformers and save it with save_pretrained"
+EMBEDDINGS = re.compile(r"(?:(?:model|language_model|text_model)\.)*embed_tokens\.weight")
+"""Names of the embeddings that transformers and engines load; other beginnings, like `_orig_mod.`, they do not."""
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def check_model_files(folder: Path) -> dict[str, Any]:
-    """Returns the config of a folder whose config and weights fit together; ValueError for the first thing that is wrong."""
+    """Returns the config of a folder whose config and weights fit together; ValueError for the first thing that is wrong.
+
+    A type that transformers does not have is refused where transformers is installed, since no trainer could build it.
+    """
     config = read_config(folder)
+    if is_known_type(config["model_type"]) is False:
+        raise ValueError(
+            f"{folder / 'config.json'} has model_type = {config['model_type']!r}, which the installed transformers cannot build: correct it, or "
+            "take another model"
+        )
     check_shapes(folder, config, read_tensors(folder))
     return config
 
@@ -99,8 +111,6 @@ def _sharded(files: Mapping[str, Path], index: Path) -> Tensors:
 def _header(file: Path) -> Tensors:
     try:
         tensors = read_safetensors_header(file)
-    except (AttributeError, KeyError, TypeError, IndexError):
-        raise ValueError(f"{file} is not a safetensors file: its header lists no tensors; copy it again") from None
     except ValueError as error:
         raise ValueError(f"{error}: copy it again from the model's source") from None
     if not tensors:
@@ -109,45 +119,131 @@ def _header(file: Path) -> Tensors:
 
 
 def check_shapes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> None:
-    """Compares the shapes in the weights with those that the config leads to; ValueError for the first that differs.
+    """Compares the weights with the tensors that the config leads to; ValueError for the first that differs or is missing.
 
-    Compared are embeddings and head of every model, and attention, MLP and number of layers of those built like Llama.
-    Quantized weights have shapes of their own, and are not compared.
+    Of a decoder built like Llama (`FAMILIES`) every tensor is expected by name and shape. Of any other type the names are
+    not known here: compared are the hidden size, the rows of the vocabulary, embeddings, head, and the number of layers.
+    Quantized weights have names and shapes of their own but for norms, and of them only those are compared.
     """
-    if "quantization_config" in config:
-        return
-    text = config.get("text_config")
-    shape = {**config, **text} if isinstance(text, dict) else dict(config)
+    shape = _text_config(config)
     file = folder / "config.json"
-    for key in SIZES:
+    for key in COUNTS:
         value = shape.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{file}: {key} = {value!r} is no size of 1 or more: correct it")
-    _check_sizes(file, shape, tensors)
-    _check_layers(file, shape, tensors)
-    has_head = any(name.endswith("lm_head.weight") for name in tensors)
-    if shape.get("tie_word_embeddings") is False and not has_head and _rows(tensors, "embed_tokens.weight"):
+    family = FAMILIES.get(shape["model_type"])
+    if family is not None:
+        _check_family(folder, family, config, tensors)
+    elif "quantization_config" not in config:
+        _check_hidden_size(file, shape, tensors)
+        _check_vocabulary(file, shape, tensors)
+        _check_layers(file, shape, tensors)
+        if shape.get("tie_word_embeddings") is False and _rows(tensors, "embed_tokens.weight"):
+            _check_head(file, tensors)
+
+
+def knows_all_tensors(config: Mapping[str, Any]) -> bool:
+    """Returns whether `check_shapes` compares every tensor of the language model."""
+    return _text_config(config).get("model_type") in FAMILIES and "quantization_config" not in config
+
+
+def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config with that of its text model on top, where the model has others for pictures or sound."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else dict(config)
+
+
+def _check_family(folder: Path, family: Family, config: Mapping[str, Any], tensors: Tensors) -> None:
+    """Compares every tensor of the language model, norms alone where it is quantized."""
+    given, is_inner = _text_config(config), isinstance(config.get("text_config"), dict)
+    file, weights = folder / "config.json", _weights_file(folder)
+    lacking = [key for key in SIZES if given.get(key) is None]
+    if lacking and not is_inner:  # a text model within another may leave out what is the default of its type
+        value = family.sizes[SIZES.index(lacking[0])]
         raise ValueError(
-            f"{file} says tie_word_embeddings = false, but the weights hold no lm_head.weight: set it to true, or copy the missing "
-            "tensor's file"
+            f"{file} has no {lacking[0]}, for which transformers would take {value}: copy config.json from its source"
+        )
+    shape = filled(family, given)
+    is_quantized = "quantization_config" in config
+    embeddings = [name for name in tensors if EMBEDDINGS.fullmatch(name)]
+    if not embeddings:
+        raise ValueError(
+            f"{weights} holds no embed_tokens.weight of a model of type {shape['model_type']}, but {len(tensors)} tensors like "
+            f"{min(tensors)}: copy the weights from the model's source, or {CONVERT}"
+        )
+    if not is_quantized:
+        _check_hidden_size(file, shape, tensors)
+    prefix = embeddings[0].removesuffix("embed_tokens.weight")
+    _check_layers(file, shape, tensors)
+    if not given.get("tie_word_embeddings", is_inner or family.is_tied):
+        _check_head(file, tensors)
+    heads = tuple(_rows(tensors, "lm_head.weight"))
+    for expected in expected_tensors(family, shape, prefix=prefix, heads=heads):
+        if is_quantized and not expected.name.endswith("norm.weight"):
+            continue
+        said = ", ".join(f"{key} = {shape[key]}" for key in expected.keys)
+        if expected.name not in tensors:
+            raise ValueError(
+                f"{weights} does not hold {expected.name}, which a model of type {shape['model_type']} with {said} needs: copy config "
+                "and weights from one source"
+            )
+        _check_shape(file, said, expected.name, tensors[expected.name][1], expected.shape)
+    if not is_quantized:
+        _check_surplus(file, weights, family, shape, prefix, tensors)
+
+
+def _check_surplus(
+    file: Path, weights: Path, family: Family, shape: Mapping[str, Any], prefix: str, tensors: Tensors
+) -> None:
+    """ValueError for biases and norms in a layer that this config has no place for: they would be left out in silence."""
+    parts = {part.name for part in layer_tensors(family, shape)}
+    for name in tensors:
+        part = name.removeprefix(f"{prefix}layers.").partition(".")[2] if name.startswith(f"{prefix}layers.") else ""
+        if is_known_part(part) and part not in parts:
+            raise ValueError(
+                f"{weights} holds {name}, which a model of type {shape['model_type']} has not as {file} describes it, so that it would be "
+                "left out: correct the config, or copy config and weights from one source"
+            )
+
+
+def _check_head(file: Path, tensors: Tensors) -> None:
+    if not any(name.endswith("lm_head.weight") for name in tensors):
+        raise ValueError(
+            f"{file} says tie_word_embeddings = false, or leaves it out for that default, but the weights hold no lm_head.weight: set "
+            "it to true, or copy the missing tensor's file"
         )
 
 
-def _check_sizes(file: Path, shape: Mapping[str, Any], tensors: Tensors) -> None:
+def _check_hidden_size(file: Path, shape: Mapping[str, Any], tensors: Tensors) -> None:
     hidden = shape.get("hidden_size")
     if hidden is not None and not any(hidden in dimensions for _, dimensions in tensors.values()):
         raise ValueError(
             f"{file} says hidden_size = {hidden}, and no tensor of the weights has that dimension: correct the config, or copy config "
             "and weights from one source"
         )
-    for suffix, keys, wanted in _expected(shape):
-        for name, actual in _rows(tensors, suffix).items():
-            if actual != wanted:
-                said = ", ".join(f"{key} = {shape[key]}" for key in keys if shape.get(key) is not None)
-                raise ValueError(
-                    f"{file} says {said}, so that {name} would have the shape {list(wanted)}, but in the weights it has "
-                    f"{list(actual)}: correct the config, or copy config and weights from one source"
-                )
+
+
+def _check_vocabulary(file: Path, shape: Mapping[str, Any], tensors: Tensors) -> None:
+    """Compares embeddings and head of a model of a type that is not known here."""
+    hidden, vocabulary = shape.get("hidden_size"), shape.get("vocab_size")
+    if vocabulary and not any(vocabulary in dimensions for _, dimensions in tensors.values()):
+        raise ValueError(
+            f"{file} says vocab_size = {vocabulary}, and no tensor of the weights has a row for each token: correct the config, or copy "
+            "config and weights from one source"
+        )
+    if hidden and vocabulary and "word_embed_proj_dim" not in shape:
+        for suffix in ("embed_tokens.weight", "lm_head.weight"):
+            for name, actual in _rows(tensors, suffix).items():
+                said = f"vocab_size = {vocabulary}, hidden_size = {hidden}"
+                _check_shape(file, said, name, actual, (vocabulary, hidden))
+
+
+def _check_shape(file: Path, said: str, name: str, actual: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if actual != wanted:
+        raise ValueError(
+            f"{file} says {said}, so that {name} would have the shape {list(wanted)}, but in the weights it has {list(actual)}: correct "
+            "the config, or copy config and weights from one source"
+        )
 
 
 def _check_layers(file: Path, shape: Mapping[str, Any], tensors: Tensors) -> None:
@@ -156,7 +252,7 @@ def _check_layers(file: Path, shape: Mapping[str, Any], tensors: Tensors) -> Non
     if count is None or not layers:
         return
     # Models with layers for speculation store more than they name.
-    surplus = len(layers) > count if shape.get("model_type") in LIKE_LLAMA else False
+    surplus = len(layers) > count if shape.get("model_type") in FAMILIES else False
     if surplus or len([layer for layer in layers if layer < count]) < count:
         raise ValueError(
             f"{file} says num_hidden_layers = {count}, but the weights hold {len(layers)} layers ({min(layers)} to {max(layers)}): "
@@ -169,45 +265,14 @@ def _rows(tensors: Tensors, suffix: str) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, (_, shape) in tensors.items() if name.endswith(suffix) and "vision" not in name}
 
 
-def _expected(shape: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...], tuple[int, int]]]:
-    """Returns (end of a tensor's name, keys of the config, shape), as far as the config says."""
-    hidden, vocabulary = shape.get("hidden_size"), shape.get("vocab_size")
-    found: list[tuple[str, tuple[str, ...], tuple[int, int]]] = []
-    if hidden and vocabulary and "word_embed_proj_dim" not in shape:
-        keys: tuple[str, ...] = ("vocab_size", "hidden_size")
-        found += [(suffix, keys, (vocabulary, hidden)) for suffix in ("embed_tokens.weight", "lm_head.weight")]
-    heads, inner = shape.get("num_attention_heads"), shape.get("intermediate_size")
-    if shape.get("model_type") not in LIKE_LLAMA or not hidden or not heads:
-        return found
-    if inner:
-        keys = ("intermediate_size", "hidden_size")
-        found += [(f".mlp.{part}_proj.weight", keys, (inner, hidden)) for part in ("gate", "up")]
-        found.append((".mlp.down_proj.weight", keys, (hidden, inner)))
-    width = shape.get("head_dim") or (hidden // heads if shape["model_type"] in HEADS_SHARE_HIDDEN else None)
-    if width:
-        keys = ("num_attention_heads", "head_dim", "hidden_size")
-        found.append((".self_attn.q_proj.weight", keys, (heads * width, hidden)))
-        found.append((".self_attn.o_proj.weight", keys, (hidden, heads * width)))
-        if key_heads := shape.get("num_key_value_heads"):
-            keys = ("num_key_value_heads", "head_dim", "hidden_size")
-            found += [(f".self_attn.{part}_proj.weight", keys, (key_heads * width, hidden)) for part in "kv"]
-    return found
+def _weights_file(folder: Path) -> Path:
+    """Returns the file that says which tensors there are: the index, or the only weights."""
+    index = folder / INDEX
+    return index if index.is_file() else next(iter(sorted(folder.glob("*.safetensors"))), folder)
 
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
-HEADS_SHARE_HIDDEN = ("llama", "mistral", "qwen2")
-"""Types whose heads divide the hidden size where config.json names no `head_dim`."""
-LIKE_LLAMA = (*HEADS_SHARE_HIDDEN, "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "smollm3", "olmo2", "granite")
-"""Types whose layers have Llama's tensors, every layer alike."""
+COUNTS = (*SIZES, "num_key_value_heads", "head_dim", "max_position_embeddings")
+"""Keys of config.json whose values are numbers of 1 or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,12 +26,14 @@ def is_loopback(address: str) -> bool:
 def direct_hosts(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
     """Returns the variables by which programs ask this machine, and `hosts`, without a proxy; none where there is no proxy.
 
-    What the environment excludes already stays so.
+    What the environment excludes already stays so. `*` excludes everything, and is kept alone: in a list most clients take it for a name.
     """
     if not any(environment.get(name) or environment.get(name.upper()) for name in _PROXIES):
         return {}
     given = f"{environment.get('no_proxy', '')},{environment.get('NO_PROXY', '')}".split(",")
     names = dict.fromkeys(name.strip() for name in (*given, *LOOPBACK, *hosts) if name.strip())
+    if "*" in names:
+        names = {"*": None}
     return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names))
 
 

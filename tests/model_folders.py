@@ -48,9 +48,12 @@ def write_model(folder: Path, family: str = "qwen", *, shards: int = 1, dtype: s
 
 
 def tensors_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """The tensors of a decoder like Llama's, by name."""
+    """The tensors of a decoder of one of `SHAPES`, by name."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if config["model_type"] == "gemma2":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     tensors = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
@@ -62,8 +65,10 @@ def tensors_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
             f"{at}.mlp.gate_proj.weight": [inner, hidden],
             f"{at}.mlp.up_proj.weight": [inner, hidden],
             f"{at}.mlp.down_proj.weight": [hidden, inner],
-            f"{at}.input_layernorm.weight": [hidden],
+            **{f"{at}.{norm}.weight": [hidden] for norm in norms},
         }
+        if config["model_type"] == "qwen3":
+            tensors |= {f"{at}.self_attn.{part}_norm.weight": [width] for part in "qk"}
     if not config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = [config["vocab_size"], hidden]
     return tensors

@@ -69,7 +69,6 @@ IN_CALLS = {
     ("serve_apps/config.py", "re.compile"): "an operator's pattern, tried on the empty text",
     ("serve_apps/contracts.py", "re.finditer"): "Tags and OneOf",
     ("serve_apps/control_tokens.py", "re.compile"): "alternatives of literal tokens, and a mask of Troupe's own",
-    ("serve_apps/openai_api/tool_calls.py", "re.finditer"): "parse_tool_calls",
     ("serve_apps/tools/math_answer.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/workflows/debate.py", "re.sub"): "without_answer",
     ("serve_apps/workflows/program.py", "re.sub"): "fills in the parts of a run config, not what a program wrote",

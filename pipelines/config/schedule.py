@@ -155,8 +155,8 @@ def check_cron(text: str) -> None:
             if not all(end.isdigit() and low <= int(end) <= high for end in ends) or (shape and shape[3] == "0"):
                 raise ValueError(f"{text!r}: {part!r} is no {name} ({low} to {high}, *, ranges a-b, steps */n)")
     first_day = min(_values(2, fields[2]))
-    # With a weekday that is not `*`, cron fires on those weekdays, too.
-    if fields[4] == "*" and all(first_day > LONGEST_MONTHS[month - 1] for month in _values(3, fields[3])):
+    # With a weekday that is not `*`, cron fires on those weekdays, too; a list with `*` in it is `*`.
+    if "*" in fields[4].split(",") and all(first_day > LONGEST_MONTHS[month - 1] for month in _values(3, fields[3])):
         raise ValueError(f"{text!r} never fires: no month {fields[3]!r} has a day {fields[2]!r}")
 
 

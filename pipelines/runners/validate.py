@@ -17,7 +17,7 @@ from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.chat_files import check_chat_files
 from serve_apps.workflow import Workflow, load_object, load_workflow
-from stores.model_folder import check_model_files, vocabulary_rows
+from stores.model_folder import check_model_files, knows_all_tensors, vocabulary_rows
 from stores.types import Task
 
 
@@ -111,6 +111,11 @@ def _check_models(config: RunConfig) -> list[str]:
                 raise ValueError(f"{key}: folder {settings.model} has no {what} ({name}): save it beside the weights")
         try:
             shape = check_model_files(folder)
+            if not knows_all_tensors(shape):
+                notes.append(
+                    f"{key}: which tensors a model of type {shape['model_type']} needs is not known here: only sizes and the number of "
+                    "layers were compared with config.json"
+                )
             text = shape.get("text_config")
             shape |= text if isinstance(text, dict) else {}
             vocabulary = vocabulary_rows(folder)

@@ -58,7 +58,7 @@ def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
 
 
 def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
-    prompt = next((text for f in PROMPT_FIELDS if (text := _prompt_text(_look_up(row, f), f"{at}: {f}"))), "")
+    prompt = _prompt(row, at)
     if not prompt:
         raise ValueError(
             f"{at}: no task prompt: looked for {', '.join(PROMPT_FIELDS)}; has {', '.join(_shown(row)) or 'nothing'}"
@@ -163,6 +163,40 @@ def _look_up(row: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
+def _prompt(row: Mapping[str, Any], at: str) -> str:
+    """Returns the text of the first field that holds a prompt; empty where none does.
+
+    Where a later field has the same question behind a system message, that conversation is the prompt: a task may stand in its
+    system message alone. ValueError where it asks for something else.
+    """
+    for number, field in enumerate(PROMPT_FIELDS):
+        text = _prompt_text(_look_up(row, field), f"{at}: {field}")
+        if not text:
+            continue
+        for later in PROMPT_FIELDS[number + 1 :]:
+            value = _look_up(row, later)
+            if not _has_instructions(value):
+                continue
+            whole = _prompt_text(value, f"{at}: {later}")
+            if text not in whole:
+                raise ValueError(
+                    f"{at}: two prompts: {field} is {text[:60]!r}, and {later} has a system message and another question: keep the one "
+                    "that is meant"
+                )
+            text = whole
+        return text
+    return ""
+
+
+def _has_instructions(value: Any) -> bool:
+    """Whether a value is a conversation with a system message that is not empty."""
+    data = _data(value)
+    return isinstance(data, list) and any(
+        isinstance(message, Mapping) and message.get("role") in ("system", "developer") and message.get("content")
+        for message in data
+    )
+
+
 def _prompt_text(value: Any, at: str) -> str:
     """Returns a text, or the texts of a conversation's messages in their order; empty for anything else.
 
@@ -226,20 +260,28 @@ def _answers(row: Mapping[str, Any], field: str, at: str) -> tuple[str, ...]:
 def _answer_texts(value: Any, at: str) -> list[str]:
     """Returns the texts of an answer, of a list of them, or of an object that holds them; each may be JSON text.
 
-    A list of numbers as text stays a text: it is an answer of mathematics, an interval for example.
+    A list of finite numbers as text stays a text: it is an answer of mathematics, an interval for example.
     """
     data = _data(value)
-    if isinstance(data, Mapping):
-        inner = next((data[f] for f in INNER_ANSWER_FIELDS if data.get(f) is not None), None)
-        if inner is not None:
-            return _answer_texts(inner, at)
-    if isinstance(data, list) and (value is data or any(isinstance(item, str) for item in data)):
+    if isinstance(data, Mapping) and (given := [data[f] for f in INNER_ANSWER_FIELDS if f in data]):
+        inner = next((item for item in given if item is not None), None)
+        return [] if inner is None else _answer_texts(inner, at)
+    if isinstance(data, list) and (value is data or any(map(_is_answer, data))):
         return [text for number, item in enumerate(data, 1) for text in _answer_texts(item, f"{at}[{number}]")]
     if isinstance(value, str):
         return [value.strip()]
     if isinstance(value, (float, Decimal)) and not math.isfinite(value):
         raise ValueError(f"{at} is {value}, which is no answer: write the answer there, or leave this row out")
     return [_text(value)] if isinstance(value, (int, float, Decimal)) else []
+
+
+def _is_answer(item: Any) -> bool:
+    """Whether an item shows that a list in JSON text is a list of answers, missing ones among them, and no mathematics."""
+    if isinstance(item, list):
+        return any(map(_is_answer, item))
+    if isinstance(item, Mapping):
+        return any(field in item for field in INNER_ANSWER_FIELDS)
+    return item is None or isinstance(item, str) or (isinstance(item, float) and not math.isfinite(item))
 
 
 def _text(value: Any) -> str:

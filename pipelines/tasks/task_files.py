@@ -22,6 +22,13 @@ MAX_DEPTH = 200
 _BRACKETS = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 
 
+class RepeatedKeyError(ValueError):
+    """Says that one object of a task file has a key twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key[:60]!r} stands twice in one object: keep the value that is meant")
+
+
 def read_rows(path: Path, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (location, row) of every row. Raises ValueError, with file and line, if the content does not match the suffix."""
     readers = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".parquet": _parquet}
@@ -41,11 +48,23 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             if line.strip():
                 at = f"{path}:{number}"
                 try:
-                    yield at, json.loads(line.decode("utf-8-sig"))
+                    yield at, json.loads(line.decode("utf-8-sig"), object_pairs_hook=_without_repeats)
                 except UnicodeDecodeError as error:
                     raise ValueError(f"{at}: not UTF-8: {error}") from None
+                except RepeatedKeyError as error:
+                    raise ValueError(f"{at}: {error}") from None
                 except (ValueError, RecursionError) as error:  # too many digits, too many brackets
                     raise ValueError(f"{at}: not JSON ({error}): {line[:60].decode(errors='replace')!r}") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of these pairs; RepeatedKeyError where two have one key, of which `json` would take the last."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise RepeatedKeyError(name)
+        found[name] = value
+    return found
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
@@ -60,6 +79,8 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{path}: item {number}", row
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8: {error}") from None
+    except RepeatedKeyError as error:
+        raise ValueError(f"{path}: item {number + 1}: {error}") from None
     except (ijson.JSONError, ValueError) as error:
         message = " ".join(str(error).split())
         raise ValueError(
@@ -76,12 +97,21 @@ def _items(file: BinaryIO) -> Iterator[Any]:
     import ijson
 
     depth, is_list, builder = 0, False, ijson.ObjectBuilder()
+    keys: list[set[str]] = []
     # Without use_float, which refuses integers of more than 64 bits, ijson 3.6 dies (SIGSEGV) of one of 5000 digits.
     for event, value in ijson.basic_parse(file, use_float=True):
         change = _BRACKETS.get(event, 0)
         depth += change
         if depth > MAX_DEPTH:
             raise ValueError(f"more than {MAX_DEPTH} brackets within one another")
+        if event == "start_map":
+            keys.append(set())
+        elif event == "end_map":
+            keys.pop()
+        elif event == "map_key":
+            if value in keys[-1]:
+                raise RepeatedKeyError(value)
+            keys[-1].add(value)
         if change == depth == 1 and not is_list:
             is_list = event == "start_array"
         elif is_list and depth:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from serve_apps import thinking
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+CALL_OR_TAG = re.compile(
+    r"<tool_call>(?:(?!<tool_call>).)*?</tool_call>|<function=(?:(?!<function=).)*?</function>|</?think>", re.DOTALL
+)
+"""A closed call in the format of Hermes or of Qwen3-Coder, or a tag of thoughts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +32,40 @@ class CalledTool:
 
 
 def parse_tool_calls(text: str, known: Collection[str]) -> tuple[str, list[CalledTool]]:
-    """Returns the text outside calls, and the calls. What is not a call of a known function stays text, unchanged."""
+    """Returns the text outside calls, and the calls.
+
+    What is not a call of a known function stays text, unchanged; so does what a model writes in its thoughts.
+    """
     calls = []
     texts = []
     end = 0
-    for match in re.finditer(rf"{OPEN}(.*?)(?:{CLOSE}|\Z)", text, re.DOTALL):
-        call = _parse_call(match[1], known)
-        if call is None:
-            continue
-        texts.append(text[end : match.start()])
-        end = match.end()
-        calls.append(call)
+    for begin, stop in said_parts(text):
+        for match in CALL.finditer(text, begin, stop):
+            call = _parse_call(match[1], known)
+            if call is None:
+                continue
+            texts.append(text[end : match.start()])
+            end = match.end()
+            calls.append(call)
     rest = "".join([*texts, text[end:]])
     return rest.strip() if calls else rest, calls
+
+
+def said_parts(text: str) -> list[tuple[int, int]]:
+    """Returns begin and end of each part of a text that is outside of thoughts, in their order.
+
+    A template may have written the opening tag into the prompt: then the part before the closing one is a thought. Thoughts
+    that were cut reach to the end. Tags of thoughts within a closed call are data.
+    """
+    parts = []
+    begin: int | None = 0
+    for tag in CALL_OR_TAG.finditer(text):
+        if tag[0] == thinking.CLOSE:
+            begin = tag.end()
+        elif tag[0] == thinking.OPEN and begin is not None:
+            parts.append((begin, tag.start()))
+            begin = None
+    return parts if begin is None else [*parts, (begin, len(text))]
 
 
 def message_of(text: str, content: str, calls: Sequence[CalledTool], *, id_prefix: str) -> dict[str, Any]:
@@ -61,14 +89,20 @@ def message_of(text: str, content: str, calls: Sequence[CalledTool], *, id_prefi
 
 
 def _parse_call(text: str, known: Collection[str]) -> CalledTool | None:
-    """The call in the text between the tags; None where it is not a call of a known function."""
+    """Returns the call in the text between the tags; None where it is not a call of a known function.
+
+    Arguments may be called `parameters`, as in Llama's format.
+    """
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError):  # no JSON, or an integer of more digits than Python reads
         return None
     if not isinstance(data, dict) or data.get("name") not in known:
         return None
-    arguments = data.get("arguments", {})
+    given = [key for key in ("arguments", "parameters") if key in data]
+    if len(given) > 1 or (not given and data.keys() - {"name", "id", "type"}):
+        return None  # arguments under another name: a call without them would be another call
+    arguments = data[given[0]] if given else {}
     if not isinstance(arguments, dict):
         return None
     return CalledTool(name=data["name"], arguments=json.dumps(arguments))

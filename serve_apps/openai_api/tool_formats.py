@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_apps.openai_api.tool_calls import OPEN, CalledTool, message_of, parse_tool_calls
+from serve_apps.openai_api.tool_calls import OPEN, CalledTool, message_of, parse_tool_calls, said_parts
 from serve_apps.tokenizer import ChatTokenizer
 
 MAX_CHARACTERS = 65_536
@@ -97,21 +97,35 @@ class OfferedTools:
         return min(starts, default=len(text))
 
     def is_unreadable(self, content: str | None) -> bool:
-        """Whether content that was left as text holds what looks like a call."""
-        marks = self.format.begins[:1]
-        return bool(self.tools) and any(mark in (content or "") for mark in marks)
+        """Whether content that was left as text holds what looks like a call, outside of thoughts."""
+        text, mark = content or "", self.format.begins[0]
+        return bool(self.tools) and any(text.find(mark, begin, end) >= 0 for begin, end in said_parts(text))
 
     def _read(self, text: str) -> tuple[str, list[CalledTool]]:
         if self.format is HERMES:
             return parse_tool_calls(text, self.names)
-        if not any(mark in text for mark in self.format.begins) or len(text) > MAX_CHARACTERS:
+        if len(text) > MAX_CHARACTERS:
             return text, []
-        tags = [(text.count(opening), text.count(closing)) for opening, closing in self.format.pairs]
-        if any(begun != ended or begun > MAX_TAGS for begun, ended in tags):
+        parts = self._parts_with_calls(text)
+        said = "".join(text[begin:end] for begin, end in parts)
+        tags = [(said.count(opening), said.count(closing)) for opening, closing in self.format.pairs]
+        if len(parts) > MAX_TAGS or any(begun != ended or begun > MAX_TAGS for begun, ended in tags):
             return text, []
-        content, calls = _parsed_by_vllm(self.format.name, self.tokenizer, self.tools, text)
-        is_known = all(call.name in self.names and _is_object(call.arguments) for call in calls)
-        return (content, calls) if calls and is_known else (text, [])
+        content, done = "", 0
+        found: list[CalledTool] = []
+        for begin, end in parts:
+            outside, calls = _parsed_by_vllm(self.format.name, self.tokenizer, self.tools, text[begin:end])
+            content += text[done:begin] + outside
+            done = end
+            found += calls
+        is_known = all(call.name in self.names and _is_object(call.arguments) for call in found)
+        return ((content + text[done:]).strip(), found) if found and is_known else (text, [])
+
+    def _parts_with_calls(self, text: str) -> list[tuple[int, int]]:
+        """Returns begin and end of what a model says outside of its thoughts, where a call may begin in it."""
+        is_call = text.lstrip().startswith(self.format.begins)  # tags of thoughts are within its data
+        parts = [(0, len(text))] if is_call else said_parts(text)
+        return [(begin, end) for begin, end in parts if any(text.find(m, begin, end) >= 0 for m in self.format.begins)]
 
 
 def load_parsers() -> None:

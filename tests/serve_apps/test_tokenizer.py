@@ -273,6 +273,37 @@ def test_a_tag_that_is_a_special_token_is_shown(tag: str, tmp_path: Path) -> Non
     assert "".join(stream.push([token]) for token in completion) + stream.end() == text
 
 
+@pytest.mark.parametrize(
+    "tags", [("[THINK]", "[/THINK]"), ("<|think|>", "<|/think|>"), ("<ANSWER>", ""), ("<think>", "")]
+)
+def test_a_tag_with_which_a_template_begins_the_answer_is_shown(tags: tuple[str, str], tmp_path: Path) -> None:
+    begin, end = tags
+    tokenizer = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *filter(None, tags)])
+    template = QWEN + "{% if add_generation_prompt %}" + begin + "\n{% endif %}"
+    chat = ChatTokenizer(write(tmp_path, tokenizer, template, {"eos_token": "<|im_end|>"}, {}))
+    text = f"{begin}13{end}"
+    assert chat.decode(chat.encode(text)) == text
+    completion = chat.encode_completion(text)
+    assert chat.decode(completion) == text and completion[0] == tokenizer.token_to_id(begin)
+    marks = chat.encode("<|im_start|>13<|im_end|><|endoftext|>")
+    assert chat.decode(marks) == "13<|endoftext|>", "what begins and ends turns goes"
+    asked = chat.encode_chat([{"role": "user", "content": text}])
+    assert asked.count(tokenizer.token_to_id(begin)) == 1, "the template's own alone is a control token"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_begins_and_ends_turns_is_hidden(family: str, chats: dict[str, ChatTokenizer]) -> None:
+    chat = chats[family]
+    around = {
+        "qwen": ["<|im_start|>", "<|im_end|>"],
+        "llama": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        "gemma": ["<bos>", "<start_of_turn>", "<end_of_turn>"],
+        "mistral": ["<s>", "[INST]", "[/INST]", "</s>"],
+        "deepseek": ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"],
+    }[family]
+    assert chat.decode([chat._backend.token_to_id(text) for text in around]) == ""
+
+
 @pytest.mark.parametrize(("family", "shown"), [("mistral", "[TOOL_CALLS]"), ("llama", "<|python_tag|>")])
 def test_what_tool_parsers_look_for_is_shown(family: str, shown: str, chats: dict[str, ChatTokenizer]) -> None:
     chat = chats[family]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from serve_apps.openai_api.protocol import Message
+from serve_apps.openai_api.tool_calls import parse_tool_calls
 from serve_apps.openai_api.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, QWEN3_CODER, OfferedTools, tool_format
 from serve_apps.scripted import ByteTokenizer
 from serve_apps.tokenizer import ChatTokenizer
@@ -106,6 +107,67 @@ def test_a_call_in_the_format_of_hermes_is_read(chats: dict[str, ChatTokenizer])
     read_as_a_call(chats["qwen"], CALLS["qwen"])
     for text in NO_CALLS["qwen"]:
         stays_text(chats["qwen"], text)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ('{"name": "add", "parameters": {"a": 1}}', {"a": 1}),
+        ('{"name": "add", "id": "c1", "arguments": {"a": 1}}', {"a": 1}),
+        ('{"name": "add"}', {}),
+        ('{"name": "add", "args": {"a": 1}}', None),
+        ('{"name": "add", "a": 1}', None),
+        ('{"name": "add", "parameters": "a"}', None),
+        ('{"name": "add", "arguments": {}, "parameters": {"a": 1}}', None),
+    ],
+)
+def test_arguments_under_another_name_are_not_lost(call: str, arguments: dict[str, Any] | None) -> None:
+    text = f"<tool_call>{call}</tool_call>"
+    rest, calls = parse_tool_calls(text, ("add",))
+    assert [json.loads(found.arguments) for found in calls] == ([] if arguments is None else [arguments])
+    assert rest == (text if arguments is None else "")
+
+
+THOUGHTS = {
+    # a completion around {call}, and whether the call counts
+    "<think>I could {call}</think>No.": False,
+    "I could {call}</think>No.": False,
+    "<think>I could {call}": False,
+    "<think>one</think>Yes.<think>or {call}</think>No.": False,
+    "<think>unfinished <tool_call> here</think>{call}": True,
+    "{call}<think>was that right": True,
+    "{call}<think>and</think>done": True,
+    "no thoughts to open</think>{call}": True,
+}
+
+
+@pytest.mark.parametrize("text", THOUGHTS)
+def test_a_call_in_thoughts_is_none(text: str, chats: dict[str, ChatTokenizer]) -> None:
+    tools = offered(chats["qwen"])
+    whole = text.format(call=CALLS["qwen"])
+    message = tools.message(whole, id_prefix="p")
+    assert ("tool_calls" in message) is THOUGHTS[text]
+    if not THOUGHTS[text]:
+        assert message["content"] == whole and not tools.is_unreadable(whole)
+
+
+def test_tags_of_thoughts_in_the_arguments_of_a_call_are_data(chats: dict[str, ChatTokenizer]) -> None:
+    for value in ("<think>", "</think>", "<think></think>"):
+        text = f'<tool_call>{{"name": "add", "arguments": {{"b": "{value}"}}}}</tool_call>'
+        (call,) = offered(chats["qwen"]).message(text, id_prefix="p")["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"b": value}
+    assert offered(chats["qwen"]).is_unreadable("<think>x</think><tool_call>{")
+
+
+@pytest.mark.test
+@pytest.mark.parametrize("family", ["coder", "llama", "mistral"])
+def test_a_call_in_thoughts_is_none_in_other_formats(family: str, chats: dict[str, ChatTokenizer]) -> None:
+    call = CALLS[family].removeprefix("I add.").strip()
+    for before in ("<think>I could ", "I could "):
+        stays_text(chats[family], f"{before}{call}</think>No.")
+    read_as_a_call(chats[family], CALLS[family])
+    message = offered(chats[family]).message(f"<think>hm</think>{call}", id_prefix="p")
+    assert len(message["tool_calls"]) == 1 and message["content"] == "<think>hm</think>"
 
 
 @pytest.mark.test

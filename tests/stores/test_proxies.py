@@ -93,3 +93,15 @@ def test_a_client_asks_this_machine_directly_and_others_by_the_proxy(proxy: str,
         assert http.get(served).text == "here"
         with pytest.raises(httpx.ConnectError, match=r"\[Errno 111\]"):  # of the proxy, not of a name that is not known
             http.get("http://example.invalid/x")
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+@pytest.mark.parametrize("value", ["*", " * ", "*,internal"])
+def test_what_excludes_everything_goes_on_excluding_everything(
+    name: str, value: str, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = direct_hosts({"HTTP_PROXY": proxy, name: value}, "10.0.0.1")
+    assert changed == {"no_proxy": "*", "NO_PROXY": "*"}
+    monkeypatch.setenv(name, value)
+    ask_directly("http://10.0.0.1:8265")
+    assert urllib.request.proxy_bypass("elsewhere.example")

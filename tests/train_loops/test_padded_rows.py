@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from serve_apps.config import ServeConfig
 from serve_apps.policy.engine_settings import PADDED_ROWS, engine_arguments
 from stores.model_folder import num_known_rows, vocabulary_rows
 from train_loops.batching import collate_turns
+from train_loops.logprobs import PolicyScorer
 
 pytestmark = pytest.mark.fast
 
@@ -93,3 +95,30 @@ def test_the_engines_mask_hides_rows_behind_the_last_token(tmp_path: Path) -> No
     logits = mask(folder_of(tmp_path, num_rows=6)).apply(torch.zeros(2, 6))
     assert logits.tolist() == [[0.0, 0.0, 0.0, -float("inf"), -float("inf"), -float("inf")]] * 2
     assert mask(folder_of(tmp_path, num_rows=3)).apply(torch.zeros(2, 3)).isfinite().all()
+
+
+@pytest.mark.test
+@pytest.mark.parametrize("is_adapter", [False, True])
+def test_a_trainer_reads_padded_rows_from_the_folder(is_adapter: bool, tiny_model: Path, tmp_path: Path) -> None:
+    from train_loops.adapters import load_adapted, make_adapter
+    from train_loops.config import DeepSpeedConfig, LoraConfig
+    from train_loops.engine import load_model, load_policy
+
+    plain = DeepSpeedConfig()
+    adapter = make_adapter(load_model(tiny_model, plain), LoraConfig(rank=4, alpha=8), seed=1, out=tmp_path / "adapter")
+
+    def load(folder: Path) -> PolicyScorer:
+        return load_adapted(folder, adapter, plain) if is_adapter else load_policy(folder, plain)
+
+    folder = shutil.copytree(tiny_model, tmp_path / "padded")
+    model = load_model(tiny_model, plain)
+    num_tokens = model.config.vocab_size
+    model.resize_token_embeddings(num_tokens + 40, mean_resizing=False)
+    model.save_pretrained(folder)
+    padded, whole = load(folder), load(tiny_model)
+    assert (padded.num_known, whole.num_known) == (num_tokens, None)
+    assert padded.model.get_output_embeddings().weight.shape[0] == num_tokens + 40
+    batch = collate_turns(TURNS)
+    torch.testing.assert_close(padded(batch)[0], whole(batch)[0], atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=f"the tokenizer's ids end at {num_tokens - 1}"):
+        padded(collate_turns([([1], [num_tokens])]))

@@ -131,6 +131,23 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "chat_template.jinja",
         "leaves out what the user says",
     ),
+    **{
+        f"a template that writes {template[:20]}": (write("chat_template.jinja", template), "chat_template.jinja", said)
+        for template, said in (
+            ("{{ 1/0 }}", "division by zero"),
+            ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+            ("{{ range(10**10) }}", "Range too big"),
+            ("{{ '{}'.format() }}", "out of range"),
+            ("{{ 'a'.encode('b') }}", "unknown encoding"),
+            ("{{ messages[0].content }}{{ '\\ud800' }}", "surrogates not allowed"),
+        )
+    },
+    "a template that is not UTF-8": (
+        write("chat_template.jinja", b"ab\xff"),
+        "chat_template.jinja",
+        "not UTF-8 (byte 2)",
+    ),
+    "settings that are not UTF-8": (write("tokenizer_config.json", b"{\xff"), "tokenizer_config.json", "JSON"),
     "an end token that is none": (
         change("tokenizer_config.json", eos_token="</nowhere>"),
         "tokenizer_config.json",

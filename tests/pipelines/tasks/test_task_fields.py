@@ -39,6 +39,10 @@ def task_of(**row: Any) -> Task:
         ({"env_kwargs": '{"ground_truth": ["Ann"]}'}, ("Ann",)),
         ({"extra_info": '{"answer": "3+4=7\\n#### 7"}'}, ("7",)),
         ({"answer": {"target": {"ground_truth": "Ann"}}}, ("Ann",)),
+        ({"answer": '[{"target": "Ann"}]'}, ("Ann",)),
+        ({"answer": [{"target": "Ann"}]}, ("Ann",)),
+        ({"answer": '[["Ann"], {"answer": ["Bob", null]}]'}, ("Ann", "Bob")),
+        ({"answer": "[null, 3]"}, ("3",)),
     ],
 )
 def test_answers_that_are_json_text_are_read(row: dict[str, Any], answers: tuple[str, ...]) -> None:
@@ -46,7 +50,19 @@ def test_answers_that_are_json_text_are_read(row: dict[str, Any], answers: tuple
 
 
 @pytest.mark.parametrize(
-    "text", ["[1, 2]", "[1, 2)", "{1, 2}", '{"name": "Ann"}', "[x]", "{", "[[1, 0], [0, 1]]", "[]"]
+    "text",
+    [
+        "[1, 2]",
+        "[1, 2)",
+        "{1, 2}",
+        '{"name": "Ann"}',
+        "[x]",
+        "{",
+        "[[1, 0], [0, 1]]",
+        "[]",
+        '[{"name": "Ann"}]',
+        "[true]",
+    ],
 )
 def test_an_answer_that_only_looks_like_data_stays_a_text(text: str) -> None:
     assert task_of(question="q", answer=text).answers == (text,)
@@ -62,6 +78,11 @@ def test_an_answer_that_only_looks_like_data_stays_a_text(text: str) -> None:
         ({"answer": '["4", NaN]'}, r"^f:1: answer\[2\] is nan"),
         ({"golden_answers": [[NAN]]}, r"^f:1: golden_answers\[1\]\[1\] is nan"),
         ({"answer": INF}, "^f:1: answer is inf"),
+        ({"answer": "[NaN]"}, r"^f:1: answer\[1\] is nan"),
+        ({"answer": "[[1, -Infinity]]"}, r"^f:1: answer\[1\]\[2\] is -inf"),
+        ({"answer": '{"target": null}'}, "^f:1: task without answer"),
+        ({"answer": {"target": None}}, "^f:1: task without answer"),
+        ({"answer": "[null]"}, "^f:1: task without answer"),
         ({"answer": -INF}, "^f:1: answer is -inf"),
         ({"answer": ["4", INF]}, r"^f:1: answer\[2\] is inf"),
         ({"reward_model": {"ground_truth": {"target": [INF]}}}, r"^f:1: reward_model.ground_truth\[1\] is inf"),
@@ -94,6 +115,18 @@ PARTS = [
 @pytest.mark.parametrize("prompt", [BASE_8, json.dumps(BASE_8), PARTS, json.dumps(PARTS)])
 def test_all_messages_of_a_prompt_are_kept(prompt: Any) -> None:
     assert task_of(prompt=prompt, answer="10").prompt == "Numbers are in base 8.\n\n7+1?"
+
+
+@pytest.mark.parametrize("prompt", [BASE_8, json.dumps(BASE_8), PARTS])
+def test_a_system_message_beside_a_question_is_kept(prompt: Any) -> None:
+    assert task_of(question="7+1?", prompt=prompt, answer="10").prompt == "Numbers are in base 8.\n\n7+1?"
+    with pytest.raises(ValueError, match=r"^f:1: two prompts: question is '2\+2\?', and prompt has a system message"):
+        task_of(question="2+2?", prompt=prompt, answer="10")
+
+
+@pytest.mark.parametrize("prompt", ["Say: 7+1?", BASE_8[1:], [{"role": "system", "content": ""}, *BASE_8[1:]]])
+def test_a_question_comes_before_a_prompt_without_a_system_message(prompt: Any) -> None:
+    assert task_of(question="7 + 1?", prompt=prompt, answer="8").prompt == "7 + 1?"
 
 
 @pytest.mark.parametrize(

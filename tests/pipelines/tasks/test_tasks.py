@@ -137,6 +137,17 @@ def test_ids_are_stable_and_given_ids_win(tmp_path: Path) -> None:
         ("t.jsonl", "", "holds no task"),
         ("t.json", "[]", "holds no task"),
         ("t.jsonl", '{"question": "a", "answer": "1"}\n{oops\n', r"t\.jsonl:2: not JSON .*oops"),
+        (
+            "t.jsonl",
+            '{"question": "a", "answer": "1"}\n{"question": "b", "answer": "1", "answer": "2"}\n',
+            r"t\.jsonl:2: the key 'answer' stands twice",
+        ),
+        ("t.jsonl", '{"question": "a", "extra_info": {"b": 1, "b": 1}}\n', r"t\.jsonl:1: the key 'b' stands twice"),
+        (
+            "t.json",
+            '[{"question": "a", "answer": "1"}, {"question": "b", "x": {"answer": 3}, "answer": "1", "answer": "2"}]',
+            r"t\.json: item 2: the key 'answer' stands twice",
+        ),
         ("t.jsonl", "[1]\n", r"t\.jsonl:1: a task is a JSON object, this is list"),
         ("t.json", '{"a": 1}\n{"a": 1}', r"t\.json: not JSON .*\.jsonl"),
         (
