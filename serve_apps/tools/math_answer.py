@@ -121,7 +121,7 @@ _ROW_END = re.compile(r"\\\\|\\cr(?![a-zA-Z])|\\(?:hline|midrule|toprule|bottomr
 def extract_answer(text: str) -> str:
     r"""The answer stated last: in answer tags, in `\boxed{}`, after "answer:" or "answer is"; else all of `text`.
 
-    Thoughts before the last `</think>` state nothing. Emphasis of Markdown and a closing phrase ("I hope it is correct.")
+    Thoughts state nothing. Emphasis of Markdown and a closing phrase ("I hope it is correct.")
     are no part of an answer.
     """
     text = after_thinking(text)

@@ -21,7 +21,7 @@ def normalize(text: str) -> str:
 def exact_match(answer: str, references: Sequence[str]) -> float:
     """Returns 1 if the normalised answer equals any normalised reference, else 0; without a reference 0.
 
-    Of an answer only what follows the last `</think>` counts.
+    Thoughts are no part of an answer.
     """
     stated = _words(after_thinking(answer))
     return float(any(stated == _words(reference) != [] for reference in references))
@@ -30,7 +30,7 @@ def exact_match(answer: str, references: Sequence[str]) -> float:
 def f1(answer: str, references: Sequence[str]) -> float:
     """Returns the largest harmonic mean of word precision and recall over the references; 0 without any.
 
-    Words count as often as they occur. No answer: 0. Of an answer only what follows the last `</think>` counts.
+    Words count as often as they occur. No answer: 0. Thoughts are no part of an answer.
     """
     stated = _words(after_thinking(answer))
     return max((_f1(stated, _words(reference)) for reference in references), default=0.0)
