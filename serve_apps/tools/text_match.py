@@ -9,12 +9,23 @@ from collections.abc import Sequence
 
 from serve_apps.thinking import after_thinking
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(an|the)\b")
+_A = re.compile(r"\ba(?=\s+[^\w\s]*(?:\d|\w\w))", re.IGNORECASE)
+"""The article, which a word follows; at the end ("Hepatitis A"), in a list ("A, B") and before another letter it is a name."""
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_SIGN = r"(?<![\w)\]-])-(?=[$£€]?\.?\d)"
+_PUNCTUATION = re.compile(
+    rf"({_SIGN}|(?<=\d)[{re.escape(string.punctuation)}](?=\d)|(?<![\w.)])\.(?=\d))|[{re.escape(string.punctuation)}]"
+)
+"""Punctuation; what is a part of a number, a sign, a decimal point or what stands between its digits, is a group."""
 
 
 def normalize(text: str) -> str:
-    """Returns the text in lower case, without punctuation and articles, with single spaces."""
+    """Returns the text in lower case, without punctuation and articles, with single spaces.
+
+    Numbers keep their sign, their decimal point and what else stands between digits, but for commas of thousands. The
+    letter A is an article only before a word (SQuAD takes "7.20" for 720, and "Hepatitis A" for hepatitis).
+    """
     return " ".join(_ARTICLES.sub(" ", _plain(text)).split())
 
 
@@ -45,7 +56,9 @@ def _words(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    return text.lower().translate(_PUNCTUATION)
+    text = _A.sub(" ", text.replace("\N{MINUS SIGN}", "-"))
+    text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+    return _PUNCTUATION.sub(r"\1", text).lower()
 
 
 def _f1(answer: list[str], reference: list[str]) -> float:
