@@ -87,7 +87,7 @@ class Tags:
         """Reads every block after a model's thoughts; the fault names the first bad one, thoughts are text outside."""
         fields: dict[str, str] = {}
         fault = ""
-        said = after_thinking(text)
+        said = after_thinking(text, fields=self.field_names)
         tags = _tags_in(said, self.names)
         spans: list[tuple[int, int]] = []
         for name in self.names:
@@ -144,7 +144,7 @@ class OneOf:
 
     def parse(self, text: str) -> Parsed:
         """Reads the first block after a model's thoughts; text outside of it, a second block included, is a fault."""
-        said = after_thinking(text)
+        said = after_thinking(text, fields=self.field_names)
         tags = _tags_in(said, self.names)
         fields = dict.fromkeys(self.field_names, "")
         written = {name: blocks[0] for name in self.names if (blocks := _blocks(tags, name, or_empty=True))}
@@ -181,10 +181,11 @@ class Thinking:
     def parse(self, text: str) -> Parsed:
         """Reads the text after the block; a missing block is a fault, and then the whole text is read, of a block that
         was cut nothing."""
+        said = after_thinking(text, fields=self.contract.field_names)
         if not text.lstrip().startswith(OPEN) or text.count(OPEN) != 1 or text.count(CLOSE) != 1:
             fault = "no single <think> block at the beginning"
-            return replace(self.contract.parse(after_thinking(text)), fault=fault)
-        return self.contract.parse(after_thinking(text))
+            return replace(self.contract.parse(said), fault=fault)
+        return self.contract.parse(said)
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ class CodeVerifier:
 def extract_code(text: str) -> str:
     """Returns the code in a completion: in the last `<code>` tags, else the last fence that is Python, else all of it.
 
-    What a model thinks, up to the last `</think>`, holds no code.
+    What a model thinks holds no code.
     """
     text = after_thinking(text)
     begin, tagged = None, None

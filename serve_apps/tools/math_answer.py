@@ -21,9 +21,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from serve_apps.boxed import last_boxed
 from serve_apps.thinking import after_thinking
@@ -36,10 +37,18 @@ _START_DEADLINE_S = 120
 _MEMORY_BYTES = 4 << 30
 
 _TAG = re.compile(r"<(/?)(?:FINAL_)?ANSWER>", re.IGNORECASE)
-_ANNOUNCEMENT = re.compile(r"answer[\s*_]*(?:is\b\s*:?|:)", re.IGNORECASE)
+_ANNOUNCEMENT = re.compile(
+    r"answer[\s*_]*(?:is\b\s*:?|:)|^[#*_ ]{0,12}(?:the )?(?:final )?answer[*_]{0,3}[ \t]{0,9}$",
+    re.IGNORECASE | re.MULTILINE,
+)
 _EMPHASIS = re.compile(r"(?<![\w)*`\\])(\*{1,3}|`+)(?=\S)([^*`]+)(?<=\S)\1(?![\w(*`])")
+_UNDERLINED = re.compile(r"(?<![^\s(])(_{1,3})(?=[^\s_{])([^_]+)(?<=\S)\1(?![\w(_{\\])")
+_MARKUP_END = re.compile(r"\A[*_`]{1,3}:?(?=\s)[ \t\r\n:#]*")
+"""The end of emphasis that began before an announcement: `**Answer:** 41`."""
+_EXCLAIMED = re.compile(r"(?<=[*_`$)\]])!+$")
+"""Exclamation marks outside of emphasis and formulas: no factorials."""
 _CLOSING_PHRASE = re.compile(
-    r"\b(?:i (?:sincerely )?hope|hope (?:it|this|that)|let me know|thank you|thanks|feel free|good luck|"
+    r"\b(?:if (?:you|there|anything)\b[^.!?\n\d$\\=]{0,60},? )?(?:please,? )?(?:i (?:sincerely )?hope|hope (?:it|this|that)|let me know|thank you|thanks|feel free|good luck|"
     r"(?:this|that) (?:completes|concludes)|q\.?e\.?d)\b",
     re.IGNORECASE,
 )
@@ -53,9 +62,10 @@ _FRACTION = re.compile(rf"([+-]?)\s*(?:(\d+)\s*(?=\\))?(?:\\[dtc]?frac\s*{_PART}
 _TOKEN = r"(?:\{([^{}]*)\}|(\\[a-zA-Z]+|[^\s{}\\]))"
 _SHORT_FRACTION = re.compile(rf"\\[dtc]?frac\s*{_TOKEN}\s*{_TOKEN}")
 _PRINTED = re.compile(
-    r"(?:(?:np|numpy)\.)?(?:float|int)\d+\(([^()]*)\)|Decimal\('([^'()]*)'\)|Fraction\((-?\d+), (\d+)\)"
+    r"(?<![\w\\])(?:(?:np|numpy)\.)?(?:float|int)\d+\(([^()]*)\)|Decimal\('([^'()]*)'\)|Fraction\((-?\d+), (\d+)\)"
 )
 """How programs print numbers of NumPy's and the standard library's types."""
+_PRINTED_POWER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,2}(?!\w)")
 _SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|[*x×·])\s*10\s*\^\s*(?:\{[+-]?\d+\}|[+-]?\d+)")
 _UNEVALUATED = re.compile(
     r"[\w)}\]]\s*(?:\+|-|\*|/|×|÷|·|\\times|\\cdot|\\div)\s*[\w(\\{]"  # infix
@@ -75,6 +85,20 @@ _UNIT_SYMBOLS = (
 )
 """Units that are shorter than three letters or no word; longer words are taken for units as they are."""
 _UNITS = frozenset(_UNIT_SYMBOLS.split())
+_POWERS_OF_TEN = {"hundred": 2, "thousand": 3, "lakh": 5, "million": 6, "crore": 7, "billion": 9, "trillion": 12}
+_PARTS = ["halves", "thirds", "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths"]
+_FACTORS = {
+    "k": Fraction(1000),
+    **{name + plural: Fraction(10**power) for name, power in _POWERS_OF_TEN.items() for plural in ("", "s")},
+    **{name: Fraction(12) for name in ("dozen", "dozens")},
+    **{name: Fraction(1, number) for number, name in enumerate(_PARTS, 2)},
+    **{f"{name}ths": Fraction(1, 10**power) for name, power in _POWERS_OF_TEN.items()},
+}
+"""Words after a number that make it another number."""
+_OPERATIONS_AFTER = frozenset(["squared", "cubed", "factorial", "choose", "to", "raised"])
+"""Words that make a number another one where they follow it, and not where they follow a unit ("metres squared")."""
+_UNIT_WORDS = frozenset(["per", "squared", "cubed"])
+"""Words that make units of several."""
 _OPERATIONS = (
     "and or but not than plus minus times over mod sin cos tan cot sec csc log exp sqrt abs det gcd lcm max div"
 )
@@ -83,7 +107,7 @@ _NO_UNIT = frozenset(_OPERATIONS.split())
 _COMMAND = re.compile(
     r"(\\\\)(?:\s?\[[^\]\n]{0,12}\])?"  # the end of a row, with the space below it, is no spacing command
     r"|\\(?:left|right|[bB]igg?[lrm]?|quad|qquad|displaystyle|textstyle)(?![a-zA-Z])"
-    r"|\\[$!,;:()\[\] ]|[$]"
+    r"|\\[$!,;:()\[\] ]|[$]|(?<=[\w)}\]$])~"
 )
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _BEGIN = re.compile(
@@ -97,7 +121,7 @@ _ROW_END = re.compile(r"\\\\|\\cr(?![a-zA-Z])|\\(?:hline|midrule|toprule|bottomr
 def extract_answer(text: str) -> str:
     r"""The answer stated last: in answer tags, in `\boxed{}`, after "answer:" or "answer is"; else all of `text`.
 
-    Thoughts before the last `</think>` state nothing. Emphasis of Markdown and a closing phrase ("I hope it is correct.")
+    Thoughts state nothing. Emphasis of Markdown and a closing phrase ("I hope it is correct.")
     are no part of an answer.
     """
     text = after_thinking(text)
@@ -150,7 +174,10 @@ def _announced(text: str) -> str:
         end = announcement.end()
     if not end:
         return ""
-    rest = text[end:].lstrip(" \t\r\n:*_`#")
+    rest = text[end:].lstrip(" \t\r\n:#")
+    rest = _MARKUP_END.sub("", rest)
+    if not (_EMPHASIS.match(rest) or _UNDERLINED.match(rest)):
+        rest = rest.lstrip(" \t\r\n:*_`#")
     line = rest.partition("\n")[0]
     is_open = line.count("$") % 2 or line.count("\\begin") > line.count("\\end")
     return rest.partition("\n\n")[0] if is_open or line.strip() in ("$$", "\\[") else line
@@ -161,7 +188,8 @@ def _bare(text: str) -> str:
     closing = _CLOSING_PHRASE.search(text)
     if closing is not None and not _STATES_SOMETHING.search(text, closing.end()):
         text = text[: closing.start()].strip() or text
-    text = _EMPHASIS.sub(r"\2", text.strip())
+    text = _EXCLAIMED.sub("", text.strip())
+    text = _UNDERLINED.sub(r"\2", _EMPHASIS.sub(r"\2", text))
     bare = text.lstrip("*`#").strip()
     if bare.startswith("_"):
         bare = bare.strip("_")
@@ -225,13 +253,20 @@ def _matches(stated: str, reference: str) -> bool:
         return _are_same_rows(rows, expected_rows)
     expected = _plain_number(reference)
     if expected is None:
-        return _mean_the_same(stated, reference)
+        quantity = _quantity(reference)
+        expected = None if quantity.factor == 1 else _plain_number(quantity.number)
+        if expected is None:
+            return _mean_the_same(stated, reference)
+        expected *= quantity.factor
     value = stated.rpartition("=")[2].strip()
-    for text in (value, _without_unit(value)):
+    quantity = _quantity(value)
+    if not quantity.factor:
+        return False
+    for text, factor in ((value, Fraction(1)), (quantity.number, quantity.factor)):
         number = _plain_number(text)
         if number is not None:
             is_division = "/" in text or "frac" in text  # which has yet to be evaluated where an integer is expected
-            return number == expected and not (is_division and expected.denominator == 1)
+            return number * factor == expected and not (is_division and expected.denominator == 1)
     if _UNEVALUATED.search(_SCIENTIFIC.sub("", value)):
         return False
     states_one_number = len(_DIGITS.findall(_EXPONENT.sub("", _SCIENTIFIC.sub("", value)))) == 1
@@ -239,8 +274,15 @@ def _matches(stated: str, reference: str) -> bool:
 
 
 def _mean_the_same(stated: str, reference: str) -> bool:
-    r"""Returns math-verify's verdict, which does not read `\frac\pi2`."""
-    return _JUDGE.verdict(*(_SHORT_FRACTION.sub(_braced, text) for text in (stated, reference)))
+    """Returns math-verify's verdict."""
+    return _JUDGE.verdict(_in_latex(stated), _in_latex(reference))
+
+
+def _in_latex(text: str) -> str:
+    r"""Returns a text without what math-verify does not read: `\frac\pi2`, and numbers as programs print them ("1.5e3, 2")."""
+    text = _PRINTED.sub(lambda number: number[1] or number[2] or f"\\frac{{{number[3]}}}{{{number[4]}}}", text)
+    text = _PRINTED_POWER.sub(lambda number: f"{Decimal(number[0]):f}", text)
+    return _SHORT_FRACTION.sub(_braced, text)
 
 
 def _braced(fraction: re.Match[str]) -> str:
@@ -302,34 +344,51 @@ def _plain_number(text: str) -> Fraction | None:
     return (Fraction(numerator, denominator) + int(whole or 0)) * (-1 if sign == "-" else 1)
 
 
-def _without_unit(text: str) -> str:
-    r"""Returns the number in `41\text{ km/h}` and `41 km/h`; the text itself where what follows a number is no unit.
+class _Quantity(NamedTuple):
+    """Holds a number as it is written and what to multiply it with."""
 
-    A bare unit without an operator (`41 km`) stays: math-verify knows these.
+    number: str
+    factor: Fraction
+
+
+def _quantity(text: str) -> _Quantity:
+    r"""Returns the number in `41\text{ km/h}` and `41 km/h`, and that in `41 million people` with a million as its factor.
+
+    Where what follows a number is no unit the number is the text itself; its factor is 0 if words there make the number
+    another one in a way that is not known ("41 squared", "41 million or more"). A bare unit without an operator (`41 km`)
+    stays: math-verify knows these.
     """
     numbers = [match for form in (_POWER_OF_TEN, _FRACTION, _NUMBER) if (match := form.match(text))]
     if not numbers:
-        return text
+        return _Quantity(text, Fraction(1))
     number = max(numbers, key=re.Match.end)
-    unit = text[number.end() :].strip()
-    words = _TEXT.sub(r" \1 ", unit).replace("\\cdot", "*").strip()
-    parts = _UNIT_PARTS.findall(_EXPONENT.sub("", words))
+    unit = text[number.end() :].strip().replace("\\cdot", "*")
+    plain = _EXPONENT.sub("", unit)
+    words = _TEXT.sub(r" \1 ", plain).strip()
+    is_wrapped = unit.startswith("\\") and words != plain
+    parts = _UNIT_PARTS.findall(words)
+    factor = Fraction(1)
+    while (
+        parts
+        and (by := _FACTORS.get(parts[0] if len(parts[0]) == 1 else parts[0].lower()))
+        and (is_wrapped or len(parts[0]) > 1)
+    ):
+        factor *= by
+        del parts[0]
     names = [part for part in parts if part.isalpha()]
     operators = [part for part in parts if not part.isalpha()]
-    is_wrapped = unit.startswith("\\") and words != unit
-    is_compound = bool(operators) or "per" in names or len(parts) != len(_UNIT_PARTS.findall(words))
+    is_compound = bool(operators) or not _UNIT_WORDS.isdisjoint(names) or plain != unit
     are_units = all(
-        n in _UNITS or (len(n) > 2 and n.lower() not in _NO_UNIT) or (is_wrapped and n not in _NO_UNIT) for n in names
-    )
-    if (
-        parts
-        and parts[0].isalpha()
-        and are_units
-        and all(o in "/*·⋅().-'" for o in operators)
-        and (is_wrapped or is_compound)
-    ):
-        return number[0].strip()
-    return text
+        n in _UNITS or (len(n) > 2 and n.lower() not in _NO_UNIT) or (is_wrapped and n.lower() not in _NO_UNIT)
+        for n in names
+    ) and all(o in "/*·⋅().-'" for o in operators)
+    if names and names[0].lower() in _OPERATIONS_AFTER and names[0] == parts[0]:
+        return _Quantity(text, Fraction(0))
+    if factor != 1:
+        return _Quantity(number[0].strip(), factor if are_units else Fraction(0))
+    if parts and parts[0].isalpha() and are_units and (is_wrapped or is_compound):
+        return _Quantity(number[0].strip(), Fraction(1))
+    return _Quantity(text, Fraction(1))
 
 
 class _Judge:

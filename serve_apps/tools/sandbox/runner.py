@@ -11,6 +11,7 @@ stays as its supervisor and ends it. It runs as a script with the standard libra
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import io
@@ -231,7 +232,7 @@ def _become_the_program(
     header: dict[str, Any], case_input: Any, prelude: dict[str, Any], pipes: tuple[int, ...]
 ) -> None:
     """Runs the program in the child, behind standard streams and limits of its own. Never returns."""
-    code = _ERROR
+    code, module = _ERROR, ModuleType("solution" if header["fn_name"] else "__main__")
     try:
         os.setsid()
         for stream, number in enumerate([fcntl.fcntl(number, fcntl.F_DUPFD, 64) for number in pipes]):
@@ -239,14 +240,13 @@ def _become_the_program(
         _close_from(len(pipes))
         begun = len(pipes) - 1
         os.chdir(header["scratch"])
-        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="replace")
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), encoding="utf-8", errors="replace")
-        sys.stderr = io.TextIOWrapper(io.BufferedWriter(io.FileIO(2, "w")), encoding="utf-8", errors="replace")
+        _open_the_streams()
         sys.argv = ["program.py"]
         _limit(header)
         os.write(begun, b".")
         os.close(begun)
-        code = _execute(header, case_input, prelude)
+        atexit._clear()
+        code = _execute(header, case_input, prelude, module)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
@@ -256,11 +256,54 @@ def _become_the_program(
         traceback.print_exception(type(error), error, frames, limit=-8)
     finally:
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            asked = _end(module.__dict__)
+            code = code or asked
+        finally:
+            os._exit(code & 0xFF)
+
+
+def _open_the_streams() -> None:
+    """Opens the standard streams under both of their names, as the interpreter does: closing one leaves its descriptor open."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        mode = "w" if number else "r"
+        raw = io.FileIO(number, mode, closefd=False)
+        raw.name = f"<{name}>"
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw) if number else io.BufferedReader(raw),  # type: ignore[arg-type]
+            encoding="utf-8",
+            errors="replace",
+        )
+        stream.mode = mode  # type: ignore[misc]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _end(scope: dict[str, Any]) -> int:
+    """Does what the interpreter does at its end: waits for threads, calls what `atexit` knows, writes what buffers hold.
+
+    Returns the exit code that it asks for, 0 where it succeeds.
+    """
+    code = 0
+    try:
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:  # noqa: BLE001 - these are the program's
+        code = _ERROR
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
         except BaseException:  # noqa: BLE001 - a program may have put anything in place of its streams
-            code = code or _ERROR
-        os._exit(code & 0xFF)
+            code = _ERROR
+    for held in (sys.__stdout__, sys.__stderr__, *scope.values()):
+        try:
+            if isinstance(held, io.IOBase) and not held.closed:
+                held.flush()
+        except BaseException:  # noqa: BLE001 - the interpreter, too, ends as it would without such a file
+            continue
+    return code
 
 
 def _limit(header: dict[str, Any]) -> None:
@@ -284,13 +327,12 @@ def _limit(header: dict[str, Any]) -> None:
         _confine(header["readable"], header["scratch"], bytes.fromhex(header["seccomp"]))
 
 
-def _execute(header: dict[str, Any], case_input: Any, prelude: dict[str, Any]) -> int:
+def _execute(header: dict[str, Any], case_input: Any, prelude: dict[str, Any], module: ModuleType) -> int:
     try:
         program = compile(header["code"], "program.py", "exec")
     except BaseException:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, SystemError ...
         traceback.print_exc(limit=0)
         return _COMPILE_ERROR
-    module = ModuleType("solution" if header["fn_name"] else "__main__")
     sys.modules[module.__name__] = module
     scope = module.__dict__
     scope.update({name: value for name, value in prelude.items() if name not in scope})
@@ -301,9 +343,6 @@ def _execute(header: dict[str, Any], case_input: Any, prelude: dict[str, Any]) -
         answer = json.dumps(_plain(function(*positional, **named)))
         with os.fdopen(3, "w") as value:
             value.write(answer)
-    threading = sys.modules.get("threading")
-    if threading is not None:
-        threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does at its end
     return 0
 
 

@@ -53,6 +53,64 @@ def test_a_program_earns_what_it_says(judge: CodeVerifier, code: str, verdict: s
     assert judged.pass_rate == passed / 4
 
 
+FAST_IO = """
+import os, sys
+from io import BytesIO, IOBase
+class FastIO(IOBase):
+    def __init__(self, file):
+        self._fd, self.buffer = file.fileno(), BytesIO()
+        self.writable = "x" in file.mode or "r" not in file.mode
+        self.write = self.buffer.write if self.writable else None
+    def flush(self):
+        if self.writable:
+            os.write(self._fd, self.buffer.getvalue())
+            self.buffer.truncate(0), self.buffer.seek(0)
+class IOWrapper(IOBase):
+    def __init__(self, file):
+        self.buffer = FastIO(file)
+        self.flush = self.buffer.flush
+        self.write = lambda s: self.buffer.write(s.encode("ascii"))
+FastIO(sys.stdin)
+sys.stdout = IOWrapper(sys.stdout)
+print(5)
+"""
+"""The part of a template of competitive programmers that replaces the standard streams."""
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        ("import sys\nsys.__stdout__.write('5')", "pass"),
+        ("import sys\nprint(int(sys.__stdin__.readline()) + 2)", "pass"),
+        (
+            "import sys\nprint(5 if (sys.stdin.mode, sys.stdout.mode, sys.stdin.name) == ('r', 'w', '<stdin>') else 0)",
+            "pass",
+        ),
+        (FAST_IO, "pass"),
+        ("import sys\nsys.stdout = open(1, 'w')\nprint(5)", "pass"),
+        ("import sys\nsys.stdin = open(0)\nprint(int(input()) + 2)", "pass"),
+        ("out = open(1, 'w')\nout.write('5')", "pass"),
+        ("import io, sys\nprint(5)\nsys.stdout = io.StringIO()\nprint(6)", "pass"),
+        ("import sys\nprint(5)\nsys.stdout.close()", "pass"),
+        ("import sys\nprint(5, flush=True)\nsys.stdout = None", "pass"),
+        ("import atexit\natexit.register(print, 5)", "pass"),
+        ("import atexit, sys\natexit.register(print, 5)\nsys.exit(0)", "pass"),
+        ("import atexit\natexit.register(lambda: 1 / 0)\nprint(5)", "pass"),
+        ("import sys, threading, time\nthreading.Timer(0.1, print, [5]).start()\nsys.exit()", "pass"),
+        ("import multiprocessing\nmultiprocessing.Process(target=print, args=(5,)).start()", "pass"),
+        ("import atexit\natexit.register(print, 5)\n1 / 0", "runtime_error"),
+        ("import atexit, os\natexit.register(os._exit, 3)\nprint(5, flush=True)", "runtime_error"),
+        ("import sys\nprint(5)\nsys.stdout = object()", "runtime_error"),
+    ],
+)
+def test_a_program_begins_and_ends_as_in_an_interpreter_of_its_own(
+    judge: CodeVerifier, code: str, verdict: str
+) -> None:
+    tests = read_tests([{"input": "3", "output": "5"}], place="here")
+    judged = judge.judge(code, tests)
+    assert judged.verdict == verdict, judged
+
+
 @pytest.mark.parametrize(
     ("code", "verdict"),
     [
