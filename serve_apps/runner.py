@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,12 +19,12 @@ from typing import Any
 
 from serve_apps.acting_team import ActingTeam, Complete
 from serve_apps.agent import ToolError, ToolFault, ToolRaised
-from serve_apps.causes import CallTimeout, cause_of_delay, cause_of_error
+from serve_apps.causes import AuthorError, CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.recorder import Recorder
-from serve_apps.workflow import Outcome
+from serve_apps.workflow import SCORE, Outcome
 from stores.types import Cause, EpisodeStatus, FinishReason, Trace
 
 CONTEXT_EXHAUSTED = "context_exhausted"
@@ -96,20 +97,37 @@ def _tool_stop(failed: ToolError) -> str:
 
 
 def _recordable(returned: Any) -> Outcome:
-    """Returns the outcome of `run` with plain values, as a trace stores it; TypeError where it is none."""
+    """Returns the outcome of `run` with plain values, as a trace stores it.
+
+    Raises TypeError where it is none, AuthorError where its score is none: raised when it is paid, it would end the scoring
+    of every other episode.
+    """
     if not isinstance(returned, Outcome):
         raise TypeError(f"run returned {type(returned).__name__}, not an Outcome")
     if not isinstance(returned.metadata, Mapping):
         raise TypeError(
             f"Outcome.metadata is {type(returned.metadata).__name__}, not a mapping: leave it out or give one"
         )
+    metadata = dict(returned.metadata)
+    if metadata.get(SCORE) is not None:
+        metadata[SCORE] = _checked_score(metadata[SCORE])
     return replace(
         returned,
         answer=str(returned.answer),
         stop_reason=str(returned.stop_reason),
         error=str(returned.error),
-        metadata=dict(returned.metadata),
+        metadata=metadata,
     )
+
+
+def _checked_score(score: Any) -> float:
+    try:
+        value = float(score)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise AuthorError(f"the episode's score is {str(score)[:80]}: a score is a number of 0 to 1")
+    return value
 
 
 def _is_cancelled() -> bool:

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 from serve_apps.agent import Agent, Tool
 from stores.types import Task
 
+SCORE = "score"
+"""The entry of an outcome's metadata that the credit rule `posted_score` pays: a number of 0 to 1, whoever wrote it."""
+
 T = TypeVar("T")
 
 
@@ -26,7 +29,7 @@ class Outcome:
     is_truncated: bool = False
     """True where the workflow stopped early, at a limit of rounds for example."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values for credit rules and for readers of the trace."""
+    """JSON values for credit rules and for readers of the trace; `score`, if it is there, is a number of 0 to 1."""
     error: str = ""
     """What went wrong although the episode came to its end; it is stored with the trace."""
 

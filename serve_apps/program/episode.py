@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -17,7 +16,6 @@ from typing import Any
 
 from pydantic import Field
 
-from serve_apps.causes import AuthorError
 from serve_apps.contracts import Parsed
 from serve_apps.openai_api.protocol import ApiError, Body, ChatRequest, Metadata
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
@@ -26,7 +24,7 @@ from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
 from serve_apps.recorder import Prompt, Recorder
 from serve_apps.runner import CONTEXT_EXHAUSTED
-from serve_apps.workflow import Outcome
+from serve_apps.workflow import SCORE, Outcome
 from stores.types import Turn
 
 TURN_LIMIT = "turn_limit"
@@ -40,7 +38,7 @@ class PostedOutcome(Body):
     score: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     """A score of 0 to 1; the credit rule `posted_score` pays it."""
     metadata: Metadata = Field(default_factory=dict)
-    """JSON values for other credit rules and for readers."""
+    """JSON values for other credit rules and for readers; a `score` among them is held to 0 to 1 as well."""
 
 
 @dataclass
@@ -130,7 +128,7 @@ class ProgramEpisode:
         """Returns the outcome that was posted, or else the one the program returned, with the growth of its
         conversations.
 
-        Raises AuthorError for a score that is none. Args: error: how the program failed although the episode counts.
+        Args: error: how the program failed although the episode counts.
         """
         result: Mapping[str, Any] = returned if isinstance(returned, Mapping) else {"answer": returned}
         posted = self.outcome
@@ -139,7 +137,7 @@ class ProgramEpisode:
         metadata = {**result.get("metadata", {}), **({} if posted is None else posted.metadata)}
         metadata[CONVERSATIONS] = self.growth
         if score is not None:
-            metadata["score"] = _checked_score(score)
+            metadata[SCORE] = score
         stop_reason = CONTEXT_EXHAUSTED if self.exhausted else TURN_LIMIT if self.is_at_limit else "finished"
         return Outcome(
             answer="" if answer is None else str(answer),
@@ -235,17 +233,6 @@ class ProgramEpisode:
                 )
                 call_indices.append(index)
         return tuple(call_indices)
-
-
-def _checked_score(score: Any) -> float:
-    """Returns a score; AuthorError where it is no number of 0 to 1, as `PostedOutcome` refuses it."""
-    try:
-        value = float(score)
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise AuthorError(f"the program's score is {str(score)[:80]}: a score is a number of 0 to 1")
-    return value
 
 
 def _rendered(make: Any) -> Any:

@@ -19,7 +19,8 @@ from serve_apps.causes import AuthorError, CallTimeout, cause_of_delay, cause_of
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
-from serve_apps.program.episode import ProgramEpisode
+from serve_apps.program.conversations import CONVERSATIONS
+from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 from serve_apps.replay import ReplayError
 from serve_apps.runner import run_episode
 from serve_apps.scripted import ByteTokenizer, play_scripted
@@ -241,18 +242,35 @@ def test_what_the_infrastructure_caused_is_repeated_and_what_the_policy_caused_i
     assert (len(seen), trace.attempt, trace.cause) == (2, 2, "author"), "no turn was answered"
 
 
+def scored(score: Any) -> Callable[[Any], Any]:
+    """A workflow's end with this score in the outcome's metadata, as every program's score arrives, too."""
+
+    async def end(_: Any) -> Outcome:
+        return Outcome(answer="12", metadata={"score": score})
+
+    return end
+
+
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), -3, 7, "much", 10**400])
 def test_a_score_that_is_none_is_an_authors_error(score: Any) -> None:
-    recorder: Any = SimpleNamespace(team=SimpleNamespace(group_of={}))
-    with pytest.raises(AuthorError, match=r"score is .*: a score is a number of 0 to 1"):
-        ProgramEpisode(recorder=recorder, id="e").outcome_of({"answer": "55", "score": score})
+    trace = play_scripted(Runs(scored(score)), TASK, {"writer": ["hm"]})
+    assert (trace.status, trace.cause, trace.outcome_metadata) == ("agent_error", "author", {})
+    assert "score is " in trace.error and ": a score is a number of 0 to 1" in trace.error
 
 
-@pytest.mark.parametrize(("score", "kept"), [(0, 0.0), (1, 1.0), (True, 1.0), ("0.5", 0.5)])
-def test_a_score_of_0_to_1_is_kept(score: Any, kept: float) -> None:
+@pytest.mark.parametrize(("score", "kept"), [(0, 0.0), (1, 1.0), (True, 1.0), ("0.5", 0.5), (None, None)])
+def test_a_score_of_0_to_1_is_kept(score: Any, kept: float | None) -> None:
+    trace = play_scripted(Runs(scored(score)), TASK, {"writer": ["hm"]})
+    assert (trace.status, trace.outcome_metadata) == ("ok", {"score": kept})
+
+
+def test_a_posted_score_goes_before_the_returned_one_and_leaves_other_metadata() -> None:
     recorder: Any = SimpleNamespace(team=SimpleNamespace(group_of={}))
-    outcome = ProgramEpisode(recorder=recorder, id="e").outcome_of({"answer": "55", "score": score}, error="late")
-    assert (outcome.metadata["score"], outcome.error) == (kept, "late")
+    episode = ProgramEpisode(recorder=recorder, id="e")
+    episode.outcome = PostedOutcome(score=0.25, metadata={"from": "grader"})
+    outcome = episode.outcome_of({"answer": "55", "score": 1, "metadata": {"lines": 3}}, error="late")
+    assert (outcome.answer, outcome.error) == ("55", "late")
+    assert {**outcome.metadata} == {"score": 0.25, "from": "grader", "lines": 3, **{CONVERSATIONS: episode.growth}}
 
 
 def test_a_sound_episode_keeps_the_error_that_its_workflow_notes() -> None:

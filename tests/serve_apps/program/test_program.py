@@ -304,20 +304,22 @@ def test_a_program_that_fails_after_a_prompt_that_did_not_fit_keeps_its_error(ti
     assert "the context holds 64" in trace.error and "; then ProgramError: exit code 1" in trace.error
 
 
+@pytest.mark.parametrize("in_metadata", [False, True])
 @pytest.mark.parametrize("score", [float("nan"), -3, 7])
 def test_a_functions_score_is_checked_as_a_posted_one_is_and_only_its_episode_is_an_error(
-    tiny_model: Path, score: float
+    tiny_model: Path, score: float, in_metadata: bool
 ) -> None:
     def answer(prompt: str, client: Any) -> dict[str, Any]:
         messages: Any = [{"role": "user", "content": prompt}]
         client.chat.completions.create(model="m", messages=messages)
-        return {"answer": "55", "score": score if prompt == "bad" else 0.5}
+        said = {"score": score if prompt == "bad" else 0.5}
+        return {"answer": "55", **({"metadata": said} if in_metadata else said)}
 
     program = Program(ONE, function="pipelines.examples.calculator.program:answer")
     program._function = answer
     bad, good = (play(program, tiny_model, by_turn("hm"), prompt=prompt) for prompt in ("bad", "good"))
     assert (bad.status, bad.cause, bad.is_outcome) == (EpisodeStatus.AGENT_ERROR, "author", False)
-    assert f"the program's score is {score}: a score is a number of 0 to 1" in bad.error
+    assert f"the episode's score is {score}: a score is a number of 0 to 1" in bad.error
     assert PostedScore().assign_credit(good).outcome == 0.5
 
 
