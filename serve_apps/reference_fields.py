@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from serve_apps import long_json
 from serve_apps.tools.code_test_formats import OUTPUT, OUTPUTS, PRIVATE, PUBLIC
 from serve_apps.tools.code_tests import CHECKER_CODE
 from stores.types import Task
@@ -91,10 +91,10 @@ def _public(value: Any, *, depth: int) -> Any:
 def _public_text(text: str, *, depth: int) -> str | None:
     """Returns JSON text without references, other text as it is."""
     try:
-        data = json.loads(text)
+        data = long_json.loads(text)
     except ValueError:
         return text
     except RecursionError:
         return None
     shown = _public(data, depth=depth)
-    return text if shown == data else json.dumps(shown)
+    return text if shown == data else long_json.dumps(shown)

@@ -15,6 +15,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
+from serve_apps import long_json
 from serve_apps.boxed import last_boxed
 from serve_apps.reference_fields import ANSWER_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
 from serve_apps.tools.code_tests import CHECKER, CHECKER_CODE, FN_NAME
@@ -100,6 +101,11 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, (float, Decimal)) and math.isnan(value)
 
 
+def _is_finite(value: float | Decimal) -> bool:
+    """Returns whether a number is finite; a `Decimal` may be, and be larger than any float."""
+    return value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)
+
+
 def _shown(row: Mapping[str, Any]) -> list[str]:
     return [f"{name} (missing)" if value is None else name for name, value in row.items()]
 
@@ -114,10 +120,21 @@ def _finite(value: Any) -> Any:
 
 
 def _tests(row: Mapping[str, Any]) -> Any:
-    """Returns the tests of a row, of its `extra_info` or its ground truth, in their own shape; None if it has none."""
+    """Returns the tests of a row, of its `extra_info` or its ground truth, in their own shape; None if it has none.
+
+    Tests with integers of more than `MAX_INT_DIGITS` are JSON text, because a task is written by Python's own JSON.
+    """
     tests = _raw_tests(row)
+    if _has_long_integers(tests):
+        tests = long_json.dumps(tests)
     settings = {field: value for field, names in _TEST_SETTINGS.items() if (value := _test_setting(row, names))}
     return {"tests": tests, **settings} if tests is not None and settings else tests
+
+
+def _has_long_integers(value: Any) -> bool:
+    if isinstance(value, (Mapping, list)):
+        return any(map(_has_long_integers, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, Decimal)
 
 
 def _test_setting(row: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -150,7 +167,7 @@ def _data(value: Any) -> Any:
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
-        return json.loads(value)
+        return long_json.loads(value)
     except (ValueError, RecursionError):
         return value
 
@@ -270,7 +287,7 @@ def _answer_texts(value: Any, at: str) -> list[str]:
         return [text for number, item in enumerate(data, 1) for text in _answer_texts(item, f"{at}[{number}]")]
     if isinstance(value, str):
         return [value.strip()]
-    if isinstance(value, (float, Decimal)) and not math.isfinite(value):
+    if isinstance(value, (float, Decimal)) and not _is_finite(value):
         raise ValueError(f"{at} is {value}, which is no answer: write the answer there, or leave this row out")
     return [_text(value)] if isinstance(value, (int, float, Decimal)) else []
 
@@ -286,7 +303,7 @@ def _is_answer(item: Any) -> bool:
 
 def _text(value: Any) -> str:
     """Returns a value as people write it: a number that a table holds as 72.0, because others in its column are none, is 72."""
-    if isinstance(value, bool) or not isinstance(value, (float, Decimal)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (float, Decimal)) or not _is_finite(value):
         return str(value)
     exact = Decimal(repr(value)) if isinstance(value, float) else value
     if exact and not -MAX_PLACES < exact.adjusted() < MAX_PLACES:

@@ -10,7 +10,8 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 from serve_apps import long_json
@@ -21,6 +22,7 @@ FN_NAME = ("fn_name", "function_name", "func_name")
 CHECKER = ("checker_type", "special_judge")
 CHECKER_CODE = ("checker_code", "checker")
 CHECKERS = (*OUTPUT_CHECKERS, "custom")
+_LONG_INTEGER = re.compile(rf"(?<![\w.])[1-9]\d{{{long_json.MAX_INT_DIGITS},}}+(?![\w.])")
 _NAMED = re.compile(r"\s*[A-Za-z_]\w*\s*=(?!=)")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _IMPORT = re.compile(
@@ -38,6 +40,9 @@ class Case:
     """Text for standard input, or the list of arguments; a single object names them. Values are those of `long_json`."""
     expected: Any
     """Text on standard output, or the value returned."""
+    names: tuple[str, ...] = field(default=(), compare=False)
+    """The names of the arguments where the data set gives them in a text: they go to parameters of these names, and by place
+    to a function that has others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,8 @@ def _read(data: Any, fn_name: str) -> CodeTests:
     name = fn_name or str(first_value(objects, FN_NAME) or "")
     checker, code = _checker(objects)
     pairs = read_pairs(data)
-    public, private = [[_case(*pair, is_call=bool(name)) for pair in part] for part in pairs]
+    orders: dict[frozenset[str], tuple[str, ...]] = {}
+    public, private = [[_in_order(_case(*pair, is_call=bool(name)), orders) for pair in part] for part in pairs]
     clash = _contradiction([*public, *private], checker, is_call=bool(name))
     if clash is not None:
         given, *outputs = (str(part)[:60] for part in clash)
@@ -191,9 +197,18 @@ def _case(given: Any, expected: Any, *, is_call: bool) -> Case:
     if values is None:
         raise ValueError(
             f"the input {given[:60]!r} begins like named arguments and cannot be read as such: write `name = value, ...` with "
-            "JSON values, or one JSON value a line"
+            "JSON values (the keys of an object are texts), or one JSON value a line"
         )
-    return Case(given=values, expected=_literal_or_text(expected))
+    return Case(given=list(values.values()), expected=_literal_or_text(expected), names=tuple(values))
+
+
+def _in_order(case: Case, orders: dict[frozenset[str], tuple[str, ...]]) -> Case:
+    """Returns a case with its named arguments in the order of the first case that has the same names."""
+    names = orders.setdefault(frozenset(case.names), case.names)
+    if names == case.names:
+        return case
+    values = dict(zip(case.names, case.given, strict=True))
+    return replace(case, given=[values[name] for name in names], names=names)
 
 
 def _text(value: Any) -> str:
@@ -213,15 +228,17 @@ def _value(text: Any) -> Any:
         return text
 
 
-def _named_values(text: str) -> list[Any] | None:
-    """Returns the values in `nums = [1], k = 2`, on one line or several, in their order; None for another text."""
+def _named_values(text: str) -> dict[str, Any] | None:
+    """Returns the values in `nums = [1], k = 2`, on one line or several, by name; None for another text."""
     if not _NAMED.match(text):
         return None
+    text, longs = _without_long_integers(text)
     for arguments in (text, ",".join(line.rstrip(" ,") for line in text.splitlines() if line.strip())):
         try:
             call = ast.parse(f"f({arguments}\n)", mode="eval").body
             if isinstance(call, ast.Call) and not call.args and all(keyword.arg for keyword in call.keywords):
-                return [_literal(keyword.value) for keyword in call.keywords]
+                values = {str(k.arg): _literal(k.value, longs, is_argument=True) for k in call.keywords}
+                return values if len(values) == len(call.keywords) else None
         except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
             continue
     return None
@@ -232,23 +249,68 @@ def _literal_or_text(text: Any) -> Any:
     value = _value(text)
     if value is not text or not isinstance(text, str):
         return value
+    code, longs = _without_long_integers(text)
     try:
-        return _literal(ast.parse(text.strip(), mode="eval").body)
+        return _literal(ast.parse(code.strip(), mode="eval").body, longs)
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
         return text
 
 
-class _JsonNames(ast.NodeTransformer):
-    """Takes true, false and null for what JSON means by them."""
+def _without_long_integers(text: str) -> tuple[str, dict[str, str]]:
+    """Returns code with names in place of integers that Python's parser refuses for their length, and their digits by name."""
+    longs: dict[str, str] = {}
+    prefix = "long_"
+    while prefix in text:
+        prefix += "_"
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Returns a constant for such a name, and any other name as it is."""
-        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+    def named(digits: re.Match[str]) -> str:
+        name = f"{prefix}{len(longs)}_"
+        longs[name] = digits[0]
+        return name
+
+    return _LONG_INTEGER.sub(named, text), longs
 
 
-def _literal(node: ast.expr) -> Any:
-    """Returns the value of a literal of Python or JSON, in JSON's types. Raises ValueError or TypeError for anything else."""
-    return json.loads(json.dumps(ast.literal_eval(_JsonNames().visit(node))))
+def _literal(node: ast.expr, longs: Mapping[str, str], *, is_argument: bool = False) -> Any:
+    """Returns the value of a literal of Python or JSON, in JSON's types. Raises ValueError or TypeError for anything else.
+
+    A key that is no text is refused in an argument, which reaches a function as JSON. A returned value is written as JSON
+    as well, so that an expected one may have such keys.
+    """
+    match node:
+        case ast.Constant(value=str(text)):
+            for name, digits in longs.items():
+                text = text.replace(name, digits)  # the digits stood in a text
+            return text
+        case ast.Constant(value=bool() | int() | float() | None):
+            return node.value
+        case ast.Name(id=name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+        case ast.Name(id=name) if name in longs:
+            return Decimal(longs[name])
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            number = _literal(operand, longs)
+            if isinstance(number, bool) or not isinstance(number, (int, float, Decimal)):
+                raise ValueError(f"a sign before {number!r}, which is no number")
+            if isinstance(sign, ast.UAdd):
+                return number
+            return number.copy_negate() if isinstance(number, Decimal) else -number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_literal(item, longs, is_argument=is_argument) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            names = [_object_key(key, longs, is_argument) for key in keys]
+            return {k: _literal(v, longs, is_argument=is_argument) for k, v in zip(names, values, strict=True)}
+    raise ValueError(f"{type(node).__name__} is no literal")
+
+
+def _object_key(node: ast.expr | None, longs: Mapping[str, str], is_argument: bool) -> str:
+    if node is None:
+        raise ValueError("** is no key")
+    key = _literal(node, longs)
+    if is_argument and not isinstance(key, str):
+        raise ValueError(f"the key {key!r} is no text")
+    (name,) = json.loads(json.dumps({key: None}))
+    return str(name)
 
 
 def _key(case: Case) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from serve_apps.thinking import after_thinking
 from serve_apps.tools.checkers import OUTPUT_CHECKERS, is_right_value
 from serve_apps.tools.code_tests import Case, CodeTests
-from serve_apps.tools.sandbox import MAX_TIMEOUTS, CaseRun, Program, Sandbox, SandboxUnavailable
+from serve_apps.tools.sandbox import MAX_TIMEOUTS, Call, CaseRun, Program, Sandbox, SandboxUnavailable
 
 Verdict = Literal[
     "pass",
@@ -134,7 +134,7 @@ class CodeVerifier:
         self, program: Program, tests: CodeTests, cases: Sequence[Case], time_s: float | None, problem: str
     ) -> list[CaseVerdict]:
         try:
-            runs = self._runs(program, [case.given for case in cases], time_s)
+            runs = self._runs(program, [_input(case) for case in cases], time_s)
             if tests.checker == "custom":
                 return self._by_custom_checker(tests, cases, runs, problem)
         except SandboxUnavailable as fault:
@@ -222,6 +222,10 @@ def time_limit(statement: str) -> float | None:
         return None
     number = float(match[1])
     return number / 1000 if match[2].lower().startswith(("ms", "milli")) else number
+
+
+def _input(case: Case) -> Any:
+    return Call(arguments=case.given, names=case.names) if case.names else case.given
 
 
 def _is_python(text: str) -> bool:

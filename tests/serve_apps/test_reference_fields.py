@@ -44,6 +44,13 @@ def test_no_name_of_the_reader_is_shown_at_any_depth(field: str) -> None:
         assert not [place for place in places if SECRET in shown(place)]
 
 
+def test_an_integer_of_any_length_in_a_text_hides_no_reference() -> None:
+    long = "1" * 5000
+    text = f'{{"a": {long}, "answer": "{SECRET}"}}'
+    assert shown({"text": text}) == shown({"text": f'{{"a": {long}}}'})
+    assert public_task(Task(task_id="t", prompt="p", answers=(), metadata={"text": long}))["metadata"] == {"text": long}
+
+
 def test_what_the_reader_puts_into_a_task_is_not_shown() -> None:
     row = {
         "data_source": "made",

@@ -6,6 +6,6 @@
 Expected outputs never enter the sandbox; the caller compares outside (`checkers.py`).
 """
 
-from serve_apps.tools.sandbox.sandbox import MAX_TIMEOUTS, CaseRun, Program, Sandbox, SandboxUnavailable
+from serve_apps.tools.sandbox.sandbox import MAX_TIMEOUTS, Call, CaseRun, Program, Sandbox, SandboxUnavailable
 
-__all__ = ["MAX_TIMEOUTS", "CaseRun", "Program", "Sandbox", "SandboxUnavailable"]
+__all__ = ["MAX_TIMEOUTS", "Call", "CaseRun", "Program", "Sandbox", "SandboxUnavailable"]

@@ -1,6 +1,6 @@
 """runner: the part of the sandbox that is inside it. Runs one program on many inputs, each in a child of its own.
 
-    stdin   {"code", "fn_name", limits}   {"input"}   {"input"} ...      one JSON line each
+    stdin   {"code", "fn_name", limits}   {"input"}   {"input", "names"} ...      one JSON line each
     stdout  {"ready": true}               {case}      {case}    ...
     begun                                 a byte      a byte    ...      from the child, just before the program runs
 
@@ -65,7 +65,7 @@ def main() -> None:
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in requests:
         try:
-            case = _run_case(header, json.loads(line)["input"], prelude)
+            case = _run_case(header, json.loads(line), prelude)
         except OSError as fault:
             print(json.dumps({"stderr": f"the runner: {fault}"}), file=replies, flush=True)
             return
@@ -93,17 +93,15 @@ def _leave_a_supervisor() -> None:
         os._exit(0)
 
 
-def _run_case(header: dict[str, Any], case_input: Any, prelude: dict[str, Any]) -> dict[str, Any]:
+def _run_case(header: dict[str, Any], request: dict[str, Any], prelude: dict[str, Any]) -> dict[str, Any]:
     stdin, outputs = os.pipe(), [os.pipe() for _ in range(3)]
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        _become_the_program(
-            header, case_input, prelude, (stdin[0], *(writer for _, writer in outputs), header["begun"])
-        )
+        _become_the_program(header, request, prelude, (stdin[0], *(writer for _, writer in outputs), header["begun"]))
     for number in (stdin[0], *(writer for _, writer in outputs)):
         os.close(number)
-    text = b"" if header["fn_name"] else str(case_input).encode(errors="surrogatepass")
+    text = b"" if header["fn_name"] else str(request["input"]).encode(errors="surrogatepass")
     readers = [reader for reader, _ in outputs]
     outputs_read, why = _exchange(pid, stdin[1], text, readers, header["time_s"], header["output_bytes"])
     seconds = time.monotonic() - began
@@ -229,7 +227,7 @@ def _listed(folder: str) -> list[str]:
 
 
 def _become_the_program(
-    header: dict[str, Any], case_input: Any, prelude: dict[str, Any], pipes: tuple[int, ...]
+    header: dict[str, Any], request: dict[str, Any], prelude: dict[str, Any], pipes: tuple[int, ...]
 ) -> None:
     """Runs the program in the child, behind standard streams and limits of its own. Never returns."""
     code, module = _ERROR, ModuleType("solution" if header["fn_name"] else "__main__")
@@ -246,7 +244,7 @@ def _become_the_program(
         os.write(begun, b".")
         os.close(begun)
         atexit._clear()
-        code = _execute(header, case_input, prelude, module)
+        code = _execute(header, request, prelude, module)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
@@ -327,7 +325,7 @@ def _limit(header: dict[str, Any]) -> None:
         _confine(header["readable"], header["scratch"], bytes.fromhex(header["seccomp"]))
 
 
-def _execute(header: dict[str, Any], case_input: Any, prelude: dict[str, Any], module: ModuleType) -> int:
+def _execute(header: dict[str, Any], request: dict[str, Any], prelude: dict[str, Any], module: ModuleType) -> int:
     try:
         program = compile(header["code"], "program.py", "exec")
     except BaseException:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, SystemError ...
@@ -339,7 +337,7 @@ def _execute(header: dict[str, Any], case_input: Any, prelude: dict[str, Any], m
     exec(program, scope)
     if header["fn_name"]:
         function = _function(scope, header["fn_name"])
-        positional, named = _arguments(function, case_input, header["min_arguments"])
+        positional, named = _arguments(function, request["input"], request.get("names", ()), header["min_arguments"])
         answer = json.dumps(_plain(function(*positional, **named)))
         with os.fdopen(3, "w") as value:
             value.write(answer)
@@ -355,11 +353,13 @@ def _function(scope: dict[str, Any], name: str) -> Any:
     raise NameError(f"the program defines neither {name} nor Solution.{name}")
 
 
-def _arguments(function: Any, arguments: list[Any], at_least: int) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(
+    function: Any, arguments: list[Any], names: Sequence[str], at_least: int
+) -> tuple[list[Any], dict[str, Any]]:
     """Returns the positional and the named arguments of a call.
 
-    A single list is spread over several parameters, and a single object over parameters of its names, or over as many of
-    other names. Arguments after the first `at_least` are passed only where the function takes them.
+    Arguments with names go to parameters of these names, and by place to a function that has others. A single list is spread
+    over several parameters, and a single object over parameters of its names, or over as many of other names. Arguments after the first `at_least` are passed only where the function takes them.
     """
     import inspect
 
@@ -369,6 +369,9 @@ def _arguments(function: Any, arguments: list[Any], at_least: int) -> tuple[list
         return arguments, {}
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p.name for p in by_place if p.default is p.empty]
+    takes = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if names and set(needed) <= set(names) <= takes:
+        return [], dict(zip(names, arguments, strict=True))
     single = arguments[0] if len(arguments) == 1 else None
     if isinstance(single, list) and len(needed) > 1:
         return single, {}

@@ -78,6 +78,15 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Describes the input of a function whose arguments have names."""
+
+    arguments: Sequence[Any]
+    names: Sequence[str]
+    """The parameters of the arguments, passed by place to a function that has other ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaseRun:
     """Describes what a program did with one input."""
 
@@ -145,7 +154,7 @@ class Sandbox:
 
         Args:
             program: the program, which is started anew for every input.
-            inputs: text for standard input; with `fn_name` the list of arguments.
+            inputs: text for standard input; with `fn_name` the list of arguments, or a `Call`.
             time_s: seconds per input, by the clock; by default those of the settings.
             total_s: seconds for all inputs. Those that are left then, or after MAX_TIMEOUTS that took too long, are `time`.
         """
@@ -190,7 +199,7 @@ class Sandbox:
         is_new = True
         with self._started(wall, program, time_s) as runner:
             while len(results) < len(inputs) and not _is_enough(results, deadline):
-                line = runner.ask({"input": inputs[len(results)]}, time_s + GRACE_S)
+                line = runner.ask(_request(inputs[len(results)]), time_s + GRACE_S)
                 if not runner.has_begun:
                     if is_new:
                         raise _NotBegun(f"the program was not begun: {_fault(line)}")
@@ -397,6 +406,12 @@ class _Runner:
                 return b""
         line, _, self._buffer = self._buffer.partition(b"\n")
         return bytes(line)
+
+
+def _request(program_input: Any) -> dict[str, Any]:
+    if isinstance(program_input, Call):
+        return {"input": program_input.arguments, "names": program_input.names}
+    return {"input": program_input}
 
 
 def _is_enough(results: Sequence[CaseRun], deadline: float) -> bool:

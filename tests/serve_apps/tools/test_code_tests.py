@@ -88,6 +88,12 @@ LONG = "1" * 5000
         ('nums = [1,\n 2], s = "a, b = c"', "True", Case(given=[[1, 2], "a, b = c"], expected=True)),
         ("root = [1,null,2], ok = false", "[(1, 'x')]", Case(given=[[1, None, 2], False], expected=[[1, "x"]])),
         ("x = -1.5", "None", Case(given=[-1.5], expected=None)),
+        ('x = {"1": [2]}', "{1: 2, None: (3,)}", Case(given=[{"1": [2]}], expected={"1": 2, "null": [3]})),
+        (
+            f'n = {LONG}, m = [-{LONG}], s = "{LONG}"',
+            f"({LONG}, 'x')",
+            Case(given=[Decimal(LONG), [Decimal(f"-{LONG}")], LONG], expected=[Decimal(LONG), "x"]),
+        ),
         ({"nums": [1], "k": 2}, 3, Case(given=[{"nums": [1], "k": 2}], expected=3)),
         (f"{LONG}\n[-{LONG}]", LONG, Case(given=[Decimal(LONG), [Decimal(f"-{LONG}")]], expected=Decimal(LONG))),
     ],
@@ -97,6 +103,16 @@ def test_data_of_a_call_stay_what_they_are_and_text_is_read(given: Any, expected
     tests = read_tests({"tests": [{"input": given, "output": expected}, more], "fn_name": "f"}, place="row 1")
     assert tests.cases[0] == case
     assert [type(value) for value in tests.cases[0].given] == [type(value) for value in case.given]
+
+
+def test_named_arguments_in_another_order_are_the_same_input() -> None:
+    raw = {
+        "public_tests": [{"input": "nums = [1], k = 2", "output": "3"}],
+        "tests": [{"input": "k = 2, nums = [1]", "output": "3"}, {"input": "k = 4, nums = [5]", "output": "9"}],
+        "fn_name": "f",
+    }
+    (case,) = read_tests(raw, place="row 1").cases
+    assert (case.given, case.names) in [([4, [5]], ("k", "nums")), ([[5], 4], ("nums", "k"))]
 
 
 def test_a_long_integer_is_one_case_of_a_program() -> None:
@@ -231,6 +247,9 @@ def test_the_name_at_the_tests_wins_over_the_one_around_them() -> None:
         ({"inputs": [{"nums": [1], "k": 2}], "outputs": ["3"]}, "is an object, and no function takes it.*fn_name"),
         ({"inputs": ["nums = [1, k = 2"], "outputs": ["3"], "fn_name": "f"}, "begins like named arguments"),
         ({"inputs": ["root = Tree([1])"], "outputs": ["3"], "fn_name": "f"}, "begins like named arguments"),
+        ({"inputs": ["x = {1: 2}"], "outputs": ["2"], "fn_name": "f"}, "the keys of an object are texts"),
+        ({"inputs": ["x = [{None: 2}]"], "outputs": ["2"], "fn_name": "f"}, "the keys of an object are texts"),
+        ({"inputs": ["x = 1, x = 2"], "outputs": ["2"], "fn_name": "f"}, "begins like named arguments"),
     ],
 )
 def test_what_cannot_judge_is_refused_with_its_place(raw: Any, said: str) -> None:

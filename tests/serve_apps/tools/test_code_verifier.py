@@ -151,6 +151,13 @@ def test_integers_of_any_length_are_read_written_and_compared(judge: CodeVerifie
         ({"nums": [1, 2], "k": 3}, "def f(settings): return sum(settings['nums']) + settings['k']"),
         ("nums = [1, 2], k = 3", "def f(a, b): return sum(a) + b"),
         ("nums = [1, 2]\nk = 3", "def f(nums, k): return sum(nums) + k"),
+        ("k = 3, nums = [1, 2]", "def f(nums, k): return sum(nums) + k"),
+        ("k = 3, nums = [1, 2]", "def f(nums, *, k, start=0): return sum(nums, start) + k"),
+        ("k = 3, nums = [1, 2]", "class Solution:\n    def f(self, nums, k=0): return sum(nums) + k"),
+        ("k = 3, nums = [1, 2]", "def f(a, b): return a + sum(b)"),
+        ("k = 3, nums = [1, 2]", "def f(a, b=0): return a + sum(b)"),
+        ("k = 3, nums = [1, 2]", "def f(*arguments): return arguments[0] + sum(arguments[1])"),
+        ("nums = [1, 2, 3]", "def f(a): return sum(a)"),
     ],
 )
 def test_a_function_gets_named_arguments(judge: CodeVerifier, given: Any, code: str) -> None:
