@@ -274,7 +274,7 @@ def _matches(stated: str, reference: str) -> bool:
 
 
 def _mean_the_same(stated: str, reference: str) -> bool:
-    """Returns math-verify's verdict."""
+    """Returns whether math-verify finds that two texts, as LaTeX, state the same value."""
     return _JUDGE.verdict(_in_latex(stated), _in_latex(reference))
 
 

@@ -53,6 +53,29 @@ def test_other_kinds_of_address_are_left_to_ray(address: str) -> None:
     cluster.check_answers(address)
 
 
+def connected(home: Path, environment: dict[str, str], shown: str) -> str:
+    """What a fresh process prints that imports Ray, then connects: `shown` is evaluated where Ray would connect."""
+    script = (
+        "import os, ray, ray._raylet as raylet\n"
+        "import pipelines.cluster.connect as cluster\n"
+        f"ray.init = lambda **_: print({shown})\n"
+        "cluster.check_answers = lambda address: None\n"
+        "cluster.connect('127.0.0.1:6399')\n"
+    )
+    given = ("RAY_AUTH", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(given)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=inherited | {"HOME": str(home)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize(("environment", "is_sent"), [({}, "True"), ({"RAY_AUTH_MODE": "disabled"}, "False")])
 def test_the_token_is_sent_also_where_ray_was_imported_before(
     environment: dict[str, str], is_sent: str, tmp_path: Path
@@ -60,23 +83,13 @@ def test_the_token_is_sent_also_where_ray_was_imported_before(
     """Ray reads RAY_AUTH_MODE as it is imported, and most of `pipelines` imports Ray."""
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("f" * 64)
-    script = (
-        "import ray, ray._raylet as raylet\n"
-        "import pipelines.cluster.connect as cluster\n"
-        "ray.init = lambda **_: print(raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN)\n"
-        "cluster.check_answers = lambda address: None\n"
-        "cluster.connect('127.0.0.1:6399')\n"
-    )
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=inherited | {"HOME": str(tmp_path)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout.split() == [is_sent], done.stderr
+    mode = "raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN"
+    assert connected(tmp_path, environment, mode) == is_sent
+
+
+def test_a_cluster_on_this_machine_is_reached_past_a_proxy(tmp_path: Path) -> None:
+    hosts = connected(tmp_path, {"HTTP_PROXY": "http://10.0.0.1:3128"}, "os.environ.get('NO_PROXY')")
+    assert hosts.split(",") == ["127.0.0.1", "localhost", "::1"]
 
 
 def test_a_cluster_of_another_ray_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
