@@ -94,7 +94,7 @@ down() {
     kill -0 -- "-$pid" 2>/dev/null || break
     sleep 0.5
   done
-  kill -KILL -- "-$pid" 2>/dev/null || true
+  if kill -0 -- "-$pid" 2>/dev/null; then kill -KILL -- "-$pid"; fi
   rm -f $state/head
   echo "Ray head (process $pid) stopped"
 }

@@ -87,12 +87,12 @@ class Tags:
         """Reads every block after a model's thoughts; the fault names the first bad one, thoughts are text outside."""
         fields: dict[str, str] = {}
         fault = ""
-        said = after_thinking(text, fields=self.field_names)
-        tags = _tags_in(said, self.names)
+        reply = after_thinking(text, fields=self.field_names)
+        tags = _tags_in(reply, self.names)
         spans: list[tuple[int, int]] = []
         for name in self.names:
             blocks = _blocks(tags, name)
-            value = said[blocks[-1].start : blocks[-1].stop].strip() if blocks else ""
+            value = reply[blocks[-1].start : blocks[-1].stop].strip() if blocks else ""
             allowed = self.choices.get(name)
             if allowed:
                 value = value.lower()
@@ -108,7 +108,7 @@ class Tags:
             elif len(value.split()) > self.max_words.get(name, len(value)):
                 fault = fault or f"<{name}> has {len(value.split())} words, at most {self.max_words[name]} are allowed"
             spans += [(block.opened, block.closed) for block in blocks]
-        rest = (text.removesuffix(said) + _without(said, spans)).strip()
+        rest = (text.removesuffix(reply) + _without(reply, spans)).strip()
         if not fault and rest:
             fault = f"text outside the tags: {rest[:40]!r}"
         if not fault and spans != sorted(spans):
@@ -144,18 +144,18 @@ class OneOf:
 
     def parse(self, text: str) -> Parsed:
         """Reads the first block after a model's thoughts; text outside of it, a second block included, is a fault."""
-        said = after_thinking(text, fields=self.field_names)
-        tags = _tags_in(said, self.names)
+        reply = after_thinking(text, fields=self.field_names)
+        tags = _tags_in(reply, self.names)
         fields = dict.fromkeys(self.field_names, "")
         written = {name: blocks[0] for name in self.names if (blocks := _blocks(tags, name, or_empty=True))}
         if not written:
             return Parsed(fields=fields, fault=f"none of {', '.join(f'<{name}>' for name in self.names)}")
         first = min(written, key=lambda name: written[name].opened)
         block = written[first]
-        value = said[block.start : block.stop].strip()
+        value = reply[block.start : block.stop].strip()
         fields |= {first.lower(): value, "choice": first.lower()}
         inside = block.first_tag_inside(tags)
-        rest = (text.removesuffix(said) + _without(said, [(block.opened, block.closed)])).strip()
+        rest = (text.removesuffix(reply) + _without(reply, [(block.opened, block.closed)])).strip()
         fault = f"{inside} inside <{first}>" if inside else ""
         if rest:
             fault = fault or f"text outside <{first}>: {rest[:40]!r}"
@@ -181,11 +181,11 @@ class Thinking:
     def parse(self, text: str) -> Parsed:
         """Reads the text after the block; a missing block is a fault, and then the whole text is read, of a block that
         was cut nothing."""
-        said = after_thinking(text, fields=self.contract.field_names)
+        reply = after_thinking(text, fields=self.contract.field_names)
         if not text.lstrip().startswith(OPEN) or text.count(OPEN) != 1 or text.count(CLOSE) != 1:
             fault = "no single <think> block at the beginning"
-            return replace(self.contract.parse(said), fault=fault)
-        return self.contract.parse(said)
+            return replace(self.contract.parse(reply), fault=fault)
+        return self.contract.parse(reply)
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def _blocks(tags: Sequence[re.Match[str]], name: str, *, or_empty: bool = False)
     blocks = []
     opening: re.Match[str] | None = None
     for tag in tags:
-        if tag[2] != name or len(tag[0]) != len(f"<{tag[1] or ''}{name}{tag[3]}>"):
+        if tag[2] != name or tag[0] != f"<{tag[1] or ''}{name}{tag[3]}>":
             continue  # another tag, or one that is not written as the contract says
         if or_empty and tag[3] and not tag[1]:
             blocks.append(_Block(tag.start(), tag.end(), tag.end(), tag.end()))

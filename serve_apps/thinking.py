@@ -20,11 +20,8 @@ def after_thinking(text: str, *, fields: Collection[str] = ()) -> str:
     It is empty where thoughts were cut. A template may have written the opening tag into the prompt, so that a completion
     has the closing one alone. `fields` are names in lower case that mark something else in this text, as a contract's do.
     """
-    end, is_closed, tags = (
-        len(text),
-        False,
-        [tag for tag in _TAG.finditer(text) if (tag[2] or "").lower() not in fields],
-    )
+    tags = [tag for tag in _TAG.finditer(text) if (tag[2] or "").lower() not in fields]
+    end, is_closed = len(text), False
     for tag in reversed(tags):
         is_closing = bool(tag[1] or tag[3] or tag[4] or tag[5])
         if not is_closing and not is_closed:

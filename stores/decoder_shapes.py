@@ -115,30 +115,30 @@ def layer_tensors(family: Family, shape: Mapping[str, Any]) -> list[Tensor]:
     width, heads = shape["head_dim"], shape["num_attention_heads"] * shape["head_dim"]
     key_heads = shape["num_key_value_heads"] * width
     of_heads, of_keys = ("num_attention_heads", "head_dim"), ("num_key_value_heads", "head_dim")
-    found = [Tensor(name=f"{norm}.weight", shape=(hidden,), keys=("hidden_size",)) for norm in family.norms]
+    tensors = [Tensor(name=f"{norm}.weight", shape=(hidden,), keys=("hidden_size",)) for norm in family.norms]
     attention = {"q": (heads, of_heads), "k": (key_heads, of_keys), "v": (key_heads, of_keys)}
     biased = {"q", "k", "v"} if family.attention_bias == "not in o_proj" else set()
     if family.attention_bias == "if set" and shape.get("attention_bias"):
         biased = {"q", "k", "v", "o"}
     for part, (rows, keys) in attention.items():
         name = f"self_attn.{part}_proj"
-        found.append(Tensor(name=f"{name}.weight", shape=(rows, hidden), keys=(*keys, "hidden_size")))
+        tensors.append(Tensor(name=f"{name}.weight", shape=(rows, hidden), keys=(*keys, "hidden_size")))
         if part in biased:
-            found.append(Tensor(name=f"{name}.bias", shape=(rows,), keys=keys))
-    found.append(Tensor(name="self_attn.o_proj.weight", shape=(hidden, heads), keys=(*of_heads, "hidden_size")))
+            tensors.append(Tensor(name=f"{name}.bias", shape=(rows,), keys=keys))
+    tensors.append(Tensor(name="self_attn.o_proj.weight", shape=(hidden, heads), keys=(*of_heads, "hidden_size")))
     if "o" in biased:
-        found.append(Tensor(name="self_attn.o_proj.bias", shape=(hidden,), keys=("attention_bias", "hidden_size")))
+        tensors.append(Tensor(name="self_attn.o_proj.bias", shape=(hidden,), keys=("attention_bias", "hidden_size")))
     if family.query_key_norms != "none":
         is_whole = family.query_key_norms == "all heads"
         for part, (rows, keys) in (("q", attention["q"]), ("k", attention["k"])):
             size = (rows, keys) if is_whole else (width, ("head_dim",))
-            found.append(Tensor(name=f"self_attn.{part}_norm.weight", shape=(size[0],), keys=size[1]))
+            tensors.append(Tensor(name=f"self_attn.{part}_norm.weight", shape=(size[0],), keys=size[1]))
     for part, matrix in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
         name = f"mlp.{part}_proj"
-        found.append(Tensor(name=f"{name}.weight", shape=matrix, keys=("intermediate_size", "hidden_size")))
+        tensors.append(Tensor(name=f"{name}.weight", shape=matrix, keys=("intermediate_size", "hidden_size")))
         if family.has_mlp_bias and shape.get("mlp_bias"):
-            found.append(Tensor(name=f"{name}.bias", shape=matrix[:1], keys=("mlp_bias", "intermediate_size")))
-    return found
+            tensors.append(Tensor(name=f"{name}.bias", shape=matrix[:1], keys=("mlp_bias", "intermediate_size")))
+    return tensors
 
 
 def is_known_part(name: str) -> bool:

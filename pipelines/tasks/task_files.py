@@ -59,12 +59,12 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns the object of these pairs; RepeatedKeyError where two have one key, of which `json` would take the last."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in members:
             raise RepeatedKeyError(name)
-        found[name] = value
-    return found
+        members[name] = value
+    return members
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:

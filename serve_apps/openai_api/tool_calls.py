@@ -99,10 +99,10 @@ def _parse_call(text: str, known: Collection[str]) -> CalledTool | None:
         return None
     if not isinstance(data, dict) or data.get("name") not in known:
         return None
-    given = [key for key in ("arguments", "parameters") if key in data]
-    if len(given) > 1 or (not given and data.keys() - {"name", "id", "type"}):
+    argument_keys = [key for key in ("arguments", "parameters") if key in data]
+    if len(argument_keys) > 1 or (not argument_keys and data.keys() - {"name", "id", "type"}):
         return None  # arguments under another name: a call without them would be another call
-    arguments = data[given[0]] if given else {}
+    arguments = data[argument_keys[0]] if argument_keys else {}
     if not isinstance(arguments, dict):
         return None
     return CalledTool(name=data["name"], arguments=json.dumps(arguments))

@@ -107,19 +107,19 @@ class OfferedTools:
         if len(text) > MAX_CHARACTERS:
             return text, []
         parts = self._parts_with_calls(text)
-        said = "".join(text[begin:end] for begin, end in parts)
-        tags = [(said.count(opening), said.count(closing)) for opening, closing in self.format.pairs]
+        searched = "".join(text[begin:end] for begin, end in parts)
+        tags = [(searched.count(opening), searched.count(closing)) for opening, closing in self.format.pairs]
         if len(parts) > MAX_TAGS or any(begun != ended or begun > MAX_TAGS for begun, ended in tags):
             return text, []
         content, done = "", 0
-        found: list[CalledTool] = []
+        calls: list[CalledTool] = []
         for begin, end in parts:
-            outside, calls = _parsed_by_vllm(self.format.name, self.tokenizer, self.tools, text[begin:end])
+            outside, calls_in_part = _parsed_by_vllm(self.format.name, self.tokenizer, self.tools, text[begin:end])
             content += text[done:begin] + outside
             done = end
-            found += calls
-        is_known = all(call.name in self.names and _is_object(call.arguments) for call in found)
-        return ((content + text[done:]).strip(), found) if found and is_known else (text, [])
+            calls += calls_in_part
+        is_known = all(call.name in self.names and _is_object(call.arguments) for call in calls)
+        return ((content + text[done:]).strip(), calls) if calls and is_known else (text, [])
 
     def _parts_with_calls(self, text: str) -> list[tuple[int, int]]:
         """Returns begin and end of what a model says outside of its thoughts, where a call may begin in it."""

@@ -289,19 +289,22 @@ def _end(scope: dict[str, Any]) -> int:
         atexit._run_exitfuncs()
     except BaseException:  # noqa: BLE001 - these are the program's
         code = _ERROR
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None and not getattr(stream, "closed", False):
-                stream.flush()
-        except BaseException:  # noqa: BLE001 - a program may have put anything in place of its streams
-            code = _ERROR
+    if not all([_is_written(stream) for stream in (sys.stdout, sys.stderr) if stream is not None]):
+        code = _ERROR
     for held in (sys.__stdout__, sys.__stderr__, *scope.values()):
-        try:
-            if isinstance(held, io.IOBase) and not held.closed:
-                held.flush()
-        except BaseException:  # noqa: BLE001 - the interpreter, too, ends as it would without such a file
-            continue
+        if issubclass(type(held), io.IOBase):
+            _is_written(held)  # the interpreter, too, ends as it would without a file that it cannot write
     return code
+
+
+def _is_written(stream: Any) -> bool:
+    """Writes what the buffers of an open stream hold; returns whether that succeeded."""
+    try:
+        if not getattr(stream, "closed", False):
+            stream.flush()
+    except BaseException:  # noqa: BLE001 - a program may have put anything in place of its streams
+        return False
+    return True
 
 
 def _limit(header: dict[str, Any]) -> None:
@@ -359,7 +362,8 @@ def _arguments(
     """Returns the positional and the named arguments of a call.
 
     Arguments with names go to parameters of these names, and by place to a function that has others. A single list is spread
-    over several parameters, and a single object over parameters of its names, or over as many of other names. Arguments after the first `at_least` are passed only where the function takes them.
+    over several parameters, and a single object over parameters of its names, or over as many of other names. Arguments after
+    the first `at_least` are passed only where the function takes them.
     """
     import inspect
 

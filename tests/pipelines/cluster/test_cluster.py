@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,3 +105,25 @@ def test_a_cluster_of_another_ray_is_bad_input(monkeypatch: pytest.MonkeyPatch) 
         ValueError, match=r"'auto' runs another version .*Ray: 2\.9\.0 Python: 3\.10\.1.*use the environment"
     ):
         cluster.connect("auto")
+
+
+def test_the_dashboard_of_a_cluster_is_asked_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.util import state
+
+    from serve_apps.policy import app_list
+
+    direct: list[str] = []
+
+    def list_workers(**_: object) -> list[object]:
+        direct.extend(os.environ["NO_PROXY"].split(","))
+        return []
+
+    monkeypatch.setenv("HTTP_PROXY", "http://10.0.0.1:3128")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(app_list, "dashboard_url", lambda: "http://10.0.0.7:8265")
+    monkeypatch.setattr(state, "list_workers", list_workers)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01"))
+    assert cluster.memory_deaths("run", 60.0) == []
+    assert "10.0.0.7" in direct

@@ -1,0 +1,86 @@
+"""What a recorded iteration puts into MLflow. The tracker is a fake that notes its calls; the other stores are real."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import MakeTrace
+from stage_records import collected, decided, evaluated, finish, synced, trained
+
+from pipelines.config.run_config import load_config
+from pipelines.report import record as record_module
+from pipelines.run.run import Run
+from pipelines.stages.score import score
+from stores.types import Purpose
+
+pytestmark = pytest.mark.test
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+
+
+@dataclass
+class Logged:
+    """The MLflow run that the fake tracker names."""
+
+    mlflow_run_id: str = "m"
+
+
+@dataclass
+class FakeTracker:
+    """Notes the names of the files that it is given."""
+
+    files: list[str] = field(default_factory=list)
+
+    def start(self, **about: Any) -> None:
+        pass
+
+    def log_iteration(self, iteration: int, **about: Any) -> Logged:
+        return Logged()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, *, at: float) -> None:
+        pass
+
+    def log_file(self, path: str) -> None:
+        self.files.append(Path(path).name)
+
+    def finish(self, status: str) -> None:
+        pass
+
+
+def play(run: Run, iteration: int, make_trace: MakeTrace) -> None:
+    """Records the stages of an iteration of two episodes as done; they are scored."""
+    where = {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": "team"}
+    traces = [make_trace(i, **where) for i in range(2)]
+    run.traces.write_episodes(
+        [replace(t, turns=tuple(replace(turn, model_group="team") for turn in t.turns)) for t in traces]
+    )
+    finish(run, iteration, collected(traces=run.traces.pin_episodes(**where), policy_versions={"team": iteration}))
+    finish(run, iteration, score(run, iteration))
+    finish(run, iteration, trained("team", iteration), "team")
+    stages: list[Any] = [synced(), evaluated(), decided()]
+    for stage in stages:
+        finish(run, iteration, stage)
+
+
+def test_the_page_goes_into_mlflow_with_the_first_iterations_then_every_so_often_and_at_the_end(
+    make_trace: MakeTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_module, "UPLOAD_EVERY", 2)
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path), "iterations": 5}))
+    run.begin()
+    tracker = run.__dict__["tracker"] = FakeTracker()
+    with_page = []
+    for iteration in range(1, 6):
+        play(run, iteration, make_trace)
+        tracker.files.clear()
+        page = Path(record_module.record(run, iteration)["report"])
+        assert page.is_file() and "report.json" in tracker.files, "both are written each time"
+        with_page += [iteration] if "report.html" in tracker.files else []
+    assert with_page == [1, 2, 4]
+    tracker.files.clear()
+    record_module.finish_parent(run)
+    assert sorted(tracker.files) == ["report.html", "report.json"]
