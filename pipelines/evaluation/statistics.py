@@ -191,6 +191,7 @@ def _bootstrap(
     Values that are all equal show no spread to resample, yet prove little when they are few: then the interval is
     what a value never seen in n draws may still weigh at either bound.
     """
+    values = np.sort(values)  # draws are by place: the same values in another order are the same evidence
     n, mean = len(values), float(values.mean())
     alpha = 1.0 - confidence
     if np.ptp(values) < 1e-12:

@@ -76,6 +76,11 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     assert mean_interval(outcomes, seed=5) != mean_interval(outcomes, seed=6)
 
 
+def test_the_same_outcomes_in_another_order_give_the_same_interval() -> None:
+    outcomes = np.random.default_rng(3).uniform(size=20)
+    assert mean_interval(named(outcomes)) == mean_interval(named(outcomes[::-1]))
+
+
 @pytest.mark.timeout(60)  # a loop over samples in Python would take minutes
 def test_ten_thousand_samples_of_512_tasks_are_drawn_at_once() -> None:
     outcomes = named(np.random.default_rng(4).uniform(size=512))
