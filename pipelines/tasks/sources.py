@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
-from itertools import islice
+from itertools import combinations_with_replacement, islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pipelines.config.sections import TaskSourceConfig
-from pipelines.tasks.splits import part_of, settings_of
+from pipelines.tasks.splits import comparable, part_of, settings_of
 from pipelines.tasks.task_fields import read_task
 from pipelines.tasks.task_files import read_rows
 from serve_apps.workflow import load_object
@@ -77,7 +78,8 @@ def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]
 def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
     """Raises ValueError if two sections share a task: a training task must not be an evaluation task. Ids may repeat.
 
-    Tasks are compared as by `are_one_task`, but in linear time: of the tasks with one prompt, by the settings that all have.
+    Tasks are compared as by `are_one_task`. The time is linear in the tasks, for each pair of sets of setting names that tasks
+    with one prompt have; those of one source mostly have the same names.
     """
     of_prompt: dict[str, list[tuple[str, Task]]] = defaultdict(list)
     for section, tasks in sections.items():
@@ -89,15 +91,35 @@ def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
 
 
 def _check_settings_differ(tasks: Sequence[tuple[str, Task]]) -> None:
-    settings = [settings_of(task) for _, task in tasks]
-    names = sorted(set(settings[0]).intersection(*settings[1:]))
-    owner: dict[str, str] = {}
-    for (section, task), own in zip(tasks, settings, strict=True):
-        values = {name: own[name] for name in names}
-        other = owner.setdefault(json.dumps(values, sort_keys=True), section)
-        if other != section:
+    named: dict[frozenset[str], list[_Placed]] = defaultdict(list)
+    for section, task in tasks:
+        settings = settings_of(task)
+        named[frozenset(settings)].append(_Placed(section, task, settings))
+    for (names, some), (others, rest) in combinations_with_replacement(named.items(), 2):
+        _check_apart(some, rest, sorted(names & others))
+
+
+class _Placed(NamedTuple):
+    section: str
+    task: Task
+    settings: Mapping[str, Any]
+
+    def values(self, names: Sequence[str]) -> Hashable:
+        return tuple(comparable(self.settings[name]) for name in names)
+
+
+def _check_apart(some: Sequence[_Placed], others: Sequence[_Placed], names: Sequence[str]) -> None:
+    """Raises ValueError if one of `some` and one of `others` are of two sections and have equal values of these settings."""
+    sections: dict[Hashable, set[str]] = defaultdict(set)
+    for one in some:
+        sections[one.values(names)].add(one.section)
+    for other in others:
+        section, task, settings = other
+        if shared := sections.get(other.values(names), set()) - {section}:
+            first, second = sorted((min(shared), section))
+            values = {name: settings[name] for name in names}
             raise ValueError(
-                f"tasks.{section} and tasks.{other} share the task {task.prompt[:80]!r} (id {task.task_id!r} in {section}): "
+                f"tasks.{first} and tasks.{second} share the task {task.prompt[:80]!r} (id {task.task_id!r} in {section}): "
                 "remove it from one of the two; tasks with one prompt are different ones if a setting in their `metadata` "
                 f"differs, and {f'{values} does not' if values else 'they have none in common'}"
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -32,7 +33,18 @@ def are_one_task(one: Task, other: Task) -> bool:
     if one.prompt != other.prompt:
         return False
     settings, others = settings_of(one), settings_of(other)
-    return all(settings[name] == others[name] for name in settings.keys() & others.keys())
+    return all(comparable(settings[name]) == comparable(others[name]) for name in settings.keys() & others.keys())
+
+
+def comparable(value: Any) -> Hashable:
+    """Returns what equals that of another JSON value where the two are equal: 1 is 1.0, and keys have no order."""
+    if isinstance(value, Mapping):
+        return "mapping", frozenset((str(key), comparable(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return "list", tuple(comparable(item) for item in value)
+    if isinstance(value, float) and math.isnan(value):
+        return ("nan",)
+    return value
 
 
 def part_of(key: str, shares: Mapping[str, float], *, rest: str = "") -> str:

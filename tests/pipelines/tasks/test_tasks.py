@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipelines.config.sections import DottedConfig, TaskSourceConfig
 from pipelines.tasks.sources import check_disjoint, load_tasks
@@ -232,12 +234,37 @@ def test_two_worlds_with_one_prompt_are_two_tasks(train: dict[str, Any], gate: d
         ({"seed": 1, "index": 3, "split": "train"}, {"seed": 1, "index": 0, "split": "test"}),
         ({"answer": "7", "row_id": 1}, {"answer": "8", "row_id": 2}),
         ({"level": 5}, {"subject": "algebra"}),
+        ({"seed": 1}, {"seed": 1.0}),
+        ({"world": {"seed": 1, "at": [2]}}, {"world": {"at": [2.0], "seed": 1}}),
     ],
 )
 def test_what_only_says_where_a_row_was_found_makes_no_other_task(train: dict[str, Any], gate: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"tasks\.gate and tasks\.train share the task 'Put a potato .*`metadata`"):
         check_disjoint({"train": [house(**train)], "gate": [house(**gate)]})
     assert are_one_task(house(**train), house(**gate))
+
+
+def test_a_task_with_fewer_settings_does_not_make_one_task_of_two_others() -> None:
+    check_disjoint({"train": [house(seed=1), house(level=3)], "gate": [house(seed=2, level=4)]})
+
+
+WORLDS = st.fixed_dictionaries(
+    {"seed": st.sampled_from([1, 1.0, [1], [1.0], "1"])}, optional={"level": st.integers(3, 4)}
+)
+
+
+@settings(max_examples=100)
+@given(train=st.lists(WORLDS, min_size=1, max_size=3), gate=st.lists(WORLDS, min_size=1, max_size=3))
+def test_two_sets_are_refused_if_and_only_if_a_pair_of_theirs_is_one_task(
+    train: list[dict[str, Any]], gate: list[dict[str, Any]]
+) -> None:
+    ours, theirs = [house(**world) for world in train], [house(**world) for world in gate]
+    try:
+        check_disjoint({"train": ours, "gate": theirs})
+        is_refused = False
+    except ValueError:
+        is_refused = True
+    assert is_refused == any(are_one_task(one, other) for one in ours for other in theirs)
 
 
 def test_sets_of_worlds_with_one_prompt_are_compared_in_linear_time() -> None:
