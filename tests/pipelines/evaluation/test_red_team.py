@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_group import team_in_one_group
 
@@ -21,7 +22,8 @@ from pipelines.evaluation.gate import Verdict, decide_promotion
 from pipelines.evaluation.missing import worst_case
 from pipelines.evaluation.played import Played
 from pipelines.evaluation.statistics import Interval, paired_interval
-from pipelines.stages.evaluate import _examine
+from pipelines.evaluation.teams import Models
+from pipelines.stages.evaluate import _examine, _look_until_sure
 from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent, Tool, ToolFault
 from serve_apps.config import EpisodeConfig
@@ -31,7 +33,18 @@ from serve_apps.runner import run_episode
 from serve_apps.scripted import ByteTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.workflows.program import Program
-from stores.types import SOUND, Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from stores.stage_results import Evaluated
+from stores.types import (
+    SOUND,
+    Cause,
+    Completion,
+    EpisodeStatus,
+    FinishReason,
+    ModelVersionRef,
+    Purpose,
+    Task,
+    Trace,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -90,12 +103,12 @@ def copies(kinds: Sequence[Trace]) -> list[Trace]:
     ]
 
 
-def played(traces: Sequence[Trace]) -> Played:
+def played(traces: Sequence[Trace], models: Models = MappingProxyType({})) -> Played:
     run: Any = SimpleNamespace(
         traces=SimpleNamespace(read_traces=lambda ref: traces), credit=MathFinalAnswer(), credit_version="v"
     )
-    sampled: Any = SimpleNamespace(traces=None)
-    return Played(run, sampled, {})
+    sampled: Any = SimpleNamespace(traces=None, sampling_seconds=0.0, num_tokens=0)
+    return Played(run, sampled, models)
 
 
 def verdict(
@@ -193,6 +206,63 @@ def test_moving_lost_episodes_to_any_failure_never_raises_the_lower_bound(
         after, _, bound = verdict(champion, moved, **changes)
         assert bound.low <= honest.low + 1e-9
         assert before.verdict == "promote" or after.verdict != "promote"
+
+
+def decided_in_looks(champion: Sequence[Trace], candidate: Sequence[Trace]) -> tuple[Evaluated, list[float]]:
+    """The decision after looks at a third of the tasks each, and the lower bound that each look that was had rested on."""
+    guards = dict.fromkeys(("format_share", "refusal_share", "completion_tokens", "turns", "tool_calls"))
+    changes = {"promote.min_ok_share": 0.0, "promote.guards": guards, "evaluate.bootstrap_samples": 100}
+    config = load_config(SMALL, changes | {"evaluate.tasks_per_look": len(champion) // 3})
+    run: Any = SimpleNamespace(config=config, credit=MathFinalAnswer(), credit_version="v", seed=0)
+    team, parent = (
+        {"team": ModelVersionRef(model_group="team", version=v, uri="", manifest_sha256="")} for v in (2, 1)
+    )
+    sizes: list[int] = []
+
+    def play_tasks(models: Models, tasks: list[Task]) -> Played:
+        sizes.append(len(tasks))
+        traces = (candidate if models["team"].version == 2 else champion)[: len(tasks)]
+        return played(traces, models)
+
+    tasks = [trace.task for trace in champion]
+    evaluated = _look_until_sure(run, team, parent, tasks, play_tasks)
+    examine = partial(_examine, run, planned=len(tasks), num_looks=3, num_contenders=1)
+    found = [examine(played(champion[:size]), played(candidate[:size])) for size in sizes[::2]]
+    return evaluated, [evidence.deciding_gain.low for evidence in found if evidence.deciding_gain]
+
+
+BEATEN = [(False, True, False)] * 60 + [(True, True, False)] * 30
+FLEEING = [(i % 2 == 0, i % 2 == 1, True) for i in range(90)]
+"""As good as the champion, and none of what it loses is there: it gains on every task that is left."""
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=60, max_size=60),
+    st.sampled_from([s for s in EpisodeStatus if s not in SOUND]),
+    st.sampled_from([c for c in Cause if c]),
+)
+@example(BEATEN, EpisodeStatus.INFRA_ERROR, Cause.INFRASTRUCTURE)
+@example(FLEEING, EpisodeStatus.INFRA_ERROR, Cause.INFRASTRUCTURE)
+@example(FLEEING, EpisodeStatus.AGENT_ERROR, Cause.AUTHOR)
+def test_moving_lost_episodes_to_any_failure_raises_the_lower_bound_at_no_look(
+    tasks: list[tuple[bool, bool, bool]], status: EpisodeStatus, cause: Cause
+) -> None:
+    right, wrong = ENDS
+    champion = copies([right if old else wrong for old, _, _ in tasks])
+    candidate = copies([right if new else wrong for _, new, _ in tasks])
+    moved = [
+        replace(trace, status=status, cause=cause, answer="", turns=()) if is_moved and not new else trace
+        for trace, (_, new, is_moved) in zip(candidate, tasks, strict=True)
+    ]
+    before, honest = decided_in_looks(champion, candidate)
+    after, bounds = decided_in_looks(champion, moved)
+    assert all(bound <= low + 1e-9 for bound, low in zip(bounds, honest, strict=False))
+    # What is missing rejects nobody, so that a candidate that was rejected may be looked at again instead.
+    is_rejected_sooner = before.verdict == "reject" and before.num_looks < after.num_looks
+    assert before.verdict == "promote" or after.verdict != "promote" or is_rejected_sooner
+    if tasks is BEATEN:
+        assert before.verdict == after.verdict == "promote", "the rule can promote"
 
 
 ENDS = (play(Pair(), tagged("12")), play(Pair(), tagged("11")))
