@@ -77,8 +77,7 @@ def test_a_task_whose_episodes_all_fail_alike_whatever_was_sampled_is_an_authors
     make_trace: MakeTrace, tmp_path: Path, change: Callable[[int, Trace], Trace], is_authors: bool
 ) -> None:
     def make(where: dict[str, Any]) -> list[Trace]:
-        fault = {"status": EpisodeStatus.AGENT_ERROR, "cause": Cause.POLICY, "stop_reason": WORKFLOW_RAISED}
-        group = [make_trace(i, **where, **fault, error=f"KeyError: 'x' at line {i}") for i in range(2)]
+        group = [make_trace(i, **where, **FAULT, error=f"KeyError: 'x' at line {i}") for i in range(2)]
         said = [replace(t, turns=(replace(t.turns[0], completion_text=f"text {i}"),)) for i, t in enumerate(group)]
         return [change(i, trace) for i, trace in enumerate(said)]
 
@@ -86,6 +85,36 @@ def test_a_task_whose_episodes_all_fail_alike_whatever_was_sampled_is_an_authors
     assert (result.causes == {"author": 2}) == is_authors
     if is_authors:
         assert rewards == {}
+
+
+FAULT = {"status": EpisodeStatus.AGENT_ERROR, "cause": Cause.POLICY, "stop_reason": WORKFLOW_RAISED}
+
+
+@pytest.mark.parametrize(
+    ("raised", "other", "num_authors"),
+    [
+        ({}, {}, 0),  # the same error, beside an episode that raised none
+        ({}, {"status": EpisodeStatus.TOOL_ERROR, "cause": Cause.POLICY, "stop_reason": "tool_refused"}, 0),
+        ({}, {"status": EpisodeStatus.TIMEOUT, "cause": Cause.INFRASTRUCTURE, "stop_reason": "timeout"}, 2),
+        ({"error": "ValueError: another"}, {}, 2),
+        ({"cause": Cause.INFRASTRUCTURE}, {}, 2),
+        ({"stop_reason": "tool_raised"}, {}, 2),
+    ],
+)
+def test_an_error_beside_which_a_sibling_raised_none_is_the_policys_in_every_group(
+    make_trace: MakeTrace, tmp_path: Path, raised: dict[str, Any], other: dict[str, Any], num_authors: int
+) -> None:
+    def make(where: dict[str, Any]) -> list[Trace]:
+        traces = [make_trace(i, **where, **FAULT, error=f"KeyError: 'x' at line {i}") for i in range(2)]
+        traces += [make_trace(2, **where, **(FAULT | {"error": "KeyError: 'x' at line 7"} | raised))]
+        traces += [make_trace(3, **where, **other)]
+        groups = ["one", "one", "two", "two"]
+        said = [replace(t.turns[0], completion_text=f"text {i}") for i, t in enumerate(traces)]
+        return [replace(t, group_id=g, turns=(s,)) for t, g, s in zip(traces, groups, said, strict=True)]
+
+    result, rewards = scored(tmp_path, make)
+    assert result.causes.get("author", 0) == num_authors
+    assert len(rewards) == sum(result.causes.get(cause, 0) for cause in ("sound", "policy"))
 
 
 def scored_run(traces: Sequence[Trace], root: Path) -> Run:
