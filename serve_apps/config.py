@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from stores.settings import NOT_IDENTITY, Settings
+from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 
 class ServeConfig(Settings):
@@ -34,6 +34,10 @@ class ServeConfig(Settings):
     """The number of GPUs that Ray reserves per replica; 0: the engine runs on the CPU."""
     enable_prefix_caching: bool = True
     """Whether the engine reuses the KV cache of prompts that begin alike."""
+    block_size: int | Literal["auto"] = Field("auto", json_schema_extra=IDENTITY_IF_CHANGED)
+    """The number of tokens per block of the KV cache. Only full blocks are cached, so a prompt that is shorter than one is
+    computed again for each episode. `auto`: 32 on a CPU, the smallest that vLLM's attention takes there, and on a GPU what
+    vLLM takes by itself."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
     start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
@@ -42,6 +46,13 @@ class ServeConfig(Settings):
     """The time in seconds between two health checks of a replica by Ray Serve."""
     drain_timeout_s: float = Field(30, gt=0, json_schema_extra=NOT_IDENTITY)
     """The time in seconds that a replica has to finish its requests once it is asked to stop."""
+
+    @model_validator(mode="after")
+    def _block_size_fits(self) -> Self:
+        if self.block_size != "auto" and (self.block_size < 1 or (self.gpus == 0 and self.block_size % 32)):
+            fix = "a multiple of 32 on a CPU" if self.gpus == 0 else "1 or more"
+            raise ValueError(f"serve.block_size = {self.block_size}: take {fix}, or `auto`")
+        return self
 
     @field_validator("engine")
     @classmethod

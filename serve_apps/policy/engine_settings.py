@@ -11,6 +11,8 @@ from serve_apps.policy.adapters import AdapterRoom, adapter_arguments
 from serve_apps.tokenizer import load_tokenizer
 from stores.model_folder import num_known_rows
 
+CPU_BLOCK_SIZE = 32
+"""Tokens per block of the KV cache on a CPU: vLLM's own default there is 128, under which no short prompt is ever cached."""
 PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
 
@@ -66,6 +68,10 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
             arguments["distributed_executor_backend"] = "uni"
     elif config.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"  # the replica holds the GPUs; no Ray actors of vLLM's own
+    if config.block_size != "auto":
+        arguments["block_size"] = config.block_size
+    elif config.gpus == 0:
+        arguments["block_size"] = CPU_BLOCK_SIZE
     if adapters is not None:
         arguments |= adapter_arguments(adapters)
     arguments |= config.engine
