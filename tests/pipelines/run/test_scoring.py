@@ -9,6 +9,8 @@ import pytest
 from pipelines.run.scoring import per_agent
 from tests.records import MakeTrace
 
+pytestmark = pytest.mark.fast
+
 
 def test_the_share_of_cached_prompt_tokens_is_over_the_tokens_of_turns_that_an_engine_sampled(
     make_trace: MakeTrace,

@@ -11,6 +11,8 @@ from serve_apps.config import ServeConfig
 from serve_apps.policy.engine_settings import engine_arguments
 from stores.settings import identity
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("settings", "size"),
