@@ -37,7 +37,7 @@ def drop_unneeded(run: Run) -> int:
     limit_gb = run.config.maintain.weights_limit_gb
     if limit_gb is None:
         return 0
-    sizes = _sizes(run)
+    sizes = version_sizes(run)
     folders = {folder: sum(file.size_bytes for file in files) for folder, files in checkpoint_files(run).items()}
     excess = sum(sizes.values()) + sum(folders.values()) - limit_gb * 1e9
     if excess <= 0:
@@ -109,6 +109,17 @@ def is_of(run: Run, group: str, version: int) -> bool:
     return ref is not None and run.weights.manifest(ref).run_id == run.run_id
 
 
+def version_sizes(run: Run) -> dict[tuple[str, int], int]:
+    """Returns the bytes by model group and version, of whatever lies in the folders of versions."""
+    sizes: dict[tuple[str, int], int] = {}
+    for group in weight_names(run):
+        for file in list_files(run.weights.uri_of(group, 0).rpartition("/")[0]):
+            folder = file.name.partition("/")[0]
+            if folder[:1] == "v" and folder[1:].isdigit():
+                sizes[group, int(folder[1:])] = sizes.get((group, int(folder[1:])), 0) + file.size_bytes
+    return sizes
+
+
 def checkpoint_files(run: Run) -> dict[str, list[FileEntry]]:
     """Returns the files of every checkpoint of the run, by its folder."""
     files: dict[str, list[FileEntry]] = {}
@@ -124,17 +135,6 @@ def checkpoint_files(run: Run) -> dict[str, list[FileEntry]]:
 def version_of_checkpoint(folder: str) -> int:
     """Returns the version whose training a checkpoint's folder holds."""
     return int(folder.rsplit("-", 2)[1].removeprefix("v"))
-
-
-def _sizes(run: Run) -> dict[tuple[str, int], int]:
-    """Bytes by model group and version, of whatever lies in the folders of versions."""
-    sizes: dict[tuple[str, int], int] = {}
-    for group in weight_names(run):
-        for file in list_files(run.weights.uri_of(group, 0).rpartition("/")[0]):
-            folder = file.name.partition("/")[0]
-            if folder[:1] == "v" and folder[1:].isdigit():
-                sizes[group, int(folder[1:])] = sizes.get((group, int(folder[1:])), 0) + file.size_bytes
-    return sizes
 
 
 def _refs(run: Run, versions: Versions) -> Iterator[ModelVersionRef]:

@@ -17,7 +17,7 @@ PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
 
 
-def engine_environment(config: ServeConfig) -> dict[str, str]:
+def engine_environment(config: ServeConfig, *, threads: int) -> dict[str, str]:
     """Returns the environment of a replica: no network, few logs, and on a CPU the thread count without pinning.
 
     vLLM's own pinning puts every engine on the same first core; unpinned engines share the cores with the trainers.
@@ -30,7 +30,7 @@ def engine_environment(config: ServeConfig) -> dict[str, str]:
     }
     if config.gpus == 0:
         env |= {
-            "OMP_NUM_THREADS": str(config.threads),
+            "OMP_NUM_THREADS": str(threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCH_COMPILE_DISABLE": "1",  # saves 3 s in the first call, and the need for a compiler
         }

@@ -30,6 +30,7 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "block 128, 1 thread": ({"block_size": 128}, {}),
     "block 32, 1 thread": ({}, {}),
     "block 32, 2 threads": ({"threads": 2}, {}),
+    "block 32, 2 threads that sleep": ({"threads": 2}, {"OMP_WAIT_POLICY": "passive"}),
 }
 """Changes of `serve` and of the environment by engine."""
 
@@ -53,7 +54,9 @@ def measure_model(
         for name, (changes, env) in ENGINES.items():
             config = BASE.model_copy(update=changes)
             command = [sys.executable, "-m", "tests.bench.engine_parts", str(model), config.model_dump_json()]
-            peers[name] = stack.enter_context(Peer(command, env=engine_environment(config) | env))
+            peers[name] = stack.enter_context(
+                Peer(command, env=engine_environment(config, threads=changes.get("threads", 1)) | env)
+            )
             _ask(peers[name], seed=0, vocabulary=vocabulary, num_prompts=2, max_tokens=4)  # started and warm
         for number in range(1, 1 + NUM_PASSES):
             for name, peer in peers.items():
