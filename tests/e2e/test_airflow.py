@@ -87,7 +87,9 @@ def scene(undisturbed: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     data |= {"run": "follower", "schedule": {"on_assets": ["troupe://team/small"], "retries": 0}}
     (folder / "follower.yaml").write_text(yaml.safe_dump(data | {"cluster": {"address": "http://127.0.0.1:1"}}))
     configs = os.pathsep.join(str(folder / f"{name}.yaml") for name in ("small", "broken", "follower"))
-    with LocalAirflow(folder / "cache", configs) as airflow:
+    # Each reading of the DAGs is a process of its own for each file; no test waits for a second one.
+    seldom = {"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600"}
+    with LocalAirflow(folder / "cache", configs, seldom) as airflow:
         yield Scene(airflow, config, folder / "runs", undisturbed)
 
 

@@ -1,4 +1,4 @@
-"""A policy app on real engines: tokens, versions, proofs, faults. One app for the whole file, with two replicas at night."""
+"""A policy app on real engines: tokens, versions, proofs, faults. One app for the whole file, with two replicas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import torch
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from safetensors.torch import load_file, save_file
-from tiers import EVERYTHING
 
 from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.policy.app_list import change, open_list
@@ -48,6 +47,7 @@ SEQUENCES = tuple(tuple((i * 37 + j * 11) % 300 + 3 for j in range(32)) for i in
 # Longer than several KV blocks, so that the prefix cache holds something that a new version must not find.
 PROMPTS = [[(i * 7 + j * 3) % 300 + 3 for j in range(140)] for i in range(6)]
 TOLERANCE, NOISE = 1e-3, 2e-5
+NUM_REPLICAS = 2
 
 
 def hf_logprobs(
@@ -71,7 +71,6 @@ class Served:
     store: WeightStore
     source: Path
     scratch: Path
-    num_replicas: int
 
     def commit(self, version: int, *, noise: float, seed: int = 0, probe_of: int | None = None,
                fault: str = "") -> ModelVersionRef:  # fmt: skip
@@ -113,15 +112,12 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(
-    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local: None
-) -> Iterator[Served]:
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator[Served]:
     scratch = tmp_path_factory.mktemp("served")
-    num_replicas = 2 if request.config.getoption("tier") == EVERYTHING else 1
-    served = Served(WeightStore(str(scratch / "weights")), tiny_model, scratch, num_replicas)
+    served = Served(WeightStore(str(scratch / "weights")), tiny_model, scratch)
     first = served.commit(0, noise=0.0)
     served.commit(1, noise=0.02, seed=1)
-    config = ServeConfig(num_replicas=num_replicas, kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
+    config = ServeConfig(num_replicas=NUM_REPLICAS, kv_cache_gib=0.2, max_num_seqs=64, health_check_period_s=2)
     spec = PolicyAppSpec(name=APP, model_group="g", model=first, serve=config)
     ensure_apps([spec], state_file=scratch / "apps.json", timeout_s=240)
     yield served
@@ -155,7 +151,6 @@ def largest_error(folder: str, answers: Sequence[Completion], temperature: float
     )
 
 
-@pytest.mark.test
 def test_tokens_come_with_the_logprobs_of_a_plain_forward_and_seeds_decide_them(served: Served) -> None:
     served.sync(0)
     first, second = ask(requests()), ask(requests())
@@ -165,7 +160,6 @@ def test_tokens_come_with_the_logprobs_of_a_plain_forward_and_seeds_decide_them(
     assert all(len(a.token_ids) == 24 if a.finish_reason == "length" else a.token_ids[-1] == 2 for a in first)
 
 
-@pytest.mark.test
 def test_logprobs_are_those_of_the_tempered_distribution_that_was_sampled(served: Served) -> None:
     served.sync(1)
     answers = ask(requests(temperature=0.5))
@@ -173,7 +167,6 @@ def test_logprobs_are_those_of_the_tempered_distribution_that_was_sampled(served
     assert largest_error(served.ref(1).uri, answers, temperature=1.0) > 0.01
 
 
-@pytest.mark.test
 def test_a_prompt_that_does_not_fit_fails_alone(served: Served) -> None:
     long, *others = requests()
     answers = ask([replace(long, prompt_token_ids=[5] * 600), *others])
@@ -181,7 +174,6 @@ def test_a_prompt_that_does_not_fit_fails_alone(served: Served) -> None:
     assert all(isinstance(a, Completion) for a in answers[1:])
 
 
-@pytest.mark.test
 def test_a_sync_changes_every_replica_in_place_and_proves_each(served: Served) -> None:
     served.sync(0)
     before = {s["pid"] for s in replica_statuses(APP)}
@@ -189,7 +181,7 @@ def test_a_sync_changes_every_replica_in_place_and_proves_each(served: Served) -
     cached = [[a.num_cached_tokens for a in ask(requests())] for _ in range(served.num_replicas + 1)]
     assert [128] * len(PROMPTS) in cached, "4 full blocks of each prompt"
     proofs = served.sync(1, old=0)
-    assert [p.verdict for p in proofs] == ["proven"] * served.num_replicas
+    assert [p.verdict for p in proofs] == ["proven"] * NUM_REPLICAS
     assert {p.pid for p in proofs} == before, "nothing restarted"
     assert all(p.max_difference_new < 1e-4 < 0.05 < p.max_difference_old for p in proofs)
     answers = ask(requests())
@@ -234,7 +226,6 @@ def test_every_replica_is_asked_while_serve_hands_out_settings(served: Served) -
         Broadcast(APP, "statuses").answers(3, timeout_s=0.3)
 
 
-@pytest.mark.test
 @pytest.mark.parametrize(("version", "fault", "message"), [(10, "nan", "not finite"), (11, "shape", "has shape")])
 def test_bad_weights_are_kept_out_and_the_old_ones_serve_on(
     served: Served, version: int, fault: str, message: str
@@ -272,12 +263,11 @@ def test_a_damaged_version_is_refused_before_anything_is_published(served: Serve
     assert {(s["state"], s["wanted_version"]) for s in replica_statuses(APP)} == {("ok", 0)}
 
 
-@pytest.mark.test
 def test_a_skipped_sync_and_a_wrong_push_do_not_pass_as_the_new_version(served: Served) -> None:
     served.sync(0)
     with pytest.raises(SyncError, match="should serve version 1, says 0") as caught:
         served.prove(1, old=0)
-    assert [p.verdict for p in caught.value.proofs] == ["failed"] * served.num_replicas
+    assert [p.verdict for p in caught.value.proofs] == ["failed"] * NUM_REPLICAS
     served.commit(20, noise=0.0, probe_of=1)  # claims to be version 1's policy, holds version 0's weights
     with pytest.raises(SyncError, match="should serve version 20, says 20; max"):
         served.sync(20, old=0)
@@ -349,7 +339,7 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, "the engine of a killed replica does not stay behind"
     proofs = served.prove(1, old=0)
-    assert [p.verdict for p in proofs] == ["proven"] * served.num_replicas
+    assert [p.verdict for p in proofs] == ["proven"] * NUM_REPLICAS
 
 
 def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(served: Served) -> None:
@@ -374,7 +364,7 @@ def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(ser
     finally:
         helper.join()
     assert "DEPLOY_FAILED" in seen
-    assert [p.verdict for p in proofs] == ["proven"] * served.num_replicas
+    assert [p.verdict for p in proofs] == ["proven"] * NUM_REPLICAS
 
 
 def _is_replaced(pid: int) -> bool:
