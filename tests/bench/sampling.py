@@ -31,6 +31,7 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "block 32, 1 thread": ({}, {}),
     "block 32, 2 threads": ({"threads": 2}, {}),
     "block 32, 2 threads that sleep": ({"threads": 2}, {"OMP_WAIT_POLICY": "passive"}),
+    "block 32, 2 threads that spin shortly": ({"threads": 2}, {"GOMP_SPINCOUNT": "20000"}),
 }
 """Changes of `serve` and of the environment by engine."""
 

@@ -178,7 +178,7 @@ def test_a_sync_changes_every_replica_in_place_and_proves_each(served: Served) -
     served.sync(0)
     before = {s["pid"] for s in replica_statuses(APP)}
     # Fills the prefix caches with keys and values of version 0. Of one more time than there are replicas, one meets a full one.
-    cached = [[a.num_cached_tokens for a in ask(requests())] for _ in range(served.num_replicas + 1)]
+    cached = [[a.num_cached_tokens for a in ask(requests())] for _ in range(NUM_REPLICAS + 1)]
     assert [128] * len(PROMPTS) in cached, "4 full blocks of each prompt"
     proofs = served.sync(1, old=0)
     assert [p.verdict for p in proofs] == ["proven"] * NUM_REPLICAS
