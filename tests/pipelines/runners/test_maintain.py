@@ -238,21 +238,23 @@ def test_more_versions_stay_where_the_settings_say_so(run: Run, play: Play) -> N
     size = sum(file.size_bytes for file in list_files(run.weights.uri_of(GROUP, 7)))
     drop_unneeded(with_settings(run, weights_limit_gb=6.5 * size / 1e9))
     assert run.weights.versions(GROUP) == [0, 3, 4, 5, 6, 7], "the oldest go first"
+    play(run, 8)
     drop_unneeded(with_settings(run, keep_versions=2))
-    assert run.weights.versions(GROUP) == [0, 3, 4, 6, 7] and checkpoints_left(run) == [6, 7]
+    assert run.weights.versions(GROUP) == [0, 3, 4, 7, 8] and checkpoints_left(run) == [7, 8]
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_what_an_app_serves_or_starts_with_stays(run: Run, play: Play) -> None:
     for k in range(8):
         play(run, k)
+    assert plan(run).versions == {GROUP: [1]}
     ref = asdict(run.weights.ref(GROUP, 5))
-    served = {"version": 6, "uri": run.weights.uri_of(GROUP, 6), "manifest_sha256": ""}
+    served = {"version": 1, "uri": run.weights.uri_of(GROUP, 1), "manifest_sha256": ""}
     apps = {"x": {"args": {"model": ref}, "deployments": [{"user_config": {"adapters": {GROUP: served}}}]}}
     write_file(f"{run.folder}/serve_apps.json", json.dumps({"revision": 1, "apps": apps}).encode())
+    assert plan(run).versions == {}, "`troupe maintain` keeps it as well"
     drop_unneeded(run)
-    assert run.weights.versions(GROUP) == [0, 3, 4, 5, 6, 7]
-    assert plan(run).versions == {GROUP: [3]}, "what `troupe maintain` would remove more: not 5 and 6 either"
+    assert run.weights.versions(GROUP) == [0, 1, 3, 4, 5, 7]
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)
