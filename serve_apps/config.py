@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from stores.settings import NOT_IDENTITY, Settings
+from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 
 class ServeConfig(Settings):
@@ -22,8 +22,10 @@ class ServeConfig(Settings):
     """The longest context in tokens, prompt and completion together. It is at most what the model was built for."""
     max_num_seqs: int = Field(256, ge=1)
     """The number of sequences that an engine samples at once, at most. Lower it where the KV cache is small."""
-    threads: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
-    """The number of CPU threads of one engine. It has no effect on a GPU."""
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=NOT_IDENTITY)
+    """The number of CPU threads of one engine. `auto`: the cores that the process which starts the engines may use
+    (affinity, cgroup, OMP_NUM_THREADS), divided by the number of engines; a small model gets fewer. It has no effect on a
+    GPU."""
     kv_cache_gib: float = Field(1.0, gt=0)
     """The size of the KV cache in GiB, on a CPU only. On a GPU set `engine.gpu_memory_utilization`."""
     tensor_parallel_size: int = Field(1, ge=1)
@@ -34,6 +36,10 @@ class ServeConfig(Settings):
     """The number of GPUs that Ray reserves per replica; 0: the engine runs on the CPU."""
     enable_prefix_caching: bool = True
     """Whether the engine reuses the KV cache of prompts that begin alike."""
+    block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=IDENTITY_IF_CHANGED)
+    """The number of tokens per block of the KV cache. Only full blocks are cached, so a prompt that is shorter than one is
+    computed again for each episode. `auto`: 32 on a CPU, the smallest that vLLM's attention takes there, and on a GPU what
+    vLLM takes by itself."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
     start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
@@ -42,6 +48,12 @@ class ServeConfig(Settings):
     """The time in seconds between two health checks of a replica by Ray Serve."""
     drain_timeout_s: float = Field(30, gt=0, json_schema_extra=NOT_IDENTITY)
     """The time in seconds that a replica has to finish its requests once it is asked to stop."""
+
+    @model_validator(mode="after")
+    def _block_size_fits(self) -> Self:
+        if self.block_size != "auto" and self.gpus == 0 and self.block_size % 32:
+            raise ValueError(f"serve.block_size = {self.block_size}: take a multiple of 32 on a CPU, or `auto`")
+        return self
 
     @field_validator("engine")
     @classmethod

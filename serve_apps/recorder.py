@@ -186,6 +186,7 @@ class Recorder:
             num_attempts=completion.num_attempts,
             is_version_mixed=completion.is_version_mixed,
             cut=prompt.cut,
+            num_cached_tokens=completion.num_cached_tokens,
         )
         meant = self.team.policy_versions[group]
         if completion.policy_version != meant:

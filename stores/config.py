@@ -66,11 +66,19 @@ class StorageConfig(Settings):
 
 
 class MaintainConfig(Settings):
-    """This section sets what `troupe maintain` keeps. It never removes episodes or rewards, only data that repeats them."""
+    """This section sets what `troupe maintain` keeps, and which weights and checkpoints go at the end of each iteration. It
+    never removes episodes or rewards, only data that repeats them."""
 
+    weights_limit_gb: float | None = Field(1.0, ge=0)
+    """The size in GB of a run's weights and checkpoints above which, at the end of each iteration, those go that nothing
+    needs, the oldest first. What is needed stays, whatever its size. null: only `troupe maintain` removes any."""
+    keep_versions: int = Field(1, ge=1)
+    """The number of newest versions of each model group that stay with their checkpoints when an iteration ends above
+    `weights_limit_gb`. Version 0, champions, teams with an alias and what engines serve stay in any case."""
     keep_iterations: int = Field(5, ge=1)
-    """The number of newest finished iterations whose table versions, weights and checkpoints stay as they are."""
-    keep_champions: int = Field(3, ge=1)
+    """The number of newest finished iterations that `troupe maintain` leaves as they are: table versions, weights and
+    checkpoints."""
+    keep_champions: int = Field(2, ge=1)
     """The number of champions, the present one included, whose weights stay, so that you can roll back to them. The weights
     of every alias stay in any case."""
     leftover_hours: float = Field(24, gt=0)

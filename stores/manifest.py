@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from stores.files import read_file
 from stores.types import ModelVersionRef
 from stores.weight_files import MANIFEST, Folder, file_sha256
 
@@ -25,6 +26,9 @@ BITS_OF = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 """Bits of one number, by the dtypes of safetensors."""
+
+REMOVED = "was removed, since nothing needed it any more: maintain.keep_versions and maintain.weights_limit_gb say how many stay"
+"""What is said of a version whose weights were removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +98,9 @@ def read_manifest(ref: ModelVersionRef) -> Manifest:
     """Reads the manifest that `ref` names; ValueError if it is missing or has another checksum."""
     data = Folder.at(ref.uri).read(MANIFEST)
     if data is None:
-        raise ValueError(
-            f"{ref.uri} has no {MANIFEST}: version {ref.version} of {ref.model_group} was never committed, or "
-            "maintenance removed it"
-        )
+        if read_file(removed_at(ref.uri)) is not None:
+            raise ValueError(f"{ref.uri}: version {ref.version} of {ref.model_group} {REMOVED}")
+        raise ValueError(f"{ref.uri} has no {MANIFEST}: version {ref.version} of {ref.model_group} was never committed")
     digest = sha256(data).hexdigest()
     if digest != ref.manifest_sha256:
         raise ValueError(
@@ -105,6 +108,12 @@ def read_manifest(ref: ModelVersionRef) -> Manifest:
             "the version was replaced; take a new ref from the store"
         )
     return Manifest.from_json(data.decode())
+
+
+def removed_at(uri: str) -> str:
+    """Returns where the manifest of a version is kept once the version in folder `uri` is removed."""
+    store, model_group, version = uri.rsplit("/", 2)
+    return f"{store}/.removed/{model_group}/{version}.json"
 
 
 def whole_model(ref: ModelVersionRef) -> ModelVersionRef:

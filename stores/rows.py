@@ -69,6 +69,7 @@ TURN = pa.struct(
         ("num_attempts", pa.int32()),
         ("is_version_mixed", pa.bool_()),
         ("cut", pa.string()),
+        ("num_cached_tokens", pa.int32()),
     ]
 )
 TOOL_CALL = pa.struct(

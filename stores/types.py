@@ -125,6 +125,8 @@ class Completion:
     is_version_mixed: bool = False
     """True if the weights changed while this completion was sampled."""
     num_attempts: int = 1
+    num_cached_tokens: int | None = None
+    """How many of the prompt's tokens the engine took from its prefix cache; None: nobody asked an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,8 @@ class Turn:
     is_version_mixed: bool = False
     cut: Mapping[str, int] = field(default_factory=dict)
     """How many characters each input lost, because it did not fit."""
+    num_cached_tokens: int | None = None
+    """How many of the prompt's tokens the engine took from its prefix cache; None: unknown, as for a scripted reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

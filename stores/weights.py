@@ -20,8 +20,8 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from stores.files import FileEntry, is_uri, list_files, local_path, remove_file, remove_folder
-from stores.manifest import Manifest, Probe, read_manifest, tensors_of, verify_folder
+from stores.files import FileEntry, is_uri, list_files, local_path, read_file, remove_file, remove_folder, write_file
+from stores.manifest import Manifest, Probe, read_manifest, removed_at, tensors_of, verify_folder
 from stores.types import ModelVersionRef
 from stores.weight_cache import fetch
 from stores.weight_files import MANIFEST, Folder
@@ -114,15 +114,28 @@ class WeightStore:
         return [n for n in numbers if self.ref(model_group, n) is not None]
 
     def remove(self, model_group: str, version: int) -> int:
-        """Removes a version and returns its bytes.
+        """Removes a version and returns its bytes; its manifest stays as the record of it, see `removed`.
 
         The manifest goes first: a removal that is killed leaves files that do not count, and `leftovers` finds them.
         """
         uri = self.uri_of(model_group, version)
         size_bytes = sum(file.size_bytes for file in list_files(uri))
+        if (data := read_file(f"{uri}/{MANIFEST}")) is not None:
+            write_file(removed_at(uri), data)
         remove_file(f"{uri}/{MANIFEST}")
         remove_folder(uri)
         return size_bytes
+
+    def removed(self, model_group: str, version: int) -> tuple[ModelVersionRef, Manifest] | None:
+        """Returns the pointer to a version that was removed, and its manifest; None for any other version."""
+        uri = self.uri_of(model_group, version)
+        data = read_file(removed_at(uri))
+        if data is None or self.ref(model_group, version) is not None:
+            return None
+        ref = ModelVersionRef(
+            model_group=model_group, version=version, uri=uri, manifest_sha256=sha256(data).hexdigest()
+        )
+        return ref, Manifest.from_json(data.decode())
 
     def leftovers(self, model_group: str, *, older_than_s: float) -> dict[str, int]:
         """Returns bytes by folder, a path or URI: folders that no manifest names and that have not changed for so long."""

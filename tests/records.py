@@ -131,6 +131,7 @@ def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
         fields={"answer": "5"},
         start_s=0.1 * turn_index,
         duration_s=0.123456789,
+        num_cached_tokens=None if turn_index else 3,
     )
 
 

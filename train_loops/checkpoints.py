@@ -3,8 +3,8 @@
     partitions of all workers --whole, one parameter at a time--> <tag>.safetensors (worker 0 writes)
     <tag>.safetensors --one parameter at a time--> the partition of every worker
 
-`master.<name>` is the float32 weight, `exp_avg.<name>` and `exp_avg_sq.<name>` are Adam's moments; beside it
-`<tag>.json` holds the state that is not a tensor. DeepSpeed's own checkpoints fit one ZeRO stage and number of workers, and
+`master.<name>` is the float32 weight, left out where the model version holds the same number, and `exp_avg.<name>` and
+`exp_avg_sq.<name>` are Adam's moments; beside it `<tag>.json` holds the state that is not a tensor. DeepSpeed's own checkpoints fit one ZeRO stage and number of workers, and
 its converter refuses models without its own annotations.
 
 Reading or writing a whole parameter is a collective under ZeRO: all workers must do it for the same parameters in the same
@@ -111,12 +111,20 @@ class Partitions:
 
 
 def save_checkpoint(
-    partitions: Partitions, folder: str | Path, *, tag: str, state: Mapping[str, Any], num_steps: int
+    partitions: Partitions, folder: str | Path, *, tag: str, state: Mapping[str, Any], num_steps: int, but: str = ""
 ) -> None:
-    """Writes weights, moments and `state` (JSON values); all workers call it, worker 0 writes, a tensor at a time."""
+    """Writes weights, moments and `state` (JSON values); all workers call it, worker 0 writes, a tensor at a time.
+
+    Args: but: weights of parameters whose names begin so are left out, unless it is empty: whoever loads has them already.
+    """
     shapes = partitions.shapes()
     keys = ("", *MOMENTS) if num_steps else ("",)
-    names = {f"{key or 'master'}.{name}": (name, key) for name in shapes for key in keys}
+    names = {
+        f"{key or 'master'}.{name}": (name, key)
+        for name in shapes
+        for key in keys
+        if key or not num_steps or not but or not name.startswith(but)
+    }
 
     def tensors() -> Iterable[torch.Tensor]:
         for name, key in names.values():
@@ -136,6 +144,8 @@ def save_checkpoint(
 def load_checkpoint(partitions: Partitions, folder: str | Path, *, tag: str) -> tuple[dict[str, Any], int]:
     """Restores what `save_checkpoint` wrote; returns its `state` and number of steps. All workers call it.
 
+    Weights that it left out stay as they are.
+
     Raises ValueError where it is missing or of a model with other parameters.
     """
     from safetensors import safe_open
@@ -145,12 +155,14 @@ def load_checkpoint(partitions: Partitions, folder: str | Path, *, tag: str) -> 
         raise ValueError(f"{folder} holds no checkpoint of {tag!r}")
     about = json.loads((folder / f"{tag}.json").read_text())
     with safe_open(folder / f"{tag}.safetensors", framework="pt") as file:
-        if fault := _misfit(partitions.shapes(), {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}):  # noqa: SIM118
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if fault := _misfit(partitions.shapes(), stored):
             raise ValueError(f"checkpoint {folder / tag} is of another model: {fault}")
         if about["num_steps"]:
             partitions.begin(about["num_steps"])
         for name in partitions.shapes():
-            partitions.put(name, file.get_tensor(f"master.{name}"))
+            if f"master.{name}" in stored:
+                partitions.put(name, file.get_tensor(f"master.{name}"))
             for key in MOMENTS if about["num_steps"] else ():
                 partitions.put(name, file.get_tensor(f"{key}.{name}"), key)
     return about["state"], about["num_steps"]
@@ -174,7 +186,7 @@ def fits(partitions: Partitions, folder: str | Path, *, tag: str) -> bool:
 
 def _misfit(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, tuple[int, ...]]) -> str:
     """Names the first parameter that a file lacks, has too many or has in another shape; empty if they all fit."""
-    stored = {name.removeprefix("master."): shape for name, shape in tensors.items() if name.startswith("master.")}
+    stored = {name.partition(".")[2]: shape for name, shape in tensors.items()}
     for name in sorted(shapes.keys() | stored.keys()):
         if shapes.get(name) != stored.get(name):
             return f"{name} is {stored.get(name, 'not there')}, wanted {shapes.get(name, 'nothing of that name')}"

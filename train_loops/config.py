@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -382,8 +382,9 @@ class TrainConfig(Settings):
     """Whether episodes are trained on in which more than one version of a model group had turns."""
     num_workers: int = Field(1, ge=1)
     """The number of data-parallel training workers per model group."""
-    threads: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
-    """The number of torch threads per worker."""
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=NOT_IDENTITY)
+    """The number of torch threads per worker. `auto`: the cores that the process which starts the trainers may use
+    (affinity, cgroup, OMP_NUM_THREADS), divided by the number of workers of all model groups; a small model gets fewer."""
     cpus_per_worker: float = Field(0.1, ge=0, json_schema_extra=NOT_IDENTITY)
     """The number of CPUs that Ray reserves per worker, also while a warm worker waits."""
     gpus_per_worker: float = Field(0.0, ge=0, json_schema_extra=NOT_IDENTITY)

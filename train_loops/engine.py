@@ -204,9 +204,12 @@ class Engine:
         self.num_steps += is_applied
         return Step(grad_norm=norm, is_applied=is_applied)
 
-    def save(self, folder: str | Path, *, tag: str, state: Mapping[str, Any]) -> None:
-        """Writes trainable weights, optimizer and `state` (JSON values); all workers call it, worker 0 writes."""
-        save_checkpoint(self._partitions, folder, tag=tag, state=state, num_steps=self.num_steps)
+    def save(self, folder: str | Path, *, tag: str, state: Mapping[str, Any], but: str = "") -> None:
+        """Writes trainable weights, optimizer and `state` (JSON values); all workers call it, worker 0 writes.
+
+        Args: but: weights of parameters whose names begin so are left out: see `save_checkpoint`.
+        """
+        save_checkpoint(self._partitions, folder, tag=tag, state=state, num_steps=self.num_steps, but=but)
 
     def fits(self, folder: str | Path, *, tag: str) -> bool:
         """Says whether `load` would find a checkpoint of these parameters, of any ZeRO stage and number of workers."""

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from train_loops.models import Models
 
 
+EXPORTED = "model."
+"""How the names of a policy's parameters begin that its model version holds; a value head on it is not among them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedState:
     """The state that a model group's training carries from job to job beside weights and moments."""
@@ -40,8 +44,12 @@ class CarriedState:
         return CarriedState(kl_coef=kl_coef, num_critic_jobs=stored["num_critic_jobs"])
 
 
-def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folder: str) -> str:
-    """Saves the engines through Ray Train; every worker calls it. Returns the checkpoint's URI once it is stored."""
+def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folder: str, has_own_weights: bool) -> str:
+    """Saves the engines through Ray Train; every worker calls it. Returns the checkpoint's URI once it is stored.
+
+    Args: has_own_weights: the policy's weights are stored, too; without them a checkpoint takes a third less, and whoever
+        resumes has loaded the version's, which must be the same numbers.
+    """
     import ray.train
     import torch.distributed as dist
 
@@ -53,7 +61,7 @@ def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folde
         if is_writer:
             Path(folder).mkdir(parents=True, exist_ok=True)
         stored = {"version": job.version, **asdict(state)}
-        models.policy.save(folder, tag="policy", state=stored)
+        models.policy.save(folder, tag="policy", state=stored, but="" if has_own_weights else EXPORTED)
         if models.critic is not None:
             models.critic.save(folder, tag="critic", state=stored)
         ray.train.report(

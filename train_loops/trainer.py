@@ -203,7 +203,13 @@ class Worker:
         begun = time.perf_counter()
         num_critic_jobs = self._state.num_critic_jobs + self._has_values
         self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_jobs=num_critic_jobs)
-        checkpoint = store_state(self._models, self._state, job=job, run_folder=self._run_folder)
+        checkpoint = store_state(
+            self._models,
+            self._state,
+            job=job,
+            run_folder=self._run_folder,
+            has_own_weights=not _is_exact(job, store),
+        )
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         ref = self._commit(job, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
@@ -225,7 +231,7 @@ class Worker:
         self._state, self._lost = resume(checkpoint, self._models, state=self._state, loss=job.train.loss)
         if self._lost:
             logger.warning(
-                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (the last two are kept) or of "
+                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (maintain.keep_versions says how many stay) or of "
                 "another model",
                 parent.version,
                 " and ".join(self._lost),
@@ -271,6 +277,14 @@ class Worker:
                     base=before.base,
                 )
         return agree(ref)
+
+
+def _is_exact(job: TrainJob, store: WeightStore) -> bool:
+    """Says whether the job's version will hold the very numbers that are trained: float32, and all of them."""
+    assert job.parent is not None
+    parent = store.manifest(job.parent)
+    is_float32 = all(dtype == "F32" for dtype, _ in parent.tensors.values())
+    return is_float32 and parent.base is None and not job.train.deepspeed.bf16
 
 
 def _stored_result(store: WeightStore, job: TrainJob) -> dict[str, Any] | None:

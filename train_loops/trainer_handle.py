@@ -165,7 +165,9 @@ class TrainerHandle:
             return f"its supervisor does not answer ({type(error).__name__})"
 
 
-def attach(*, name: str, run_name: str, storage_path: str | Path, train: TrainConfig) -> TrainerHandle:
+def attach(
+    *, name: str, run_name: str, storage_path: str | Path, train: TrainConfig, threads: int = 1
+) -> TrainerHandle:
     """Returns a handle of the warm trainer `name`, which is started if there is none.
 
     It returns at once; use `TrainerHandle.wait_ready`. A trainer of this name with other `PROCESS_SETTINGS` or another
@@ -176,6 +178,7 @@ def attach(*, name: str, run_name: str, storage_path: str | Path, train: TrainCo
         run_name: of the Ray Train run; checkpoints lie in `storage_path/run_name`.
         storage_path: a folder or URI that all machines see.
         train: gives the settings of its processes.
+        threads: of each worker where `train.threads` is `auto`; a running trainer keeps those that it has.
     """
     import ray
 
@@ -185,6 +188,7 @@ def attach(*, name: str, run_name: str, storage_path: str | Path, train: TrainCo
     settings = {"run_name": run_name, "storage_path": storage, "train": processes}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     actor_name = f"trainer:{name}:{digest}"
+    processes["threads"] = threads if train.threads == "auto" else train.threads
     for other in ray.util.list_named_actors(all_namespaces=True):
         is_same_trainer = other["namespace"] == NAMESPACE and other["name"].startswith(f"trainer:{name}:")
         if is_same_trainer and other["name"] != actor_name:

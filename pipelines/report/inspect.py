@@ -17,6 +17,7 @@ from rich.text import Text
 from pipelines.config.sections import TaskSourceConfig
 from pipelines.run.run import Run
 from pipelines.tasks.sources import digest, load_tasks
+from stores.manifest import REMOVED
 from stores.run_values import RunValue
 from stores.stage_results import Decided
 from stores.types import EpisodeRewards, Purpose, Trace
@@ -114,6 +115,10 @@ def export_version(run: Run, model_group: str, version: int, out: Path, *, is_me
     """
     ref = run.weights.ref(model_group, version)
     if ref is None:
+        if run.weights.removed(model_group, version) is not None:
+            raise ValueError(
+                f"version {version} of model group {model_group!r} {REMOVED}; there are {run.weights.versions(model_group)}"
+            )
         known = {group: run.weights.versions(group) for group in run.config.model_groups}
         raise ValueError(f"no version {version} of model group {model_group!r}; there are {known}")
     if out.exists() and any(out.iterdir()):

@@ -14,6 +14,7 @@ from pipelines.cluster.owner_links import owner_links
 from pipelines.episodes.from_run import source_of
 from pipelines.episodes.from_service import has_store, taken_ids
 from pipelines.run.run import Run, plain
+from stores.manifest import REMOVED, Manifest
 from stores.served import ServedStore
 from stores.stage_results import Collected, Evaluated, Scored
 from stores.team import Team, TeamVersion
@@ -97,7 +98,7 @@ def shaped_by_group(run: Run, iteration: int, group_id: str) -> dict[str, Any]:
 
 
 def _ancestors(run: Run, ref: ModelVersionRef) -> list[ModelVersionRef]:
-    """The versions that led to this one, itself first; they end where one was removed."""
+    """The versions that led to this one, itself first; removed ones too; they end where one is unknown."""
     ancestors = [ref]
     while (parent := _parent(run, ancestors[-1])) is not None:
         ancestors.append(parent)
@@ -105,27 +106,39 @@ def _ancestors(run: Run, ref: ModelVersionRef) -> list[ModelVersionRef]:
 
 
 def _parent(run: Run, ref: ModelVersionRef) -> ModelVersionRef | None:
-    try:
-        number = run.weights.manifest(ref).parent
-    except ValueError:  # removed by `troupe maintain`
-        return None
-    return None if number is None else run.weights.ref(ref.model_group, number)
+    manifest = _known_manifest(run, ref)
+    return None if manifest is None or manifest.parent is None else _known_ref(run, ref.model_group, manifest.parent)
 
 
 def _manifest(run: Run, ref: ModelVersionRef) -> dict[str, Any]:
-    try:
-        manifest = run.weights.manifest(ref)
-    except ValueError:
+    manifest = _known_manifest(run, ref)
+    if manifest is None:
         return {"note": "its files are gone"}
-    return {"parent": manifest.parent, "note": manifest.note}
+    is_removed = run.weights.ref(ref.model_group, ref.version) is None
+    return {"parent": manifest.parent, "note": "; ".join(filter(None, [manifest.note, REMOVED * is_removed]))}
+
+
+def _known_ref(run: Run, group: str, version: int) -> ModelVersionRef | None:
+    """Returns the pointer to a version, also to one that was removed."""
+    removed = run.weights.removed(group, version)
+    return run.weights.ref(group, version) if removed is None else removed[0]
+
+
+def _known_manifest(run: Run, ref: ModelVersionRef) -> Manifest | None:
+    """Returns the manifest of a version, also of one that was removed; None where there is none."""
+    try:
+        return run.weights.manifest(ref)
+    except ValueError:
+        removed = run.weights.removed(ref.model_group, ref.version)
+        return removed[1] if removed is not None and removed[0] == ref else None
 
 
 def _descendants(run: Run, group: str, version: int) -> list[int]:
     """Later versions that were trained from this one, or from one that was."""
     lines = {version}
     for number in range(version + 1, run.config.iterations + 1):
-        ref = run.weights.ref(group, number)
-        if ref is not None and run.weights.manifest(ref).parent in lines:
+        ref = _known_ref(run, group, number)
+        if ref is not None and (manifest := _known_manifest(run, ref)) is not None and manifest.parent in lines:
             lines.add(number)
     return sorted(lines - {version})
 

@@ -176,6 +176,9 @@ def _caption(row: Mapping[str, Any]) -> str:
             if value != "–":
                 parts.append(f"{name} {value}" + (f" (max {gap_max})" if gap_max != "–" else ""))
         lines.append(f"{group}: {', '.join(parts)}" if parts else f"{group}: not trained")
+    cached = {agent: _number(v.get("cached_prompt_share"), ".0%") for agent, v in (row.get("agents") or {}).items()}
+    if shares := ", ".join(f"{agent} {share}" for agent, share in cached.items() if share != "–"):
+        lines.append(f"prompt tokens from the prefix cache: {shares}")
     stages = [f"{k} {v:.1f}" for k, v in (row.get("seconds") or {}).items() if k != "total"]
     overhead = figures.overhead_share(row)
     if failures(row.get("causes")):

@@ -137,7 +137,7 @@ def _agents(results: _Results) -> dict[str, dict[str, float]]:
             "reward": figures["reward"],
             "format": figures["format_share"],
             "completion_tokens": figures["completion_tokens"],
-            **{name: figures[name] for name in ("broken_share", "cut_share") if name in figures},
+            **{name: figures[name] for name in ("broken_share", "cut_share", "cached_prompt_share") if name in figures},
         }
         for agent, figures in results.scored.agents.items()
     }

@@ -18,6 +18,7 @@ from serve_apps.agent import Agent
 from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import Workflow, load_workflow
 from stores.files import is_uri, local_path
+from stores.manifest import REMOVED
 from stores.run_values import RunValue
 from stores.stage_results import Collected, Decided
 from stores.types import ModelVersionRef, Sampling, Task, team_key
@@ -237,6 +238,8 @@ class Run:
 
     def _model(self, group: str, version: int) -> ModelVersionRef:
         ref = self.weights.ref(group, version)
+        if ref is None and self.weights.removed(group, version) is not None:
+            raise ValueError(f"version {version} of model group {group!r} {REMOVED}")
         if ref is None:
             raise ValueError(
                 f"model group {group!r} has no version {version} in {self.weights_uri}: run `troupe warmstart`"

@@ -12,7 +12,7 @@ from pipelines.run.run import Run
 from serve_apps.program.conversations import CONVERSATIONS
 from serve_apps.runner import TOOL_RAISED, WORKFLOW_RAISED
 from stores.stage_results import Collected
-from stores.types import COUNTED, Cause, EpisodeRewards, FinishReason, Trace
+from stores.types import COUNTED, Cause, EpisodeRewards, FinishReason, Trace, Turn
 from train_loops.rows import Funnel
 
 
@@ -150,7 +150,7 @@ def refuse_hopeless(
 
 
 def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:
-    """Mean reward, shares of well-formed and of cut turns, calls and completion length of every agent."""
+    """Mean reward, shares of well-formed and of cut turns, calls, completion length and cached prompt tokens of every agent."""
     earned: dict[str, list[float]] = {}
     for episode in rewards:
         for reward in episode.rewards:
@@ -163,10 +163,20 @@ def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, d
             "cut_share": mean([float(t.finish_reason is FinishReason.LENGTH) for t in turns if t.agent == agent]),
             "calls": float(sum(t.agent == agent for t in turns)),
             "completion_tokens": mean([float(len(t.completion_token_ids)) for t in turns if t.agent == agent]),
+            **_cached_share([t for t in turns if t.agent == agent]),
             **_broken_share(traces, agent),
         }
         for agent in sorted({turn.agent for turn in turns})
     }
+
+
+def _cached_share(turns: list[Turn]) -> dict[str, float]:
+    """The share of the prompt tokens that engines took from their prefix cache; none where no turn says so."""
+    known = [
+        (turn.num_cached_tokens, len(turn.prompt_token_ids)) for turn in turns if turn.num_cached_tokens is not None
+    ]
+    num_prompt = sum(length for _, length in known)
+    return {"cached_prompt_share": sum(cached for cached, _ in known) / num_prompt} if num_prompt else {}
 
 
 def _broken_share(traces: list[Trace], agent: str) -> dict[str, float]:

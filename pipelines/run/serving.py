@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Set
 
+from pipelines.run.cpu_threads import engine_threads
 from pipelines.run.run import Run
 from serve_apps.policy.adapters import AdapterRoom
 from serve_apps.policy.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
@@ -79,6 +80,7 @@ def app_specs(run: Run, models: Mapping[str, ModelVersionRef], apps: Mapping[str
                 serve=run.config.serve_config(groups[0]),
                 adapters=adapters,
                 room=room if adapters else None,
+                threads=engine_threads(run, groups[0]),
             )
         )
     return specs

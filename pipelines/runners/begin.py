@@ -9,6 +9,7 @@ from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.sampling import Progress
 from pipelines.report.progress import Screen
 from pipelines.run.champions import champion_version, set_champion
+from pipelines.run.disk import check_disk
 from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
@@ -48,6 +49,8 @@ def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, scre
         screen.measured("before", before)
     if iteration is None:
         assert following is not None, "skipped above"
+        for line in check_disk(run):
+            screen.console.print(line, soft_wrap=True)
         iteration = pin(run, claim, following)
     since = next(row.created_at for row in run.journal.runs() if row.run_id == run.run_id)
     return {"iteration": iteration, "model_groups": list(run.config.model_groups), "since": since}

@@ -22,6 +22,7 @@ from pipelines.episodes.from_run import parse_source, pin_source
 from pipelines.report.kept_summaries import iteration_summary
 from pipelines.report.progress import Screen
 from pipelines.report.record import finish_parent, open_parent, record
+from pipelines.run.disk import check_disk
 from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.run import Run
 from pipelines.run.stored_runs import stored_run
@@ -49,6 +50,8 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
     with screen.stage("warm start") as progress:
         make_version_zero(run, progress=progress)
     todo = unfinished_iterations(run)
+    for line in check_disk(run) if todo else ():
+        screen.console.print(line, soft_wrap=True)
     with _Records(run) as records:
         if todo or run.iteration(config.iterations).find(Measured) is None:
             _start_workers(run, todo, screen)

@@ -14,23 +14,21 @@ maintenance after it was replaced, so that its readers can finish. Two maintenan
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.run.champions import champion_version, history
+from pipelines.run.kept_weights import checkpoint_files, is_of, maintained_versions, weight_names
 from pipelines.run.run import Run
 from stores.files import list_files, remove_folder
 from stores.journal import DONE, RUNNING, StageKey, StageRow
 from stores.logs import bound
-from stores.stage_results import Collected, Decided, Trained, TrainedTeam, result_of
+from stores.stage_results import Decided
 from stores.trace_tables import iteration_of_table
-from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
+from stores.types import Purpose, RewardsRef, TracesRef
 from stores.weight_cache import cache_folder, evict
-from train_loops.config import TEAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,7 @@ def plan(run: Run) -> Plan:
     rows = run.journal.stages(run.run_id)
     last_old = _last_old(rows, settings.keep_iterations)
     known = list(_refs(rows))
-    kept = kept_versions(run, rows, last_old)
+    kept = maintained_versions(run, rows, last_old)
     older_than_s = settings.leftover_hours * 3600
     tags = {ref.tag for ref in known}
     is_busy = any(row.status == RUNNING for row in rows)  # its tag may be of an old version, and its ref not kept yet
@@ -104,7 +102,7 @@ def plan(run: Run) -> Plan:
         group: [v for v in run.weights.versions(group) if v not in versions and v < newest[group]]
         for group, versions in kept.items()
     }
-    mine = {group: [v for v in versions if _is_of(run, group, v)] for group, versions in dropped.items()}
+    mine = {group: [v for v in versions if is_of(run, group, v)] for group, versions in dropped.items()}
     return Plan(
         last_old=last_old,
         settled=settled,
@@ -114,38 +112,11 @@ def plan(run: Run) -> Plan:
         versions={group: versions for group, versions in mine.items() if versions},
         leftovers={
             folder: size
-            for group in _weight_names(run)
+            for group in weight_names(run)
             for folder, size in run.weights.leftovers(group, older_than_s=older_than_s).items()
         },
         checkpoints=_checkpoints(run, kept, older_than_s=older_than_s),
     )
-
-
-def kept_versions(run: Run, rows: list[StageRow], last_old: int) -> dict[str, set[int]]:
-    """By model group: versions that recent iterations trained or started from, champions, aliases, parents, and 0."""
-    kept: dict[str, set[int]] = {group: {0} for group in _weight_names(run)}
-
-    def keep(versions: Mapping[str, int]) -> None:
-        for group in kept.keys() & versions.keys():
-            kept[group].add(versions[group])
-
-    for row in rows:
-        if row.stage == Trained.STAGE and row.ref is not None and row.iteration > last_old:
-            keep({group: model.version for group, model in _trained_models(row, row.ref).items()})
-    champions = {entry["team_version"] for entry in history(run)[-run.config.maintain.keep_champions :]}
-    for team in run.registry.versions(run.team_name):
-        if team.aliases or team.version in champions:
-            keep(team.policy_versions)
-    if champion_version(run) is not None:
-        keep({group: ref.version for group, ref in run.champion().items()})
-    for group, versions in kept.items():
-        refs = [run.weights.ref(group, version) for version in versions]
-        versions |= {p for ref in refs if ref is not None and (p := run.weights.manifest(ref).parent) is not None}
-    for row in rows:
-        if row.stage == Collected.STAGE and row.ref is not None and row.iteration > last_old:
-            # what train starts from; the champion may be another one by now
-            keep(Collected.from_json(row.ref).policy_versions)
-    return kept
 
 
 def _journal_name(run: Run) -> str:
@@ -156,22 +127,6 @@ def _journal_name(run: Run) -> str:
 def _last_maintenance(run: Run) -> StageRow | None:
     done = [row for row in run.journal.stages(_journal_name(run)) if row.status == DONE]
     return done[-1] if done else None
-
-
-def _trained_models(row: StageRow, ref: Mapping[str, Any]) -> dict[str, ModelVersionRef]:
-    """The versions that a train stage left, by model group; with the whole team's learner where there is one."""
-    match result_of(row.stage, ref):
-        case TrainedTeam(team=learner, model_groups=groups):
-            models = {group: trained.model for group, trained in groups.items()}
-            return models if learner.model is None else {**models, TEAM: learner.model}
-        case Trained(model=model):
-            return {row.model_group: model}
-    raise AssertionError(f"{row.key} is no train stage")
-
-
-def _weight_names(run: Run) -> list[str]:
-    """Whose versions the run's weight store holds."""
-    return [*run.config.model_groups, *([TEAM] if run.config.team_config is not None else [])]
 
 
 def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
@@ -187,7 +142,9 @@ def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     report["traces"] |= {"tags_moved": traces.move_pins(chosen.old_refs)}
     num_versions = traces.num_versions(chosen.tables)
     report["traces"] |= {"versions": [num_before, num_versions], "bytes": [size_before, _size(run.traces_uri)]}
-    kept = kept_versions(run, run.journal.stages(run.run_id), chosen.last_old)  # somebody may have promoted meanwhile
+    kept = maintained_versions(
+        run, run.journal.stages(run.run_id), chosen.last_old
+    )  # somebody may have promoted meanwhile
     for group, versions in chosen.versions.items():
         for version in set(versions) - kept[group]:
             run.weights.remove(group, version)
@@ -260,30 +217,18 @@ def _refs(rows: list[StageRow]) -> Iterator[TracesRef | RewardsRef]:
             yield from find(row.ref)
 
 
-def _is_of(run: Run, group: str, version: int) -> bool:
-    """Whether this run made the version: weights may be kept in one place for several runs."""
-    ref = run.weights.ref(group, version)
-    return ref is not None and run.weights.manifest(ref).run_id == run.run_id
-
-
 def _checkpoints(run: Run, kept: Mapping[str, set[int]], *, older_than_s: float) -> dict[str, int]:
     """Bytes by folder of the training states that no kept version resumes from and nobody has changed for so long."""
     needed = set()
     for group, versions in kept.items():
         refs = [run.weights.ref(group, version) for version in versions]
         needed |= {run.weights.manifest(ref).checkpoint for ref in refs if ref is not None}
-    size_bytes: dict[str, int] = {}
-    changed_at: dict[str, float] = {}
-    for group in run.config.model_groups:
-        root = f"{run.folder}/checkpoints/{run.run_id}-{group}"
-        for file in list_files(root):
-            folder, _, rest = file.name.partition("/")
-            if rest and re.fullmatch(rf"{re.escape(group)}-v\d+-[0-9a-f]{{8}}", folder):
-                name = f"{root}/{folder}"
-                size_bytes[name] = size_bytes.get(name, 0) + file.size_bytes
-                changed_at[name] = max(changed_at.get(name, 0.0), file.changed_at)
     limit = time.time() - older_than_s
-    return {name: size for name, size in size_bytes.items() if name not in needed and changed_at[name] < limit}
+    return {
+        folder: sum(file.size_bytes for file in files)
+        for folder, files in checkpoint_files(run).items()
+        if folder not in needed and max(file.changed_at for file in files) < limit
+    }
 
 
 def _megabytes(size_bytes: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.run.champions import champion_version, set_champion
+from pipelines.run.kept_weights import drop_unneeded
 from pipelines.run.provenance import git_commit, provenance_of
 from pipelines.run.run import Run
 from stores.journal import Lease
@@ -24,7 +25,14 @@ VERDICTS = {"promoted": "promote", "sent_back": "reject", "undecided": "inconclu
 
 
 def promote(run: Run, iteration: int, lease: Lease) -> Decided:
-    """Registers the iteration's team and acts on the gate's verdict."""
+    """Registers the iteration's team, acts on the gate's verdict, and removes weights that nothing needs from then on."""
+    decided = _decide(run, iteration, lease)
+    lease.check()  # another process that took this stage over may need other versions
+    drop_unneeded(run)
+    return decided
+
+
+def _decide(run: Run, iteration: int, lease: Lease) -> Decided:
     evaluated = run.iteration(iteration, needed_by="promote").evaluated
     if evaluated.verdict == "skipped":
         version = None if evaluated.skipped is not None else champion_version(run)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines.cluster.faults import FaultKind, diagnose
 from pipelines.episodes.from_run import train_config
+from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.run import Run, plain
 from stores.logs import carry
 from stores.run_values import RunValue
@@ -170,4 +171,5 @@ def trainer_of(run: Run, model_group: str) -> TrainerHandle:
         run_name=f"{run.run_id}-{model_group}",
         storage_path=f"{run.folder}/checkpoints",
         train=run.config.train_config(model_group),
+        threads=trainer_threads(run, model_group),
     )

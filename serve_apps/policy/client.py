@@ -204,6 +204,7 @@ def _answer(call: _Call, result: WireResult) -> None:
                 policy_version=result.policy_version,
                 is_version_mixed=result.is_version_mixed,
                 num_attempts=call.num_attempts,
+                num_cached_tokens=result.num_cached_tokens,
             )
         )
 

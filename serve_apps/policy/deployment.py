@@ -53,11 +53,19 @@ class PolicyAppSpec:
     """The adapters that a new app starts with, by model group, where the groups are adapters of `model`."""
     room: AdapterRoom | None = None
     """The room that the engine needs for these adapters."""
+    threads: int = 1
+    """The CPU threads of each engine."""
 
     @property
     def args(self) -> PolicyArgs:
         """The arguments that the app is built from."""
-        return PolicyArgs(model_group=self.model_group, model=self.model, serve=self.serve, adapters=self.room)
+        return PolicyArgs(
+            model_group=self.model_group,
+            model=self.model,
+            serve=self.serve,
+            adapters=self.room,
+            threads=self.threads,
+        )
 
 
 def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeout_s: float) -> None:

@@ -11,11 +11,13 @@ from serve_apps.policy.adapters import AdapterRoom, adapter_arguments
 from serve_apps.tokenizer import load_tokenizer
 from stores.model_folder import num_known_rows
 
+CPU_BLOCK_SIZE = 32
+"""Tokens per block of the KV cache on a CPU: vLLM's own default there is 128, under which no short prompt is ever cached."""
 PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
 
 
-def engine_environment(config: ServeConfig) -> dict[str, str]:
+def engine_environment(config: ServeConfig, *, threads: int) -> dict[str, str]:
     """Returns the environment of a replica: no network, few logs, and on a CPU the thread count without pinning.
 
     vLLM's own pinning puts every engine on the same first core; unpinned engines share the cores with the trainers.
@@ -28,7 +30,7 @@ def engine_environment(config: ServeConfig) -> dict[str, str]:
     }
     if config.gpus == 0:
         env |= {
-            "OMP_NUM_THREADS": str(config.threads),
+            "OMP_NUM_THREADS": str(threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCH_COMPILE_DISABLE": "1",  # saves 3 s in the first call, and the need for a compiler
         }
@@ -66,6 +68,10 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
             arguments["distributed_executor_backend"] = "uni"
     elif config.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"  # the replica holds the GPUs; no Ray actors of vLLM's own
+    if config.block_size != "auto":
+        arguments["block_size"] = config.block_size
+    elif config.gpus == 0:
+        arguments["block_size"] = CPU_BLOCK_SIZE
     if adapters is not None:
         arguments |= adapter_arguments(adapters)
     arguments |= config.engine

@@ -147,6 +147,7 @@ class Generation:
             policy_version=int(spans[-1].version) if spans else route.version,
             is_version_mixed=len(spans) > 1,
             error="",
+            num_cached_tokens=output.num_cached_tokens or 0,
         )
 
     def _excess(self, request: WireRequest) -> str:

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +54,8 @@ class PolicyArgs:
     serve: ServeConfig
     adapters: AdapterRoom | None = None
     """The room for adapters where the model is a base that model groups share; else None."""
+    threads: int = field(default=1, compare=False)
+    """The CPU threads of an engine, which follow from `serve.threads` and the machine."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values only."""
@@ -61,6 +63,7 @@ class PolicyArgs:
             "model_group": self.model_group,
             "model": asdict(self.model),
             "serve": self.serve.model_dump(mode="json"),
+            "threads": self.threads,
         }
         return plain | {"adapters": asdict(self.adapters)} if self.adapters else plain
 
@@ -72,6 +75,7 @@ class PolicyArgs:
             model_group=data["model_group"],
             model=ModelVersionRef(**data["model"]),
             serve=ServeConfig.model_validate(data["serve"]),
+            threads=data["threads"],
             adapters=None if room is None else AdapterRoom(**{k: _tuple(v) for k, v in room.items()}),
         )
 
@@ -82,13 +86,14 @@ def _tuple(value: Any) -> Any:
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """Returns a Serve application with one deployment, `Policy`. Args: args: `PolicyArgs.to_dict()`."""
-    config = PolicyArgs.from_dict(args).serve
+    parsed = PolicyArgs.from_dict(args)
+    config = parsed.serve
     return Policy.options(  # type: ignore[attr-defined]
         num_replicas=config.num_replicas,
         ray_actor_options={
             "num_cpus": config.cpus,
             "num_gpus": config.gpus,
-            "runtime_env": {"env_vars": engine_environment(config)},
+            "runtime_env": {"env_vars": engine_environment(config, threads=parsed.threads)},
         },
         max_ongoing_requests=4096,
         max_constructor_retry_count=2,

@@ -44,6 +44,8 @@ class WireResult(NamedTuple):
     is_version_mixed: bool
     """True if the weights changed while it was sampled."""
     error: str
+    num_cached_tokens: int = 0
+    """How many tokens of the prompt came from the engine's prefix cache."""
 
 
 class WireDelta(NamedTuple):

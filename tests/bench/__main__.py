@@ -35,6 +35,7 @@ BENCHES = {
     "adapters": "tests.bench.adapters",
     "overhead": "tests.bench.overhead",
     "rollout": "tests.bench.rollout",
+    "sampling": "tests.bench.sampling",
     "sandbox": "tests.bench.sandbox",
     "train": "tests.bench.training",
     "merging": "tests.bench.merging",

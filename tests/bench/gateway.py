@@ -119,7 +119,7 @@ def _vllm_server(model: Path) -> Iterator[int]:
     command += ["--kv-cache-memory-bytes", str(int(SERVE.kv_cache_gib * 2**30)), "--generation-config", "vllm"]
     command += ["--max-num-batched-tokens", "8192", "--no-enable-chunked-prefill", "--disable-log-stats"]
     command += ["--no-enable-log-requests", "--uvicorn-log-level", "warning"]
-    environment = os.environ | engine_environment(SERVE) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    environment = os.environ | engine_environment(SERVE, threads=1) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     server = subprocess.Popen(command, env=environment)
     try:
         deadline = time.monotonic() + 300

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipelines.cluster.connect import connect
 from pipelines.episodes.sampling import sample_episodes
+from pipelines.run.cpu_threads import engine_threads
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, start
 from pipelines.runners.begin import make_version_zero
@@ -62,7 +63,7 @@ def _measure(
     connect()
     ours_s, ours_tokens, raw_s, raw_tokens, same = 0.0, 0, 0.0, 0, 1.0
     sampling_s = 0.0
-    with Peer(command, env=engine_environment(config)) as raw:
+    with Peer(command, env=engine_environment(config, threads=engine_threads(run, "team"))) as raw:
         start(run, models)
         for iteration in range(1, 1 + WARM_UP_PASSES + num_passes):
             began = time.perf_counter()
@@ -94,7 +95,7 @@ def _measure(
                 same = min(same, answer["same_share"])
     remove_apps(app_names(run).values())
     ours, raw_rate = ours_tokens / ours_s, raw_tokens / raw_s
-    note = f"{num_tasks * episodes_per_task} episodes of 4 turns, {num_passes} passes, {config.threads} engine threads"
+    note = f"{num_tasks * episodes_per_task} episodes of 4 turns, {num_passes} passes, {engine_threads(run, 'team')} engine threads"
     return [
         Figure(name=f"collect, {shape}", value=ours, unit="tok/s", note=note),
         Figure(name=f"raw vLLM, {shape}", value=raw_rate, unit="tok/s", note=f"{same:.1%} of completions identical"),

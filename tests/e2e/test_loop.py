@@ -16,8 +16,10 @@ from servers import Postgres
 
 from pipelines.config.run_config import load_config
 from pipelines.monitoring.watching import check_summary
+from pipelines.report.inspect import export_version
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team
 from pipelines.report.record import record
+from pipelines.run.kept_weights import checkpoint_files, version_of_checkpoint
 from pipelines.run.run import Run
 from pipelines.stages.table import STAGES
 from stores import journal
@@ -173,6 +175,21 @@ def test_a_run_killed_in_train_and_started_again_ends_as_the_undisturbed_one(und
     assert all(keys(run, iteration) == keys(undisturbed, iteration) for iteration in ITERATIONS)
     assert report_of(run)["versions"] == report_of(undisturbed)["versions"]
     assert distance(run, undisturbed) < 1e-3
+
+
+def test_a_run_that_keeps_only_what_it_needs_is_killed_goes_on_and_ends_as_the_undisturbed_one(
+    undisturbed: Run, tmp_path: Path
+) -> None:
+    # Nothing is promoted, so that version 1 is no champion when the newest is 2.
+    log, settings = tmp_path / "log", ["maintain.weights_limit_gb=0", "maintain.keep_champions=1", "promote.min_gain=2"]
+    run = Run(config_in(tmp_path))
+    kill_when(start(tmp_path, log, settings=settings), lambda: is_running(run, 2, "train", "team"), log)
+    finish(start(tmp_path, log, settings=settings), log)
+    assert run.weights.versions("team") == [0, 2], "1 is neither the newest nor a champion"
+    assert [version_of_checkpoint(folder) for folder in checkpoint_files(run)] == [2]
+    assert distance(run, undisturbed) < 1e-4
+    with pytest.raises(ValueError, match=r"version 1 of model group 'team' was removed.*maintain\.keep_versions"):
+        export_version(run, "team", 1, tmp_path / "out")
 
 
 @pytest.mark.needs_program("psql")

@@ -19,6 +19,7 @@ from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
 from train_loops.critic import value_head
 from train_loops.engine import Engine, export_weights, join_workers, load_critic, load_policy
 from train_loops.logprobs import completion_logprobs
+from train_loops.run_checkpoints import EXPORTED
 
 pytestmark = pytest.mark.test
 
@@ -61,6 +62,27 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened(
     assert second.load(tmp_path, tag="policy") == {"version": 7}
     assert train(second, 2) == expected
     assert torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_checkpoint_without_the_weights_that_the_version_holds_continues_as_well(
+    tiny_model: Path, tmp_path: Path, stage: int
+) -> None:
+    config = DeepSpeedConfig(zero_stage=stage)
+    first = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    train(first, 2)
+    first.save(tmp_path, tag="whole", state={})
+    first.save(tmp_path, tag="moments", state={"version": 7}, but=EXPORTED)
+    version = export_weights(first, parent=tiny_model, out=tmp_path / "v1")
+    expected = train(first, 2)
+    whole, moments = (load_file(tmp_path / f"{tag}.safetensors") for tag in ("whole", "moments"))
+    assert len(moments) * 3 == len(whole) * 2 and not any(name.startswith("master.") for name in moments)
+    second = Engine(load_policy(version, config), optimizer=OPTIMIZER, config=config)
+    assert second.fits(tmp_path, tag="moments") and second.load(tmp_path, tag="moments") == {"version": 7}
+    assert train(second, 2) == expected
+    assert torch.equal(weights(first), weights(second))
+    for engine in (first, second):
+        engine.close()
 
 
 LAYOUTS = {

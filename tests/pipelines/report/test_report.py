@@ -248,6 +248,13 @@ def test_the_worst_case_stands_beside_the_gain_and_failed_episodes_are_counted_b
     assert "Failed episodes" not in render(replace(sample_report(), iterations=[iteration_row(1)]))
 
 
+def test_the_terminal_says_how_much_of_the_prompts_was_cached_where_it_is_known() -> None:
+    row = iteration_row(3)
+    assert "prefix cache" not in terminal(row)
+    row["agents"]["solver"]["cached_prompt_share"] = 0.69
+    assert "prompt tokens from the prefix cache: solver 69%" in terminal(row)
+
+
 def terminal(row: dict[str, Any]) -> str:
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(iteration_table(row))

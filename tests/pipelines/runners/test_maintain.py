@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
+from pipelines.report.inspect import export_version
+from pipelines.report.lineage import lineage_of_team
 from pipelines.run.champions import set_champion
+from pipelines.run.kept_weights import checkpoint_files, drop_unneeded, version_of_checkpoint
 from pipelines.run.run import Run
 from pipelines.runners.maintain import maintain, plan
 from pipelines.stages.promote import register_team
@@ -46,7 +50,13 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         "storage.journal": f"sqlite:///{tmp_path}/journal.db",
         "storage.mlflow": tracking,
         "storage.artifacts": artifacts,
-        "maintain": {"keep_iterations": 2, "keep_champions": 1, "reader_grace_s": 0, "leftover_hours": 1},
+        "maintain": {
+            "keep_iterations": 2,
+            "keep_champions": 1,
+            "reader_grace_s": 0,
+            "leftover_hours": 1,
+            "weights_limit_gb": 0,
+        },
     }
     opened = Run(load_config(SMALL, changes))
     opened.open()
@@ -191,6 +201,101 @@ def test_leftovers_go_when_they_are_old(run: Run, play: Play) -> None:
     assert emptied.type is FileType.Directory, "Ray Train may want to remove it"
     assert any(name.endswith(f"{GROUP}-v1-00000001/policy.json") for name in left)
     assert run.weights.versions(GROUP) == [0, 1]
+
+
+def checkpoints_left(run: Run) -> list[int]:
+    return sorted(version_of_checkpoint(folder) for folder in checkpoint_files(run))
+
+
+def with_settings(run: Run, **changes: Any) -> Run:
+    return Run(run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update=changes)}))
+
+
+def test_at_the_end_of_an_iteration_only_what_is_needed_stays(run: Run, play: Play) -> None:
+    for k in range(8):
+        play(run, k)
+    assert drop_unneeded(with_settings(run, weights_limit_gb=None)) == 0
+    assert drop_unneeded(with_settings(run, weights_limit_gb=1.0)) == 0, "small models keep everything"
+    size_before = size_of(run.folder)
+    freed = drop_unneeded(run)
+    assert size_of(run.weights_uri) + size_of(f"{run.folder}/checkpoints") > 0
+    assert freed > 100_000 and size_of(run.folder) < size_before - freed * 0.9
+    assert run.weights.versions(GROUP) == [0, 3, 4, 7], "the first, previous and present champion, the newest"
+    assert checkpoints_left(run) == [7]
+    assert drop_unneeded(run) == 0
+    run.weights.verify(run.weights.ref(GROUP, 7))
+    assert run.parents(8)[GROUP].version == 7
+    play(run, 8)
+    drop_unneeded(run)
+    assert run.weights.versions(GROUP) == [0, 3, 4, 8] and checkpoints_left(run) == [8]
+    assert contents(run), "episodes and rewards stay"
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_more_versions_stay_where_the_settings_say_so(run: Run, play: Play) -> None:
+    for k in range(8):
+        play(run, k)
+    size = sum(file.size_bytes for file in list_files(run.weights.uri_of(GROUP, 7)))
+    drop_unneeded(with_settings(run, weights_limit_gb=6.5 * size / 1e9))
+    assert run.weights.versions(GROUP) == [0, 3, 4, 5, 6, 7], "the oldest go first"
+    play(run, 8)
+    drop_unneeded(with_settings(run, keep_versions=2))
+    assert run.weights.versions(GROUP) == [0, 3, 4, 7, 8] and checkpoints_left(run) == [7, 8]
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_what_an_app_serves_or_starts_with_stays(run: Run, play: Play) -> None:
+    for k in range(8):
+        play(run, k)
+    assert plan(run).versions == {GROUP: [1]}
+    ref = asdict(run.weights.ref(GROUP, 5))
+    served = {"version": 1, "uri": run.weights.uri_of(GROUP, 1), "manifest_sha256": ""}
+    apps = {"x": {"args": {"model": ref}, "deployments": [{"user_config": {"adapters": {GROUP: served}}}]}}
+    write_file(f"{run.folder}/serve_apps.json", json.dumps({"revision": 1, "apps": apps}).encode())
+    assert plan(run).versions == {}, "`troupe maintain` keeps it as well"
+    drop_unneeded(run)
+    assert run.weights.versions(GROUP) == [0, 1, 3, 4, 5, 7]
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_training_that_goes_back_to_the_champion_finds_its_checkpoint(run: Run, play: Play) -> None:
+    for k in range(8):
+        play(run, k)
+    back = Run(
+        run.config.model_copy(update={"promote": run.config.promote.model_copy(update={"on_reject": "champion"})})
+    )
+    drop_unneeded(back)
+    assert back.parents(8)[GROUP].version == 4 and checkpoints_left(run) == [4, 7]
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_a_removed_version_is_named_with_the_setting_that_keeps_it_and_stays_in_the_lineage(
+    run: Run, play: Play, tmp_path: Path
+) -> None:
+    for k in range(8):
+        play(run, k)
+    refs = {k: run.weights.ref(GROUP, k) for k in range(8)}
+    version, team = run.load_team("candidate")
+    before = lineage_of_team(run, version, team)
+    drop_unneeded(run)
+    for fails in (
+        lambda: export_version(run, GROUP, 5, tmp_path / "out"),
+        lambda: run.weights.manifest(refs[5]),
+        lambda: run._model(GROUP, 5),
+    ):
+        with pytest.raises(ValueError, match=r"version 5 of .*was removed.*maintain\.keep_versions"):
+            fails()
+    with pytest.raises(ValueError, match="no version 9 of model group"):
+        export_version(run, GROUP, 9, tmp_path / "out")
+    export_version(run, GROUP, 4, tmp_path / "kept")
+    after = lineage_of_team(run, version, team)
+    assert (
+        [m["version"] for m in after["models"][GROUP]]
+        == [m["version"] for m in before["models"][GROUP]]
+        == [*range(7, -1, -1)]
+    )
+    assert [m["version"] for m in after["models"][GROUP] if "was removed" in m["note"]] == [6, 5, 2, 1]
+    assert run.weights.leftovers(GROUP, older_than_s=-1) == {}
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)

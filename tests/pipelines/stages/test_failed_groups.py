@@ -45,7 +45,7 @@ def ref(group: str, version: int) -> ModelVersionRef:
 def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[str, Exception | None], **changes: Any) -> Run:
     """Iteration 1 of a run, as far as its train stages come; what they raise is raised."""
     run = Run(load_config(SMALL, {"storage.root": str(folder), "model_groups": GROUPS, **changes}))
-    run.__dict__["weights"] = SimpleNamespace(ref=ref)
+    run.__dict__["weights"] = SimpleNamespace(ref=ref, uri_of=lambda group, version: str(folder / group))
     monkeypatch.setattr(train, "trainer_of", lambda run, group: Trainer(group, faults[group]))
     for result in (collected(policy_versions={"a": 0, "b": 0}), scored()):
         finish(run, 1, result)

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.nightly
 
 APP = "policy-test"
 SEQUENCES = tuple(tuple((i * 37 + j * 11) % 300 + 3 for j in range(32)) for i in range(3))
-# Longer than a KV block, so that the prefix cache holds something that a new version must not find.
+# Longer than several KV blocks, so that the prefix cache holds something that a new version must not find.
 PROMPTS = [[(i * 7 + j * 3) % 300 + 3 for j in range(140)] for i in range(6)]
 TOLERANCE, NOISE = 1e-3, 2e-5
 NUM_REPLICAS = 2
@@ -177,13 +177,16 @@ def test_a_prompt_that_does_not_fit_fails_alone(served: Served) -> None:
 def test_a_sync_changes_every_replica_in_place_and_proves_each(served: Served) -> None:
     served.sync(0)
     before = {s["pid"] for s in replica_statuses(APP)}
-    ask(requests())  # fills the prefix cache with keys and values of version 0
+    # Fills the prefix caches with keys and values of version 0. Of one more time than there are replicas, one meets a full one.
+    cached = [[a.num_cached_tokens for a in ask(requests())] for _ in range(NUM_REPLICAS + 1)]
+    assert [128] * len(PROMPTS) in cached, "4 full blocks of each prompt"
     proofs = served.sync(1, old=0)
     assert [p.verdict for p in proofs] == ["proven"] * NUM_REPLICAS
     assert {p.pid for p in proofs} == before, "nothing restarted"
     assert all(p.max_difference_new < 1e-4 < 0.05 < p.max_difference_old for p in proofs)
     answers = ask(requests())
     assert {a.policy_version for a in answers} == {1}
+    assert [a.num_cached_tokens for a in answers] == [0] * len(PROMPTS), "nothing of version 0 is left"
     assert largest_error(served.ref(1).uri, answers) < 1e-3, "tied head and prefix cache are of the new version"
 
 

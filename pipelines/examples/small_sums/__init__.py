@@ -1,0 +1,1 @@
+"""small_sums: sums, differences and products of small numbers for a small pretrained model."""

@@ -1,0 +1,59 @@
+"""tasks: seed, split, count -> questions like `How much is 7 * 8?`, within reach of a pretrained model of 135M parameters.
+
+The split of an expression depends on nothing else, so that splits never overlap, whatever the seeds and counts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+
+from stores.types import Task
+
+SIZES = {"test": 200, "gate": 40, "train": 116}
+"""Expressions in each split. Few are enough to train: each comes in every wording."""
+WORDINGS = ("What is {x}?", "Calculate {x}.", "Solve {x}.", "How much is {x}?")
+
+
+def generate(*, seed: int, split: str, count: int) -> list[Task]:
+    """Returns `count` different tasks of `split` in an order that `seed` decides.
+
+    A training task is an expression in one of four wordings. In the other splits an expression comes once, so that tasks
+    are independent.
+
+    Raises ValueError for an unknown split, or more tasks than the split holds.
+    """
+    if split not in SIZES:
+        raise ValueError(f"small_sums: split {split!r} does not exist: use one of {', '.join(SIZES)}")
+    tasks = [
+        Task(
+            task_id=f"small-sums-{wording}-{expression}",
+            prompt=WORDINGS[wording].format(x=expression),
+            answers=(str(value),),
+            source="small_sums",
+        )
+        for expression, value, own_wording in _split(split)
+        for wording in (range(len(WORDINGS)) if split == "train" else [own_wording])
+    ]
+    if count > len(tasks):
+        raise ValueError(f"small_sums: split {split!r} holds {len(tasks)} tasks, {count} were asked for: lower `count`")
+    return random.Random(f"{seed}/{split}").sample(tasks, count)
+
+
+@cache
+def _split(split: str) -> list[tuple[str, int, int]]:
+    """Returns the split's expressions, each with its value and the wording that it has where it comes once."""
+    draw = random.Random("small_sums")
+    items = [(x, value, draw.randrange(len(WORDINGS))) for x, value in expressions()]
+    draw.shuffle(items)
+    begin = sum(SIZES[earlier] for earlier in list(SIZES)[: list(SIZES).index(split)])
+    return items[begin : begin + SIZES[split]]
+
+
+def expressions() -> Iterator[tuple[str, int]]:
+    """Yields every expression with its value: a + b, a - b > 0, a * b, with a up to 20 (12 for products) and b from 2 to 9."""
+    for b in range(2, 10):
+        yield from ((f"{a} + {b}", a + b) for a in range(2, 21))
+        yield from ((f"{a} - {b}", a - b) for a in range(b + 1, 21))
+        yield from ((f"{a} * {b}", a * b) for a in range(2, 13))

@@ -1,0 +1,71 @@
+"""cpu_threads: cores of this machine, what computes at once, size of the model -> threads of an engine or a training worker.
+
+Engines and trainers take turns, so each gets the cores divided by how many of its kind compute at once. More threads than
+cores stall an engine: OpenMP threads that wait for each other spin. Tiny models are not split at all, since handing a
+matrix of a hundred columns to another core takes longer than multiplying it.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from pathlib import Path
+
+from pipelines.run.run import Run
+from stores.manifest import read_manifest, whole_model
+
+PARAMETERS_PER_THREAD = 20_000_000
+"""A model gets at most one thread more than it has this many parameters."""
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def engine_threads(run: Run, model_group: str) -> int:
+    """Returns the threads of one engine of a model group's app; the engines of all apps sample at once."""
+    threads = run.config.serve_config(model_group).threads
+    if threads != "auto":
+        return threads
+    first_of = {run.config.weights_name(group): group for group in run.config.model_groups}
+    num_engines = sum(run.config.serve_config(group).num_replicas for group in first_of.values())
+    return threads_of(num_parameters(run, model_group), num_at_once=num_engines, num_cores=usable_cores())
+
+
+def trainer_threads(run: Run, model_group: str) -> int:
+    """Returns the torch threads of one training worker of a model group; all groups train at once, unless the team does."""
+    settings = run.config.train_config(model_group)
+    if settings.threads != "auto":
+        return settings.threads
+    groups = [model_group] if run.config.team_config is not None else list(run.config.model_groups)
+    num_workers = sum(run.config.train_config(group).num_workers for group in groups)
+    return threads_of(num_parameters(run, model_group), num_at_once=num_workers, num_cores=usable_cores())
+
+
+def threads_of(num_parameters: int, *, num_at_once: int, num_cores: int) -> int:
+    """Returns how many threads one of `num_at_once` processes gets on `num_cores` cores, at least 1."""
+    return max(1, min(num_cores // num_at_once, 1 + num_parameters // PARAMETERS_PER_THREAD))
+
+
+def num_parameters(run: Run, model_group: str) -> int:
+    """Returns the number of parameters of a model group's version 0, its base included."""
+    ref = run.weights.ref(model_group, 0)
+    assert ref is not None, "version 0 is there before anything is served or trained"
+    return sum(prod(shape) for _, shape in read_manifest(whole_model(ref)).tensors.values())
+
+
+def usable_cores(cgroup: Path = CGROUP) -> int:
+    """Returns how many cores this process may use: of its affinity, its cgroup's quota and OMP_NUM_THREADS the fewest.
+
+    A process that Ray started as a job has OMP_NUM_THREADS=1 from Ray, unless somebody set it before.
+    """
+    cores = [float(len(os.sched_getaffinity(0)))]
+    cores += [quota for quota in (_quota(cgroup / "cpu.max"),) if quota]
+    cores += [float(part) for part in (os.environ.get("OMP_NUM_THREADS", "").split(",")[0],) if part.isdigit()]
+    return max(1, int(min(cores)))
+
+
+def _quota(file: Path) -> float | None:
+    """Cores of a cgroup's `cpu.max`, "<microseconds> <of microseconds>"; None without a limit."""
+    try:
+        limit, period = file.read_text().split()
+        return int(limit) / int(period)
+    except (OSError, ValueError):  # no cgroup of version 2, or "max"
+        return None

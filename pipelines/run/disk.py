@@ -1,0 +1,91 @@
+"""disk: a run after its warm start -> the bytes that its weights and checkpoints will take, compared with what is free.
+
+A version is as large as version 0. A checkpoint has 8 bytes per trained parameter for Adam's two moments, and 4 for the
+weight unless the version has it in float32; a critic's own takes 12. At most those that stay when an iteration ends
+(kept_weights.py) and those of the next one are there at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from pipelines.run.kept_weights import checkpoint_files, version_sizes
+from pipelines.run.run import Run
+from stores.files import is_uri, local_path
+from stores.manifest import read_manifest
+
+MOMENTS_BYTES, WEIGHT_BYTES = 8, 4
+"""Of a parameter."""
+CHECKPOINTS_OF_RAY = 2
+"""Ray Train keeps so many by itself: the one before stays until the new one is committed with its version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskNeed:
+    """What a run will write to one file system beyond what it has written by now, and what is free there."""
+
+    place: str
+    needed_bytes: int
+    free_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"disk: weights and checkpoints will take up to {self.needed_bytes / 1e9:.1f} GB more at {self.place}, "
+            f"{self.free_bytes / 1e9:.1f} GB are free"
+        )
+
+
+def disk_needs(run: Run) -> list[DiskNeed]:
+    """Returns the need of every file system of this machine that the run's weights and checkpoints lie on.
+
+    Raises ValueError before version 0 is there.
+    """
+    versions, checkpoints = 0, 0
+    num_kept = run.config.maintain.keep_versions + 1
+    released = min(run.config.maintain.keep_champions, -(-run.config.iterations // run.config.evaluate.every))
+    limit = run.config.maintain.weights_limit_gb
+    for group, ref in run.trained(0).items():
+        manifest = read_manifest(ref)
+        train = run.config.train_config(group)
+        is_exact = not train.deepspeed.bf16 and all(dtype == "F32" for dtype, _ in manifest.tensors.values())
+        each = MOMENTS_BYTES + WEIGHT_BYTES * (not is_exact or manifest.base is not None)
+        each += (MOMENTS_BYTES + WEIGHT_BYTES) * train.has_critic
+        each *= sum(prod(shape) for _, shape in manifest.tensors.values())
+        all_versions = run.config.iterations * manifest.size_bytes
+        needed = min(all_versions, (num_kept + released) * manifest.size_bytes)
+        versions += all_versions if limit is None else max(needed, min(all_versions, int(limit * 1e9)))
+        checkpoints += min(run.config.iterations, max(num_kept, CHECKPOINTS_OF_RAY)) * each
+    versions -= sum(size for (_, version), size in version_sizes(run).items() if version > 0)
+    checkpoints -= sum(file.size_bytes for files in checkpoint_files(run).values() for file in files)
+    by_device: dict[int, tuple[Path, int]] = {}
+    for place, size in ((run.weights_uri, versions), (f"{run.folder}/checkpoints", checkpoints)):
+        if not is_uri(place):
+            folder = _existing(local_path(place))
+            device = os.stat(folder).st_dev
+            first, before = by_device.get(device, (folder, 0))
+            by_device[device] = (first, before + max(0, size))
+    return [
+        DiskNeed(place=str(folder), needed_bytes=size, free_bytes=shutil.disk_usage(folder).free)
+        for folder, size in by_device.values()
+    ]
+
+
+def check_disk(run: Run) -> list[str]:
+    """Returns a line for each file system that the run will write more than 1 GB to; ValueError where that does not fit."""
+    needs = disk_needs(run)
+    for need in needs:
+        if need.needed_bytes > need.free_bytes:
+            raise ValueError(
+                f"{need}: free some, give the run another storage.root, or let fewer versions stay (maintain.keep_versions, "
+                "maintain.keep_champions, maintain.weights_limit_gb)"
+            )
+    return [str(need) for need in needs if need.needed_bytes > 1e9]
+
+
+def _existing(path: Path) -> Path:
+    """Returns the path, or the nearest folder above it that is there."""
+    return path if path.exists() else _existing(path.parent)

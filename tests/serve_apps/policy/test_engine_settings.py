@@ -1,0 +1,56 @@
+"""Serving settings become the arguments of an engine: no engine is started here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_apps.config import ServeConfig
+from serve_apps.policy.deployment import PolicyAppSpec
+from serve_apps.policy.engine_settings import engine_arguments, engine_environment
+from serve_apps.policy.policy_app import PolicyArgs
+from stores.settings import identity
+from stores.types import ModelVersionRef
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({}, 32),
+        ({"block_size": 64}, 64),
+        ({"engine": {"block_size": 96}}, 96),
+        ({"gpus": 1}, None),
+        ({"gpus": 1, "block_size": 16}, 16),
+    ],
+)
+def test_cpu_engines_cache_short_prompts_and_gpu_engines_keep_their_own_block(
+    settings: dict[str, Any], size: int | None, tmp_path: Path
+) -> None:
+    assert engine_arguments(ServeConfig(**settings), tmp_path).get("block_size") == size
+
+
+def test_a_block_that_the_cpu_cannot_compute_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"serve\.block_size = 16: take a multiple of 32"):
+        ServeConfig(block_size=16)
+    with pytest.raises(ValueError, match="block_size"):
+        ServeConfig(block_size=0, gpus=1)
+
+
+def test_the_threads_that_the_machine_allows_are_no_reason_to_start_an_app_again() -> None:
+    model = ModelVersionRef(model_group="g", version=0, uri="u", manifest_sha256="s")
+    spec = PolicyAppSpec(name="a", model_group="g", model=model, serve=ServeConfig(), threads=2)
+    args = PolicyArgs.from_dict(spec.args.to_dict())
+    assert args.threads == 2 and args == replace(spec, threads=4).args
+    assert args != replace(spec, serve=ServeConfig(threads=4)).args
+    assert engine_environment(args.serve, threads=args.threads)["OMP_NUM_THREADS"] == "2"
+    assert "threads" not in identity(ServeConfig(threads=4))
+
+
+def test_a_run_from_before_the_block_size_could_be_set_goes_on() -> None:
+    assert "block_size" not in identity(ServeConfig())
+    assert identity(ServeConfig(block_size=64))["block_size"] == 64
