@@ -9,7 +9,7 @@ from pipelines.evaluation.statistics import Interval, mean_interval, pass_at_k
 from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, counts_by_cause, per_agent
-from pipelines.run.serving import app_names, serve
+from pipelines.run.serving import app_names, capacities, serve
 from stores.stage_results import Measured, TeamScore
 from stores.types import EpisodeStatus, Purpose, Task, Trace
 
@@ -108,6 +108,7 @@ def play_team(
         purpose=purpose,
         team_spec=run.team_spec(models, temperature=settings.temperature, occasion=occasion),
         apps=app_names(run),
+        capacity=capacities(run),
         store=run.traces,
         config=run.config.collect,
         episodes_per_task=settings.episodes_per_task,

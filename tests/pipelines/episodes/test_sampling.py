@@ -85,6 +85,7 @@ def sample(store: TraceStore, app: str, model: Path, chosen: list[Task], config:
         purpose=Purpose.TRAIN,
         team_spec=team_spec,
         apps={"team": app},
+        capacity={app: 64},
         store=store,
         config=config,
         episodes_per_task=SIZE,

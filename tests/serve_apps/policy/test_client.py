@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
 from serve_apps.config import CallConfig
+from serve_apps.episode_clock import EpisodeClock
 from serve_apps.policy import client as client_module
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused, ServeClient
-from serve_apps.policy.wire import WireResult
+from serve_apps.policy.wire import WireProgress, WireResult
 from stores.types import Completion, GenerateRequest, Sampling
 
 pytestmark = pytest.mark.fast
@@ -51,11 +54,73 @@ def echo(item: Any) -> WireResult:
     return WireResult(key, [*prompt, seed], [-1.0] * (len(prompt) + 1), "stop", 7, False, "")
 
 
-def ask(handle: FakeHandle, num: int, **call: Any) -> list[Any]:
+def ask(handle: FakeHandle, num: int, capacity: int | None = None, **call: Any) -> list[Any]:
     async def main() -> list[Any]:
-        client = ServeClient({"g": "app"}, CallConfig(**call), open_app=lambda _: handle)
+        client = client_of(handle, capacity=capacity, **call)
         asks: list[Awaitable[Completion]] = [client.generate(request(i)) for i in range(num)]
         return await asyncio.gather(*asks, return_exceptions=True)
+
+    return asyncio.run(main())
+
+
+def client_of(handle: FakeHandle, capacity: int | None = None, **call: Any) -> ServeClient:
+    """A client of one app; `call` may hold a shorter `call_timeout_s` than a config may."""
+    limits = None if capacity is None else {"app": capacity}
+    config = CallConfig().model_copy(update=call)
+    return ServeClient({"g": "app", "h": "app"}, config, capacity=limits, open_app=lambda _: handle)
+
+
+class FakeEngine:
+    """Stands for an engine that samples `size` requests at once, a token of each per step, and reports as a replica does."""
+
+    def __init__(self, *, size: int, tokens: int = 4, step_s: float = 0.002) -> None:
+        self.size, self.tokens, self.step_s = size, tokens, step_s
+        self.queue: list[Any] = []
+        self.sampled: dict[int, int] = {}
+        self.num_steps = self.most = self.wasted = 0
+        self.hangs_at = 10**9
+
+    async def run(self) -> None:
+        """Samples for ever."""
+        while True:
+            await asyncio.sleep(self.step_s)
+            if self.num_steps < self.hangs_at and self.queue:
+                self.num_steps += 1
+                for item in self.queue[: self.size]:
+                    self.sampled[id(item)] = self.sampled.get(id(item), 0) + 1
+
+    async def stream(self, _: int, batch: list[Any]) -> AsyncIterator[Any]:
+        """What `Generation.batch` yields."""
+        self.queue += batch
+        self.most = max(self.most, len(self.queue))
+        left, seen = list(batch), self.num_steps
+        try:
+            while left:
+                await asyncio.sleep(self.step_s)
+                done = [item for item in left if self.sampled.get(id(item), 0) >= self.tokens]
+                for item in done:
+                    left.remove(item)
+                    self.queue.remove(item)
+                if done:
+                    yield [echo(item) for item in done]
+                elif self.num_steps > seen:
+                    seen = self.num_steps
+                    yield WireProgress({item.key: n for item in left if (n := self.sampled.get(id(item), 0))})
+        finally:
+            for item in left:
+                self.queue.remove(item)
+                self.wasted += self.sampled.get(id(item), 0)
+
+
+def play(engine: FakeEngine, num: int, capacity: int | None = None, **call: Any) -> tuple[list[Any], ServeClient]:
+    """Asks for `num` completions at once; the answers, in order, and the client."""
+
+    async def main() -> tuple[list[Any], ServeClient]:
+        client = client_of(FakeHandle(engine.stream), capacity, **call)
+        sampling = asyncio.ensure_future(engine.run())
+        answers = await asyncio.gather(*(client.generate(request(i)) for i in range(num)), return_exceptions=True)
+        sampling.cancel()
+        return answers, client
 
     return asyncio.run(main())
 
@@ -108,14 +173,14 @@ def test_the_last_failed_attempt_raises_and_says_why() -> None:
     assert len(handle.batches) == 2
 
 
-def test_a_call_that_hangs_is_cancelled_at_its_deadline_and_repeated() -> None:
+def test_a_call_of_which_nothing_comes_is_cancelled_and_repeated() -> None:
     async def script(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         if number == 1:
             await asyncio.sleep(60)
         yield [echo(item) for item in batch]
 
     handle = FakeHandle(script)
-    (answer,) = ask(handle, 1, call_timeout_s=0.5)
+    (answer,) = ask(handle, 1, call_timeout_s=0.05)
     assert answer.num_attempts == 2 and handle.num_cancelled == 1
 
 
@@ -155,6 +220,149 @@ def test_a_request_that_the_engine_gives_up_is_repeated_and_then_fails_with_its_
     failed, *others = ask(FakeHandle(script(2)), 3, max_attempts=2)
     assert isinstance(failed, PolicyCallError) and f"finish reason '{reason}'" in str(failed)
     assert [a.num_attempts for a in others] == [1, 1]
+
+
+def test_no_call_is_repeated_while_a_slow_engine_samples_however_long_its_queue_is() -> None:
+    engine = FakeEngine(size=4)
+    answers, client = play(engine, 60, batch_max=16, call_timeout_s=0.05)
+    assert engine.num_steps * engine.step_s > 2 * 0.05, "all together take longer than the limit"
+    assert {a.num_attempts for a in answers} == {1} and not engine.wasted
+    counts = client.counts
+    assert (counts.num_calls, counts.num_late, counts.num_lost, counts.num_tokens) == (60, 0, 0, 120)
+
+
+def test_an_engine_that_hangs_is_noticed_though_it_had_begun() -> None:
+    engine = FakeEngine(size=4)
+    engine.hangs_at = 6
+    answers, client = play(engine, 8, call_timeout_s=0.05, max_attempts=2)
+    assert [isinstance(a, PolicyCallError) for a in answers] == [False] * 4 + [True] * 4
+    assert "nothing came from the engine for call_timeout_s = 0.05 s" in str(answers[-1])
+    assert (client.counts.num_late, client.counts.num_lost) == (4, 0)
+
+
+@pytest.mark.parametrize("capacity", [1, 5, 64])
+def test_no_more_calls_are_under_way_than_the_engine_takes(capacity: int) -> None:
+    engine = FakeEngine(size=capacity)
+    answers, _ = play(engine, 40, capacity, batch_max=16)
+    assert engine.most == min(40, capacity) and len(answers) == 40
+
+
+def test_two_model_groups_on_one_engine_share_its_places() -> None:
+    engine = FakeEngine(size=6)
+
+    async def main() -> None:
+        client = client_of(FakeHandle(engine.stream), 6)
+        sampling = asyncio.ensure_future(engine.run())
+        await asyncio.gather(*(client.generate(replace(request(i), model_group="gh"[i % 2])) for i in range(20)))
+        sampling.cancel()
+
+    asyncio.run(main())
+    assert engine.most == 6
+
+
+def test_the_episode_that_began_first_goes_first() -> None:
+    async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        await asyncio.sleep(0.005)
+        yield [echo(item) for item in batch]
+
+    handle = FakeHandle(script)
+
+    async def main() -> None:
+        clocks = [EpisodeClock() for _ in range(4)]
+        client = client_of(handle, capacity=1)
+
+        async def turn(i: int) -> None:
+            with clocks[i].is_current():
+                await client.generate(request(i))
+
+        await asyncio.gather(*(turn(i) for i in (2, 3, 1, 0)))
+
+    asyncio.run(main())
+    assert [batch[0].seed for batch in handle.batches] == [100, 101, 102, 103]
+
+
+def test_calls_that_wait_for_a_dead_app_fail_with_those_that_tried() -> None:
+    async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        raise RayActorError()
+        yield batch
+
+    handle = FakeHandle(script)
+    answers = ask(handle, 50, capacity=2, max_attempts=3)
+    assert all(isinstance(answer, PolicyCallError) for answer in answers)
+    assert len(handle.batches) == 3, "the 48 others do not find out one after the other"
+    assert "'r49' waited while all others ended with RayActorError" in str(answers[-1])
+
+
+def test_nobody_samples_for_callers_who_have_gone() -> None:
+    engine = FakeEngine(size=4, tokens=10**6)
+    handle = FakeHandle(engine.stream)
+
+    async def main() -> None:
+        client = client_of(handle, capacity=4)
+        sampling = asyncio.ensure_future(engine.run())
+        calls = [asyncio.ensure_future(client.generate(request(i))) for i in range(4)]
+        await asyncio.sleep(0.02)
+        for call in calls:
+            call.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                while not handle.num_cancelled:
+                    await asyncio.sleep(0.002)
+        engine.tokens = 1
+        await client.generate(request(4))  # there is room again
+        sampling.cancel()
+
+    asyncio.run(main())
+    assert handle.num_cancelled == 1
+
+
+@pytest.mark.parametrize("limit", ["turn", "episode"])
+def test_deadlines_of_an_episode_stand_still_until_an_engine_begins_on_its_call(limit: str) -> None:
+    """Two calls one after the other, of which the second waits 0.1 s for the first: beyond its deadline of 0.05 s."""
+    engine = FakeEngine(size=1, tokens=50)
+
+    async def main() -> tuple[float, float]:
+        client = client_of(FakeHandle(engine.stream), 1)
+        sampling = asyncio.ensure_future(engine.run())
+        first = asyncio.ensure_future(client.generate(request(0)))
+        await asyncio.sleep(0)
+        clock = EpisodeClock()
+
+        async def second() -> None:
+            with clock.is_current():
+                async with clock.deadline(0.05) if limit == "turn" else nullcontext():
+                    await client.generate(request(1))
+
+        async with clock.deadline(0.05) if limit == "episode" else nullcontext():
+            await asyncio.sleep(0.01)  # the clock counts that
+            engine.tokens = 50
+            waiting = asyncio.ensure_future(second())
+            await first
+            engine.tokens = 2
+            await waiting
+        sampling.cancel()
+        return clock.seconds, asyncio.get_running_loop().time()
+
+    counted, _ = asyncio.run(main())
+    assert 0.01 <= counted < 0.05
+
+
+def test_a_deadline_counts_from_the_first_token_on() -> None:
+    engine = FakeEngine(size=1, tokens=10**6)
+
+    async def main() -> None:
+        client = client_of(FakeHandle(engine.stream))
+        sampling = asyncio.ensure_future(engine.run())
+        clock = EpisodeClock()
+        try:
+            with clock.is_current():
+                async with clock.deadline(0.03):
+                    await client.generate(request(0))
+        finally:
+            sampling.cancel()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
 
 
 def test_an_unknown_model_group_is_refused_by_name() -> None:
