@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
+from pipelines.evaluation.endings import endings_in_words
 from pipelines.evaluation.statistics import Interval, mean_interval, pass_at_k
 from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
@@ -45,6 +46,9 @@ class Played:
         """Data set of every task that was played, in the order of its first episode."""
         self.rewards = assign_credit(run, self.traces)
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
+        limits = {name: run.sampling(name, agent).max_tokens for name, agent in run.workflow.agents.items()}
+        self.not_ok = endings_in_words(traces, limits)
+        """How the episodes ended that are not ok, and what would change that."""
         self.outcomes: dict[str, list[float]] = {}
         """By task id, the outcome of each episode that counts."""
         for trace, credit in zip(self.traces, self.rewards, strict=True):
