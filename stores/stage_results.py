@@ -114,7 +114,7 @@ class Scored(StageResult):
     outcome: float
     """Mean outcome of the episodes, variants left out."""
     agents: AgentFigures
-    """`reward`, `format_share`, `calls`, `completion_tokens` and, for agents of a program, `broken_share`."""
+    """`reward`, `format_share`, `calls`, `attempts` at them, `completion_tokens` and, for agents of a program, `broken_share`."""
     causes: Mapping[str, int] | None = None
     """Number of episodes by `Cause` of their failure, `sound` for none; variants left out."""
 
