@@ -177,7 +177,9 @@ def _repeated(results: _Results) -> dict[str, dict[str, int]]:
 
 def repeated_calls(agents: AgentFigures) -> dict[str, int]:
     """By agent, how many attempts at its model calls were repeated; agents without any are left out."""
-    counts = {agent: int(of.get("attempts", of["calls"]) - of["calls"]) for agent, of in agents.items() if "calls" in of}
+    counts = {
+        agent: int(of.get("attempts", of["calls"]) - of["calls"]) for agent, of in agents.items() if "calls" in of
+    }
     return {agent: count for agent, count in counts.items() if count}
 
 
