@@ -1,4 +1,4 @@
-"""episode_clock: the seconds of an episode, without those in which its model calls wait for an engine to begin on them.
+"""episode_clock: the seconds of an episode, without those in which a model call of it waits for an engine to begin on it.
 
     Recorder ── deadline(turn_timeout_s) ──> a deadline by this clock
         └── while a call is asked: is_current ──> ServeClient: starts_waiting ... has_begun

@@ -98,7 +98,7 @@ class _Call:
     """When it was first sent, by `time.monotonic()`."""
 
     def waits(self) -> None:
-        """Tells the episode's clock that no engine has begun on the call."""
+        """Tells the episode's clock that the call waits for an engine."""
         if self.clock is not None:
             self.clock.starts_waiting(self)
 
@@ -106,6 +106,14 @@ class _Call:
         """Tells the episode's clock that the call does not wait any more."""
         if self.clock is not None:
             self.clock.has_begun(self)
+
+    def hears(self, num_tokens: int) -> None:
+        """Notes how far the engine is; at 0 tokens it has not begun."""
+        self.num_tokens = num_tokens
+        if num_tokens:
+            self.begins()
+        elif not self.answer.done():
+            self.waits()
 
 
 class ServeClient:
@@ -142,7 +150,8 @@ class ServeClient:
     async def generate(self, request: GenerateRequest) -> Completion:
         """Returns one completion from the app of the request's model group, after at most `max_attempts` attempts.
 
-        While no engine has begun on it, the clock of the episode that asks stands still.
+        While it waits for an engine, here or there, the clock of the episode that asks stands still. How it is with a call that
+        was sent is known at the next report of the replica, within `generation.PULSE_S`; until then the clock goes on.
 
         Raises:
             PolicyCallError: infrastructure failed at every attempt.
@@ -185,7 +194,9 @@ class _Queue:
         return self._ended + CallCounts(num_tokens=sum(call.num_tokens for call in self._under_way))
 
     def put(self, call: _Call) -> None:
-        """Sends `call` with the next batch that has room for it."""
+        """Sends `call` with the next batch that has room for it, unless its caller has given up."""
+        if call.answer.done():
+            return
         call.waits()
         heapq.heappush(self._waiting, (call.order, call))
         self._wake()
@@ -230,6 +241,7 @@ class _Queue:
         for call in batch:
             call.num_attempts += 1
             call.sent_at = min(call.sent_at, time.monotonic())
+            call.begins()  # as far as anybody knows: an engine that is busy with others says so
         unfinished = dict(enumerate(batch))
         fault: Exception = ConnectionError("the replica ended the stream early")
         try:
@@ -256,9 +268,8 @@ class _Queue:
                 self._heard_at = time.monotonic()
                 silence.reschedule(asyncio.get_running_loop().time() + self._config.call_timeout_s)
                 if isinstance(message, WireProgress):
-                    for key in message.num_tokens.keys() & unfinished.keys():
-                        unfinished[key].begins()
-                        unfinished[key].num_tokens = message.num_tokens[key]
+                    for key, call in unfinished.items():
+                        call.hears(message.num_tokens.get(key, 0))
                     if all(call.answer.done() for call in unfinished.values()):  # their callers have given up
                         stream.cancel()
                         self._drop(unfinished)

@@ -317,12 +317,15 @@ def test_nobody_samples_for_callers_who_have_gone() -> None:
 
 
 @pytest.mark.parametrize("limit", ["turn", "episode"])
-def test_deadlines_of_an_episode_stand_still_until_an_engine_begins_on_its_call(limit: str) -> None:
-    """Two calls one after the other, of which the second waits 0.1 s for the first: beyond its deadline of 0.05 s."""
+@pytest.mark.parametrize("capacity", [1, None])
+def test_deadlines_of_an_episode_stand_still_until_an_engine_begins_on_its_call(
+    limit: str, capacity: int | None
+) -> None:
+    """Of two calls the second waits 0.1 s for the first, in the client or in the engine: beyond its deadline of 0.05 s."""
     engine = FakeEngine(size=1, tokens=50)
 
     async def main() -> tuple[float, float]:
-        client = client_of(FakeHandle(engine.stream), 1)
+        client = client_of(FakeHandle(engine.stream), capacity)
         sampling = asyncio.ensure_future(engine.run())
         first = asyncio.ensure_future(client.generate(request(0)))
         await asyncio.sleep(0)
@@ -335,7 +338,6 @@ def test_deadlines_of_an_episode_stand_still_until_an_engine_begins_on_its_call(
 
         async with clock.deadline(0.05) if limit == "episode" else nullcontext():
             await asyncio.sleep(0.01)  # the clock counts that
-            engine.tokens = 50
             waiting = asyncio.ensure_future(second())
             await first
             engine.tokens = 2
@@ -345,6 +347,22 @@ def test_deadlines_of_an_episode_stand_still_until_an_engine_begins_on_its_call(
 
     counted, _ = asyncio.run(main())
     assert 0.01 <= counted < 0.05
+
+
+def test_short_calls_of_which_no_report_comes_use_up_an_episodes_time() -> None:
+    async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        await asyncio.sleep(0.01)
+        yield [echo(item) for item in batch]
+
+    async def main() -> None:
+        client, clock = client_of(FakeHandle(script), capacity=1), EpisodeClock()
+        async with clock.deadline(0.05):
+            with clock.is_current():
+                for i in range(100):
+                    await client.generate(request(i))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
 
 
 def test_a_deadline_counts_from_the_first_token_on() -> None:
