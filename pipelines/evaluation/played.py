@@ -45,10 +45,8 @@ class Played:
         self.source_of = {t.task.task_id: t.task.source for t in traces}
         """Data set of every task that was played, in the order of its first episode."""
         self.rewards = assign_credit(run, self.traces)
+        self._all = traces
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
-        limits = {name: run.sampling(name, agent).max_tokens for name, agent in run.workflow.agents.items()}
-        self.not_ok = endings_in_words(traces, limits)
-        """How the episodes ended that are not ok, and what would change that."""
         self.outcomes: dict[str, list[float]] = {}
         """By task id, the outcome of each episode that counts."""
         for trace, credit in zip(self.traces, self.rewards, strict=True):
@@ -58,6 +56,11 @@ class Played:
     def acted(self) -> list[Trace]:
         """Returns the episodes whose conduct guards compare: what a missing one did before it failed counts, too."""
         return [*self.traces, *(t for t in self.failed if t.turns and not t.is_version_mixed)]
+
+    def not_ok(self, run: Run) -> str:
+        """How the episodes ended that are not ok, and what would change that, in words."""
+        limits = {name: run.sampling(name, agent).max_tokens for name, agent in run.workflow.agents.items()}
+        return endings_in_words(self._all, limits)
 
     def score(self, run: Run) -> TeamScore:
         """Accuracy with its interval, pass@k, figures per agent and accuracy per data set."""

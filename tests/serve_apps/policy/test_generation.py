@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +46,11 @@ class HandGeneration(Generation):
     def __init__(self, engine: HandEngine) -> None:
         super().__init__(engine, routes=SimpleNamespace(states={}), stop_token_ids=())  # type: ignore[arg-type]
         self.engine, self.finished = engine, asyncio.Event()
+        self.num_looks = 0
+
+    def _progress(self) -> tuple[int, dict[str, int]]:
+        self.num_looks += 1
+        return super()._progress()
 
     async def _complete(self, request: WireRequest, request_id: str) -> WireResult:
         self.engine.add(request_id)
@@ -61,68 +67,64 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_module, "PULSE_S", PULSE_S)
 
 
-async def heard(batch: Any, waits_s: float) -> list[Any]:
-    """The messages of `batch` that come within `waits_s`."""
-    messages = []
+async def heard(batch: Any, messages: list[Any]) -> None:
+    """Adds the messages of `batch` to `messages` as they come."""
+    async for message in batch:
+        messages.append(message)
 
-    async def listen() -> None:
-        async for message in batch:
-            messages.append(message)
 
-    listening = asyncio.ensure_future(listen())
-    await asyncio.wait([listening], timeout=waits_s)
-    listening.cancel()
-    await asyncio.wait([listening])
-    return messages
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits for a condition; TimeoutError after 20 s."""
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(PULSE_S / 4)
 
 
 def test_a_batch_whose_requests_wait_hears_that_the_engine_samples_for_others() -> None:
     async def main() -> list[Any]:
-        engine = HandEngine()
-        generation = HandGeneration(engine)
+        engine, messages = HandEngine(), list[Any]()
         engine.add("other")
+        listening = asyncio.ensure_future(heard(HandGeneration(engine).batch([request(7)]), messages))
 
-        async def sample_other() -> None:
-            while True:
-                engine.sample("other")
-                await asyncio.sleep(PULSE_S / 4)
+        def goes_on() -> bool:
+            engine.sample("other")
+            return len(messages) >= 2
 
-        sampling = asyncio.ensure_future(sample_other())
-        messages = await heard(generation.batch([request(7)]), 5 * PULSE_S)
-        sampling.cancel()
+        await until(goes_on)
+        listening.cancel()
         return messages
 
-    messages = asyncio.run(main())
-    assert len(messages) >= 2 and set(map(repr, messages)) == {repr(WireProgress({}))}
+    assert set(map(repr, asyncio.run(main()))) == {repr(WireProgress({}))}
 
 
 def test_a_request_that_has_begun_comes_with_its_tokens() -> None:
     async def main() -> list[Any]:
-        engine = HandEngine()
-        batch = HandGeneration(engine).batch([request(7), request(8)])
-        listening = asyncio.ensure_future(heard(batch, 3 * PULSE_S))
-        await asyncio.sleep(PULSE_S / 2)
+        engine, messages = HandEngine(), list[Any]()
+        listening = asyncio.ensure_future(heard(HandGeneration(engine).batch([request(7), request(8)]), messages))
+        await until(lambda: len(engine.output_processor.request_states) == 2)
         for _ in range(3):
             engine.sample("2")
-        return await listening
+        await until(lambda: bool(messages))
+        listening.cancel()
+        return messages
 
     assert asyncio.run(main()) == [WireProgress({8: 3})]
 
 
 def test_requests_that_come_and_go_do_not_pass_for_progress_of_an_engine_that_hangs() -> None:
     async def main() -> list[Any]:
-        engine = HandEngine()
+        engine, messages = HandEngine(), list[Any]()
         generation = HandGeneration(engine)
         engine.add("a")
         engine.sample("a")
-        generation._progress()
-        listening = asyncio.ensure_future(heard(generation.batch([request(7)]), 6 * PULSE_S))
-        for step in range(5):
-            await asyncio.sleep(PULSE_S)
-            engine.add(f"new{step}")
-            if step == 2:
+        listening = asyncio.ensure_future(heard(generation.batch([request(7)]), messages))
+        for looks in range(2, 8):
+            await until(lambda looks=looks: generation.num_looks >= looks)  # type: ignore[misc]
+            engine.add(f"new{looks}")
+            if looks == 4:
                 engine.end("a")  # its caller gave it up
-        return await listening
+        listening.cancel()
+        return messages
 
     assert asyncio.run(main()) == []
 
