@@ -101,10 +101,10 @@ def _in_words(evidence: Evidence, gain: Interval) -> str:
 def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:
     """Returns the first floor that does not hold, in words; empty where all hold."""
     if not evidence.ok_share >= promote.min_ok_share:
-        share = f"share of ok episodes {evidence.ok_share:.3f} is below min_ok_share {promote.min_ok_share:.3f}"
+        broken = f"share of ok episodes {evidence.ok_share:.3f} is below min_ok_share {promote.min_ok_share:.3f}"
         if not evidence.not_ok:
-            return share
-        return f"{share}: {evidence.not_ok}; or lower promote.min_ok_share, which lets such episodes be as they are"
+            return broken
+        return f"{broken}: {evidence.not_ok}; or lower promote.min_ok_share, which lets such episodes be as they are"
     for agent, share in evidence.format_shares.items():
         if not math.isnan(share) and share < promote.min_format_share:
             return f"share of well-formed turns of {agent} {share:.3f} is below {promote.min_format_share:.3f}"
