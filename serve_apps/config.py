@@ -49,6 +49,11 @@ class ServeConfig(Settings):
     drain_timeout_s: float = Field(30, gt=0, json_schema_extra=NOT_IDENTITY)
     """The time in seconds that a replica has to finish its requests once it is asked to stop."""
 
+    @property
+    def num_seqs(self) -> int:
+        """Returns the number of sequences that all replicas together sample at once, at most."""
+        return self.num_replicas * int(self.engine.get("max_num_seqs", self.max_num_seqs))
+
     @model_validator(mode="after")
     def _block_size_fits(self) -> Self:
         if self.block_size != "auto" and self.gpus == 0 and self.block_size % 32:
@@ -66,11 +71,17 @@ class ServeConfig(Settings):
         return engine
 
 
+SHORTEST_SILENCE_S = 10.0
+"""The least `call_timeout_s`: a replica says only every three seconds that its engine samples."""
+
+
 class CallConfig(Settings):
     """This section sets how model calls reach a policy app. Timeouts nest: call < turn < episode < stage."""
 
-    call_timeout_s: float = Field(60, gt=0)
-    """The time in seconds within which one model call must be answered."""
+    call_timeout_s: float = Field(60, ge=SHORTEST_SILENCE_S)
+    """The time in seconds for which nothing may come from an engine. A call is not limited while the engine samples, for
+    whichever call that is; when for so long no token came of any, the call is cancelled and repeated. Raise it where a
+    single step of the engine takes longer: many long prompts on a slow processor."""
     max_attempts: int = Field(4, ge=1)
     """The number of attempts of one call. A call that failed for infrastructure reasons is repeated with the same seed,
     after 0.5, 2, 8 ... seconds."""
@@ -81,12 +92,15 @@ class CallConfig(Settings):
 
 
 class EpisodeConfig(Settings):
-    """This section limits one episode."""
+    """This section limits one episode. Time in which a model call waits for an engine to begin on it does not count: it says
+    how much else there is to do. Such a wait is bounded by `call.call_timeout_s`, and by the deadline of the stage."""
 
     turn_timeout_s: float = Field(270, gt=0)
-    """The time in seconds within which one turn must end, all attempts of its call included."""
+    """The time in seconds within which one turn must end, all attempts of its call included, without the time in which the
+    call waits."""
     episode_timeout_s: float = Field(600, gt=0)
-    """The time in seconds within which an episode must end. An episode that takes longer has status `timeout`."""
+    """The time in seconds within which an episode must end, without the time in which its calls wait. An episode that takes
+    longer has status `timeout`."""
     max_attempts: int = Field(2, ge=1)
     """The number of attempts of one episode. Only an infrastructure failure is repeated, with the same seed, and only the
     last attempt is stored."""
@@ -133,7 +147,8 @@ class GatewayEpisodesConfig(Settings):
     idle_s: float = Field(600, gt=0)
     """The time in seconds without a call or an outcome after which an episode ends with status `timeout`."""
     max_s: float = Field(3600, gt=0)
-    """The time in seconds after which an episode ends with status `timeout`, whatever happens in it."""
+    """The time in seconds after which an episode ends with status `timeout`, whatever happens in it. Time in which a call waits
+    for an engine to begin on it does not count."""
 
 
 class GatewayConfig(Settings):

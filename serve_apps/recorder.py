@@ -29,6 +29,7 @@ from serve_apps.agent import (
 from serve_apps.causes import CallTimeout, covered
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Parsed
+from serve_apps.episode_clock import EpisodeClock
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.prompt_budget import fit_prompt
@@ -79,16 +80,17 @@ class Recorder:
         self.num_events = 0
         self.rounds: dict[str, int] = {}
         self.playback = None if spec.script is None else Playback(spec.script)
-        self.began = time.perf_counter()
+        self.clock = EpisodeClock()
+        self.began = self.clock.began
         self._waited: list[tuple[float, float]] = []
-        """Spans of time that no policy can prolong (serve_apps/causes.py)."""
+        """Spans of time, by the clock, that no policy can prolong (serve_apps/causes.py)."""
         self._unanswered: dict[int, float] = {}
-        """Model calls under way, with their start."""
+        """Model calls under way, with their start by the clock."""
 
     @property
     def waited_s(self) -> float:
-        """The seconds until now in which the episode waited for what no policy can prolong, see `serve_apps.causes`."""
-        now = time.perf_counter()
+        """The seconds of the clock until now in which the episode waited for what no policy can prolong, see `serve_apps.causes`."""
+        now = self.clock.seconds
         return covered([*self._waited, *((start, now) for start in self._unanswered.values())])
 
     @property
@@ -156,7 +158,7 @@ class Recorder:
         )
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request)
-        completion = _cut_at(await self._answered(index, call, start), tokenizer, stops)
+        completion = _cut_at(await self._answered(index, call), tokenizer, stops)
         end = time.perf_counter()
         text = tokenizer.decode(completion.token_ids)
         parsed = parse(text)
@@ -219,14 +221,15 @@ class Recorder:
         self._texts[index] = (response,)
         return index
 
-    async def _answered(self, index: int, call: AgentCall, start: float) -> Completion:
+    async def _answered(self, index: int, call: AgentCall) -> Completion:
         """Returns the completion; whatever time the engines failed in is noted as waiting."""
-        self._unanswered[index] = start
+        start = self._unanswered[index] = self.clock.seconds
         try:
-            async with asyncio.timeout(self.limits.turn_timeout_s):
-                completion = await self._complete(call)
+            async with self.clock.deadline(self.limits.turn_timeout_s):
+                with self.clock.is_current():
+                    completion = await self._complete(call)
         except (TimeoutError, PolicyCallError, asyncio.CancelledError) as fault:
-            self._waited.append((start, time.perf_counter()))
+            self._waited.append((start, self.clock.seconds))
             if isinstance(fault, TimeoutError):
                 limit = f"turn_timeout_s = {self.limits.turn_timeout_s:g} s"
                 raise CallTimeout(f"turn {index}: no completion of {call.agent!r} within {limit}") from None
@@ -235,7 +238,7 @@ class Recorder:
             del self._unanswered[index]
         failed_share = 1 - 1 / max(1, completion.num_attempts)
         if failed_share:
-            self._waited.append((start, start + failed_share * (time.perf_counter() - start)))
+            self._waited.append((start, start + failed_share * (self.clock.seconds - start)))
         return completion
 
     async def _complete(self, call: AgentCall) -> Completion:
@@ -259,7 +262,7 @@ class Recorder:
 
     async def _use(self, name: str, tool: Tool, request: Mapping[str, Any]) -> Any:
         index = self._next_event()
-        start = time.perf_counter()
+        start, started = time.perf_counter(), self.clock.seconds
         recorded = {key: UNRECORDED if key in tool.unrecorded else value for key, value in request.items()}
         call = ToolCall(
             call_index=index,
@@ -287,7 +290,7 @@ class Recorder:
             except asyncio.CancelledError:
                 seconds = time.perf_counter() - start
                 if is_ours_to_wait:
-                    self._waited.append((start, start + seconds))
+                    self._waited.append((started, self.clock.seconds))
                 error = f"given up after {seconds:.1f} s"
                 self.tool_calls[index] = replace(
                     call, error=error, num_attempts=max(1, attempts[0]), duration_s=seconds
@@ -298,7 +301,7 @@ class Recorder:
             except (Exception, SystemExit) as fault:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
                 error, kind = f"{type(fault).__name__}: {fault}", ToolRaised
         if kind is ToolFault:
-            self._waited.append((start, time.perf_counter()))
+            self._waited.append((started, self.clock.seconds))
         self.tool_calls[index] = replace(
             call,
             response=response,

@@ -53,7 +53,7 @@ async def run_attempt(recorder: Recorder, attempt: int) -> Trace:
     status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
     raised: BaseException | None = None
     try:
-        async with asyncio.timeout(recorder.limits.episode_timeout_s):
+        async with recorder.clock.deadline(recorder.limits.episode_timeout_s):
             returned = await recorder.team.workflow.run(recorder.spec.task, recorder.agents, recorder.tools)
         outcome = _recordable(returned)
         stop_reason, error = outcome.stop_reason, outcome.error
@@ -63,7 +63,7 @@ async def run_attempt(recorder: Recorder, attempt: int) -> Trace:
         status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
     except TimeoutError as late:
         raised, status, stop_reason = late, EpisodeStatus.TIMEOUT, "timeout"
-        seconds = time.perf_counter() - recorder.began
+        seconds = recorder.clock.seconds
         error = str(late) or f"no end after {seconds:.1f} s, {len(recorder.turns)} turns done"
     except PolicyCallError as failed:
         raised, status, stop_reason, error = failed, EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
@@ -84,7 +84,7 @@ async def run_attempt(recorder: Recorder, attempt: int) -> Trace:
 def _cause(recorder: Recorder, raised: BaseException) -> Cause:
     num_turns = len(recorder.turns)
     if isinstance(raised, TimeoutError) and not isinstance(raised, CallTimeout):
-        seconds = time.perf_counter() - recorder.began
+        seconds = recorder.clock.seconds
         return cause_of_delay(seconds=seconds, waited_s=recorder.waited_s, num_turns=num_turns)
     return cause_of_error(raised, num_turns=num_turns)
 

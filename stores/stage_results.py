@@ -114,8 +114,8 @@ class Scored(StageResult):
     outcome: float
     """Mean outcome of the episodes, variants left out."""
     agents: AgentFigures
-    """`reward`, `format_share`, `calls`, `completion_tokens`, `cached_prompt_share` where an engine sampled the turns and, for
-    agents of a program, `broken_share`."""
+    """`reward`, `format_share`, `calls`, `attempts` at them, `completion_tokens`, `cached_prompt_share` where an engine sampled
+    the turns and, for agents of a program, `broken_share`."""
     causes: Mapping[str, int] | None = None
     """Number of episodes by `Cause` of their failure, `sound` for none; variants left out."""
 

@@ -10,8 +10,9 @@ from typing import Literal
 from stores.rounds import rounds_in_time
 from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
 
-FUNNEL_STAGES = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
-"""In order: where turns fall out between the model call and the gradient; every count is a number of turns."""
+FUNNEL_STAGES = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
+"""In order: where turns fall out between the model call and the gradient; every count is a number of turns, but for
+`attempts`, which is how often the calls were made for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def trajectories_of(samples: Sequence[Sample], *, credit_kind: Literal["returns"
 class Funnel:
     """Counts turns per agent on their way from call to gradient: `counts[agent][stage]`, stages as in `FUNNEL_STAGES`.
 
-    `see` fills the first four stages; the learner adds the last two with `add`.
+    `see` fills the first five stages; the learner adds the last two with `add`.
     """
 
     model_group: str
@@ -138,11 +139,12 @@ class Funnel:
         for turn in _trained_turns(trace, self.model_group, sibling_turns):
             has_ids = len(turn.completion_token_ids) > 0
             passed = [True, has_ids, has_ids and is_ok, has_ids and is_ok and turn.turn_index in scored]
-            for stage, has_passed in zip(FUNNEL_STAGES, passed, strict=False):
+            self.add("attempts", [turn.agent] * turn.num_attempts)
+            for stage, has_passed in zip(FUNNEL_STAGES[1:], passed, strict=False):
                 self.add(stage, [turn.agent] * has_passed)
 
     def add(self, stage: str, agents: Iterable[str]) -> None:
-        """Counts one turn at `stage` for every name in `agents`."""
+        """Counts one turn, or attempt, at `stage` for every name in `agents`."""
         for agent in agents:
             self.counts.setdefault(agent, dict.fromkeys(FUNNEL_STAGES, 0))[stage] += 1
 

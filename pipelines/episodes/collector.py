@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from pipelines.cluster.observe import episode_points, log_failed
 from serve_apps.acting_team import ActingTeam, via
 from serve_apps.config import CallConfig
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.policy.client import PolicyClient
+from serve_apps.policy.client import CountingClient
 from serve_apps.runner import run_episode
 from serve_apps.team_spec import TeamSpec
 from stores.logs import carried
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 WRITE_EVERY_S = 0.5
 """A finished episode waits at most this long for company before it is stored, if nothing else finishes."""
+TELL_EVERY_S = 2.0
+"""How often a collector in which no episode ends says what became of the model calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ def hand_over(
             yield ray.get(ref)
 
 
-PULSE = {name: np.array(["{}"]) for name in ("groups", "statuses", "causes")} | {
+PULSE = {name: np.array(["{}"]) for name in ("groups", "statuses", "causes", "calls")} | {
     name: np.zeros(1, kind)
     for name, kind in (("num", int), ("num_tokens", int), ("started_at", float), ("ended_at", float))
 }
@@ -135,23 +137,30 @@ class Collector:
         *,
         team_spec: TeamSpec,
         apps: Mapping[str, str],
+        capacity: Mapping[str, int],
         store: TraceStore,
         call: CallConfig,
         in_flight: int,
         write_batch: int,
         place: str,
+        num_places: int,
         log: Mapping[str, Any],
         replaced: Sequence[Cause] = (),
         early_stop: EarlyStop | None = None,
     ) -> AsyncIterator[dict[str, np.ndarray]]:
         """Yields the summary of every batch of episodes once it is stored.
 
-        A restarted collector is handed the same specs again and skips what is stored.
+        A restarted collector is handed the same specs again and skips what is stored. Args: capacity: by application, the
+        model calls that may be under way at once, for all `num_places` collectors together.
         """
         team: ActingTeam = team_spec.build()
         for line in team.workflow.preflight():
             logger.info("%s", line)
-        complete = via(self.client(apps, call))
+        client = self.client(
+            apps, call, {app: share_of(total, int(place), num_places) for app, total in capacity.items()}
+        )
+        complete = via(client)
+        told, told_at = client.counts, time.monotonic()
         slots = asyncio.Semaphore(in_flight)
 
         stop_state = _EarlyStopState(early_stop) if early_stop else None
@@ -177,21 +186,29 @@ class Collector:
                 with carried(log):
                     log_failed(finished, is_last=not left)
                 send(episode_points(finished, num_in_flight=min(len(left), in_flight), collector=place))
-                yield _summary(finished)
-                finished = []
-            elif stop_state and not done:
-                yield PULSE
+                summary, finished = _summary(finished), []
+            elif not done and (stop_state or time.monotonic() > told_at + TELL_EVERY_S):
+                summary = PULSE
+            else:
+                continue
+            before, told, told_at = told, client.counts, time.monotonic()
+            yield {**summary, "calls": np.array([json.dumps(asdict(told - before))])}
 
     async def stop(self, pass_id: str, *, is_cut: bool) -> None:
         """Begins no group of a pass any more; `is_cut`: also drops those under way, but for what has finished."""
         if pass_id in self._stop_states:
             self._stop_states[pass_id].close(is_cut=is_cut)
 
-    def client(self, apps: Mapping[str, str], call: CallConfig) -> PolicyClient:
+    def client(self, apps: Mapping[str, str], call: CallConfig, capacity: Mapping[str, int]) -> CountingClient:
         """The client that answers the model calls."""
         from serve_apps.policy.client import ServeClient
 
-        return ServeClient(dict(apps), call)
+        return ServeClient(dict(apps), call, capacity=capacity)
+
+
+def share_of(total: int, place: int, num_places: int) -> int:
+    """The part of `total` calls at once that the collector at a place, counted from 0, may have: at least one."""
+    return max(1, total // num_places + (place < total % num_places))
 
 
 def _missing(specs: Sequence[EpisodeSpec], store: TraceStore, replaced: Sequence[Cause]) -> list[EpisodeSpec]:

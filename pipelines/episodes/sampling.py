@@ -27,10 +27,12 @@ from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
 from pipelines.episodes.collector import EarlyStop, collectors, hand_over
 from pipelines.episodes.groups import Groups, StoppedBy
+from pipelines.episodes.pace import Pace, repeats_in_words
 from pipelines.run.run import Run
 from pipelines.run.scoring import Ending, failures_alike, without_ids
-from pipelines.run.serving import app_names
+from pipelines.run.serving import app_names, capacities
 from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.policy.client import CallCounts
 from serve_apps.runner import CONTEXT_EXHAUSTED
 from serve_apps.team_spec import TeamSpec
 from stores.logs import carry
@@ -38,11 +40,13 @@ from stores.traces import TraceStore
 from stores.types import Cause, Purpose, Task, TracesRef
 from stores.waiting import waiting
 
+logger = logging.getLogger(__name__)
+
 MISSING = (Cause.INFRASTRUCTURE, Cause.AUTHOR)
 """The causes of episodes that failed and are no outcome of the policy."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of episodes done, the number of all, and what is waited for."""
+"""Called with the number of episodes done, the number of all, and how fast it goes in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,8 @@ class Sampled:
     """Why the pass ended before all its groups were complete; None where they are."""
     tasks_left: Sequence[str]
     """Tasks of the groups that are not pinned, in order."""
+    calls: CallCounts = field(default_factory=CallCounts)
+    """What became of the model calls."""
 
 
 class TooManyFailures(RuntimeError):
@@ -102,6 +108,7 @@ def sample_train_episodes(
         purpose=Purpose.TRAIN,
         team_spec=team_spec,
         apps=app_names(run),
+        capacity=capacities(run),
         store=run.traces,
         config=settings,
         episodes_per_task=settings.episodes_per_task,
@@ -119,6 +126,7 @@ def sample_episodes(
     purpose: Purpose,
     team_spec: TeamSpec,
     apps: Mapping[str, str],
+    capacity: Mapping[str, int],
     store: TraceStore,
     config: CollectConfig,
     episodes_per_task: int,
@@ -135,6 +143,7 @@ def sample_episodes(
     Args:
         tasks: each gives `episodes_per_task` episodes, one GRPO group.
         apps: Serve application of every model group.
+        capacity: by application, how many model calls its engines sample at once; no more are under way.
         num_enough: the pass may end with so many complete groups, or when `config.budget` is spent; None: neither.
 
     Raises:
@@ -158,6 +167,7 @@ def sample_episodes(
         where=where,
         team_spec=team_spec,
         apps=apps,
+        capacity=capacity,
         store=store,
         config=config,
         num_enough=num_enough,
@@ -171,6 +181,7 @@ def play_specs(
     where: Mapping[str, Any],
     team_spec: TeamSpec,
     apps: Mapping[str, str],
+    capacity: Mapping[str, int],
     store: TraceStore,
     config: CollectConfig,
     num_enough: int | None = None,
@@ -197,19 +208,28 @@ def play_specs(
         todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
     statuses, causes = Counter[str](), Counter[str]()
     num_new, num_tokens, first, last = 0, 0, np.inf, 0.0
+    pace = Pace(len(todo))
     if todo:
         if progress:
             progress(len(specs) - len(todo), len(specs), "")  # clears what the pass before reported
         store.begin(run_id=where["run_id"], iteration=where["iteration"])
-        replaced = (*MISSING, Cause.POLICY) if again else ()  # of the episodes in `todo` only
-        for row in _run(todo, groups, replaced=replaced, team_spec=team_spec, apps=apps, store=store, config=config):
+        work: dict[str, Any] = {"team_spec": team_spec, "apps": dict(apps), "capacity": dict(capacity), "store": store}
+        # "replaced" is of the episodes in `todo` only.
+        work |= {"replaced": (*MISSING, Cause.POLICY) if again else ()}
+        for row in _run(todo, groups, work=work, config=config):
             num_new += int(row["num"])
             num_tokens += int(row["num_tokens"])
-            first, last = min(first, row["started_at"]), max(last, row["ended_at"])
+            pace.add(
+                CallCounts(**json.loads(row["calls"])), num_episodes=int(row["num"]), num_tokens=int(row["num_tokens"])
+            )
+            if row["num"]:
+                first, last = min(first, row["started_at"]), max(last, row["ended_at"])
             statuses.update(json.loads(row["statuses"]))
             causes.update(json.loads(row["causes"]))
             if progress:
-                progress(len(specs) - len(todo) + num_new, len(specs), "")
+                progress(len(specs) - len(todo) + num_new, len(specs), pace.describe())
+        if repeats := repeats_in_words(pace.calls):
+            logger.warning("%s", repeats)
         stored = store.stored_episodes(**where, with_tokens=counts_tokens)
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
     stopped_by = groups.stopped_by(time.perf_counter() - began)
@@ -234,6 +254,7 @@ def play_specs(
         groups=sorted(complete),
         stopped_by=stopped_by,
         tasks_left=[groups.task_of[group] for group in groups.left_out],
+        calls=pace.calls,
     )
 
 
@@ -294,18 +315,13 @@ def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConf
 
 
 def _run(
-    specs: Sequence[EpisodeSpec],
-    groups: Groups,
-    *,
-    replaced: Sequence[Cause],
-    team_spec: TeamSpec,
-    apps: Mapping[str, str],
-    store: TraceStore,
-    config: CollectConfig,
+    specs: Sequence[EpisodeSpec], groups: Groups, *, work: Mapping[str, Any], config: CollectConfig
 ) -> Iterator[dict[str, Any]]:
-    """Rows {num, statuses, causes, groups, num_tokens, started_at, ended_at}, one per batch of episodes, as they are written.
+    """Rows {num, statuses, causes, groups, calls, num_tokens, started_at, ended_at}: one per batch of episodes, as they are
+    written, and in between some of no episode, with what became of model calls.
 
-    Counts them in `groups`, and has the collectors stop as soon as these say so.
+    Counts them in `groups`, and has the collectors stop as soon as these say so. Args: work: further arguments of
+    `Collector.run`.
     """
     import ray
     import ray.data
@@ -316,14 +332,7 @@ def _run(
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # hands on every batch at once, so that progress is shown as it happens
     early_stop = EarlyStop(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
-    work = {
-        "team_spec": team_spec,
-        "apps": dict(apps),
-        "store": store,
-        "call": config.call,
-        "replaced": replaced,
-        "early_stop": early_stop,
-    }
+    work = {**work, "call": config.call, "early_stop": early_stop, "num_places": config.num_workers}
     work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch, "log": carry()}
     workers = collectors(config.num_workers)
     shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(workers)))]
@@ -347,8 +356,7 @@ def _run(
                 for worker in workers:
                     worker.stop.remote(early_stop.pass_id, is_cut=reason == "enough")
                 sent, sent_at = reason, now
-            if row["num"]:
-                yield row
+            yield row
 
 
 def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[list[EpisodeSpec]]:

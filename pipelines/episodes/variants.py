@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.episodes.sampling import Progress, Sampled, play_specs
 from pipelines.run.run import Run
-from pipelines.run.serving import app_names
+from pipelines.run.serving import app_names, capacities
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
 from serve_apps.team_spec import TeamSpec
@@ -55,6 +55,7 @@ def play_variants(
         where=where,
         team_spec=team_spec,
         apps=app_names(run),
+        capacity=capacities(run),
         store=run.traces,
         config=run.config.collect,
         kept_groups=groups,

@@ -40,6 +40,8 @@ class Evidence:
     """The gain over all tasks, each missing episode lost by the candidate or won by the champion; None where none is missing."""
     num_missing: tuple[int, int] = (0, 0)
     """Episodes without an outcome, of the candidate and of the champion."""
+    not_ok: str = ""
+    """How the candidate's episodes ended that are not ok, and what would change that, in words."""
 
     @property
     def deciding_gain(self) -> Interval | None:
@@ -99,7 +101,10 @@ def _in_words(evidence: Evidence, gain: Interval) -> str:
 def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:
     """Returns the first floor that does not hold, in words; empty where all hold."""
     if not evidence.ok_share >= promote.min_ok_share:
-        return f"share of ok episodes {evidence.ok_share:.3f} is below min_ok_share {promote.min_ok_share:.3f}"
+        broken = f"share of ok episodes {evidence.ok_share:.3f} is below min_ok_share {promote.min_ok_share:.3f}"
+        if not evidence.not_ok:
+            return broken
+        return f"{broken}: {evidence.not_ok}; or lower promote.min_ok_share, which lets such episodes be as they are"
     for agent, share in evidence.format_shares.items():
         if not math.isnan(share) and share < promote.min_format_share:
             return f"share of well-formed turns of {agent} {share:.3f} is below {promote.min_format_share:.3f}"

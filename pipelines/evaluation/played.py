@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
+from pipelines.evaluation.endings import endings_in_words
 from pipelines.evaluation.statistics import Interval, mean_interval, pass_at_k
 from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, counts_by_cause, per_agent
-from pipelines.run.serving import app_names, serve
+from pipelines.run.serving import app_names, capacities, serve
 from stores.stage_results import Measured, TeamScore
 from stores.types import EpisodeStatus, Purpose, Task, Trace
 
@@ -44,6 +45,7 @@ class Played:
         self.source_of = {t.task.task_id: t.task.source for t in traces}
         """Data set of every task that was played, in the order of its first episode."""
         self.rewards = assign_credit(run, self.traces)
+        self._all = traces
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
         self.outcomes: dict[str, list[float]] = {}
         """By task id, the outcome of each episode that counts."""
@@ -54,6 +56,11 @@ class Played:
     def acted(self) -> list[Trace]:
         """Returns the episodes whose conduct guards compare: what a missing one did before it failed counts, too."""
         return [*self.traces, *(t for t in self.failed if t.turns and not t.is_version_mixed)]
+
+    def not_ok(self, run: Run) -> str:
+        """How the episodes ended that are not ok, and what would change that, in words."""
+        limits = {name: run.sampling(name, agent).max_tokens for name, agent in run.workflow.agents.items()}
+        return endings_in_words(self._all, limits)
 
     def score(self, run: Run) -> TeamScore:
         """Accuracy with its interval, pass@k, figures per agent and accuracy per data set."""
@@ -108,6 +115,7 @@ def play_team(
         purpose=purpose,
         team_spec=run.team_spec(models, temperature=settings.temperature, occasion=occasion),
         apps=app_names(run),
+        capacity=capacities(run),
         store=run.traces,
         config=run.config.collect,
         episodes_per_task=settings.episodes_per_task,

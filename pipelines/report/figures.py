@@ -136,7 +136,7 @@ def funnel(rows: Sequence[Row]) -> list[Figure]:
         values = list(counts.values())
         if len(values) == 1:  # a row of extremes holds the share itself
             return values[0]
-        return values[-1] / values[0] if values and values[0] else None
+        return values[-1] / calls if (calls := counts.get("calls")) else None
 
     shares = [
         {**row, "shares": {agent: {"trained": share(counts)} for agent, counts in _part(row, "funnel").items()}}

@@ -60,6 +60,7 @@ class ReportData:
     `funnel`: {agent: {step: count}}, steps in the order of the funnel
     `seconds`: {stage: seconds}, and `total` where wall time is more than the sum
     `causes`: {cause: number of training episodes}, `sound` for those that did not fail
+    `repeated`: {`training`, `gate, candidate` or `gate, champion`: {agent: repeated attempts at model calls}}
     `evaluation`: None or {`candidate`, `champion`, `gain`, `bound`: {mean, low, high} or None, `num_tasks`, `verdict`,
         `condition`, `causes`: {team: {cause: number}}}
     `warnings`: the warnings of `training_warnings.latest_warnings`, for the terminal
@@ -109,6 +110,7 @@ def render(data: ReportData) -> str:
         causes=[row for row in rows if failures(row.get("causes")) or _gate_failures(row)],
         funnel_row=next((row for row in reversed(rows) if row.get("funnel")), None),
         funnel=figures.funnel(lines),
+        repeated=[(row["iteration"], line) for row in rows if (line := repeated_in_words(row.get("repeated")))],
         timings=figures.timings(rows),
         examples=[example for example in data.examples if example.before or example.after],
     )
@@ -117,6 +119,17 @@ def render(data: ReportData) -> str:
 def failures(causes: Mapping[str, int] | None) -> int:
     """Returns how many episodes failed, whoever caused it."""
     return sum(number for cause, number in (causes or {}).items() if cause != "sound")
+
+
+def repeated_in_words(repeated: Mapping[str, Mapping[str, int]] | None) -> str:
+    """Describes which model calls were repeated, and the key to raise; empty where none was."""
+    if not repeated:
+        return ""
+    parts = [f"{n} of {agent} ({where})" for where, counts in repeated.items() for agent, n in counts.items()]
+    return (
+        f"{', '.join(parts)}: a replica failed, or nothing came from an engine for collect.call.call_timeout_s; where none "
+        "failed, raise it"
+    )
 
 
 def _gate_failures(row: Mapping[str, Any]) -> int:
@@ -183,6 +196,8 @@ def _caption(row: Mapping[str, Any]) -> str:
     overhead = figures.overhead_share(row)
     if failures(row.get("causes")):
         lines.append("failed: " + ", ".join(f"{n} by {c}" for c, n in sorted(row["causes"].items()) if c != "sound"))
+    if repeated := repeated_in_words(row.get("repeated")):
+        lines.append(f"repeated calls: {repeated}")
     if stages:
         lines.append("seconds: " + ", ".join(stages) + (f" · overhead {overhead:.0%}" if overhead is not None else ""))
     result = row.get("evaluation")

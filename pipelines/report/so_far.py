@@ -164,7 +164,7 @@ def _values(row: Row) -> Iterator[tuple[str, str, str, float]]:
         for name, figures in (row.get(part) or {}).items():
             yield from ((part, name, figure, value) for figure, value in figures.items() if _is_number(value))
     for agent, counts in (row.get("funnel") or {}).items():
-        first, last = _ends(list(counts.values()))
+        first, last = _ends([count for step, count in counts.items() if step != "attempts"])
         if first:
             yield "funnel", agent, "trained", last / first
     yield from (("metrics", "", figure, value) for figure, value in row["metrics"].items() if _is_number(value))

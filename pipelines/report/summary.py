@@ -20,6 +20,7 @@ from pipelines.stages.table import STAGES
 from stores.journal import StageRow
 from stores.run_values import RunValue
 from stores.stage_results import (
+    AgentFigures,
     Collected,
     Decided,
     Evaluated,
@@ -33,7 +34,7 @@ from stores.stage_results import (
 )
 from train_loops.config import TEAM
 
-FUNNEL = ("calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
+FUNNEL = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
 """Steps from an agent's calls to the rows that were trained on."""
 LEARNING_PARTS = ("old_logprobs", "advantages", "update")
 """Parts of training that are forward and backward passes; reading rows, checkpoints and commits count as overhead."""
@@ -89,6 +90,7 @@ def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
         "failed_groups": dict(run.iteration(number).failed_groups),
         "seconds": seconds,
         "causes": dict(results.scored.causes or {}),
+        "repeated": _repeated(results),
         "evaluation": _evaluation(results.evaluated, results.decided),
         "versions": {group: trained.model.version for group, trained in results.trained.items()},
         "source": None if (source := source_of(run, number)) is None else str(source),
@@ -162,6 +164,23 @@ def _funnel(trained: Mapping[str, Trained]) -> dict[str, dict[str, int]]:
         for result in trained.values()
         for agent, figures in result.agents.items()
     }
+
+
+def _repeated(results: _Results) -> dict[str, dict[str, int]]:
+    """By kind of episodes and agent, how many attempts at model calls were repeated; those without any are left out."""
+    scores = {"candidate": results.evaluated.candidate, "champion": results.evaluated.champion}
+    played = {"training": results.scored.agents}
+    played |= {f"gate, {team}": score.agents for team, score in scores.items() if score is not None}
+    repeated = {where: repeated_calls(agents) for where, agents in played.items()}
+    return {where: counts for where, counts in repeated.items() if counts}
+
+
+def repeated_calls(agents: AgentFigures) -> dict[str, int]:
+    """By agent, how many attempts at its model calls were repeated; agents without any are left out."""
+    counts = {
+        agent: int(of.get("attempts", of["calls"]) - of["calls"]) for agent, of in agents.items() if "calls" in of
+    }
+    return {agent: count for agent, count in counts.items() if count}
 
 
 def _evaluation(evaluated: Evaluated, decided: Decided) -> dict[str, Any] | None:
@@ -291,6 +310,7 @@ def _measured(measured: Measured | None) -> dict[str, Any] | None:
         "pass_at_k": score.pass_at_k,
         "num_failed": score.num_failed,
         "ok_share": score.ok_share,
+        "repeated": repeated_calls(score.agents),
         "sources": dict(score.sources),
         "format_share": {agent: figures["format_share"] for agent, figures in score.agents.items()},
     }

@@ -150,7 +150,7 @@ def refuse_hopeless(
 
 
 def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:
-    """Mean reward, shares of well-formed and of cut turns, calls, completion length and cached prompt tokens of every agent."""
+    """Mean reward, shares of well-formed and of cut turns, calls, attempts, completion length and cached prompt tokens of agents."""
     earned: dict[str, list[float]] = {}
     for episode in rewards:
         for reward in episode.rewards:
@@ -162,6 +162,7 @@ def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, d
             "format_share": mean([float(t.is_format_ok) for t in turns if t.agent == agent]),
             "cut_share": mean([float(t.finish_reason is FinishReason.LENGTH) for t in turns if t.agent == agent]),
             "calls": float(sum(t.agent == agent for t in turns)),
+            "attempts": float(sum(t.num_attempts for t in turns if t.agent == agent)),
             "completion_tokens": mean([float(len(t.completion_token_ids)) for t in turns if t.agent == agent]),
             **_cached_share([t for t in turns if t.agent == agent]),
             **_broken_share(traces, agent),

@@ -20,6 +20,11 @@ def app_names(run: Run, kind: str = "rollout") -> dict[str, str]:
     return {group: f"{run.run_id}-{kind}-{run.config.weights_name(group)}" for group in run.config.model_groups}
 
 
+def capacities(run: Run, kind: str = "rollout") -> dict[str, int]:
+    """By Serve application, the number of model calls that its engines sample at once, over all replicas."""
+    return {app: run.config.serve_config(group).num_seqs for group, app in app_names(run, kind).items()}
+
+
 def serve(
     run: Run, models: Mapping[str, ModelVersionRef], *, kind: str = "rollout", always_prove: bool = False
 ) -> tuple[list[Proof], float]:

@@ -87,7 +87,7 @@ class Watchdog:
         """A function that calls `progress` and lets the watchdog know how far the stage is."""
 
         def report(done: int, total: int, word: str | float = "") -> None:
-            self._progress = f"{done}/{total} done"
+            self._progress = f"{done}/{total} done" + (f", {word}" if word and isinstance(word, str) else "")
             if progress is not None:
                 progress(done, total, word)
 

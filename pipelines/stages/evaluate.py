@@ -218,6 +218,7 @@ def _examine(
     return Evidence(
         gain=gain,
         ok_share=new.ok_share,
+        not_ok=new.not_ok(run) if new.ok_share < run.config.promote.min_ok_share else "",
         format_shares={agent: figures["format_share"] for agent, figures in new.score(run).agents.items()},
         guards=guards,
         sources=_gain_by_source(run, new.source_of, *filled, error_chance=error_chance / num_looks),

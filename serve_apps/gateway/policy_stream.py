@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from serve_apps.config import CallConfig
+from serve_apps.config import SHORTEST_SILENCE_S, CallConfig
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused, ServeClient
 from serve_apps.policy.wire import CONTEXT, REFUSED, WireDelta, wire_request
@@ -112,11 +112,12 @@ class CoalescedStreams:
         """Makes the clients; contacts nothing yet.
 
         Args:
-            timeout_s: of one Serve call; failed calls are not repeated.
+            timeout_s: for which an engine may be silent; failed calls are not repeated.
             single: for requests that need a stream of their own; default: over Serve.
             open_app: see ServeClient.
         """
-        self._call, self._open_app = CallConfig(call_timeout_s=timeout_s, max_attempts=1), open_app
+        silence_s = max(timeout_s, SHORTEST_SILENCE_S)  # whoever asks stops waiting earlier
+        self._call, self._open_app = CallConfig(call_timeout_s=silence_s, max_attempts=1), open_app
         self._single = single or ServeStreams()
         self._clients: dict[tuple[str, str], PolicyClient] = {}
 

@@ -1,21 +1,29 @@
 r"""client: one GenerateRequest -> Completion; concurrent requests share Serve calls, failures are repeated.
 
 ```
-generate() --\                       /--> results, some at a time
-generate() ---+--> lane of an app ---+      a failed call: what is unfinished goes back into the lane,
-generate() --/     (batch_wait_s)    \--> one streaming Serve call       with the same seed, after a pause
+generate() --\                        /--> results, some at a time; in between, how far the others are
+generate() ---+--> queue of an app --+
+generate() --/     (oldest episode    \--> a failed call: what is unfinished goes back into the queue,
+                    first)                  with the same seed, after a pause
 ```
+
+No more calls are under way than the app's engines can sample at once; the others wait here, where waiting costs nothing and
+can be given up. A call is repeated only where the replica or its engine fails, or nothing comes for `call_timeout_s`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from serve_apps.config import CallConfig
-from serve_apps.policy.wire import CONTEXT, REFUSED, WireRequest, WireResult, wire_request
+from serve_apps.episode_clock import EpisodeClock, current_clock
+from serve_apps.policy.wire import CONTEXT, REFUSED, WireProgress, WireRequest, WireResult, wire_request
 from stores.types import Completion, FinishReason, GenerateRequest
 
 ANSWERS = {FinishReason.STOP.value, FinishReason.LENGTH.value, CONTEXT, REFUSED}
@@ -45,99 +53,209 @@ class PolicyClient(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCounts:
+    """Counts what became of a client's calls since it was made."""
+
+    num_calls: int = 0
+    """Calls that were answered."""
+    num_late: int = 0
+    """Attempts that were repeated because nothing came for `call_timeout_s`."""
+    num_lost: int = 0
+    """Attempts that were repeated because a replica or its engine failed."""
+    num_tokens: int = 0
+    """Completion tokens sampled, as far as the engines have reported them; those of repeated attempts, too."""
+
+    def __add__(self, other: CallCounts) -> CallCounts:
+        return CallCounts(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
+    def __sub__(self, other: CallCounts) -> CallCounts:
+        return CallCounts(**{name: value - getattr(other, name) for name, value in asdict(self).items()})
+
+
+class CountingClient(PolicyClient, Protocol):
+    """Defines what a collector needs of a policy."""
+
+    @property
+    def counts(self) -> CallCounts:
+        """Returns what became of the calls until now."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
     """Holds a request that has no completion yet."""
 
     request: GenerateRequest
     answer: asyncio.Future[Completion]
+    clock: EpisodeClock | None
+    order: tuple[float, int]
+    """When its episode began, then when it was made: who goes first."""
     num_attempts: int = 0
+    num_tokens: int = 0
+    """Sampled so far in this attempt."""
+    sent_at: float = float("inf")
+    """When it was first sent, by `time.monotonic()`."""
+
+    def waits(self) -> None:
+        """Tells the episode's clock that the call waits for an engine."""
+        if self.clock is not None:
+            self.clock.starts_waiting(self)
+
+    def begins(self) -> None:
+        """Tells the episode's clock that the call does not wait any more."""
+        if self.clock is not None:
+            self.clock.has_begun(self)
+
+    def hears(self, num_tokens: int) -> None:
+        """Notes how far the engine is; at 0 tokens it has not begun."""
+        self.num_tokens = num_tokens
+        if num_tokens:
+            self.begins()
+        elif not self.answer.done():
+            self.waits()
 
 
 class ServeClient:
     """Implements PolicyClient over Ray Serve. It belongs to one event loop: make it where it is used."""
 
     def __init__(
-        self, app_names: Mapping[str, str], call: CallConfig, *, open_app: Callable[[str], Any] | None = None
+        self,
+        app_names: Mapping[str, str],
+        call: CallConfig,
+        *,
+        capacity: Mapping[str, int] | None = None,
+        open_app: Callable[[str], Any] | None = None,
     ) -> None:
         """Makes the client; nothing is contacted yet.
 
         Args:
             app_names: Serve application of every model group.
             call: deadlines, attempts, coalescing.
+            capacity: by application, the number of calls that may be under way at once; None: any number.
             open_app: application name -> streaming handle of `Policy.generate_batch`; default asks Serve.
         """
-        lanes = {app: _Lane(app, call, open_app or open_serve_app) for app in set(app_names.values())}
-        self._lanes = {group: lanes[app] for group, app in app_names.items()}
+        queues = {
+            app: _Queue(app, call, None if capacity is None else capacity[app], open_app or open_serve_app)
+            for app in set(app_names.values())
+        }
+        self._queues = {group: queues[app] for group, app in app_names.items()}
+        self._numbers = itertools.count()
+
+    @property
+    def counts(self) -> CallCounts:
+        """Returns what became of the calls until now, over all apps."""
+        return sum((queue.counts for queue in set(self._queues.values())), CallCounts())
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Returns one completion from the app of the request's model group, after at most `max_attempts` attempts.
+
+        While it waits for an engine, here or there, the clock of the episode that asks stands still. How it is with a call that
+        was sent is known at the next report of the replica, within `generation.PULSE_S`; until then the clock goes on.
 
         Raises:
             PolicyCallError: infrastructure failed at every attempt.
             ContextExhausted: prompt + max_tokens exceed the app's `max_model_len`.
             RequestRefused: the engine cannot run this request at all.
         """
-        lane = self._lanes.get(request.model_group)
-        if lane is None:
-            raise RequestRefused(f"no app for model group {request.model_group!r}; there are {sorted(self._lanes)}")
-        call = _Call(request, asyncio.get_running_loop().create_future())
-        lane.put(call)
-        return await call.answer
+        queue = self._queues.get(request.model_group)
+        if queue is None:
+            raise RequestRefused(f"no app for model group {request.model_group!r}; there are {sorted(self._queues)}")
+        clock = current_clock()
+        order = (time.perf_counter() if clock is None else clock.began, next(self._numbers))
+        call = _Call(request=request, answer=asyncio.get_running_loop().create_future(), clock=clock, order=order)
+        queue.put(call)
+        try:
+            return await call.answer
+        finally:
+            call.begins()
 
 
-class _Lane:
-    """Coalesces the requests of one app into streaming Serve calls."""
+class _Queue:
+    """Coalesces the requests of one app into streaming Serve calls, as many at once as the app takes."""
 
-    def __init__(self, app: str, config: CallConfig, open_app: Callable[[str], Any]) -> None:
+    def __init__(self, app: str, config: CallConfig, capacity: int | None, open_app: Callable[[str], Any]) -> None:
         self._app = app
         self._open_app = open_app
         self._config = config
-        self._waiting: list[_Call] = []
+        self._capacity = capacity
+        self._waiting: list[tuple[tuple[float, int], _Call]] = []
+        self._under_way: set[_Call] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._batches: set[asyncio.Task[None]] = set()
         self._stream_handle: Any = None
+        self._heard_at = float("-inf")
+        """When the last message came from the app, by `time.monotonic()`."""
+        self._ended = CallCounts()
+
+    @property
+    def counts(self) -> CallCounts:
+        """Returns what became of this app's calls until now."""
+        return self._ended + CallCounts(num_tokens=sum(call.num_tokens for call in self._under_way))
 
     def put(self, call: _Call) -> None:
-        """Sends `call` with the next batch."""
-        self._waiting.append(call)
-        if len(self._waiting) >= self._config.batch_max:
+        """Sends `call` with the next batch that has room for it, unless its caller has given up."""
+        if call.answer.done():
+            return
+        call.waits()
+        heapq.heappush(self._waiting, (call.order, call))
+        self._wake()
+
+    @property
+    def _room(self) -> int:
+        """The number of calls that the next batch may hold."""
+        batch_max = self._config.batch_max
+        return batch_max if self._capacity is None else min(batch_max, self._capacity - len(self._under_way))
+
+    def _wake(self) -> None:
+        room = self._room
+        if min(room, len(self._waiting)) >= self._config.batch_max:
             self._send()
-        elif self._timer is None:
+        elif room > 0 and self._waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._config.batch_wait_s, self._send)
 
     def _send(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch, self._waiting = self._waiting, []
-        batch = [call for call in batch if not call.answer.done()]  # a caller may have given up meanwhile
-        if batch:
+        while batch := self._next_batch():
+            self._under_way.update(batch)
             task = asyncio.ensure_future(self._run(batch))
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
 
+    def _next_batch(self) -> list[_Call]:
+        batch: list[_Call] = []
+        room = self._room
+        while self._waiting and len(batch) < room:
+            _, call = heapq.heappop(self._waiting)
+            if not call.answer.done():  # a caller may have given up meanwhile
+                batch.append(call)
+        return batch
+
     async def _run(self, batch: list[_Call]) -> None:
-        """Makes one Serve call; afterwards every call of `batch` is answered or back in the lane."""
+        """Makes one Serve call; afterwards every call of `batch` is answered or back in the queue."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
         for call in batch:
             call.num_attempts += 1
+            call.sent_at = min(call.sent_at, time.monotonic())
+            call.begins()  # as far as anybody knows: an engine that is busy with others says so
         unfinished = dict(enumerate(batch))
         fault: Exception = ConnectionError("the replica ended the stream early")
         try:
-            async with asyncio.timeout(self._config.call_timeout_s):
-                await self._stream(unfinished)
+            async with asyncio.timeout(self._config.call_timeout_s) as silence:
+                await self._stream(unfinished, silence)
         except TimeoutError:
-            fault = TimeoutError(f"no answer within call_timeout_s = {self._config.call_timeout_s:g} s")
+            limit = f"call_timeout_s = {self._config.call_timeout_s:g} s"
+            fault = TimeoutError(f"nothing came from the engine for {limit}")
         except (RayError, RayServeException, ConnectionError) as error:
             fault = error
-        if unfinished:
-            await self._repeat(list(unfinished.values()), fault)
+        await self._repeat(list(unfinished.values()), fault)
 
-    async def _stream(self, unfinished: dict[int, _Call]) -> None:
-        """Sends the unfinished calls and removes those whose results come back.
+    async def _stream(self, unfinished: dict[int, _Call], silence: asyncio.Timeout) -> None:
+        """Sends the unfinished calls and removes those whose results come back; every message prolongs `silence`.
 
         Raises ConnectionError, after all have come back, if the engine gave up some of them.
         """
@@ -146,33 +264,80 @@ class _Lane:
             self._stream_handle = self._open_app(self._app)
         stream = self._stream_handle.remote([_wire(key, call.request) for key, call in unfinished.items()])
         try:
-            async for results in stream:
-                for result in results:
+            async for message in stream:
+                self._heard_at = time.monotonic()
+                silence.reschedule(asyncio.get_running_loop().time() + self._config.call_timeout_s)
+                if isinstance(message, WireProgress):
+                    for key, call in unfinished.items():
+                        call.hears(message.num_tokens.get(key, 0))
+                    if all(call.answer.done() for call in unfinished.values()):  # their callers have given up
+                        stream.cancel()
+                        self._drop(unfinished)
+                        return
+                    continue
+                for result in message:
                     if result.finish_reason in ANSWERS:
-                        _answer(unfinished.pop(result.key), result)
+                        self._answer(unfinished.pop(result.key), result)
                     else:
                         given_up = f"the engine ended a request with finish reason {result.finish_reason!r}"
+                self._wake()
         except asyncio.CancelledError:
             stream.cancel()
             raise
         if given_up:
             raise ConnectionError(given_up)
 
+    def _answer(self, call: _Call, result: WireResult) -> None:
+        call.num_tokens = len(result.token_ids)
+        self._ends(call)
+        self._ended += CallCounts(num_calls=1)
+        _set_answer(call, result)
+
+    def _drop(self, unfinished: dict[int, _Call]) -> None:
+        for call in unfinished.values():
+            self._ends(call)
+        unfinished.clear()
+
+    def _ends(self, call: _Call) -> None:
+        """Frees the place of a call whose attempt is over."""
+        self._under_way.discard(call)
+        self._ended += CallCounts(num_tokens=call.num_tokens)
+        call.num_tokens = 0
+
     async def _repeat(self, calls: list[_Call], fault: Exception) -> None:
-        """Puts `calls` back after a pause; those at their last attempt fail."""
+        """Puts `calls` back after a pause; those at their last attempt fail.
+
+        They keep their places until then, so that an app that answers nobody is asked by few. Where nothing at all came from
+        it in all the attempts of a call, the calls that wait fail, too: each of them would only find the same.
+        """
         again = []
         for call in calls:
-            if call.answer.done():
-                continue
-            if call.num_attempts >= self._config.max_attempts:
-                call.answer.set_exception(_last_fault(self._app, call, fault))
-            else:
+            is_last = call.num_attempts >= self._config.max_attempts
+            if not is_last and not call.answer.done():
                 again.append(call)
+                continue
+            self._ends(call)
+            if not call.answer.done():
+                call.answer.set_exception(_last_fault(self._app, call, fault))
+                if self._heard_at < call.sent_at:
+                    self._fail_waiting(fault)
+        self._wake()
         if not again:
             return
+        is_late = isinstance(fault, TimeoutError)
+        self._ended += CallCounts(num_late=len(again)) if is_late else CallCounts(num_lost=len(again))
+        for call in again:
+            call.waits()
         await asyncio.sleep(FIRST_PAUSE_S * 4 ** (again[0].num_attempts - 1))
         for call in again:
+            self._ends(call)
             self.put(call)
+
+    def _fail_waiting(self, fault: Exception) -> None:
+        waiting, self._waiting = self._waiting, []
+        for _, call in waiting:
+            if not call.answer.done():
+                call.answer.set_exception(_last_fault(self._app, call, fault))
 
 
 def open_serve_app(app: str) -> Any:
@@ -188,7 +353,7 @@ def _wire(key: int, request: GenerateRequest) -> WireRequest:
     )
 
 
-def _answer(call: _Call, result: WireResult) -> None:
+def _set_answer(call: _Call, result: WireResult) -> None:
     if call.answer.done():  # its caller has given up
         return
     if result.finish_reason == CONTEXT:
@@ -210,9 +375,7 @@ def _answer(call: _Call, result: WireResult) -> None:
 
 
 def _last_fault(app: str, call: _Call, fault: Exception) -> PolicyCallError:
-    error = PolicyCallError(
-        f"app {app!r}, request {call.request.request_id!r} failed {call.num_attempts} times, "
-        f"last with {type(fault).__name__}: {fault}"
-    )
+    what = f"failed {call.num_attempts} times, last with" if call.num_attempts else "waited while all others ended with"
+    error = PolicyCallError(f"app {app!r}, request {call.request.request_id!r} {what} {type(fault).__name__}: {fault}")
     error.__cause__ = fault
     return error

@@ -1,6 +1,7 @@
 """generation: requests in tokens -> completions and probe logprobs of one vLLM engine. Imports of vLLM are late.
 
-batch     many requests, results as they finish      (collectors, evaluation)
+batch     many requests, results as they finish,     (collectors, evaluation)
+          and every PULSE_S how far the others are
 stream    one request, deltas as they are sampled    (the gateway)
 probe     logprobs of given sequences                (the proof of a sync)
 """
@@ -8,15 +9,18 @@ probe     logprobs of given sequences                (the proof of a sync)
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from serve_apps.policy.serving_state import Route, ServingState
-from serve_apps.policy.wire import CONTEXT, NO_VERSION, REFUSED, WireDelta, WireRequest, WireResult
+from serve_apps.policy.wire import CONTEXT, NO_VERSION, REFUSED, WireDelta, WireProgress, WireRequest, WireResult
 from stores.types import FinishReason
 
 FLUSH_S = 0.01
 """How long finished completions wait for others before they are sent back in one message."""
+PULSE_S = 3.0
+"""How often a batch is told how far it is, while the engine samples."""
 
 
 class Routes(Protocol):
@@ -40,22 +44,37 @@ class Generation:
         self._stop_token_ids = list(stop_token_ids)
         self._max_model_len: int = engine.model_config.max_model_len
         self._num_requests = 0
+        self._looked_at = float("-inf")
+        self._num_sampled, self._num_tokens = 0, dict[str, int]()
 
-    async def batch(self, requests: Sequence[WireRequest]) -> AsyncGenerator[list[WireResult]]:
+    async def batch(self, requests: Sequence[WireRequest]) -> AsyncGenerator[list[WireResult] | WireProgress]:
         """Yields results, several at a time, as completions finish, in no particular order.
 
-        A request that does not fit into the context comes back as an error by itself.
+        A request that does not fit into the context comes back as an error by itself. In between, every `PULSE_S` seconds,
+        comes how far the others are, as long as the engine samples anything: requests wait their turn behind those of
+        other batches, and their caller must be able to tell that from an engine that hangs.
         """
         finished: list[WireResult] = []
         pending: set[asyncio.Task[WireResult]] = set()
+        key_of: dict[str, int] = {}
+        seen, pulse_at = self._progress()[0], time.monotonic() + PULSE_S
         try:
             for request in requests:
                 if excess := self._excess(request):
                     finished.append(_error_result(request, CONTEXT, excess))
                 else:
-                    pending.add(asyncio.ensure_future(self._complete(request)))
+                    key_of[request_id := self._next_id()] = request.key
+                    pending.add(asyncio.ensure_future(self._complete(request, request_id)))
             while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                timeout = max(0.0, pulse_at - time.monotonic())
+                done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                if time.monotonic() >= pulse_at:
+                    pulse_at = time.monotonic() + PULSE_S
+                    before, (seen, num_tokens) = seen, self._progress()
+                    if seen != before:
+                        yield WireProgress({key: num_tokens[i] for i, key in key_of.items() if i in num_tokens})
+                if not done:
+                    continue
                 if pending:
                     late, pending = await asyncio.wait(pending, timeout=FLUSH_S)
                     done |= late
@@ -87,7 +106,9 @@ class Generation:
         kind = RequestOutputKind.FINAL_ONLY if settings.pop("is_whole", False) else RequestOutputKind.DELTA
         try:
             params = self._params(request, kind=kind, logprobs=num_top, **settings)
-            async for output in self._outputs(request.prompt_token_ids, params, route.lora_request):
+            outputs = self._outputs(request.prompt_token_ids, params, route.lora_request, self._next_id())
+            async for output in outputs:
+                self._num_sampled += 1
                 completion = output.outputs[0]
                 spans = completion.weight_versions or ()
                 version = int(spans[-1].version) if spans and route.lora_request is None else version
@@ -116,14 +137,34 @@ class Generation:
         routes = {group: self._routes.route(group) or Route(None, NO_VERSION) for group in sequences}
         pairs = [(group, token_ids) for group, of_group in sequences.items() for token_ids in of_group]
         outputs = await asyncio.gather(
-            *(self._final_output(ids, params.clone(), routes[group].lora_request) for group, ids in pairs)
+            *(
+                self._final_output(ids, params.clone(), routes[group].lora_request, self._next_id())
+                for group, ids in pairs
+            )
         )
         logprobs: dict[str, list[list[float]]] = {group: [] for group in sequences}
         for (group, _), output in zip(pairs, outputs, strict=True):
             logprobs[group].append(_prompt_logprobs(output))
         return logprobs
 
-    async def _complete(self, request: WireRequest) -> WireResult:
+    def _progress(self) -> tuple[int, dict[str, int]]:
+        """Returns a count that grows whenever the engine samples, and the number of tokens of every request under way.
+
+        A request that the engine has not begun on is left out. Nothing is asked of the engine: vLLM keeps the tokens of
+        unfinished requests in this process. Requests that come or are given up do not move the count: in an engine that
+        hangs they would pass for progress.
+        """
+        now = time.monotonic()
+        if now > self._looked_at + PULSE_S / 10:  # once for all batches
+            states = list(self._engine.output_processor.request_states.values())
+            begun = [state for state in states if not state.is_prefilling]
+            before = self._num_tokens
+            self._num_tokens = {state.external_req_id: state.detokenizer.num_output_tokens() for state in begun}
+            self._num_sampled += sum(max(0, n - before.get(i, 0)) for i, n in self._num_tokens.items())
+            self._looked_at = now
+        return self._num_sampled, self._num_tokens
+
+    async def _complete(self, request: WireRequest, request_id: str) -> WireResult:
         from vllm.sampling_params import RequestOutputKind
 
         route = self._routes.route(request.model_group)
@@ -133,7 +174,7 @@ class Generation:
             return _error_result(request, REFUSED, message)
         try:
             params = self._params(request, kind=RequestOutputKind.FINAL_ONLY)
-            output = await self._final_output(request.prompt_token_ids, params, route.lora_request)
+            output = await self._final_output(request.prompt_token_ids, params, route.lora_request, request_id)
         except ValueError as error:  # how vLLM refuses a single request
             return _error_result(request, REFUSED, str(error))
         completion = output.outputs[0]
@@ -179,17 +220,24 @@ class Generation:
             **more,
         )
 
-    def _outputs(self, prompt_token_ids: Sequence[int], params: Any, lora_request: Any) -> AsyncGenerator[Any]:
+    def _next_id(self) -> str:
+        """Returns the engine's name of the next request."""
         self._num_requests += 1
+        return str(self._num_requests)
+
+    def _outputs(
+        self, prompt_token_ids: Sequence[int], params: Any, lora_request: Any, request_id: str
+    ) -> AsyncGenerator[Any]:
         tokens: Any = {"type": "token", "prompt_token_ids": list(prompt_token_ids)}
-        outputs: AsyncGenerator[Any] = self._engine.generate(
-            tokens, params, str(self._num_requests), lora_request=lora_request
-        )
+        outputs: AsyncGenerator[Any] = self._engine.generate(tokens, params, request_id, lora_request=lora_request)
         return outputs
 
-    async def _final_output(self, prompt_token_ids: Sequence[int], params: Any, lora_request: Any) -> Any:
+    async def _final_output(
+        self, prompt_token_ids: Sequence[int], params: Any, lora_request: Any, request_id: str
+    ) -> Any:
         """Returns the one output of a FINAL_ONLY request."""
-        async for output in self._outputs(prompt_token_ids, params, lora_request):
+        async for output in self._outputs(prompt_token_ids, params, lora_request, request_id):
+            self._num_sampled += 1
             final = output
         return final
 

@@ -30,7 +30,7 @@ from serve_apps.policy.engine_settings import engine_arguments, engine_environme
 from serve_apps.policy.generation import Generation
 from serve_apps.policy.priority import LOW_PRIORITY, has_low_priority, set_process_priority
 from serve_apps.policy.served_weights import ServedWeights
-from serve_apps.policy.wire import WireDelta, WireRequest, WireResult
+from serve_apps.policy.wire import WireDelta, WireProgress, WireRequest, WireResult
 from stores.logs import bound, configure
 from stores.model_folder import vocabulary_rows
 from stores.types import ModelVersionRef
@@ -141,8 +141,8 @@ class Policy:
 
     # -- generation ---------------------------------------------------------------------------------------------
 
-    async def generate_batch(self, requests: list[WireRequest]) -> AsyncIterator[list[WireResult]]:
-        """Streams results, several at a time, as completions finish: see `Generation.batch`.
+    async def generate_batch(self, requests: list[WireRequest]) -> AsyncIterator[list[WireResult] | WireProgress]:
+        """Streams results, several at a time, as completions finish, and in between how far they are: see `Generation.batch`.
 
         When the engine is gone the replica ends: what was not yielded by then has to be repeated elsewhere.
         """

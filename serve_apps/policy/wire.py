@@ -48,6 +48,13 @@ class WireResult(NamedTuple):
     """How many tokens of the prompt came from the engine's prefix cache."""
 
 
+class WireProgress(NamedTuple):
+    """Says that the engine has sampled something since the last message, whoever asked for it."""
+
+    num_tokens: dict[int, int]
+    """By key, the tokens sampled so far of each request that the engine has begun on and not finished."""
+
+
 class WireDelta(NamedTuple):
     """Holds what is new of a streamed completion."""
 

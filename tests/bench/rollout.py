@@ -18,7 +18,7 @@ from pipelines.cluster.connect import connect
 from pipelines.episodes.sampling import sample_episodes
 from pipelines.run.cpu_threads import engine_threads
 from pipelines.run.run import Run
-from pipelines.run.serving import app_names, start
+from pipelines.run.serving import app_names, capacities, start
 from pipelines.runners.begin import make_version_zero
 from serve_apps.policy.engine_settings import engine_environment
 from stores.types import Purpose, TracesRef
@@ -74,6 +74,7 @@ def _measure(
                 purpose=Purpose.TRAIN,
                 team_spec=run.team_spec(models),
                 apps=app_names(run),
+                capacity=capacities(run),
                 store=run.traces,
                 config=run.config.collect,
                 episodes_per_task=episodes_per_task,

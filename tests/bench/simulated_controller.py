@@ -23,7 +23,7 @@ from pipelines.examples.arithmetic.tasks import generate
 from pipelines.run.run import Run
 from serve_apps.config import CallConfig
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.policy.client import PolicyClient
+from serve_apps.policy.client import CallCounts, CountingClient
 from serve_apps.team_spec import TeamSpec
 from serve_apps.tokenizer import load_tokenizer
 from stores.logs import carry
@@ -44,6 +44,8 @@ SAID = (
 
 class SimulatedEngine:
     """Answers after 0.2 to 2 s, however many ask at once."""
+
+    counts = CallCounts()
 
     def __init__(self, folder: str) -> None:
         tokenizer = load_tokenizer(folder)
@@ -74,7 +76,7 @@ class SimulatedCollector(Collector):
         super().__init__()
         self._engine = engine
 
-    def client(self, apps: Mapping[str, str], call: CallConfig) -> PolicyClient:
+    def client(self, apps: Mapping[str, str], call: CallConfig, capacity: Mapping[str, int]) -> CountingClient:
         """The engine, without Serve in between."""
         return self._engine
 
@@ -115,6 +117,7 @@ def main() -> None:
         memory: list[float] = []
         collector = SimulatedCollector(engine)
         work: dict[str, Any] = {"team_spec": team_spec, "apps": {}, "store": store, "call": config.collect.call}
+        work |= {"capacity": {}, "num_places": 1}
         work |= {"in_flight": in_flight, "write_batch": config.collect.write_batch, "place": "0", "log": carry()}
         async for summary in collector.run(specs(iteration, count), **work):
             statuses = json.loads(summary["statuses"][0])

@@ -17,6 +17,7 @@ from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent, Tool, ToolError, ToolFault
 from serve_apps.causes import AuthorError, CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode_clock import current_clock
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.program.conversations import CONVERSATIONS
@@ -229,6 +230,31 @@ def test_a_deadline_is_the_infrastructures_only_where_most_of_the_time_was_spent
 )
 def test_half_of_the_time_decides(waited_s: float, num_turns: int, cause: str) -> None:
     assert cause_of_delay(seconds=10, waited_s=waited_s, num_turns=num_turns) == cause
+
+
+def queued(seconds: float, complete: Callable[[AgentCall], Any]) -> Callable[[AgentCall], Any]:
+    """`complete` after a wait for an engine, as `ServeClient` has its calls wait."""
+
+    async def wait_first(call: AgentCall) -> Completion:
+        clock, waiting = current_clock(), object()
+        assert clock is not None
+        clock.starts_waiting(waiting)
+        await asyncio.sleep(seconds)
+        clock.has_begun(waiting)
+        return await complete(call)
+
+    return wait_first
+
+
+def test_a_place_in_a_queue_uses_up_neither_the_turns_time_nor_the_episodes() -> None:
+    limits = EpisodeConfig(turn_timeout_s=0.05, episode_timeout_s=0.1, max_attempts=1)
+    trace = play(Runs(wait), queued(0.12, answers()), limits)
+    assert (trace.status, trace.cause) == ("ok", Cause.NONE) and trace.duration_s > 0.2
+
+
+def test_a_policy_that_uses_up_its_time_is_not_excused_by_a_queue_before() -> None:
+    trace = play(Runs(go_on), queued(0.15, answers(seconds=0.15)))
+    assert (trace.status, trace.cause) == ("timeout", "policy")
 
 
 def test_what_the_infrastructure_caused_is_repeated_and_what_the_policy_caused_is_not() -> None:

@@ -140,7 +140,7 @@ def test_of_a_variant_the_turns_that_are_named_train_and_are_counted() -> None:
     funnel = Funnel(model_group="math")
     funnel.see(t, credit, sibling_turns={1})
     funnel.see(t, None, sibling_turns={1})
-    assert {a: list(c.values()) for a, c in funnel.counts.items()} == {"verifier": [2, 2, 2, 1, 0, 0]}
+    assert {a: list(c.values()) for a, c in funnel.counts.items()} == {"verifier": [2, 2, 2, 2, 1, 0, 0]}
 
 
 def test_a_turn_without_reward_is_left_out_rather_than_rewarded_with_zero() -> None:
@@ -190,10 +190,11 @@ def test_the_funnel_counts_where_each_agents_turns_fell_out() -> None:
     funnel.see(
         trace(turn(0, "solver"), turn(1, "verifier"), turn(2, "x", model_group="y")), rewards((0, "solver", 1.0))
     )
-    funnel.see(trace(turn(0, "solver", completion=())), rewards((0, "solver", 1.0)))
+    repeated = replace(turn(0, "solver", completion=()), num_attempts=3)
+    funnel.see(trace(repeated), rewards((0, "solver", 1.0)))
     funnel.see(trace(turn(0, "solver"), status=EpisodeStatus.TIMEOUT), None)
     funnel.add("trained", ["solver"])
     assert {a: list(c.values()) for a, c in funnel.counts.items()} == {
-        "solver": [3, 2, 1, 1, 0, 1],
-        "verifier": [1, 1, 1, 0, 0, 0],
+        "solver": [5, 3, 2, 1, 1, 0, 1],
+        "verifier": [1, 1, 1, 1, 0, 0, 0],
     }

@@ -85,6 +85,7 @@ def sample(store: TraceStore, app: str, model: Path, chosen: list[Task], config:
         purpose=Purpose.TRAIN,
         team_spec=team_spec,
         apps={"team": app},
+        capacity={app: 64},
         store=store,
         config=config,
         episodes_per_task=SIZE,
@@ -148,7 +149,10 @@ def test_each_pass_says_from_its_start_how_far_it_is(app: str, store: TraceStore
 
 @pytest.mark.test
 def test_without_limits_every_group_is_pinned(app: str, store: TraceStore, tiny_model: Path) -> None:
-    sampled = sample(store, app, tiny_model, tasks(5), CONFIG)
+    said: list[str] = []
+    sampled = sample(store, app, tiny_model, tasks(5), CONFIG, progress=lambda done, total, words: said.append(words))
+    assert (sampled.calls.num_calls, sampled.calls.num_tokens) == (5 * SIZE, 5 * SIZE * one_call.NUM_TOKENS)
+    assert sampled.calls.num_late == sampled.calls.num_lost == 0 and "tokens/s" in said[-1]
     assert (sampled.stopped_by, sampled.tasks_left, sampled.traces.excluded_groups) == (None, [], ())
     assert sizes(store, sampled) == {f"t{i}": SIZE for i in range(5)}
 

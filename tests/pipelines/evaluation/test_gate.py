@@ -62,6 +62,14 @@ def test_the_first_team_is_promoted_if_the_floors_hold() -> None:
     assert decide_promotion(PromoteConfig(), Evidence(gain=None, ok_share=0.5, format_shares={})).verdict == "reject"
 
 
+def test_a_broken_floor_says_how_the_episodes_ended_and_what_to_raise() -> None:
+    found = replace(evidence(0.5, 0.9, ok=0.1), not_ok="9 of 10 are truncated (raise agents.solver.max_tokens)")
+    assert decide_promotion(PromoteConfig(), found).condition == (
+        "share of ok episodes 0.100 is below min_ok_share 0.900: 9 of 10 are truncated (raise agents.solver.max_tokens); "
+        "or lower promote.min_ok_share, which lets such episodes be as they are"
+    )
+
+
 def guarded(low: float, high: float, state: str) -> Guarded:
     found = Interval(mean=(low + high) / 2, low=low, high=high, num_tasks=256)
     return Guarded(name="completion_tokens", found=found, limit=1.5, state=state)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from pipelines.monitoring.training_warnings import latest_warnings
 from pipelines.report.figures import other_metrics, overhead_share, training, training_of_agents
 from pipelines.report.record import iteration_metrics
 from pipelines.report.sections import Example, ExampleEpisode, ReportData, iteration_table, render
+from pipelines.report.summary import repeated_calls
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
@@ -62,6 +63,7 @@ def iteration_row(k: int, *, of: int = 12) -> dict[str, Any]:
         },
         "funnel": {
             agent: {
+                "attempts": calls + 8 * i,
                 "calls": calls,
                 "with_ids": calls,
                 "episodes_ok": 506,
@@ -259,6 +261,19 @@ def terminal(row: dict[str, Any]) -> str:
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(iteration_table(row))
     return console.export_text()
+
+
+def test_repeated_calls_are_shown_in_training_and_at_the_gate_with_the_key_to_raise() -> None:
+    agents = {"solver": {"calls": 400.0, "attempts": 412.0}, "verifier": {"calls": 9.0, "attempts": 9.0}}
+    assert repeated_calls(agents) == {"solver": 12} and repeated_calls({"solver": {"calls": 3.0}}) == {}
+    row = iteration_row(1) | {"repeated": {"training": {"solver": 12}, "gate, candidate": {"verifier": 3}}}
+    said = "repeated calls: 12 of solver (training), 3 of verifier (gate, candidate): a replica failed"
+    page = read(render(replace(sample_report(), iterations=[row, iteration_row(2)])))
+    assert f"Iteration 1, {said}" in page.text and "Iteration 2, repeated" not in page.text
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(iteration_table(row))
+    shown = console.export_text()
+    assert said in shown and "collect.call.call_timeout_s" in shown
 
 
 def test_missing_parts_and_numbers_are_left_out_never_drawn_as_zero() -> None:

@@ -87,10 +87,10 @@ def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_pat
 def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dog = Watchdog(fake_run(tmp_path, log_interval_s=0.1), KEY, timeout_s=9)
     progress = dog.reporting(None)
-    told = re.compile(r"collect, iteration 3 of run run: \d s, 3/8 done, waits for collectors > 2 groups")
+    told = re.compile(r"collect, iteration 3 of run run: \d s, 3/8 done, 90 tokens/s, waits for collectors > 2 groups")
 
     def work(lease: Any) -> dict[str, Any]:
-        progress(3, 8, "")
+        progress(3, 8, "90 tokens/s")
         with waiting("collectors"), waiting(lambda: "2 groups"):
             while not told.search(caplog.text):  # until the watchdog's timeout
                 time.sleep(0.05)

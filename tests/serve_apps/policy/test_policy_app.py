@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -340,6 +342,63 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
     assert not alive, "the engine of a killed replica does not stay behind"
     proofs = served.prove(1, old=0)
     assert [p.verdict for p in proofs] == ["proven"] * NUM_REPLICAS
+
+
+def test_a_busy_machine_repeats_no_call_though_all_together_take_longer_than_the_limit(served: Served) -> None:
+    """200 tasks of two turns, the second prompt of the first completion, on engines that other processes leave little to."""
+    served.sync(1)
+    config = CallConfig(call_timeout_s=10)
+    sampling = Sampling(max_tokens=350)
+
+    async def main() -> tuple[list[int], Any]:
+        client = ServeClient({"g": APP}, config, capacity={APP: 64 * served.num_replicas})
+
+        async def turn(task: int, prompt: list[int]) -> Completion:
+            return await client.generate(
+                GenerateRequest(
+                    request_id=f"t{task}", model_group="g", prompt_token_ids=prompt, sampling=sampling, seed=task
+                )
+            )
+
+        async def episode(task: int) -> int:
+            first = await turn(task, PROMPTS[task % len(PROMPTS)])
+            second = await turn(task, [*PROMPTS[task % len(PROMPTS)][:20], *first.token_ids[:100]])
+            return first.num_attempts + second.num_attempts
+
+        return list(await asyncio.gather(*(episode(task) for task in range(200)))), client.counts
+
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
+    began = time.monotonic()
+    try:
+        attempts, counts = asyncio.run(main())
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+    assert time.monotonic() - began > config.call_timeout_s, "else a limit of the whole would not be passed"
+    assert sum(attempts) <= 1.01 * 400
+    assert (counts.num_calls, counts.num_late + counts.num_lost) == (400, sum(attempts) - 400)
+
+
+def test_an_engine_that_stands_still_is_noticed_while_its_replica_lives(served: Served) -> None:
+    served.sync(1)
+    victim = psutil.Process(replica_statuses(APP)[0]["pid"])
+    (engine,) = (p for p in victim.children(recursive=True) if "EngineCore" in p.name())
+
+    async def main() -> tuple[list[Any], Any]:
+        client = ServeClient({"g": APP}, CallConfig(call_timeout_s=10, batch_max=1))
+        engine.suspend()
+        tasks = [asyncio.ensure_future(client.generate(r)) for r in requests(max_tokens=32) * 2]
+        try:
+            async with asyncio.timeout(40):
+                while not client.counts.num_late:
+                    await asyncio.sleep(0.1)
+        finally:
+            engine.resume()
+        return await asyncio.gather(*tasks), client.counts
+
+    answers, counts = asyncio.run(main())
+    assert max(a.num_attempts for a in answers) == 2 and counts.num_late >= 1 and counts.num_lost == 0
 
 
 def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(served: Served) -> None:
