@@ -68,7 +68,8 @@ def _played(run: Run, task_id: str, iteration: int) -> RenderableType:
             run_id=run.run_id, purpose=purpose, task_id=task_id, variant="", policy_versions=versions
         )
         for trace in traces:
-            if dict(trace.policy_versions) == versions:
+            is_control = trace.workflow != run.config.workflow.path  # one agent alone, see evaluate.control
+            if dict(trace.policy_versions) == versions and not is_control:
                 return episode_view(run, trace.episode_id)
     newest = run.traces.newest_episodes(run_id=run.run_id, task_id=task_id, limit=NUM_NEWEST)
     played = sorted({str(json.loads(row["policy_versions"])) for row in newest})

@@ -177,6 +177,7 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         run_id=run.run_id,
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
         form=report["form"],
+        control=report["control"],
         iterations=rows,
         extremes=so_far.extreme_rows(),
         num_iterations=so_far.num_iterations,

@@ -16,6 +16,7 @@ from pipelines.models.folder import check_model_folder
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.workflow import Workflow, load_object, load_workflow
+from serve_apps.workflows.alone import task_input
 from stores.types import Task
 
 
@@ -23,6 +24,7 @@ def check(config: RunConfig) -> list[str]:
     """Checks a run config; returns notes on this machine. ValueError for the first thing that cannot work."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
+    _check_control(config, workflow)
     _check_baselines(config, load_credit(config.credit).kind)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
@@ -47,6 +49,28 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
                 f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "
                 "nothing filtered (top_p 1, top_k 0, min_p 0): change the workflow's Agent, or set it in this section"
             )
+
+
+def _check_control(config: RunConfig, workflow: Workflow) -> None:
+    control = config.evaluate.control
+    if control is None:
+        return
+    if config.tasks.test is None:
+        raise ValueError("evaluate.control: the control plays the test tasks, and tasks.test is missing: add it")
+    agent = workflow.agents.get(control.agent)
+    if agent is None:
+        raise ValueError(
+            f"evaluate.control.agent: {control.agent!r} is no agent of the workflow{near(control.agent, workflow.agents)}"
+        )
+    try:
+        task_input(control.agent, agent)
+    except ValueError as fault:
+        raise ValueError(f"evaluate.control.agent: {fault}") from None
+    fields = agent.contract.field_names
+    if control.answer not in fields:
+        raise ValueError(
+            f"evaluate.control.answer: {control.answer!r} is no field of the contract of {control.agent!r}{near(control.answer, fields)}"
+        )
 
 
 def _check_baselines(config: RunConfig, kind: CreditKind) -> None:

@@ -13,7 +13,7 @@ from pipelines.models.convert import convert_gguf
 pytestmark = pytest.mark.test
 
 HIDDEN, HEADS, KEY_HEADS, INNER, LAYERS = 32, 4, 2, 64, 2
-WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", *(chr(code) for code in range(33, 127)), "Ġ", "Ċ"]
+WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", *(chr(code) for code in range(33, 127)), "Ġ", "Ċ", "th"]
 TEMPLATE = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{'<|im_start|>assistant\\n'}}{% endif %}"
@@ -40,7 +40,7 @@ def write_gguf(file: Path, *, template: str = TEMPLATE, arch: str = "llama") -> 
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(WORDS)
     writer.add_token_types([3] * 3 + [1] * (len(WORDS) - 3))
-    writer.add_token_merges(["Ġ !"])
+    writer.add_token_merges(["t h"])
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
