@@ -15,10 +15,9 @@ from pipelines.run.run import Run
 from pipelines.run.serving import app_names
 from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import load_workflow
+from serve_apps.workflows.alone import PATH as ALONE
 from stores.stage_results import Control
 from stores.types import Purpose, Trace, team_key
-
-ALONE = "serve_apps.workflows.alone:Alone"
 
 
 def play_control(run: Run, team: Played, *, progress: Progress | None = None) -> Control | None:

@@ -13,6 +13,9 @@ from serve_apps.agent import Agent
 from serve_apps.workflow import Outcome, Workflow, load_workflow
 from stores.types import Task
 
+PATH = "serve_apps.workflows.alone:Alone"
+"""The path by which the control's episodes name their workflow."""
+
 
 class Alone(Workflow):
     """Runs one agent of another workflow."""
