@@ -180,19 +180,30 @@ def cli_page() -> str:
 
     from pipelines.cli.main import app
 
-    command: Any = typer.main.get_command(app)
-    names = sorted(command.commands)
+    commands = dict(sorted(_commands(typer.main.get_command(app))))
     parts = [
         "# Commands\n",
         "`source .venv/bin/activate` puts `troupe` on the path. Your own modules are found from the folder in which you start it.",
         "Exit codes: [Failures](../guides/failures.md#exit-codes).\n",
         "| command | does |\n|---|---|",
-        *(f"| [`troupe {name}`](#troupe-{name}) | {_first_sentence(command.commands[name].help)} |" for name in names),
+        *(
+            f"| [`troupe {name}`](#{_anchor(f'troupe {name}')}) | {_first_sentence(command.help)} |"
+            for name, command in commands.items()
+        ),
         "",
     ]
-    for name in names:
-        parts += _command(name, command.commands[name])
+    for name, command in commands.items():
+        parts += _command(name, command)
     return _page(parts)
+
+
+def _commands(group: Any, beginning: str = "") -> Iterator[tuple[str, Any]]:
+    """Name and command of everything that can be run, `model get` for a command of a command."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{beginning}{name} ")
+        else:
+            yield f"{beginning}{name}", command
 
 
 def _command(name: str, command: Any) -> Iterator[str]:

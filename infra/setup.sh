@@ -138,8 +138,8 @@ lock() {
   local plain=(--no-header --no-annotate --quiet)
   local all='3.12 3.13' options=(--override infra/locks/overrides.txt "${plain[@]}")
   # cpu.txt is cut from dev.txt, so that one environment serves both.
-  resolve dev "$all" --extra cpu --extra dev --extra airflow --extra postgres --extra s3 "${options[@]}"
-  resolve cpu "$all" --extra cpu -c infra/locks/dev.txt "${options[@]}"
+  resolve dev "$all" --extra cpu --extra gguf --extra dev --extra airflow --extra postgres --extra s3 "${options[@]}"
+  resolve cpu "$all" --extra cpu --extra gguf -c infra/locks/dev.txt "${options[@]}"
   resolve cluster "$all" --extra cpu --extra postgres --extra s3 -c infra/locks/dev.txt "${options[@]}"
   resolve airflow "$all" --extra airflow --extra postgres -c infra/locks/dev.txt "${options[@]}"
   # gpu.txt has the CPU builds' versions of the packages that pyproject.toml names, and of setuptools, which vllm bounds on

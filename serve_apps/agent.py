@@ -88,6 +88,8 @@ class Reply:
     is_truncated: bool
     data: Mapping[str, Any] = field(default_factory=dict)
     """The values that a contract for data (JSON) read, unchanged; empty for other contracts."""
+    num_tokens: int = 0
+    """Completion tokens that were sampled for it."""
 
     def __getitem__(self, name: str) -> TracedText:
         try:

@@ -121,6 +121,7 @@ class Recorder:
             is_format_ok=turn.is_format_ok,
             is_truncated=turn.finish_reason is FinishReason.LENGTH,
             data=dict(parsed.data),
+            num_tokens=len(turn.completion_token_ids),
         )
 
     async def turn(

@@ -282,6 +282,22 @@ class Decided(StageResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Control(Strict):
+    """How one agent did alone on the test tasks, with as many completion tokens as the team."""
+
+    agent: str
+    budget_tokens: float
+    """Mean completion tokens of the team's episodes."""
+    num_tokens: float
+    """Mean completion tokens of its own episodes: a little more, since its last answer is not cut."""
+    num_answers: float
+    """Mean number of answers per episode, of which the majority counts."""
+    score: TeamScore
+    outcomes: Mapping[str, tuple[float, ...]]
+    """By task id, the outcome of each of its episodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(StageResult):
     """How a team did on the test tasks, which neither training nor the gate sees."""
 
@@ -293,6 +309,8 @@ class Measured(StageResult):
     """By task id, the outcome of each of its episodes."""
     sampling_seconds: float
     num_tokens: int
+    control: Control | None = None
+    """None where the config has no `evaluate.control`."""
 
     def to_json(self) -> dict[str, Any]:
         """See `StageResult.to_json`; the fields of `score` are keys beside the others."""

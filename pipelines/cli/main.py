@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from pipelines.cli import jobs, new_team, service, tools
+from pipelines.cli import jobs, models, new_team, service, tools
 from pipelines.cli.options import (
     Address,
     Changes,
@@ -306,6 +306,7 @@ jobs.add_to(app)
 service.add_to(app)
 tools.add_to(app)
 new_team.add_to(app)
+models.add_to(app)
 
 
 def _check(config: RunConfig) -> None:

@@ -294,6 +294,19 @@ class SyncConfig(Settings):
         return self
 
 
+class ControlConfig(Settings):
+    """This section sets a control for the test tasks: one agent that solves them alone, with the same model and as many
+    completion tokens per task as the team.
+
+    It answers again until it has spent the mean of the team's tokens, and the majority of its answers counts.
+    """
+
+    agent: str
+    """The name of an agent of the workflow whose prompt has one input, the task."""
+    answer: str = "answer"
+    """The field of its contract that is its answer."""
+
+
 class EvaluateConfig(Settings):
     """This section sets when and how the candidate is compared with the champion."""
 
@@ -317,6 +330,8 @@ class EvaluateConfig(Settings):
     tasks_per_look: int | None = Field(None, ge=1)
     """The number of tasks by which the evaluation grows until the gate can decide or `tasks_per_decision` are played. The
     interval is then a confidence sequence, which stays valid however often it is checked; null: all tasks at once."""
+    control: ControlConfig | None = Field(None, json_schema_extra=IDENTITY_IF_CHANGED)
+    """The control on the test tasks, before and after training; null: none."""
     stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
     """The deadline in seconds of each evaluation: of the gate's tasks, of the test tasks before and after, of a task
     file."""

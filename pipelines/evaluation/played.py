@@ -11,20 +11,8 @@ from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, counts_by_cause, per_agent
 from pipelines.run.serving import app_names, capacities, serve
-from stores.stage_results import Measured, TeamScore
+from stores.stage_results import TeamScore
 from stores.types import EpisodeStatus, Purpose, Task, Trace
-
-
-def measure_on_test_tasks(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> Measured:
-    """Scores a team on the test tasks, which neither training nor the gate sees: the reported before and after."""
-    played = play_team(run, models, run.tasks("test"), iteration=0, purpose=Purpose.TEST, progress=progress)
-    return Measured(
-        score=played.score(run),
-        iteration=iteration,
-        outcomes={task: tuple(outcomes) for task, outcomes in played.outcomes.items()},
-        sampling_seconds=played.sampled.sampling_seconds,
-        num_tokens=played.sampled.num_tokens,
-    )
 
 
 class Played:

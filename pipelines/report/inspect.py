@@ -17,6 +17,7 @@ from rich.text import Text
 from pipelines.config.sections import TaskSourceConfig
 from pipelines.run.run import Run
 from pipelines.tasks.sources import digest, load_tasks
+from serve_apps.workflows.alone import PATH as ALONE
 from stores.manifest import REMOVED
 from stores.run_values import RunValue
 from stores.stage_results import Decided
@@ -69,7 +70,7 @@ def _played(run: Run, task_id: str, iteration: int) -> RenderableType:
             run_id=run.run_id, purpose=purpose, task_id=task_id, variant="", policy_versions=versions
         )
         for trace in traces:
-            if dict(trace.policy_versions) == versions:
+            if dict(trace.policy_versions) == versions and trace.workflow != ALONE:  # the control is another team
                 return episode_view(run, trace.episode_id)
     newest = run.traces.newest_episodes(run_id=run.run_id, task_id=task_id, limit=NUM_NEWEST)
     played = sorted({str(json.loads(row["policy_versions"])) for row in newest})

@@ -18,6 +18,7 @@ from typing import Any
 from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
+from pipelines.report.form_of_gain import form_of_gain
 from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
 from pipelines.report.so_far import SoFar
 from pipelines.report.summary import run_report, trained_agents
@@ -163,6 +164,7 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     so_far = summaries.so_far()
     rows = summaries.rows(so_far.numbers_to_draw())
     report = run_report(run, so_far, rows)
+    report["form"] = form_of_gain(run)
     measured = [run.iteration(k).find(Measured) for k in (0, run.config.iterations)]
     before, after = ({} if None in measured else _traces_by_task(run, each) for each in measured)
 
@@ -174,6 +176,8 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     data = ReportData(
         run_id=run.run_id,
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
+        form=report["form"],
+        control=report["control"],
         iterations=rows,
         extremes=so_far.extreme_rows(),
         num_iterations=so_far.num_iterations,

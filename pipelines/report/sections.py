@@ -66,6 +66,10 @@ class ReportData:
     `warnings`: the warnings of `training_warnings.latest_warnings`, for the terminal
     Of a long run these are some of the iterations, see `so_far`.
     """
+    form: Mapping[str, Any] | None = None
+    """What form and substance have in the gain, see `form_of_gain`."""
+    control: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`before` and `after` -> one agent alone with the team's tokens, see `over_control`; empty: there is no control."""
     extremes: Sequence[Mapping[str, Any]] = ()
     """Mappings of the same form that hold the highest and lowest values of lines of which not every iteration is drawn."""
     num_iterations: int | None = None

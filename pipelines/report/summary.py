@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.episodes.from_run import source_of
 from pipelines.evaluation.statistics import Interval, paired_interval
+from pipelines.report.over_control import team_over_control
 from pipelines.report.so_far import SoFar
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
@@ -253,6 +254,11 @@ def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> di
         "after": _measured(after),
         "delta": delta.mean if delta else None,
         "delta_ci95": delta.ci95 if delta else None,
+        "control": {
+            name: team_over_control(run, measured)
+            for name, measured in (("before", before), ("after", after))
+            if measured is not None and measured.control is not None
+        },
         "iterations": so_far.num_iterations,
         "seconds": _seconds_of_run(run, so_far.seconds),
         "overhead_share": [row["metrics"]["overhead_share"] for row in rows],

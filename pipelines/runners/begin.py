@@ -86,7 +86,7 @@ def measure_team(
     run: Run, models: dict[str, ModelVersionRef], *, iteration: int, progress: Progress | None = None
 ) -> Measured | None:
     """Measures a team on the test tasks, once per iteration asked for; None where the config has no test tasks."""
-    from pipelines.evaluation.played import measure_on_test_tasks
+    from pipelines.evaluation.measure import measure_on_test_tasks
 
     if run.config.tasks.test is None:
         return None

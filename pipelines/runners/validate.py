@@ -6,18 +6,17 @@ the tasks and the models. Imports no torch, ray or vllm.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.messages import near
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
+from pipelines.models.folder import check_model_folder
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
-from serve_apps.chat_files import check_chat_files
 from serve_apps.workflow import Workflow, load_object, load_workflow
-from stores.model_folder import check_model_files, knows_all_tensors, vocabulary_rows
+from serve_apps.workflows.alone import task_input
 from stores.types import Task
 
 
@@ -25,6 +24,7 @@ def check(config: RunConfig) -> list[str]:
     """Checks a run config; returns notes on this machine. ValueError for the first thing that cannot work."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
+    _check_control(config, workflow)
     _check_baselines(config, load_credit(config.credit).kind)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
@@ -49,6 +49,28 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
                 f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "
                 "nothing filtered (top_p 1, top_k 0, min_p 0): change the workflow's Agent, or set it in this section"
             )
+
+
+def _check_control(config: RunConfig, workflow: Workflow) -> None:
+    control = config.evaluate.control
+    if control is None:
+        return
+    if config.tasks.test is None:
+        raise ValueError("evaluate.control: the control plays the test tasks, and tasks.test is missing: add it")
+    agent = workflow.agents.get(control.agent)
+    if agent is None:
+        raise ValueError(
+            f"evaluate.control.agent: {control.agent!r} is no agent of the workflow{near(control.agent, workflow.agents)}"
+        )
+    try:
+        task_input(control.agent, agent)
+    except ValueError as fault:
+        raise ValueError(f"evaluate.control.agent: {fault}") from None
+    fields = agent.contract.field_names
+    if control.answer not in fields:
+        raise ValueError(
+            f"evaluate.control.answer: {control.answer!r} is no field of the contract of {control.agent!r}{near(control.answer, fields)}"
+        )
 
 
 def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
@@ -84,7 +106,6 @@ def check_tasks(config: RunConfig, *, check: Check | None = None) -> None:
 
 def _check_models(config: RunConfig) -> list[str]:
     """Checks what each model group starts from; returns notes on what could not be looked at here."""
-    can_read_tokenizers = all(find_spec(name) is not None for name in ("tokenizers", "jinja2"))
     notes: list[str] = []
     for group, settings in config.model_groups.items():
         tiny, max_model_len = config.tiny_model(group), config.serve_config(group).max_model_len
@@ -102,36 +123,13 @@ def _check_models(config: RunConfig) -> list[str]:
             )
         if not settings.model or "://" in settings.model:
             continue
-        folder = Path(settings.model)
         key = f"model_groups.{group}.model"
-        if not folder.is_dir():
-            raise ValueError(f"{key}: folder {settings.model} does not exist")
-        for name, what in (("config.json", "model config"), ("tokenizer.json", "tokenizer")):
-            if not (folder / name).is_file():
-                raise ValueError(f"{key}: folder {settings.model} has no {what} ({name}): save it beside the weights")
         try:
-            shape = check_model_files(folder)
-            if not knows_all_tensors(shape):
-                notes.append(
-                    f"{key}: which tensors a model of type {shape['model_type']} needs is not known here: only sizes and the number of "
-                    "layers were compared with config.json"
-                )
-            text = shape.get("text_config")
-            shape |= text if isinstance(text, dict) else {}
-            vocabulary = vocabulary_rows(folder)
-            if vocabulary is not None and vocabulary.num_padded:
-                notes.append(
-                    f"{key}: {vocabulary.num_padded} of {vocabulary.num_rows} rows of the vocabulary stand for no token: they are "
-                    "masked when turns are sampled and trained on"
-                )
-            if can_read_tokenizers:
-                check_chat_files(folder, vocab_size=shape.get("vocab_size"))
-            else:
-                notes.append(
-                    f"{key}: tokenizer and chat template were not looked at: tokenizers or jinja2 is not installed"
-                )
+            checked = check_model_folder(Path(settings.model))
         except (ValueError, OSError) as error:
             raise ValueError(f"{key}: {error}") from None
+        shape = checked.shape
+        notes += [f"{key}: {note}" for note in checked.notes]
         _check_rank(config, group, shape)
         limit = shape.get("max_position_embeddings")
         if limit is not None and max_model_len > limit:

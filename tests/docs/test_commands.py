@@ -60,6 +60,9 @@ def test_troupe_parses_the_commands_of_the_documentation(troupe: Any) -> None:
     for place, words in found:
         name, arguments = words[1], words[2:]
         command = troupe.commands.get(name)
+        while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
+            command = command.commands.get(arguments[0])
+            name, arguments = f"{name} {arguments[0]}", arguments[1:]
         try:
             assert command is not None, f"there is no command {name!r}"
             command.make_context(name, list(arguments), resilient_parsing=False)

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from pipelines.report.inspect import diff_view
+from serve_apps.workflows.alone import PATH as ALONE
 from stores.traces import TraceStore
 from stores.types import Purpose, Trace
 
@@ -46,3 +47,13 @@ def test_versions_that_never_played_the_task_are_told_with_those_that_did(run: A
         diff_view(run, "t0", 0, 1)
     with pytest.raises(ValueError, match=r"versions that played it: none$"):
         diff_view(run, "nobody's", 0, 1)
+
+
+def test_the_control_of_the_same_versions_is_not_shown_for_the_team(run: Any) -> None:
+    late = run.traces.get_trace("late", run_id="run")
+    alone = replace(late, episode_id="alone", purpose=Purpose.TEST, workflow=ALONE, answer="the control's")
+    run.traces.write_episodes([alone])
+    console = Console(record=True, width=200)
+    console.print(diff_view(run, "t0", 0, 2))
+    text = console.export_text()
+    assert "the last one's" in text and "the control's" not in text
