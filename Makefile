@@ -11,16 +11,24 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help docs demo fast test nightly check bench chaos mutation workflows algorithms up airflow down clean system lock
+.PHONY: help docs demo demo-real fast test nightly check bench chaos mutation workflows algorithms up airflow down clean system lock
 
 help:  ## Print this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
 
 demo: .venv/.cpu  ## Train the two-model math team of infra/runs/demo.yaml; continues a run that was stopped
 	@if grep -qs '"after": {' runs/demo/report.json; then \
 	  echo "runs/demo is complete: open runs/demo/report.html. To start over: make clean, then make demo."; \
 	else \
 	  $(BIN)/troupe train $(RUN); \
+	fi
+
+demo-real: .venv/.cpu  ## Download SmolLM2-135M-Instruct (93 MB) and train a team of two agents on it; continues a run that was stopped
+	@PATH="$$PWD/.tools/bin:$$PATH" $(BIN)/troupe model get smollm2 models/smollm2
+	@if grep -qs '"after": {' runs/demo-real/report.json; then \
+	  echo "runs/demo-real is complete: open runs/demo-real/report.html. To start over: rm -r runs/demo-real"; \
+	else \
+	  $(BIN)/troupe train infra/runs/demo-real.yaml; \
 	fi
 
 fast: check  ## Before a commit: the checks, and the tests that start no Ray, engine or server

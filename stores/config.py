@@ -69,7 +69,7 @@ class MaintainConfig(Settings):
     """This section sets what `troupe maintain` keeps, and which weights and checkpoints go at the end of each iteration. It
     never removes episodes or rewards, only data that repeats them."""
 
-    weights_limit_gb: float | None = Field(1.0, ge=0)
+    weights_limit_gb: float | None = Field(20.0, ge=0)
     """The size in GB of a run's weights and checkpoints above which, at the end of each iteration, those go that nothing
     needs, the oldest first. What is needed stays, whatever its size. null: only `troupe maintain` removes any."""
     keep_versions: int = Field(1, ge=1)
