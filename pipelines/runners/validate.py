@@ -13,11 +13,19 @@ from typing import Any
 from pipelines.config.messages import near
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
+from pipelines.runners.model_plan import plan_lines
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.chat_files import check_chat_files
 from serve_apps.workflow import Workflow, load_object, load_workflow
-from stores.model_folder import check_model_files, knows_all_tensors, vocabulary_rows
+from stores.model_folder import (
+    Tensors,
+    check_model_files,
+    knows_all_tensors,
+    read_tensors,
+    vocabulary_rows,
+    why_windowed,
+)
 from stores.types import Task
 
 
@@ -86,6 +94,7 @@ def _check_models(config: RunConfig) -> list[str]:
     """Checks what each model group starts from; returns notes on what could not be looked at here."""
     can_read_tokenizers = all(find_spec(name) is not None for name in ("tokenizers", "jinja2"))
     notes: list[str] = []
+    models: dict[str, tuple[dict[str, Any], Tensors]] = {}
     for group, settings in config.model_groups.items():
         tiny, max_model_len = config.tiny_model(group), config.serve_config(group).max_model_len
         if tiny is not None and not settings.model:
@@ -118,6 +127,7 @@ def _check_models(config: RunConfig) -> list[str]:
                 )
             text = shape.get("text_config")
             shape |= text if isinstance(text, dict) else {}
+            models[group] = shape, read_tensors(folder)
             vocabulary = vocabulary_rows(folder)
             if vocabulary is not None and vocabulary.num_padded:
                 notes.append(
@@ -132,13 +142,27 @@ def _check_models(config: RunConfig) -> list[str]:
                 )
         except (ValueError, OSError) as error:
             raise ValueError(f"{key}: {error}") from None
+        notes += _check_packing(config, group, shape)
         _check_rank(config, group, shape)
         limit = shape.get("max_position_embeddings")
         if limit is not None and max_model_len > limit:
             raise ValueError(
                 f"serve.max_model_len = {max_model_len} but the model of {group!r} takes {limit} tokens: lower it"
             )
-    return notes
+    return [*notes, *plan_lines(config, models)]
+
+
+def _check_packing(config: RunConfig, group: str, shape: dict[str, Any]) -> list[str]:
+    """Returns a line where rows are padded because of the model; ValueError where they should be packed all the same."""
+    pack, reason = config.train_config(group).rows.pack, why_windowed(shape)
+    if not reason or pack is False:
+        return []
+    if pack is True:
+        raise ValueError(
+            f"model_groups.{group}: train.rows.pack = true, but {reason}, which would reach across packed rows: set it to auto "
+            "or false"
+        )
+    return [f"model_groups.{group}: rows are padded, not packed (train.rows.pack): {reason}"]
 
 
 def _check_rank(config: RunConfig, group: str, shape: dict[str, Any]) -> None:
