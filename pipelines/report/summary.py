@@ -86,6 +86,7 @@ def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
         "agents": _agents(results),
         "groups": {group: dict(trained.metrics) for group, trained in results.trained.items()} | team,
         "funnel": _funnel(results.trained),
+        "proofs": _proofs(results.synced),
         "failed_groups": dict(run.iteration(number).failed_groups),
         "seconds": seconds,
         "causes": dict(results.scored.causes or {}),
@@ -162,6 +163,22 @@ def _funnel(trained: Mapping[str, Trained]) -> dict[str, dict[str, int]]:
         for result in trained.values()
         for agent, figures in result.agents.items()
     }
+
+
+def _proofs(synced: Synced) -> dict[str, dict[str, float]]:
+    """By model group, what its replicas' proofs found: the largest differences, and whether all rest on the hashes alone."""
+    found: dict[str, dict[str, float]] = {}
+    for group in synced.policy_versions:
+        proofs = [proof for proof in synced.proofs if proof["model_group"] == group]
+        old = [proof["max_difference_old"] for proof in proofs if proof["max_difference_old"] is not None]
+        if proofs:
+            found[group] = {
+                "difference_new": max(proof["max_difference_new"] for proof in proofs),
+                **({"difference_old": max(old)} if old else {}),
+                "noise": max(proof["noise"] for proof in proofs),
+                "is_indistinguishable": float(all(proof["verdict"] == "indistinguishable" for proof in proofs)),
+            }
+    return found
 
 
 def _evaluation(evaluated: Evaluated, decided: Decided) -> dict[str, Any] | None:
