@@ -16,8 +16,8 @@ class ServeConfig(Settings):
     num_replicas: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
     """The number of engines that serve the same weights. Raise it for more episodes at once."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
-    """The number format of weights and activations in the engine; `auto` takes that of the model's files. Use `bfloat16` for
-    models of real size, and raise `sync.proof_tolerance` with it."""
+    """The number format of weights and activations in the engine; `auto` takes that of the files of version 0. Use
+    `bfloat16` for models of real size."""
     max_model_len: int = Field(512, ge=16)
     """The longest context in tokens, prompt and completion together. It is at most what the model was built for."""
     max_num_seqs: int = Field(256, ge=1)

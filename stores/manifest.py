@@ -121,6 +121,15 @@ def whole_model(ref: ModelVersionRef) -> ModelVersionRef:
     return read_manifest(ref).base or ref
 
 
+def stored_dtype(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    """Returns the dtype of most numbers of a model, by torch's name; one that torch names otherwise as safetensors does."""
+    counts: dict[str, int] = {}
+    for dtype, shape in tensors.values():
+        counts[dtype] = counts.get(dtype, 0) + prod(shape)
+    most = max(counts, key=lambda dtype: counts[dtype])
+    return {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(most, most)
+
+
 def verify_folder(folder: Path, manifest: Manifest) -> None:
     """Compares every file's sha256 and all tensor names, dtypes and shapes; ValueError names the first that differs."""
     verify_files(folder, manifest.files)

@@ -22,6 +22,8 @@ INDEX = "model.safetensors.index.json"
 CONVERT = "load it with transformers and save it with save_pretrained"
 EMBEDDINGS = re.compile(r"(?:(?:model|language_model|text_model)\.)*embed_tokens\.weight")
 """Names of the embeddings that transformers and engines load; other beginnings, like `_orig_mod.`, they do not."""
+ALWAYS_WINDOWED = ("gemma2", "gemma3")
+"""Beginnings of types whose layers take turns between a window and all tokens also where config.json says nothing."""
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -140,6 +142,24 @@ def check_shapes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> N
         _check_layers(file, shape, tensors)
         if shape.get("tie_word_embeddings") is False and _rows(tensors, "embed_tokens.weight"):
             _check_head(file, tensors)
+
+
+def why_windowed(config: Mapping[str, Any]) -> str:
+    """Says which layers of a model attend to less than all earlier tokens, by its config.json; empty if none does.
+
+    `packed_attention.why_not_packed` looks at the model itself; this one is for before there is one.
+    """
+    shape = _text_config(config)
+    kinds = shape.get("layer_types")
+    if isinstance(kinds, list):
+        others = sorted({str(kind) for kind in kinds} - {"full_attention"})
+        return f"the model has layers of {', '.join(others)}" if others else ""
+    model_type, window = str(shape.get("model_type")), shape.get("sliding_window")
+    if model_type.startswith(ALWAYS_WINDOWED):
+        return f"models of type {model_type} have layers of sliding_attention"
+    if model_type.startswith("qwen") and not shape.get("use_sliding_window"):
+        return ""  # their configs carry a window that no layer uses
+    return f"the model has sliding_window = {window}" if window else ""
 
 
 def knows_all_tensors(config: Mapping[str, Any]) -> bool:

@@ -195,8 +195,10 @@ class RowsConfig(Settings):
 
     merge: bool = True
     """Whether turns that extend each other exactly (prompt = earlier prompt + completion) are computed as one row."""
-    pack: bool = True
-    """Whether rows are laid end to end without padding, each attending to itself only."""
+    pack: bool | Literal["auto"] = "auto"
+    """Whether rows are laid end to end without padding, each attending to itself only. `auto`: where the model can; one with
+    layers that look back a window only (`sliding_attention`: Gemma 2 and 3, Mistral 7B 0.1) cannot, and is trained on
+    padded rows."""
     share: bool = True
     """Whether the common beginning of packed rows (the prompts of a task's episodes) is computed once."""
 

@@ -9,6 +9,7 @@ without a compiler can train.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -26,7 +27,7 @@ from stores.model_folder import num_known_rows
 from train_loops.checkpoints import Partitions, fits, load_checkpoint, save_checkpoint
 from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
 from train_loops.learning_rate import learning_rate
-from train_loops.weight_writer import write_safetensors
+from train_loops.weight_writer import NAME_OF, write_safetensors
 
 if TYPE_CHECKING:
     from train_loops.critic import ValueModel
@@ -255,8 +256,11 @@ class Engine:
 def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Path:
     """Writes a `PolicyScorer` engine's model as a Hugging Face folder; all workers call it, worker 0 writes.
 
-    Names, dtypes and tying are the parent's, so that a running engine can load one over the other: a tied head that the
-    parent's file stores all the same is stored again. Config and tokenizer files are copied from it.
+    Names and tying are the parent's, so that a running engine can load one over the other: a tied head that the parent's
+    file stores all the same is stored again. Config and tokenizer files are copied from it.
+
+    The dtype is the trainer's, and config.json says so: in the bfloat16 of a published folder a step of float32 weights
+    would mostly be rounded away, and what is served would not be what was trained.
 
     Args:
         engine: around a `PolicyScorer`.
@@ -267,15 +271,15 @@ def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Pa
         ValueError: the parent's folder does not hold the same tensors.
     """
     parent, out = Path(parent), Path(out)
-    dtypes: dict[str, str] = {}
-    for file in sorted(parent.glob("*.safetensors")):
-        dtypes |= {name: dtype for name, (dtype, _) in read_safetensors_header(file).items()}
+    stored = {name for file in parent.glob("*.safetensors") for name in read_safetensors_header(file)}
     model: Any = engine.module.model
-    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
-    if unknown := [name for name in shapes if name not in dtypes]:
+    parameters = dict(model.named_parameters())
+    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
+    if unknown := [name for name in shapes if name not in stored]:
         raise ValueError(f"{parent} has no tensor {unknown[0]!r}, the model trained from it does")
-    tied = {name: source for name, source in _tied_names(model).items() if name in dtypes}
+    tied = {name: source for name, source in _tied_names(model).items() if name in stored}
     shapes |= {name: shapes[source] for name, source in tied.items()}
+    dtypes = {name: NAME_OF[parameters[tied.get(name, name)].dtype] for name in shapes}
 
     def tensors() -> Iterable[torch.Tensor]:
         for _, tensor in engine.tensors(model):
@@ -286,10 +290,20 @@ def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Pa
     if torch.distributed.get_rank() == 0:
         shutil.copytree(parent, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
         write_safetensors(out / WEIGHTS_FILE, shapes, tensors(), dtypes=dtypes, metadata={"format": "pt"})
+        _say_dtype(out / "config.json", next(iter(parameters.values())).dtype)
     else:
         for _ in tensors():  # the others take part in every collective
             pass
     return out
+
+
+def _say_dtype(file: Path, dtype: torch.dtype) -> None:
+    """Makes a config.json name the dtype of the weights beside it: transformers loads them in the one that it names."""
+    config = json.loads(file.read_text())
+    for part in (config, config.get("text_config") or {}):
+        part.pop("torch_dtype", None)  # its name before transformers 5
+        part["dtype"] = str(dtype).removeprefix("torch.")
+    file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _tied_names(module: nn.Module) -> dict[str, str]:

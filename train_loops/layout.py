@@ -17,13 +17,23 @@ from train_loops.sharing import neighbours
 class Layout:
     """How the samples of a job are computed. Every worker builds the same layout; each method returns this worker's share."""
 
-    def __init__(self, samples: Sequence[Sample], *, rows: RowsConfig, microbatch_tokens: int, pad_id: int = 0) -> None:
-        """Args: samples: all rows of the job; microbatch_tokens: see `TrainConfig`; pad_id: any token id."""
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        *,
+        rows: RowsConfig,
+        microbatch_tokens: int,
+        pad_id: int = 0,
+        can_pack: bool = True,
+    ) -> None:
+        """Args: samples: all rows of the job; microbatch_tokens: see `TrainConfig`; pad_id: any token id; can_pack: whether
+        the model computes packed rows, for `rows.pack: auto`."""
         self._samples, self._rows, self._pad_id = samples, rows, pad_id
         self._microbatch_tokens = microbatch_tokens
+        self._pack = can_pack if rows.pack == "auto" else rows.pack
         self._chains = chains_of(samples)
         # Rows that begin alike are put into one microbatch: only there can they share what they have in common.
-        self._order = neighbours([s.token_ids for s in samples]) if rows.pack and rows.share else None
+        self._order = neighbours([s.token_ids for s in samples]) if self._pack and rows.share else None
 
     def minibatches(self, num_minibatches: int, *, seed: int) -> Iterator[tuple[list[list[Chain]], list[int]]]:
         """Yields for every optimizer step of an epoch this worker's microbatches, and the samples of all workers in it."""
@@ -40,8 +50,8 @@ class Layout:
 
     def batch(self, chains: Sequence[Chain]) -> Batch:
         """Returns the tensors of a microbatch, on this worker's device."""
-        rows = self._rows
-        return collate(self._samples, chains, pack=rows.pack, share=rows.share, pad_id=self._pad_id).to(device())
+        share = self._rows.share
+        return collate(self._samples, chains, pack=self._pack, share=share, pad_id=self._pad_id).to(device())
 
     def savings(self) -> tuple[float, dict[str, float]]:
         """Returns unique tokens over tokens, of all rows and per agent: the share that merging leaves to compute."""
@@ -55,7 +65,7 @@ class Layout:
             num_minibatches=num_minibatches,
             microbatch_tokens=self._microbatch_tokens,
             merge=self._rows.merge,
-            pack=self._rows.pack,
+            pack=self._pack,
             order=self._order,
             num_workers=dist.get_world_size(),
             rank=dist.get_rank(),

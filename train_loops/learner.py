@@ -34,6 +34,7 @@ from train_loops.layout import Layout
 from train_loops.learning_signal import LearningSignal, learning_signal
 from train_loops.mismatch import Agreement, correct, correct_served, decide, is_close, measure
 from train_loops.models import Models
+from train_loops.packed_attention import why_not_packed
 from train_loops.rows import Funnel, Sample, samples_of
 from train_loops.scoring import Rows, measured_on_probe, probe_rows, score_rows
 from train_loops.team.happo import effective_sample_size
@@ -183,7 +184,13 @@ def learn(
         learned.reason = "no trainable rows: see the funnel for where they fell out"
         return learned
     clock = _Clock(learned.metrics)
-    layout = Layout(samples, rows=config.rows, microbatch_tokens=config.microbatch_tokens, pad_id=pad_id)
+    layout = Layout(
+        samples,
+        rows=config.rows,
+        microbatch_tokens=config.microbatch_tokens,
+        pad_id=pad_id,
+        can_pack=not why_not_packed(models.policy.module.model),
+    )
     with clock.measures("old_logprobs"):
         scored = score(samples, layout, models, config=config)
     with clock.measures("advantages"):

@@ -12,6 +12,7 @@ import torch
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes by their name in the header of safetensors."""
+NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_safetensors(

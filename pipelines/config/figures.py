@@ -32,6 +32,7 @@ class Figure:
 
 
 INPUT_DRIFT = "input_drift"
+INDISTINGUISHABLE = "is_indistinguishable"
 INSPECT = "look at episodes (troupe show)"
 FIGURES: Mapping[str, Figure] = {
     "completion_tokens": Figure(
@@ -147,6 +148,12 @@ FIGURES: Mapping[str, Figure] = {
         changed="prompts are about something else",
         try_="train and test on tasks of the new kind",
         compared_by="ratio",
+    ),
+    INDISTINGUISHABLE: Figure(
+        meaning="whether the logprobs of a new version lie within the engine's rounding of its parent's",
+        worse="higher",
+        changed="new versions cannot be told apart from their parents",
+        try_="a higher optimizer.lr: steps are below what bfloat16 stores; or serve.dtype float32 with deepspeed.bf16 false",
     ),
     "groups_without_signal": Figure(
         meaning="share of groups (GRPO sense) whose episodes all earned the same",

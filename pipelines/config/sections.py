@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from serve_apps.config import CallConfig, EpisodeConfig
+from serve_apps.proof_limits import Limits, limits_for
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 
@@ -272,24 +273,28 @@ class SyncConfig(Settings):
     """The time in seconds within which one engine must have loaded new weights."""
     stage_timeout_s: float = Field(900, gt=0, json_schema_extra=NOT_IDENTITY)
     """The deadline in seconds of stage sync, including the start of engines that are not running."""
-    proof_tolerance: float = Field(1e-3, gt=0)
-    """The largest difference in nats between the logprobs of engine and trainer on the probe. About 1e-5 is usual in
-    float32, at most 3e-5. A tiny model in bfloat16 is 0.1 from a probe in float32: raise this and `proof_noise` there."""
+    proof_tolerance: float | None = Field(None, gt=0, json_schema_extra=IDENTITY_IF_CHANGED)
+    """The largest difference in nats between the logprobs of engine and trainer on the probe; null: what was measured for
+    the dtypes of the two, 0.001 where both are float32."""
     proof_noise: float | None = Field(None, gt=0, json_schema_extra=IDENTITY_IF_CHANGED)
-    """The part of it that is the engine's rounding, in nats; null: a twentieth of `proof_tolerance`. Two versions that
-    differ by less cannot be distinguished, and where there is no other version to compare with, the difference must be below
-    this."""
+    """The part of it that is rounding, in nats; null: what was measured for the dtypes of engine and trainer, 5e-5 where both
+    are float32, and at most `proof_tolerance`. Two versions that differ by less cannot be distinguished, and where there is
+    no other version to compare with, the difference must be below this."""
 
-    @property
-    def noise(self) -> float:
-        """Returns `proof_noise`, or a twentieth of the tolerance where it is null."""
-        return self.proof_tolerance / 20 if self.proof_noise is None else self.proof_noise
+    def limits(self, *, trainer: str, engine: str) -> Limits:
+        """Returns what a proof allows between two dtypes (`float32`, `bfloat16`, ...): as configured, else as measured."""
+        usual = limits_for(trainer, engine)
+        tolerance = (
+            max(usual.tolerance, self.proof_noise or 0) if self.proof_tolerance is None else self.proof_tolerance
+        )
+        noise = min(usual.noise, tolerance) if self.proof_noise is None else self.proof_noise
+        return Limits(tolerance=tolerance, noise=noise, pair=usual.pair)
 
     @model_validator(mode="after")
     def _noise_is_tolerated(self) -> Self:
-        if self.noise > self.proof_tolerance:
+        if self.proof_noise and self.proof_tolerance and self.proof_noise > self.proof_tolerance:
             raise ValueError(
-                f"proof_noise = {self.noise:g} is above proof_tolerance = {self.proof_tolerance:g}: raise the second"
+                f"proof_noise = {self.proof_noise:g} is above proof_tolerance = {self.proof_tolerance:g}: raise the second"
             )
         return self
 

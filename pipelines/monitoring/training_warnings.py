@@ -5,7 +5,8 @@ warning only beyond an absolute bound as well, so that neither a calm run's nois
 from which no run learns are warnings at once, from the first iteration on. Of a long run a bounded number of iterations stands
 for all earlier ones (`compared_iterations`).
 
-    no signal    no turn of an agent is well-formed, every one is cut, or no turn of the team has an advantage
+    no signal    no turn of an agent is well-formed, every one is cut, no turn of the team has an advantage, or steps are too
+                 small for what the engines compute in
     collapse     entropy near 0 or a small share of its start, while there is still something to learn; no signal in most groups
     hacking      the reward rises while the outcome falls; completions grow; credit does not follow the outcome
     divergence   KL, gradient norm or clip share far above what they were; a critic that explains less than nothing
@@ -21,7 +22,7 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any, Literal
 
-from pipelines.config.figures import FIGURES, INSPECT
+from pipelines.config.figures import FIGURES, INDISTINGUISHABLE, INSPECT
 
 Row = Mapping[str, Any]
 Series = Sequence[tuple[int, float]]
@@ -100,6 +101,7 @@ def latest_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
         warnings.append(against)
     last = rows[-1]["iteration"] if rows else 0
     warnings += _hopeless_levels(rows[-1], outcome) if rows else []
+    warnings += _unseen_steps(rows)
     return sorted((w for w in warnings if w.iteration == last), key=lambda w: KINDS.index(w.kind))
 
 
@@ -165,6 +167,30 @@ def _hopeless_levels(row: Row, outcome: Series) -> list[TrainingWarning]:
         TrainingWarning(kind="no signal", where=where, figure=name, iteration=row["iteration"], what=what, try_=fix)
         for where, name, what, fix in levels
     ]
+
+
+def _unseen_steps(rows: Sequence[Row]) -> list[TrainingWarning]:
+    """Returns a warning for each model group of whose latest versions, all trained, none differs from its parent by more
+    than the engine rounds: the engines may sample from what they sampled from before."""
+    latest, warnings = rows[-LATEST:], []
+    for group, proof in (latest[-1].get("proofs") or {}).items() if len(latest) == LATEST else ():
+        of_group = [((row.get("proofs") or {}).get(group) or {}, (row["groups"].get(group) or {})) for row in latest]
+        if all(p.get("is_indistinguishable") and f.get("train/trained_rows", 1.0) > 0 for p, f in of_group):
+            what = (
+                f"none of the last {LATEST} versions can be told apart from its parent: they differ by {proof['difference_old']:.2g} "
+                f"nats where the engine rounds by {proof['noise']:.2g}"
+            )
+            warnings.append(
+                TrainingWarning(
+                    kind="no signal",
+                    where=f"group {group}",
+                    figure=INDISTINGUISHABLE,
+                    iteration=latest[-1]["iteration"],
+                    what=what,
+                    try_=FIGURES[INDISTINGUISHABLE].try_,
+                )
+            )
+    return warnings
 
 
 def _vanished_entropy(entropy: Series, outcome: Series) -> str:

@@ -42,6 +42,13 @@ class Screen:
         from pipelines.report.sections import iteration_table
 
         self.console.print(iteration_table(summary))
+        for group, proof in summary.get("proofs", {}).items():
+            if proof["is_indistinguishable"]:
+                self.console.print(
+                    f"sync: {group} v{summary['versions'][group]} differs from the version before by {proof['difference_old']:.2g} "
+                    f"nats, and the engine rounds by up to {proof['noise']:.2g}: that it is served rests on the hashes of its files",
+                    soft_wrap=True,
+                )
 
     def measured(self, name: str, measured: Measured | None) -> None:
         """Shows the accuracy on the test tasks, with its interval."""

@@ -116,7 +116,8 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
 
 def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """What MLflow's curves show of an iteration: `train/<group>/<name>` and `train/<group>/<agent>/<name>` of training,
-    `agent/<agent>/<name>` of all that is known of an agent, `warnings/<kind>/<where>/<figure>` 1 for each warning.
+    `agent/<agent>/<name>` of all that is known of an agent, `sync/<group>/<name>` of the proofs,
+    `warnings/<kind>/<where>/<figure>` 1 for each warning.
     """
     metrics: dict[str, float] = dict(summary["metrics"])
     metrics |= {f"seconds/{stage}": s for stage, s in summary["seconds"].items()}
@@ -130,6 +131,8 @@ def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         metrics |= {f"agent/{agent}/{name}": value for name, value in figures.items()}
     metrics["warnings/count"] = float(len(summary["warnings"]))
     metrics |= {f"warnings/{warning.key}": 1.0 for warning in summary["warnings"]}
+    for group, figures in summary.get("proofs", {}).items():
+        metrics |= {f"sync/{group}/{name}": value for name, value in figures.items()}
     if summary["evaluation"]:
         metrics["evaluate/accuracy"] = summary["evaluation"]["candidate"]["mean"]
     return metrics

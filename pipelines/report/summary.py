@@ -88,6 +88,7 @@ def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
         "agents": _agents(results),
         "groups": {group: dict(trained.metrics) for group, trained in results.trained.items()} | team,
         "funnel": _funnel(results.trained),
+        "proofs": _proofs(results.synced),
         "failed_groups": dict(run.iteration(number).failed_groups),
         "seconds": seconds,
         "causes": dict(results.scored.causes or {}),
@@ -182,6 +183,22 @@ def repeated_calls(agents: AgentFigures) -> dict[str, int]:
         agent: int(of.get("attempts", of["calls"]) - of["calls"]) for agent, of in agents.items() if "calls" in of
     }
     return {agent: count for agent, count in counts.items() if count}
+
+
+def _proofs(synced: Synced) -> dict[str, dict[str, float]]:
+    """By model group, what its replicas' proofs found: the largest differences, and whether all rest on the hashes alone."""
+    found: dict[str, dict[str, float]] = {}
+    for group in synced.policy_versions:
+        proofs = [proof for proof in synced.proofs if proof["model_group"] == group]
+        old = [proof["max_difference_old"] for proof in proofs if proof["max_difference_old"] is not None]
+        if proofs:
+            found[group] = {
+                "difference_new": max(proof["max_difference_new"] for proof in proofs),
+                **({"difference_old": max(old)} if old else {}),
+                "noise": max(proof["noise"] for proof in proofs),
+                "is_indistinguishable": float(all(proof["verdict"] == "indistinguishable" for proof in proofs)),
+            }
+    return found
 
 
 def _evaluation(evaluated: Evaluated, decided: Decided) -> dict[str, Any] | None:

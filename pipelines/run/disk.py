@@ -1,7 +1,7 @@
 """disk: a run after its warm start -> the bytes that its weights and checkpoints will take, compared with what is free.
 
-A version is as large as version 0. A checkpoint has 8 bytes per trained parameter for Adam's two moments, and 4 for the
-weight unless the version has it in float32; a critic's own takes 12. At most those that stay when an iteration ends
+A version is stored in the dtype that trains; adapters in float32. A checkpoint has 8 bytes per trained parameter for Adam's
+two moments, and 4 for the weight unless the version has it in float32; a critic's own takes 12. At most those that stay when an iteration ends
 (kept_weights.py) and those of the next one are there at once.
 """
 
@@ -17,9 +17,10 @@ from pipelines.run.kept_weights import checkpoint_files, version_sizes
 from pipelines.run.run import Run
 from stores.files import is_uri, local_path
 from stores.manifest import read_manifest
+from train_loops.config import TrainConfig
 
-MOMENTS_BYTES, WEIGHT_BYTES = 8, 4
-"""Of a parameter."""
+MOMENTS_BYTES, WEIGHT_BYTES, BF16_BYTES = 8, 4, 2
+"""Of a parameter: both moments of Adam, the weight in float32 and in bfloat16."""
 CHECKPOINTS_OF_RAY = 2
 """Ray Train keeps so many by itself: the one before stays until the new one is committed with its version."""
 
@@ -39,6 +40,17 @@ class DiskNeed:
         )
 
 
+def version_bytes(train: TrainConfig, num_trained: int) -> int:
+    """Returns the size of a trained version: its whole weights, or its adapter."""
+    return num_trained * (BF16_BYTES if train.deepspeed.bf16 and train.lora is None else WEIGHT_BYTES)
+
+
+def checkpoint_bytes(train: TrainConfig, num_trained: int, num_critic: int = 0) -> int:
+    """Returns the size of a checkpoint. Args: num_critic: parameters of a critic that is trained beside the policy."""
+    has_weights = train.deepspeed.bf16 or train.lora is not None
+    return (MOMENTS_BYTES + WEIGHT_BYTES * has_weights) * num_trained + (MOMENTS_BYTES + WEIGHT_BYTES) * num_critic
+
+
 def disk_needs(run: Run) -> list[DiskNeed]:
     """Returns the need of every file system of this machine that the run's weights and checkpoints lie on.
 
@@ -51,13 +63,13 @@ def disk_needs(run: Run) -> list[DiskNeed]:
     for group, ref in run.trained(0).items():
         manifest = read_manifest(ref)
         train = run.config.train_config(group)
-        is_exact = not train.deepspeed.bf16 and all(dtype == "F32" for dtype, _ in manifest.tensors.values())
-        each = MOMENTS_BYTES + WEIGHT_BYTES * (not is_exact or manifest.base is not None)
-        each += (MOMENTS_BYTES + WEIGHT_BYTES) * train.has_critic
-        each *= sum(prod(shape) for _, shape in manifest.tensors.values())
-        all_versions = run.config.iterations * manifest.size_bytes
-        needed = min(all_versions, (num_kept + released) * manifest.size_bytes)
+        num_trained = sum(prod(shape) for _, shape in manifest.tensors.values())
+        version = version_bytes(train, num_trained)
+        all_versions = run.config.iterations * version
+        needed = min(all_versions, (num_kept + released) * version)
         versions += all_versions if limit is None else max(needed, min(all_versions, int(limit * 1e9)))
+        own_critic = num_trained * (train.has_critic and train.critic.kind == "own")
+        each = checkpoint_bytes(train, num_trained, own_critic)
         checkpoints += min(run.config.iterations, max(num_kept, CHECKPOINTS_OF_RAY)) * each
     versions -= sum(size for (_, version), size in version_sizes(run).items() if version > 0)
     checkpoints -= sum(file.size_bytes for files in checkpoint_files(run).values() for file in files)

@@ -11,7 +11,8 @@ from serve_apps.policy.adapters import AdapterRoom
 from serve_apps.policy.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
 from serve_apps.policy.proof import Proof
 from serve_apps.policy.proving import Target
-from stores.manifest import whole_model
+from serve_apps.proof_limits import Limits
+from stores.manifest import stored_dtype, whole_model
 from stores.types import ModelVersionRef
 
 
@@ -40,16 +41,18 @@ def serve(
     if not always_prove and all(served[group] == {(r.version, r.manifest_sha256)} for group, r in models.items()):
         return [], 0.0
     began = time.perf_counter()
-    settings = run.config.sync
     proofs = sync_apps(
         [
-            Target(app=apps[group], model=ref, before=_version_before(run, ref, served[group]))
+            Target(
+                app=apps[group],
+                model=ref,
+                before=_version_before(run, ref, served[group]),
+                limits=proof_limits(run, group),
+            )
             for group, ref in models.items()
         ],
         run.weights,
-        tolerance=settings.proof_tolerance,
-        noise=settings.noise,
-        timeout_s=settings.timeout_s,
+        timeout_s=run.config.sync.timeout_s,
     )
     return proofs, time.perf_counter() - began
 
@@ -82,13 +85,32 @@ def app_specs(run: Run, models: Mapping[str, ModelVersionRef], apps: Mapping[str
                 name=name,
                 model_group=weights,
                 model=whole_model(first),
-                serve=run.config.serve_config(groups[0]),
+                serve=run.config.serve_config(groups[0]).model_copy(update={"dtype": engine_dtype(run, groups[0])}),
                 adapters=adapters,
                 room=room if adapters else None,
                 threads=engine_threads(run, groups[0]),
             )
         )
     return specs
+
+
+def proof_limits(run: Run, group: str) -> Limits:
+    """Returns what a proof of a model group's versions allows: as configured, else as measured for the two dtypes."""
+    is_bf16 = run.config.train_config(group).deepspeed.bf16
+    return run.config.sync.limits(trainer="bfloat16" if is_bf16 else "float32", engine=engine_dtype(run, group))
+
+
+def engine_dtype(run: Run, group: str) -> str:
+    """Returns `serve.dtype` of a model group; for `auto` the dtype in which version 0 stores most of its weights.
+
+    vLLM would take the dtype of the version that an engine happens to start with, and bfloat16 for one of float32.
+    """
+    dtype = run.config.serve_config(group).dtype
+    if dtype != "auto":
+        return dtype
+    first = run.weights.ref(run.config.weights_name(group), 0)
+    stored = None if first is None else stored_dtype(run.weights.manifest(first).tensors)
+    return stored if stored in ("float32", "bfloat16", "float16") else dtype
 
 
 def _version_before(run: Run, ref: ModelVersionRef, served: Set[ServedModel]) -> ModelVersionRef | None:

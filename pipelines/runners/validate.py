@@ -13,10 +13,12 @@ from pipelines.config.messages import near
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.models.folder import check_model_folder
+from pipelines.runners.model_plan import plan_lines
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
+from stores.model_folder import Tensors, read_tensors, why_windowed
 from stores.types import Task
 
 
@@ -107,6 +109,7 @@ def check_tasks(config: RunConfig, *, check: Check | None = None) -> None:
 def _check_models(config: RunConfig) -> list[str]:
     """Checks what each model group starts from; returns notes on what could not be looked at here."""
     notes: list[str] = []
+    models: dict[str, tuple[dict[str, Any], Tensors]] = {}
     for group, settings in config.model_groups.items():
         tiny, max_model_len = config.tiny_model(group), config.serve_config(group).max_model_len
         if tiny is not None and not settings.model:
@@ -126,17 +129,32 @@ def _check_models(config: RunConfig) -> list[str]:
         key = f"model_groups.{group}.model"
         try:
             checked = check_model_folder(Path(settings.model))
+            models[group] = checked.shape, read_tensors(Path(settings.model))
         except (ValueError, OSError) as error:
             raise ValueError(f"{key}: {error}") from None
         shape = checked.shape
         notes += [f"{key}: {note}" for note in checked.notes]
+        notes += _check_packing(config, group, shape)
         _check_rank(config, group, shape)
         limit = shape.get("max_position_embeddings")
         if limit is not None and max_model_len > limit:
             raise ValueError(
                 f"serve.max_model_len = {max_model_len} but the model of {group!r} takes {limit} tokens: lower it"
             )
-    return notes
+    return [*notes, *plan_lines(config, models)]
+
+
+def _check_packing(config: RunConfig, group: str, shape: dict[str, Any]) -> list[str]:
+    """Returns a line where rows are padded because of the model; ValueError where they should be packed all the same."""
+    pack, reason = config.train_config(group).rows.pack, why_windowed(shape)
+    if not reason or pack is False:
+        return []
+    if pack is True:
+        raise ValueError(
+            f"model_groups.{group}: train.rows.pack = true, but {reason}, which would reach across packed rows: set it to auto "
+            "or false"
+        )
+    return [f"model_groups.{group}: rows are padded, not packed (train.rows.pack): {reason}"]
 
 
 def _check_rank(config: RunConfig, group: str, shape: dict[str, Any]) -> None:

@@ -89,9 +89,7 @@ def ensure_apps(specs: Sequence[PolicyAppSpec], *, state_file: str | Path, timeo
     _wait_until_running([s.name for s in specs], deadline, timeout_s)
 
 
-def sync_apps(
-    targets: Sequence[Target], weights: WeightStore, *, tolerance: float, noise: float, timeout_s: float
-) -> list[Proof]:
+def sync_apps(targets: Sequence[Target], weights: WeightStore, *, timeout_s: float) -> list[Proof]:
     """Makes every replica of every app serve its targets, in place and in one deploy, and proves each replica.
 
     A second call for versions that are served already only proves them again. A replica that refused a version, for example
@@ -107,7 +105,7 @@ def sync_apps(
     apps = change(open_list(), lambda apps: _retargeted(apps, targets))
     _repeat_refused(targets, timeout_s)
     _wait_until_served(targets, apps, started + timeout_s, timeout_s)
-    return prove_apps(targets, weights, tolerance=tolerance, noise=noise, started=started, timeout_s=timeout_s)
+    return prove_apps(targets, weights, started=started, timeout_s=timeout_s)
 
 
 def set_low_priority(apps: Iterable[str], low_priority: bool, *, timeout_s: float) -> None:

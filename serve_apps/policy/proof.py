@@ -35,6 +35,8 @@ class Proof:
     verdict: Verdict
     seconds: float
     """Seconds since the sync began."""
+    noise: float
+    """What rounding alone may make of the differences, between these dtypes of trainer and engine."""
 
 
 class SyncError(RuntimeError):

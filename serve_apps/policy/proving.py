@@ -10,6 +10,7 @@ from typing import Any
 from serve_apps.policy.app_list import deployed_apps, num_replicas
 from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError, Verdict, judge, telling
 from serve_apps.policy.replicas import REPLICA_TIMEOUT_S, Broadcast
+from serve_apps.proof_limits import FLOAT32, Limits
 from stores.manifest import Probe
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
@@ -24,14 +25,14 @@ class Target:
     model: ModelVersionRef
     before: ModelVersionRef | None = None
     """The version that it must be told apart from; None: none is known."""
+    limits: Limits = FLOAT32
+    """What the proof allows."""
 
 
 def prove_apps(
     targets: Sequence[Target],
     weights: WeightStore,
     *,
-    tolerance: float,
-    noise: float,
     started: float | None = None,
     timeout_s: float = REPLICA_TIMEOUT_S,
 ) -> list[Proof]:
@@ -61,14 +62,14 @@ def prove_apps(
         for statuses, logprobs in answers:
             for target in asked:
                 (status,) = (s for s in statuses if s["model_group"] == target.model.model_group)
-                judged = _judged(logprobs[target.model.model_group], *probes[target], tolerance=tolerance, noise=noise)
+                judged = _judged(logprobs[target.model.model_group], *probes[target], target.limits)
                 proofs.append(_proof(target, status, judged, seconds=time.monotonic() - since))
-    _raise_for_failures(proofs, targets, tolerance, noise)
+    _raise_for_failures(proofs, targets)
     return proofs
 
 
 def _judged(
-    logprobs: list[list[float]], new: Probe, old: Probe | None, *, tolerance: float, noise: float
+    logprobs: list[list[float]], new: Probe, old: Probe | None, limits: Limits
 ) -> tuple[Verdict, float, float | None]:
     on_old = logprobs[len(new.sequences) :] or logprobs if old else None
     return judge(
@@ -76,8 +77,8 @@ def _judged(
         new.logprobs,
         on_old,
         old.logprobs if old else None,
-        tolerance=tolerance,
-        noise=noise,
+        tolerance=limits.tolerance,
+        noise=limits.noise,
     )
 
 
@@ -93,6 +94,7 @@ def _proof(
         version=status["version"],
         max_difference_new=to_new,
         max_difference_old=to_old,
+        noise=target.limits.noise,
         verdict=verdict if serves(status, target.model) else "failed",
         seconds=seconds,
     )
@@ -135,19 +137,22 @@ def _probe_sequences(new: Probe, old: Probe | None) -> list[list[int]]:
     return [list(sequence) for sequence in (*new.sequences, *more)]
 
 
-def _raise_for_failures(proofs: Sequence[Proof], targets: Sequence[Target], tolerance: float, noise: float) -> None:
+def _raise_for_failures(proofs: Sequence[Proof], targets: Sequence[Target]) -> None:
     failed = [p for p in proofs if p.verdict == "failed"]
     if not failed:
         return
-    version_of = {(target.app, target.model.model_group): target.model.version for target in targets}
-    lines = [
-        f"app {p.app!r}, replica {p.replica_id} (pid {p.pid}), model group {p.model_group!r} should serve version "
-        f"{version_of[p.app, p.model_group]}, says {p.version}; max |logprob difference| to it {p.max_difference_new:.4g} "
-        + (
-            f"(without another version to tell it apart from, sync.proof_noise = {noise:g} is allowed)"
-            if p.max_difference_old is None
-            else f"(tolerance {tolerance:g}), to the version before {p.max_difference_old:.3g}"
+    target_of = {(target.app, target.model.model_group): target for target in targets}
+    lines = []
+    for p in failed:
+        target = target_of[p.app, p.model_group]
+        limits = target.limits
+        line = (
+            f"app {p.app!r}, replica {p.replica_id} (pid {p.pid}), model group {p.model_group!r} should serve version "
+            f"{target.model.version}, says {p.version}; max |logprob difference| to it {p.max_difference_new:.4g} "
         )
-        for p in failed
-    ]
+        if p.max_difference_old is None:
+            line += f"(without another version to tell it apart from, sync.proof_noise = {limits.noise:g} is allowed"
+        else:
+            line += f"(tolerance {limits.tolerance:g}), to the version before {p.max_difference_old:.3g} (noise {limits.noise:g}"
+        lines.append(f"{line}; {limits.pair})")
     raise SyncError("\n".join(lines), proofs)

@@ -71,10 +71,7 @@ def measure(folder: Path) -> list[Figure]:
 
 
 def _sync(targets: list[Target], store: WeightStore) -> None:
-    settings = SyncConfig()
-    proofs = sync_apps(
-        targets, store, tolerance=settings.proof_tolerance, noise=settings.noise, timeout_s=settings.timeout_s
-    )
+    proofs = sync_apps(targets, store, timeout_s=SyncConfig().timeout_s)
     assert [p.verdict for p in proofs] == ["proven"] * len(targets), proofs
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_dtypes import in_dtype
 from safetensors.torch import load_file
 from stored_head import with_stored_head
 from synthetic_engine import OPTIMIZER, batches, train, weights
@@ -233,6 +234,30 @@ def test_a_tied_head_that_the_parent_stores_is_exported_as_the_embeddings(
     tensors = load_file(file)
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
     assert not torch.equal(tensors["lm_head.weight"], load_file(parent / "model.safetensors")["lm_head.weight"])
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_a_folder_of_any_dtype_is_exported_in_the_dtype_that_trains(
+    tiny_model: Path, tmp_path: Path, stored: str, bf16: bool
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    parent, config = in_dtype(tiny_model, tmp_path / "v0", stored), DeepSpeedConfig(bf16=bf16)
+    slow = OptimizerConfig(lr=1e-6)
+    engine = Engine(load_policy(parent, config), optimizer=slow, config=config)
+    before = weights(engine)
+    train(engine, 2)
+    out = export_weights(engine, parent=parent, out=tmp_path / "v1")
+    header = read_safetensors_header(out / "model.safetensors")
+    assert {dtype for dtype, _ in header.values()} == {"BF16" if bf16 else "F32"}
+    # Read as anybody would, in the dtype that config.json names.
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    read = torch.cat([p.detach().flatten() for p in loaded.parameters()])
+    assert read.dtype == (torch.bfloat16 if bf16 else torch.float32) and torch.equal(read, weights(engine))
+    # Steps of 1e-6 move nearly every float32 weight, and few in bfloat16.
+    assert (read != before).float().mean() > 0.9 or bf16
+    engine.close()
 
 
 def test_policy_and_critic_train_side_by_side(tiny_model: Path) -> None:

@@ -86,7 +86,7 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
             r"collect\.call\.call_timeout_s = 300 s is not below collect\.episode",
         ),
         (
-            {"sync.proof_noise": 0.01},
+            {"sync.proof_noise": 0.01, "sync.proof_tolerance": 0.001},
             r"sync: .*proof_noise = 0\.01 is above proof_tolerance = 0\.001: raise the second",
         ),
         ({"collect.stage_timeout_s": 600}, r"episode_timeout_s = 600 s is not below collect\.stage_timeout_s = 600 s"),

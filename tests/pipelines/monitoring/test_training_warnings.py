@@ -52,6 +52,23 @@ def test_entropy_that_is_gone_is_a_collapse_where_nothing_is_learnt() -> None:
     assert kinds(history(outcome=[0.95] * 8, agent={"entropy": gone})) == [], "nor is a solved task a collapse"
 
 
+def synced(*told_apart: bool, trained: float = 32.0) -> list[dict[str, Any]]:
+    rows = history(outcome=STILL[: len(told_apart)], group={"trained_rows": [trained] * len(told_apart)})
+    proof = {"difference_new": 0.04, "difference_old": 0.05, "noise": 0.2}
+    proofs = [{"g": {**proof, "is_indistinguishable": float(not told)}} for told in told_apart]
+    return [row | {"proofs": proof} for row, proof in zip(rows, proofs, strict=True)]
+
+
+def test_steps_below_what_the_engine_rounds_are_told_once_they_last() -> None:
+    assert kinds(synced(True, False, False, False)) == [("no signal", "group g", "is_indistinguishable")]
+    warning = str(latest_warnings(synced(True, False, False, False))[0])
+    assert "differ by 0.05 nats where the engine rounds by 0.2" in warning and "optimizer.lr" in warning
+    assert kinds(synced(False, False)) == [], "two may be chance"
+    assert kinds(synced(False, False, True)) == kinds(synced(False, True, False)) == []
+    assert kinds(synced(False, False, False, trained=0.0)) == [], "a critic's warm-up keeps the policy on purpose"
+    assert kinds(history(outcome=STILL)) == [], "an iteration of an earlier version has no proofs"
+
+
 def test_gigpo_without_anchors_is_told() -> None:
     assert kinds(history(group={"anchor_share": [0.3, 0.1, 0.04, 0.0, 0.01]}, outcome=STILL[:5])) == [
         ("collapse", "group g", "anchor_share")

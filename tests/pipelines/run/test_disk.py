@@ -27,9 +27,8 @@ def run_of(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
     """`run_of(**changes)`: a run whose version 0 says that it has 135 million parameters in float32."""
 
     def open_run(**changes: Any) -> Run:
-        run = Run(
-            load_config(SMALL, {"storage.root": str(tmp_path), "iterations": 10, "evaluate.every": 10, **changes})
-        )
+        limits = {"iterations": 10, "evaluate.every": 10, "maintain.weights_limit_gb": 1}
+        run = Run(load_config(SMALL, {"storage.root": str(tmp_path), **limits, **changes}))
         probe = Probe(sequences=((1, 2),), logprobs=((-0.1,),))
         run.weights.commit(tiny_model, model_group="team", version=0, parent=None, run_id="r", iteration=0, probe=probe)
         large = SimpleNamespace(size_bytes=540 * MILLION, tensors={"w": ("F32", (135, MILLION))}, base=None)
@@ -47,6 +46,8 @@ def test_a_run_of_a_model_of_135_million_parameters_keeps_little(run_of: Any) ->
     assert need.needed_bytes == (10 * 540 + 2 * 1080) * MILLION, "without a limit every version stays"
     (need,) = disk_needs(run_of(**{"train.algorithm": "ppo"}))
     assert need.needed_bytes == (3 * 540 + 2 * 2700) * MILLION, "a critic has a checkpoint, too"
+    (need,) = disk_needs(run_of(**{"train.deepspeed.bf16": True}))
+    assert need.needed_bytes == (3 * 270 + 2 * 1620) * MILLION, "the weights of a checkpoint stay in float32"
     (need,) = disk_needs(run_of(iterations=1))
     assert need.needed_bytes == (540 + 1080) * MILLION
 

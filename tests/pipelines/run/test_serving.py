@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_dtypes import in_dtype
 
 from pipelines.config.run_config import load_config
 from pipelines.run import serving
 from pipelines.run.run import Run
 from serve_apps.policy.deployment import ServedModel
 from serve_apps.policy.proving import Target
+from serve_apps.proof_limits import Limits, limits_for
 from stores.manifest import Probe
 from stores.types import ModelVersionRef
 
@@ -84,3 +86,37 @@ def test_an_earlier_run_of_the_same_name_left_other_weights_of_the_same_number(
     before = served(replace(ref(run, 0), manifest_sha256="of another run"))
     assert told_apart(monkeypatch, run, 0, before) is None, "swapped, and its probe is gone"
     assert told_apart(monkeypatch, run, 1, before) == 0, "its parent"
+
+
+def test_a_proof_allows_what_the_dtypes_of_trainer_and_engine_ask_for(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limits(**changes: Any) -> Limits:
+        other = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))
+        given: list[Target] = []
+        monkeypatch.setattr(serving, "sync_apps", lambda targets, *_, **__: given.extend(targets) or [])
+        monkeypatch.setattr(serving, "start", lambda run, models, kind: None)
+        monkeypatch.setattr(serving, "served_models", lambda apps: {group: {} for group in apps})
+        serving.serve(other, {"team": ref(run, 1)})
+        return given[0].limits
+
+    assert limits() == limits_for("float32", "float32")
+    assert limits(**{"serve.dtype": "bfloat16"}) == limits_for("float32", "bfloat16")
+    assert limits(**{"train.deepspeed.bf16": True}) == limits_for("bfloat16", "float32")
+    assert limits(**{"sync.proof_noise": 0.25}).noise == 0.25
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_an_engine_of_the_models_own_dtype_keeps_that_of_version_0(
+    stored: str, run: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = Run(load_config(SMALL, {"storage.root": str(tmp_path / "auto"), "serve.dtype": "auto"}))
+    for version, dtype in enumerate((stored, "float32")):
+        folder = in_dtype(tiny_model, tmp_path / f"v{version}", dtype)
+        about = {"model_group": "team", "version": version, "parent": None, "run_id": "small", "iteration": version}
+        other.weights.commit(folder, probe=PROBE, **about)  # type: ignore[arg-type]
+    latest = other.weights.ref("team", 1)
+    assert latest is not None
+    (spec,) = serving.app_specs(other, {"team": latest}, {"team": "app"})
+    assert spec.serve.dtype == stored
+    assert serving.app_specs(run, {"team": ref(run, 1)}, {"team": "app"})[0].serve.dtype == "float32"

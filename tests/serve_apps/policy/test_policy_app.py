@@ -37,6 +37,7 @@ from serve_apps.policy.deployment import (
 from serve_apps.policy.proof import SyncError
 from serve_apps.policy.proving import Target, prove_apps
 from serve_apps.policy.replicas import Broadcast, handle_of
+from serve_apps.proof_limits import Limits
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
@@ -48,7 +49,7 @@ APP = "policy-test"
 SEQUENCES = tuple(tuple((i * 37 + j * 11) % 300 + 3 for j in range(32)) for i in range(3))
 # Longer than several KV blocks, so that the prefix cache holds something that a new version must not find.
 PROMPTS = [[(i * 7 + j * 3) % 300 + 3 for j in range(140)] for i in range(6)]
-TOLERANCE, NOISE = 1e-3, 2e-5
+LIMITS = Limits(tolerance=1e-3, noise=2e-5)
 NUM_REPLICAS = 2
 
 
@@ -101,13 +102,13 @@ class Served:
         return ref
 
     def sync(self, new: int, old: int | None = None, timeout_s: float = 60) -> list[Any]:
-        return sync_apps([self.target(new, old)], self.store, tolerance=TOLERANCE, noise=NOISE, timeout_s=timeout_s)
+        return sync_apps([self.target(new, old)], self.store, timeout_s=timeout_s)
 
     def target(self, new: int, old: int | None = None) -> Target:
-        return Target(app=APP, model=self.ref(new), before=None if old is None else self.ref(old))
+        return Target(app=APP, model=self.ref(new), before=None if old is None else self.ref(old), limits=LIMITS)
 
     def prove(self, new: int, old: int) -> list[Any]:
-        return prove_apps([self.target(new, old)], self.store, tolerance=TOLERANCE, noise=NOISE)
+        return prove_apps([self.target(new, old)], self.store)
 
     def versions(self) -> list[int]:
         return [version for version, _ in served_models({"g": APP})["g"].values()]

@@ -24,6 +24,7 @@ from serve_apps.policy.deployment import (
 )
 from serve_apps.policy.proof import SyncError
 from serve_apps.policy.proving import Target, prove_apps
+from serve_apps.proof_limits import Limits
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
@@ -100,10 +101,11 @@ class Served:
 
     def targets(self, versions: Mapping[str, int], old: int | None = None, app: str = APP) -> list[Target]:
         before = {group: None if old is None else self.refs[group, old] for group in versions}
-        return [Target(app=app, model=self.refs[g, v], before=before[g]) for g, v in versions.items()]
+        limits = Limits(tolerance=1e-3, noise=2e-5)
+        return [Target(app=app, model=self.refs[g, v], before=before[g], limits=limits) for g, v in versions.items()]
 
     def sync(self, versions: Mapping[str, int], old: int | None = None, app: str = APP) -> list[Any]:
-        return sync_apps(self.targets(versions, old, app), self.store, tolerance=1e-3, noise=2e-5, timeout_s=60)
+        return sync_apps(self.targets(versions, old, app), self.store, timeout_s=60)
 
     def spec(self, name: str, **engine: Any) -> PolicyAppSpec:
         return PolicyAppSpec(
@@ -255,7 +257,7 @@ def test_a_bad_adapter_is_kept_out_and_the_old_one_serves_on(
 def test_a_wrong_push_and_a_skipped_one_do_not_pass_as_the_new_version(served: Served) -> None:
     served.sync({"solver": 1, "verifier": 1})
     with pytest.raises(SyncError, match="model group 'verifier' should serve version 2, says 1"):
-        prove_apps(served.targets({"verifier": 2}, 1), served.store, tolerance=1e-3, noise=2e-5)
+        prove_apps(served.targets({"verifier": 2}, 1), served.store)
     served.commit("solver", 20, noise=0.1, is_liar=True)
     with pytest.raises(SyncError, match="model group 'solver' should serve version 20, says 20; max"):
         served.sync({"solver": 20, "verifier": 2}, old=1)
@@ -288,5 +290,5 @@ def test_a_replica_that_is_started_again_has_the_synced_adapters(served: Served)
         if models == {"solver": [2], "verifier": [1]} and {s["pid"] for s in replica_statuses(APP)} != {pid}:
             break
         time.sleep(0.5)
-    proofs = prove_apps(served.targets({"solver": 2, "verifier": 1}), served.store, tolerance=1e-3, noise=2e-5)
+    proofs = prove_apps(served.targets({"solver": 2, "verifier": 1}), served.store)
     assert {p.verdict for p in proofs} == {"proven"}
