@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 import yaml
@@ -24,6 +24,7 @@ OPTIONAL: dict[str, dict[str, Any]] = {
     "collect.variants": {"kind": "greedy"},
     "collect.dynamic_sampling": {},
     "collect.from_service": {},
+    "evaluate.control": {"agent": "solver"},
     "train.lora": {},
     "train.overlong": {"buffer_tokens": 8},
     "train.agents.solver": {"overlong": {"buffer_tokens": 8}},
@@ -89,6 +90,8 @@ def other(value: Any, annotation: Any) -> Any:
         return next((choice for choice in args if choice != value), "a choice of a later version")
     if origin in (Union, types.UnionType):
         return other(value, next(arg for arg in args if arg is not type(None)))
+    if origin is Annotated:  # a number or a word for "find out"
+        return other(value if isinstance(value, args[0]) else None, args[0])
     if origin is tuple:
         if not value:
             return tuple(other(None, arg) for arg in args if arg is not ...)

@@ -102,7 +102,7 @@ def test_validate_says_the_plan_and_that_the_machine_is_too_small(
     lines = check(config)
     plans = [line for line in lines if "parameters; folder" in line]
     assert [line.partition(":")[0] for line in plans] == ["model_groups.a", "model_groups.b"]
-    assert ": 0.1M parameters; folder bfloat16, trainer float32, engine float32; 0 MB per version, 1 MB" in plans[0]
+    assert ": 0.1M parameters; folder bfloat16, trainer float32, engine float32; 0 MB per version, 0 MB" in plans[0]
     assert lines[-1].startswith("memory: engines and trainers take about ") and lines[-1].endswith("has 100.0 GiB")
     monkeypatch.setattr(model_plan, "memory_bytes", lambda: GIB)
     assert "this machine has 1.0 GiB, too little: lower serve.kv_cache_gib" in check(config)[-1]
