@@ -34,6 +34,9 @@ def engine_environment(config: ServeConfig, *, threads: int) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCH_COMPILE_DISABLE": "1",  # saves 3 s in the first call, and the need for a compiler
         }
+        if threads > 1:
+            # Threads that spin while they wait stall an engine wherever something else computes, too: see decision D13.
+            env["OMP_WAIT_POLICY"] = "passive"
         if config.tensor_parallel_size == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # lets the engine core run its worker in its own process
     return env
