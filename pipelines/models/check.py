@@ -71,9 +71,11 @@ def ask_model(folder: Path) -> Answers:
     """Loads a checked folder in float32, and measures it; about 5 bytes of memory per parameter."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     from serve_apps.tokenizer import ChatTokenizer
 
+    logging.disable_progress_bar()
     tokenizer = ChatTokenizer(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     prompt = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])

@@ -100,9 +100,13 @@ def write_model(file: Path, out: Path, *, dtype: Dtype, chat_template: str = "")
 
 def _load(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model in float32 and the tokenizer of a GGUF file; ValueError where transformers cannot read it."""
+    # transformers imports deepspeed when it saves, which warns of every machine without a GPU.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**place, trust_remote_code=False)

@@ -75,7 +75,7 @@ def announcement(model: KnownModel, folder: Path, *, dtype: Dtype) -> list[str]:
 
 
 def source_of(model: KnownModel, *, dtype: Dtype) -> dict[str, Any]:
-    """What `source.json` holds."""
+    """Returns what `source.json` says of where a folder is from."""
     return {
         "model": model.name,
         "title": model.title,
