@@ -63,21 +63,28 @@ class PolicyArgs:
             "model_group": self.model_group,
             "model": asdict(self.model),
             "serve": self.serve.model_dump(mode="json"),
-            "threads": self.threads,
         }
+        if self.threads != _threads(self.serve):
+            plain["threads"] = self.threads
         return plain | {"adapters": asdict(self.adapters)} if self.adapters else plain
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicyArgs:
         """Is the inverse of `to_dict`; raises pydantic's error or TypeError for anything else."""
         room = data.get("adapters")
+        serve = ServeConfig.model_validate(data["serve"])
         return cls(
             model_group=data["model_group"],
             model=ModelVersionRef(**data["model"]),
-            serve=ServeConfig.model_validate(data["serve"]),
-            threads=data["threads"],
+            serve=serve,
+            threads=data.get("threads", _threads(serve)),
             adapters=None if room is None else AdapterRoom(**{k: _tuple(v) for k, v in room.items()}),
         )
+
+
+def _threads(serve: ServeConfig) -> int:
+    """The threads of an engine where nobody has looked at the machine."""
+    return 1 if serve.threads == "auto" else serve.threads
 
 
 def _tuple(value: Any) -> Any:

@@ -21,7 +21,7 @@ class Equation:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Returns `("answer", "text")`."""
+        """Returns the names `answer` and `text`."""
         return ("answer", "text")
 
     def parse(self, text: str) -> Parsed:

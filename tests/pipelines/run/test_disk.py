@@ -47,7 +47,9 @@ def test_a_run_of_a_model_of_135_million_parameters_keeps_little(run_of: Any) ->
     (need,) = disk_needs(run_of(**{"train.algorithm": "ppo"}))
     assert need.needed_bytes == (3 * 540 + 2 * 2700) * MILLION, "a critic has a checkpoint, too"
     (need,) = disk_needs(run_of(**{"train.deepspeed.bf16": True}))
-    assert need.needed_bytes == (1000 + 2 * 1620) * MILLION, "versions up to the limit; a checkpoint's weights are float32"
+    assert need.needed_bytes == (1000 + 2 * 1620) * MILLION, (
+        "versions up to the limit; a checkpoint's weights are float32"
+    )
     (need,) = disk_needs(run_of(iterations=1))
     assert need.needed_bytes == (540 + 1080) * MILLION
 
