@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.episodes.sampling import Progress, sample_episodes
 from pipelines.evaluation.played import Played
 from pipelines.run.run import Run
-from pipelines.run.serving import app_names
+from pipelines.run.serving import app_names, capacities
 from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import load_workflow
 from serve_apps.workflows.alone import PATH as ALONE
@@ -38,6 +38,7 @@ def play_control(run: Run, team: Played, *, progress: Progress | None = None) ->
         purpose=Purpose.TEST,
         team_spec=spec,
         apps=app_names(run),
+        capacity=capacities(run),
         store=run.traces,
         config=run.config.collect,
         episodes_per_task=run.config.evaluate.episodes_per_task,
