@@ -102,6 +102,7 @@ def _load(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model in float32 and the tokenizer of a GGUF file; ValueError where transformers cannot read it."""
     # transformers imports deepspeed when it saves, which warns of every machine without a GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # its reader of GGUF files does not ask its own switch for progress bars
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
