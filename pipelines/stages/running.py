@@ -49,7 +49,9 @@ def run_stage(
         return stage.work(call).to_json()
 
     try:
-        return stage.parse(watchdog.once(_logged(work), alone=run.hold_engines() if stage.changes_engines else None))
+        # Where train has the engines' GPUs they sleep meanwhile: model groups train one after another then.
+        is_alone = stage.changes_engines or (stage.is_per_model_group and run.config.pool == "shared")
+        return stage.parse(watchdog.once(_logged(work), alone=run.hold_engines() if is_alone else None))
     finally:
         # A stage that never connects to Ray (score, promote) has its points sent by the next one that does.
         send_stage_points(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
