@@ -77,7 +77,7 @@ def _trained(trained: dict[str, Trained]) -> str:
         part: sum(found.get(f"train/{part}_s", 0.0) for found in metrics)
         for part in ("load", "old_logprobs", "update", "commit")
     }
-    gap = max(float(agent["mismatch_mean"]) for result in trained.values() for agent in result.agents.values())
+    gap = max(found["train/logprob_gap_mean"] for found in metrics)
     seconds = ", ".join(f"{name} {value:.1f} s" for name, value in parts.items())
     return f"{tokens:,.0f} tokens; {seconds}; trainer and engine differ by {gap:.2g} nats in the mean"
 
