@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from pipelines.run import shared_pool
 from pipelines.run.shared_pool import gpus_for_training
+from pipelines.stages.running import _alone
+from pipelines.stages.table import STAGES
 from serve_apps.policy.sleeping_apps import _with_sleep
 
 pytestmark = pytest.mark.fast
@@ -20,6 +23,7 @@ def run(pool: str) -> Any:
     config = SimpleNamespace(
         pool=pool,
         model_groups={"a": None, "b": None},
+        train_tasks=("a", "b"),
         weights_name=lambda group: group,
         train_config=lambda group: settings,
         serve_config=lambda group: settings,
@@ -74,6 +78,19 @@ def test_engines_with_gpus_of_their_own_are_left_alone(done: list[Any]) -> None:
     with gpus_for_training(run("separate"), "a"):
         pass
     assert done == []
+
+
+@pytest.mark.parametrize(("pool", "held"), [("shared", [200.0]), ("separate", [])])
+def test_stage_train_has_the_engines_alone_where_it_puts_them_to_sleep_and_waits_for_the_other_groups(
+    pool: str, held: list[float]
+) -> None:
+    waits: list[float] = []
+    fake = run(pool)
+    fake.hold_engines = lambda *, wait_s=0.0: waits.append(wait_s) or nullcontext()
+    assert (_alone(fake, STAGES["train"]) is not None) == bool(held)
+    assert waits == held
+    assert _alone(fake, STAGES["score"]) is None
+    assert _alone(fake, STAGES["sync"]) is not None
 
 
 def test_sleep_changes_neither_version_nor_priority_of_an_app_and_goes_without_a_trace() -> None:
