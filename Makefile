@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help docs demo demo-real fast test nightly check bench chaos mutation workflows algorithms up airflow down clean system lock
+.PHONY: help docs demo demo-real fast test nightly check bench chaos gpu-check mutation workflows algorithms up airflow down clean system lock
 
 help:  ## Print this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -58,6 +58,13 @@ bench: .venv/.dev  ## Measure Troupe against other systems and hard limits; writ
 chaos: .venv/.dev  ## Kill every kind of process in every stage; continues runs/chaos/report.json
 	$(BIN)/python -m tests.chaos
 
+gpu-check:  ## On a machine with GPUs: check engines, trainers, sync and sharing; writes runs/gpu-check/table.md
+	@if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then \
+	  echo "gpu-check: no GPU here (nvidia-smi shows none), nothing was installed or checked" >&2; exit 3; \
+	fi
+	@$(MAKE) --no-print-directory .venv-gpu/.gpu
+	@PATH="$$PWD/.venv-gpu/bin:$$PATH" .venv-gpu/bin/python -m tests.gpu_check $(ARGS)
+
 mutation: .venv/.dev  ## Change the code in one place at a time and count what its tests notice; continues runs/mutation
 	$(BIN)/python -m tests.mutation
 
@@ -93,3 +100,6 @@ lock:  ## Resolve pyproject.toml into infra/locks for Python 3.11 to 3.13 (give 
 
 .venv/.dev: infra/locks/dev.txt pyproject.toml infra/setup.sh
 	@infra/setup.sh dev
+
+.venv-gpu/.gpu: infra/locks/gpu.txt pyproject.toml infra/setup.sh
+	@infra/setup.sh gpu

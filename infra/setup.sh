@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # setup: a lock -> .venv with exactly those versions and this project, editable. `infra/setup.sh cpu|dev|lock`.
+# `infra/setup.sh gpu`: the same from gpu.txt in .venv-gpu, beside the CPU's .venv, which stays as it is. Never yet run on
+# a machine with a GPU.
 # `infra/setup.sh airflow FOLDER`: an environment for Airflow alone, with the light part of this project installed.
 #
 # Needs Python 3.11, 3.12 or 3.13: PYTHON=... names one; else that of .venv, else the oldest that is found; where there is
@@ -7,7 +9,7 @@
 # not read pip's settings: infra/pip_settings.py passes them on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-what=${1:?usage: infra/setup.sh cpu|dev|lock|airflow}
+what=${1:?usage: infra/setup.sh cpu|dev|gpu|lock|airflow}
 unset PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 
 say() { echo "setup: $*" >&2; }
@@ -108,6 +110,23 @@ install() {
   say "done in $((SECONDS - began)) s"
 }
 
+gpu() {
+  local began=$SECONDS lock=infra/locks/gpu.txt
+  case $(minor_of "$python") in
+    3.11 | 3.12) ;;
+    *) die "$lock serves Python 3.11 and 3.12, this is $(minor_of "$python"): name one with PYTHON=..." ;;
+  esac
+  [ "$(minor_of .venv-gpu/bin/python)" = "$(minor_of "$python")" ] || rm -rf .venv-gpu
+  [ -x .venv-gpu/bin/python ] || "$uv" venv --quiet --python "$python" .venv-gpu
+  export VIRTUAL_ENV=$PWD/.venv-gpu
+  say "$(grep -c == "$lock") packages of $lock, about 10 GB with CUDA's libraries"
+  # A folder of wheels that pip's settings name may hold the CPU build of torch, which the same version would accept.
+  "$uv" pip install --no-deps "${flags[@]}" -r "$lock" -c <(sed -n 's/^\(torch\)==\([0-9.]*\)$/\1!=\2+cpu/p' "$lock") >&2
+  "$uv" pip install --quiet --no-deps --no-build-isolation "${flags[@]}" -e .
+  touch .venv-gpu/.gpu
+  say "done in $((SECONDS - began)) s"
+}
+
 light() {
   "$uv" venv --quiet --python "$python" "$1"
   export VIRTUAL_ENV=$1
@@ -163,7 +182,8 @@ flags=()
 eval "$settings"
 case $what in
   cpu | dev) install "$what" ;;
+  gpu) gpu ;;
   lock) lock ;;
   airflow) light "$(realpath -m "${2:?usage: infra/setup.sh airflow FOLDER}")" ;;
-  *) die "unknown set-up $what: cpu, dev, lock or airflow" ;;
+  *) die "unknown set-up $what: cpu, dev, gpu, lock or airflow" ;;
 esac

@@ -244,6 +244,30 @@ class Engine:
                 whole = parameter.detach().to("cpu", copy=True)
             yield name, whole
 
+    def offload(self) -> bool:
+        """Moves everything that lies on the GPU into the host's memory; `reload` undoes it, nothing else may come between.
+
+        Returns False, with nothing moved, under ZeRO-3: DeepSpeed offloads the states of its own FusedAdam only there.
+        """
+        if self._stage >= 3:
+            return False
+        if self._stage > 0:
+            self._deepspeed.offload_states(pin_memory=False)
+        else:
+            _move_states(self._optimizer, torch.device("cpu"))
+        move(
+            self.module, torch.device("cpu")
+        )  # what the optimizer does not hold: frozen weights, buffers, all at stage 0
+        return True
+
+    def reload(self) -> None:
+        """Moves back what `offload` moved."""
+        if self._stage > 0:
+            self._deepspeed.reload_states()
+        else:
+            _move_states(self._optimizer, device())
+        move(self.module, device())
+
     def close(self) -> None:
         """Releases hooks and memory."""
         self._deepspeed.destroy()
@@ -251,6 +275,21 @@ class Engine:
     @property
     def _partitions(self) -> Partitions:
         return Partitions(self.module, self._optimizer, stage=self._stage)
+
+
+def move(module: nn.Module, to: torch.device) -> None:
+    """Moves parameters and buffers in place: whoever holds one of them sees it move. Tied ones stay tied."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type != to.type:
+            tensor.data = tensor.data.to(to)
+
+
+def _move_states(optimizer: Any, to: torch.device) -> None:
+    """Moves the states of a plain PyTorch optimizer."""
+    for states in optimizer.state.values():
+        for name, value in states.items():
+            if torch.is_tensor(value):
+                states[name] = value.to(to)
 
 
 def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Path:

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+
 from stores.manifest import whole_model
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 from train_loops.adapters import load_reference_of, load_version
 from train_loops.config import TrainConfig
 from train_loops.critic import value_head
-from train_loops.engine import Engine, load_critic, load_reference
+from train_loops.engine import Engine, device, load_critic, load_reference, move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,22 @@ class Models:
     def has_values(self) -> bool:
         """Says whether there is a critic of any kind."""
         return self.critic is not None or self.shares_trunk
+
+    def offload(self) -> bool:
+        """Moves all models into the host's memory until `reload`; False where one cannot be moved: see `Engine.offload`."""
+        if not all(engine.offload() for engine in (self.policy, self.critic) if engine is not None):
+            return False
+        if isinstance(self.reference, nn.Module):  # else it is the policy's base, which has moved with it
+            move(self.reference, torch.device("cpu"))
+        return True
+
+    def reload(self) -> None:
+        """Moves back what `offload` moved."""
+        for engine in (self.policy, self.critic):
+            if engine is not None:
+                engine.reload()
+        if isinstance(self.reference, nn.Module):
+            move(self.reference, device())
 
     def close(self) -> None:
         """Releases hooks and memory."""

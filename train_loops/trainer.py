@@ -14,6 +14,7 @@ returned, else it is trained again from the parent, optimizer included.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -75,7 +76,11 @@ def run_worker(settings: dict[str, Any]) -> None:
         last = job["attempt"]
         try:
             with carried(job.get("log", {})), bound(worker=rank):
-                result = worker.execute_team(job) if job.get("is_team") else worker.execute(job)
+                try:
+                    result = worker.execute_team(job) if job.get("is_team") else worker.execute(job)
+                finally:
+                    if job.get("leaves_gpu"):
+                        worker.leave_gpu()
         except ValueError as error:
             failure = {"kind": type(error).__name__, "message": str(error)}
             ray.get(supervisor.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
@@ -111,6 +116,8 @@ class Worker:
         self._models: Models | None = None
         self._held: ModelVersionRef | None = None
         """The committed version whose weights the engines in memory have; None while a job changes them."""
+        self._is_offloaded = False
+        """Whether the engines wait in the host's memory: their GPU is an engine's that serves (`pool: shared`)."""
         self._state = CarriedState(kl_coef=0.0)
         self._lost: list[str] = []
         """The parts of the parent's state that could not be resumed; the next version's note names them."""
@@ -157,6 +164,28 @@ class Worker:
             time.perf_counter() - started,
         )
         return _result(self._held, learned)
+
+    def leave_gpu(self) -> None:
+        """Frees the GPU after a job, whatever became of it.
+
+        The engines wait in the host's memory. Those that cannot, and those that a job left half-way, are given up: the
+        next job loads the parent's checkpoint.
+        """
+        import torch
+
+        if self._models is not None and (self._held is None or not self._models.offload()):
+            self._models.close()
+            self._models = self._held = None
+        self._is_offloaded = self._models is not None
+        gc.collect()  # engines are in reference cycles
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            logger.info("leaves the GPU with %.1f GiB still reserved", torch.cuda.memory_reserved() / 2**30)
+
+    def _return_to_gpu(self) -> None:
+        if self._is_offloaded and self._models is not None:
+            self._models.reload()
+        self._is_offloaded = False
 
     @property
     def _has_values(self) -> bool:
@@ -220,10 +249,12 @@ class Worker:
         from train_loops.models import build_models
 
         if self._held == parent and self._train == job.train and self._models is not None:
+            self._return_to_gpu()
             return
         if self._models is not None:
             self._models.close()
         self._models = self._held = None
+        self._is_offloaded = False
         sweep(self._run_folder, job)
         self._train, self._state = job.train, CarriedState(kl_coef=job.train.loss.kl_in_reward_coef)
         self._models = build_models(store, parent, job.train)

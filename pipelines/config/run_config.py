@@ -35,6 +35,7 @@ RULES = (
     agents.sampling_is_unfiltered,
     timeouts.timeouts_nest,
     placement.new_tasks_can_be_seen,
+    placement.shared_gpus_have_room_for_both,
     placement.uploaded_runs_are_stored_elsewhere,
 )
 """In order: a later rule may rely on the earlier ones."""

@@ -6,7 +6,7 @@ The rules that join sections are functions of `RunSections` in `rules`; `run_con
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -60,6 +60,9 @@ class RunSections(Settings):
     """Where episodes, weights, journal and metrics are stored."""
     serve: ServeConfig = ServeConfig()
     """How the engines run that serve the model groups; `model_groups.<name>.serve` changes it for one of them."""
+    pool: Literal["separate", "shared"] = Field("separate", json_schema_extra=NOT_IDENTITY)
+    """Whether engines and trainers have GPUs of their own, or share one. `shared`: the engines sleep while stage train has
+    the GPU, with their weights in the host's memory, and model groups train one after another."""
     warmstart: WarmstartConfig | None = None
     """The supervised training before the first iteration; null: none."""
     collect: CollectConfig = CollectConfig()

@@ -52,9 +52,14 @@ class Run:
 
         return Journal(self.config.storage.journal or sqlite_url(_join(self.folder, "journal.db")))
 
-    def hold_engines(self) -> AbstractContextManager[Lease]:
-        """Keeps others from changing what the engines serve; waits while somebody else does something with them."""
-        return self.journal.hold(self.run_id, "engines", owner=stage_owner())
+    def hold_engines(self, *, wait_s: float = 0.0) -> AbstractContextManager[Lease]:
+        """Keeps others from changing what the engines serve; waits while somebody else does something with them.
+
+        Args: wait_s: how long it waits at most, but never less than an hour. Raises TimeoutError after that.
+        """
+        from stores.journal import HOLD_WAIT_S
+
+        return self.journal.hold(self.run_id, "engines", owner=stage_owner(), wait_s=max(wait_s, HOLD_WAIT_S))
 
     @cached_property
     def traces(self) -> TraceStore:

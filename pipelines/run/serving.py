@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 from pipelines.run.cpu_threads import engine_threads
 from pipelines.run.run import Run
+from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
 from serve_apps.policy.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
 from serve_apps.policy.proof import Proof
 from serve_apps.policy.proving import Target
+from serve_apps.policy.sleeping_apps import wake_apps
 from serve_apps.proof_limits import Limits
 from stores.manifest import stored_dtype, whole_model
 from stores.types import ModelVersionRef
@@ -36,6 +38,8 @@ def serve(
     """
     start(run, models, kind=kind)
     apps = app_names(run, kind)
+    if run.config.pool == "shared":  # a process that was killed in stage train left them asleep
+        wake_apps(apps.values(), timeout_s=_start_timeout_s(run, models))
     by_group = served_models({group: apps[group] for group in models})
     served = {group: set(by_replica.values()) for group, by_replica in by_group.items()}
     if not always_prove and all(served[group] == {(r.version, r.manifest_sha256)} for group, r in models.items()):
@@ -62,8 +66,12 @@ def start(run: Run, models: Mapping[str, ModelVersionRef], *, kind: str = "rollo
     ensure_apps(
         app_specs(run, models, app_names(run, kind)),
         state_file=f"{run.folder}/serve_apps.json",
-        timeout_s=max(run.config.serve_config(group).start_timeout_s for group in models),
+        timeout_s=_start_timeout_s(run, models),
     )
+
+
+def _start_timeout_s(run: Run, models: Iterable[str]) -> float:
+    return max(run.config.serve_config(group).start_timeout_s for group in models)
 
 
 def app_specs(run: Run, models: Mapping[str, ModelVersionRef], apps: Mapping[str, str]) -> list[PolicyAppSpec]:
@@ -85,7 +93,7 @@ def app_specs(run: Run, models: Mapping[str, ModelVersionRef], apps: Mapping[str
                 name=name,
                 model_group=weights,
                 model=whole_model(first),
-                serve=run.config.serve_config(groups[0]).model_copy(update={"dtype": engine_dtype(run, groups[0])}),
+                serve=_serve_settings(run, groups[0]),
                 adapters=adapters,
                 room=room if adapters else None,
                 threads=engine_threads(run, groups[0]),
@@ -111,6 +119,14 @@ def engine_dtype(run: Run, group: str) -> str:
     first = run.weights.ref(run.config.weights_name(group), 0)
     stored = None if first is None else stored_dtype(run.weights.manifest(first).tensors)
     return stored if stored in ("float32", "bfloat16", "float16") else dtype
+
+
+def _serve_settings(run: Run, model_group: str) -> ServeConfig:
+    """The settings of the group's engines; those that lend their GPU to trainers are started so that they can sleep."""
+    settings = run.config.serve_config(model_group).model_copy(update={"dtype": engine_dtype(run, model_group)})
+    if run.config.pool == "separate" or settings.gpus == 0:
+        return settings
+    return settings.model_copy(update={"engine": settings.engine | {"enable_sleep_mode": True}})
 
 
 def _version_before(run: Run, ref: ModelVersionRef, served: Set[ServedModel]) -> ModelVersionRef | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipelines.cluster.observe import send_stage_points
 from pipelines.episodes.sampling import Progress
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
-from pipelines.stages.table import StageCall, stage_named
+from pipelines.stages.table import Stage, StageCall, stage_named
 from stores.journal import Lease
 from stores.stage_results import StageResult
 
@@ -49,10 +50,20 @@ def run_stage(
         return stage.work(call).to_json()
 
     try:
-        return stage.parse(watchdog.once(_logged(work), alone=run.hold_engines() if stage.changes_engines else None))
+        return stage.parse(watchdog.once(_logged(work), alone=_alone(run, stage)))
     finally:
         # A stage that never connects to Ray (score, promote) has its points sent by the next one that does.
         send_stage_points(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
+
+
+def _alone(run: Run, stage: Stage) -> AbstractContextManager[Lease] | None:
+    """Returns what keeps others off the engines during a stage; None for a stage that leaves them alone."""
+    if stage.changes_engines:
+        return run.hold_engines()
+    if stage.name == "train" and run.config.pool == "shared":
+        # Engines sleep meanwhile, and model groups train one after another: the last one waits for all the others.
+        return run.hold_engines(wait_s=sum(stage.timeout_s(run.config, group) for group in run.config.train_tasks))
+    return None
 
 
 def _logged(work: Callable[[Lease], dict[str, Any]]) -> Callable[[Lease], dict[str, Any]]:

@@ -17,6 +17,7 @@ from pipelines.cluster.faults import FaultKind, diagnose
 from pipelines.episodes.from_run import train_config
 from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.run import Run, plain
+from pipelines.run.shared_pool import gpus_for_training
 from stores.logs import carry
 from stores.run_values import RunValue
 from stores.stage_results import Trained, TrainedLearner, TrainedTeam
@@ -39,7 +40,8 @@ def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> 
     data = _pinned_data(run, iteration)
     parent = run.parents(iteration)[model_group]
     try:
-        return _train_group(run, iteration, model_group, attempt=attempt, parent=parent, **data)
+        with gpus_for_training(run, model_group):
+            return _train_group(run, iteration, model_group, attempt=attempt, parent=parent, **data)
     except TrainJobError as error:
         if run.config.promote.on_failed_group == "fail" or diagnose(error).kind is FaultKind.LOST:
             raise
@@ -68,23 +70,24 @@ def train_team(run: Run, iteration: int, *, attempt: str = "0") -> TrainedTeam:
     if settings.algorithm == "happo":
         order = update_order(order, seed=run.config.seed, iteration=iteration, order=settings.team.order)
     run.journal.put_value(run.run_id, RunValue.UPDATE_ORDER.of(iteration), {"model_groups": order})
-    learner = _train_learner(run, iteration, via=next(iter(parents)), attempt=attempt, **data)
-    trained: dict[str, Trained] = {}
-    updated: list[ModelVersionRef] = []
-    for group in order:
-        trained[group] = _train_group(
-            run,
-            iteration,
-            group,
-            attempt=attempt,
-            parent=parents[group],
-            team=learner.model,
-            # HAPPO weighs each update by the ratios of the updates before it (arXiv 2109.11251).
-            updated=updated if settings.algorithm == "happo" else (),
-            **data,
-        )
-        if trained[group].model.version == iteration:
-            updated = [*updated, trained[group].model]
+    with gpus_for_training(run):
+        learner = _train_learner(run, iteration, via=next(iter(parents)), attempt=attempt, **data)
+        trained: dict[str, Trained] = {}
+        updated: list[ModelVersionRef] = []
+        for group in order:
+            trained[group] = _train_group(
+                run,
+                iteration,
+                group,
+                attempt=attempt,
+                parent=parents[group],
+                team=learner.model,
+                # HAPPO weighs each update by the ratios of the updates before it (arXiv 2109.11251).
+                updated=updated if settings.algorithm == "happo" else (),
+                **data,
+            )
+            if trained[group].model.version == iteration:
+                updated = [*updated, trained[group].model]
     return TrainedTeam(order=tuple(order), team=learner, model_groups=trained)
 
 
@@ -161,6 +164,7 @@ def make_train_job(
         "weights_uri": run.weights_uri,
         "team": None if team is None else plain(team),
         "updated": [plain(ref) for ref in updated],
+        "leaves_gpu": run.config.pool == "shared",
     }
 
 

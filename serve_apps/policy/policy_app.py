@@ -2,6 +2,7 @@
 
     generate_batch, generate_stream ──> Generation ──────────────────────────┐
     reconfigure(user_config)        ──> ServedWeights, or ServedAdapters ──> AsyncLLM
+                                        EngineSleep ─────────────────────────┘
     probe, statuses                 ──> both, for the proof of a sync
 
 Serve keeps the wanted version in `user_config`: changing it reconfigures every replica in place, and a replica that
@@ -27,6 +28,7 @@ from ray import serve
 from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom, ServedAdapters
 from serve_apps.policy.engine_settings import engine_arguments, engine_environment, stop_token_ids
+from serve_apps.policy.engine_sleep import ASLEEP_UNTIL, EngineSleep
 from serve_apps.policy.generation import Generation
 from serve_apps.policy.priority import LOW_PRIORITY, has_low_priority, set_process_priority
 from serve_apps.policy.served_weights import ServedWeights
@@ -144,6 +146,7 @@ class Policy:
             self._served = ServedWeights(self._engine, self._args.model)
         else:
             self._served = ServedAdapters(self._engine, room.model_groups)
+        self._sleep = EngineSleep(self._engine)
         self._generation = Generation(self._engine, self._served, stop_token_ids=stop_token_ids(folder))
 
     # -- generation ---------------------------------------------------------------------------------------------
@@ -191,16 +194,24 @@ class Policy:
         """Makes the versions in `user_config` live, or keeps the old weights and records why.
 
         `user_config` is {version, uri, manifest_sha256}, or where the groups are adapters {adapters: {model group: the
-        same}}. Either may ask for low priority (see priority.py), and have an `attempt`, which only makes it differ. Never raises for bad
-        weights: Serve would kill the replica.
+        same}}. Either may ask for low priority (see priority.py) and for sleep (see engine_sleep.py), and have an `attempt`, which
+        only makes it differ. Never raises for bad weights: Serve would kill the replica.
         """
         self._set_priority(bool(user_config.get(LOW_PRIORITY)))
+        until = float(user_config.get(ASLEEP_UNTIL) or 0.0)
+        should_sleep = until > time.time()  # a replica that starts later than that has nothing to wait for
+        self._sleep.expect(is_asleep=should_sleep)
         settings = user_config.get("adapters", {self._args.model_group: user_config})
         wanted = {group: _ref_of(group, about) for group, about in settings.items()}
         async with self._change:  # Serve may hand over the next version while one is loaded
             await self._prepare_engine()
             with self._log_context():
-                await self._served.take(wanted)
+                if not should_sleep:
+                    await self._sleep.wake()
+                if not self._sleep.is_asleep:  # weights cannot change in an engine that sleeps
+                    await self._served.take(wanted)
+                if should_sleep:
+                    await self._sleep.sleep(until)
 
     def _set_priority(self, low_priority: bool) -> None:
         """Follows the app's settings.
@@ -261,6 +272,7 @@ class Policy:
             "start_s": self._start_s,
             "num_running": self._engine.output_processor.get_num_unfinished_requests(),
             LOW_PRIORITY: has_low_priority(),
+            **self._sleep.status(),
         }
         return [replica | state.to_dict(group) for group, state in self._served.states.items()]
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class WeightsExtension:
-    """Adds methods to every vLLM worker: `troupe_stage` checks new weights, `troupe_swap` makes them live."""
+    """Adds methods to every vLLM worker: `troupe_stage` checks new weights, `troupe_swap` makes them live.
+
+    `troupe_free_bytes` says what room its GPU has (see engine_sleep.py).
+    """
 
     vllm_config: Any
     model_runner: Any
@@ -49,6 +52,12 @@ class WeightsExtension:
         tensors, self._troupe_staged = self._troupe_staged, None
         self.model_runner.reload_weights(weights_iterator=iter(tensors.items()))
         self._troupe_repack_tied_head()
+
+    def troupe_free_bytes(self) -> int:
+        """Returns the free memory of this worker's GPU in bytes; 0 for a worker on a CPU."""
+        import torch
+
+        return int(torch.accelerator.get_memory_info()[0]) if torch.accelerator.is_available() else 0
 
     def _troupe_repack_tied_head(self) -> None:
         """Rebuilds the packed `lm_head`: on a CPU vLLM keeps a copy that a reload of tied weights leaves stale."""

@@ -21,6 +21,35 @@ def new_tasks_can_be_seen(config: RunSections) -> None:
         )
 
 
+def shared_gpus_have_room_for_both(config: RunSections) -> None:
+    """Where engines and trainers share a GPU, Ray can place each of them on it."""
+    if config.pool == "separate":
+        return
+    for group in config.model_groups:
+        serve, train = config.serve_config(group), config.train_config(group)
+        place = f"pool: shared, model group {group!r}"
+        if bool(serve.gpus) != bool(train.gpus_per_worker):
+            raise ValueError(
+                f"{place}: serve.gpus = {serve.gpus:g} and train.gpus_per_worker = {train.gpus_per_worker:g} share no GPU: give "
+                "both a share of one, e.g. 0.5 each, or drop pool"
+            )
+        if serve.gpus >= 1 or train.gpus_per_worker >= 1:
+            raise ValueError(
+                f"{place}: Ray gives nobody else a part of a GPU that serve.gpus = {serve.gpus:g} or train.gpus_per_worker = "
+                f"{train.gpus_per_worker:g} reserves whole: give shares that add up to 1, e.g. 0.5 each"
+            )
+        for key, value in (
+            ("serve.num_replicas", serve.num_replicas),
+            ("serve.tensor_parallel_size", serve.tensor_parallel_size),
+            ("train.num_workers", train.num_workers),
+        ):
+            if value > 1:
+                raise ValueError(
+                    f"{place}: {key} = {value}, but what is shared is one GPU, and Ray may put two workers of NCCL on the same: "
+                    "set it to 1, or give engines and trainers GPUs of their own (pool: separate)"
+                )
+
+
 def uploaded_runs_are_stored_elsewhere(config: RunSections) -> None:
     """A run whose working directory is a copy stores its results outside of it."""
     root = config.storage.root

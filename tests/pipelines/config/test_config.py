@@ -60,6 +60,22 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
         ),
         ({"train.loss": {"kl_in_reward_estimator": "abs"}}, r"kl_in_reward_estimator: abs in the reward also.*take k1"),
         ({"train.loss": {"kl_in_loss_estimator": "k4"}}, r"kl_in_loss_estimator: Input should be 'abs', 'k2' or 'k3'"),
+        (
+            {"pool": "shared", "serve.gpus": 0.5},
+            r"pool: shared, model group 'solver_verifier': serve\.gpus = 0\.5 and train\.gpus_per_worker = 0 share no GPU",
+        ),
+        (
+            {"pool": "shared", "serve.gpus": 1, "train.gpus_per_worker": 0.5},
+            r"serve\.gpus = 1 or train\.gpus_per_worker = 0\.5 reserves whole: give shares",
+        ),
+        (
+            {"pool": "shared", "serve.gpus": 0.5, "serve.num_replicas": 2, "train.gpus_per_worker": 0.5},
+            r"serve\.num_replicas = 2, but what is shared is one GPU",
+        ),
+        (
+            {"pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5, "train.num_workers": 2},
+            r"train\.num_workers = 2, but what is shared is one GPU",
+        ),
         ({"train.zzz": 1}, r"unknown key 'train\.zzz': known keys: algorithm, "),
         (
             {"train.agents": {"solvr": {"weight": 2}}},

@@ -37,6 +37,7 @@ from serve_apps.policy.deployment import (
 from serve_apps.policy.proof import SyncError
 from serve_apps.policy.proving import Target, prove_apps
 from serve_apps.policy.replicas import Broadcast, handle_of
+from serve_apps.policy.sleeping_apps import put_to_sleep, wake_apps
 from serve_apps.proof_limits import Limits
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
@@ -301,6 +302,45 @@ def test_an_app_stands_back_through_syncs_and_restarts_until_it_comes_forward(se
     else:
         set_low_priority([APP], False, timeout_s=240)
     assert not any(s["low_priority"] for s in replica_statuses(APP)) and set(served.versions()) == {1}
+
+
+def test_calls_to_engines_that_sleep_wait_and_those_under_way_go_on_with_an_empty_cache(served: Served) -> None:
+    served.sync(1)
+
+    async def main() -> list[Any]:
+        client = ServeClient({"g": APP}, CallConfig())
+        under_way = [asyncio.ensure_future(client.generate(r)) for r in requests(max_tokens=350)]
+        await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        until = time.time() + 600
+        apps = await asyncio.to_thread(put_to_sleep, [APP, "not-deployed"], until=until, timeout_s=60)
+        assert apps == [APP]
+        late = [asyncio.ensure_future(client.generate(r)) for r in requests(max_tokens=350)]
+        answered, _ = await asyncio.wait(late, timeout=6)  # three health checks
+        assert not answered
+        assert [(s["asleep_until"], s["version"]) for s in replica_statuses(APP)] == [(until, 1)] * NUM_REPLICAS
+        assert serve.status().applications[APP].status.value == "RUNNING"
+        await asyncio.to_thread(wake_apps, [APP], timeout_s=60)
+        return [*await asyncio.gather(*under_way), *await asyncio.gather(*late)]
+
+    before = {s["pid"] for s in replica_statuses(APP)}
+    answers = asyncio.run(main())
+    assert {s["pid"] for s in replica_statuses(APP)} == before
+    half = len(PROMPTS)
+    assert {a.policy_version for a in answers} == {1} and not any(a.is_version_mixed for a in answers)
+    assert max(largest_error(served.ref(1).uri, part) for part in (answers[:half], answers[half:])) < 1e-3
+
+
+def test_a_sync_wakes_engines_and_a_replica_that_starts_again_sleeps_on_until_its_deadline(served: Served) -> None:
+    served.sync(0)
+    put_to_sleep([APP], until=time.time() + 600, timeout_s=60)
+    os.kill(replica_statuses(APP)[0]["pid"], signal.SIGKILL)
+    put_to_sleep([APP], until=time.time() + 601, timeout_s=240)  # waits for the one that Serve starts in its place
+    proofs = served.sync(1, old=0)
+    assert [p.verdict for p in proofs] == ["proven"] * NUM_REPLICAS
+    assert [s["asleep_until"] for s in replica_statuses(APP)] == [None] * NUM_REPLICAS
+    put_to_sleep([APP], until=time.time() + 3, timeout_s=60)
+    answers = ask(requests())  # nobody wakes them: they wake by themselves
+    assert {a.policy_version for a in answers} == {1}
 
 
 def test_idle_engines_leave_the_cores_to_the_trainer(served: Served) -> None:
