@@ -36,7 +36,13 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "shared": Part(num_gpus=1, settings=SHARED | ZERO_2),
     "zero-3": Part(num_gpus=1, settings=SHARED | ZERO_3),
-    "adapters": Part(num_gpus=1, settings=SHARED | ZERO_2 | {"train.lora": {"rank": 8}}, has_adapters=True),
+    "adapters": Part(
+        num_gpus=1,
+        settings=SHARED
+        | ZERO_2
+        | {"train.lora": {"rank": 8}, "train.gpus_per_worker": 0.25},  # two trainers, one engine
+        has_adapters=True,
+    ),
     "separate": Part(num_gpus=2, settings={"serve.gpus": 1, "train.gpus_per_worker": 1} | ZERO_2),
     "two-workers": Part(
         num_gpus=3, settings={"serve.gpus": 1, "train.gpus_per_worker": 1, "train.num_workers": 2} | ZERO_3
