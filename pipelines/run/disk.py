@@ -2,13 +2,14 @@
 
 A version is stored in the dtype that trains; adapters in float32. A checkpoint has 8 bytes per trained parameter for Adam's
 two moments, and 4 for the weight unless the version has it in float32; a critic's own takes 12. At most those that stay when an iteration ends
-(kept_weights.py) and those of the next one are there at once.
+(kept_weights.py) and those of the next one are there at once. A version is written to the temporary folder first.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -56,7 +57,7 @@ def disk_needs(run: Run) -> list[DiskNeed]:
 
     Raises ValueError before version 0 is there.
     """
-    versions, checkpoints = 0, 0
+    versions, checkpoints, scratch = 0, 0, 0
     num_kept = run.config.maintain.keep_versions + 1
     released = min(run.config.maintain.keep_champions, -(-run.config.iterations // run.config.evaluate.every))
     limit = run.config.maintain.weights_limit_gb
@@ -65,6 +66,7 @@ def disk_needs(run: Run) -> list[DiskNeed]:
         train = run.config.train_config(group)
         num_trained = sum(prod(shape) for _, shape in manifest.tensors.values())
         version = version_bytes(train, num_trained)
+        scratch += version
         all_versions = run.config.iterations * version
         needed = min(all_versions, (num_kept + released) * version)
         versions += all_versions if limit is None else max(needed, min(all_versions, int(limit * 1e9)))
@@ -74,7 +76,8 @@ def disk_needs(run: Run) -> list[DiskNeed]:
     versions -= sum(size for (_, version), size in version_sizes(run).items() if version > 0)
     checkpoints -= sum(file.size_bytes for files in checkpoint_files(run).values() for file in files)
     by_device: dict[int, tuple[Path, int]] = {}
-    for place, size in ((run.weights_uri, versions), (f"{run.folder}/checkpoints", checkpoints)):
+    sizes = {run.weights_uri: versions, f"{run.folder}/checkpoints": checkpoints, tempfile.gettempdir(): scratch}
+    for place, size in sizes.items():
         if not is_uri(place):
             folder = _existing(local_path(place))
             device = os.stat(folder).st_dev
