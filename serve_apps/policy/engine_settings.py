@@ -13,6 +13,10 @@ from stores.model_folder import num_known_rows
 
 CPU_BLOCK_SIZE = 32
 """Tokens per block of the KV cache on a CPU: vLLM's own default there is 128, under which no short prompt is ever cached."""
+SPIN_COUNT = "20000"
+"""How often an OpenMP thread of an engine looks for work before it sleeps, about 0.2 ms. A step has hundreds of parallel parts
+with less than that between them: threads that sleep at once gain next to nothing over one thread. Threads that spin for
+milliseconds, as by default, stall an engine where something else computes, too."""
 PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
 
@@ -35,8 +39,7 @@ def engine_environment(config: ServeConfig, *, threads: int) -> dict[str, str]:
             "TORCH_COMPILE_DISABLE": "1",  # saves 3 s in the first call, and the need for a compiler
         }
         if threads > 1:
-            # Threads that spin while they wait stall an engine wherever something else computes, too: see decision D13.
-            env["OMP_WAIT_POLICY"] = "passive"
+            env["GOMP_SPINCOUNT"] = SPIN_COUNT
         if config.tensor_parallel_size == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # lets the engine core run its worker in its own process
     return env

@@ -31,7 +31,7 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "block 32, 1 thread": ({}, {}),
     "block 32, 2 threads": ({"threads": 2}, {}),
     "block 32, 2 threads that spin": ({"threads": 2}, {"GOMP_SPINCOUNT": "300000"}),  # OpenMP's own default
-    "block 32, 2 threads that spin shortly": ({"threads": 2}, {"GOMP_SPINCOUNT": "20000"}),
+    "block 32, 2 threads that sleep": ({"threads": 2}, {"GOMP_SPINCOUNT": "0"}),
 }
 """Changes of `serve` and of the environment by engine."""
 
