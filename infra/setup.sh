@@ -159,7 +159,7 @@ lock() {
   # cpu.txt is cut from dev.txt, so that one environment serves both.
   resolve dev "$all" --extra cpu --extra gguf --extra dev --extra airflow --extra postgres --extra s3 "${options[@]}"
   resolve cpu "$all" --extra cpu --extra gguf -c infra/locks/dev.txt "${options[@]}"
-  resolve cluster "$all" --extra cpu --extra postgres --extra s3 -c infra/locks/dev.txt "${options[@]}"
+  resolve cluster "$all" --extra cpu --extra gguf --extra postgres --extra s3 -c infra/locks/dev.txt "${options[@]}"
   resolve airflow "$all" --extra airflow --extra postgres -c infra/locks/dev.txt "${options[@]}"
   # gpu.txt has the CPU builds' versions of the packages that pyproject.toml names, and of setuptools, which vllm bounds on
   # 3.12 and newer only; CUDA's vllm pins the rest.

@@ -31,12 +31,17 @@ NOISE: Mapping[tuple[str, str], float] = {
     ("float32", "float16"): 0.1,
     ("bfloat16", "float16"): 0.5,
 }
-"""(dtype of the trainer, of the engine) -> what rounding alone makes of the logprobs of a probe at most."""
+"""(dtype of the trainer, of the engine) -> what rounding alone makes of the logprobs of a text at most.
+
+Measured with SmolLM2-135M-Instruct on a CPU, 4 texts of up to 64 tokens, largest difference: trainer and engine in float32
+5.7e-5; of another trainer or engine in bfloat16 0.16 to 0.18. The value for bfloat16 leaves room for larger models, which were
+not measured; neither was float16, whose rounding is an eighth.
+"""
 TOLERANCE_PER_NOISE = 2.0
 
 
 def limits_for(trainer: str, engine: str) -> Limits:
-    """Returns what was measured for a pair of dtypes; an engine of another dtype counts as one of bfloat16."""
+    """Returns the limits for a pair of dtypes; an engine of another dtype counts as one of bfloat16."""
     noise = NOISE.get((trainer, engine), NOISE[trainer, "bfloat16"])
     is_exact = (trainer, engine) == ("float32", "float32")
     tolerance = 1e-3 if is_exact else TOLERANCE_PER_NOISE * noise

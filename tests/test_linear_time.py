@@ -65,7 +65,7 @@ IN_CALLS = {
         "pipelines/examples/made_up_facts/demonstrator.py",
         "re.search",
     ): "a name of the task, then literal words and \\w+",
-    ("pipelines/runners/maintain.py", "re.fullmatch"): "names of folders that the run itself has made",
+    ("pipelines/run/kept_weights.py", "re.fullmatch"): "names of folders that the run itself has made",
     ("serve_apps/config.py", "re.compile"): "an operator's pattern, tried on the empty text",
     ("serve_apps/contracts.py", "re.finditer"): "Tags and OneOf",
     ("serve_apps/control_tokens.py", "re.compile"): "alternatives of literal tokens, and a mask of Troupe's own",

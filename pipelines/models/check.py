@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from train_loops.plain_text import PARAGRAPH
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
 QUESTION = "What is the capital of France?"
-PARAGRAPH = (
-    "The sun had just gone down behind the hills when the two children came home from school. Their mother was in the kitchen, "
-    "and the smell of fresh bread filled the whole house. They put their bags on the floor, washed their hands, and sat down at "
-    "the table. While they were eating, they told her about the new teacher, who had come from a small town near the sea."
-)
-"""Plain English, written for this check."""
 MAX_ANSWER_TOKENS = 40
 KNOWS_LANGUAGE = 3.0
 """How many times more a token of shuffled words must surprise a model than one of the paragraph, for it to know the language."""

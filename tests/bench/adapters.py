@@ -90,7 +90,7 @@ def _whole_versions(store: WeightStore, folder: Path, scratch: Path) -> list[Mod
     from train_loops.warmstart import adopt, make_probe, probe_sequences
 
     model = load_model(folder, DeepSpeedConfig()).eval()
-    sequences = probe_sequences(model.config.vocab_size, length=64)
+    sequences = probe_sequences(folder, length=64)
     first = adopt(folder, store=store, model_group="whole", run_id="bench", sequences=sequences)
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():

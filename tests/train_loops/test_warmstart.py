@@ -89,7 +89,7 @@ def test_an_adopted_folder_is_version_0_with_a_probe_that_recognises_it(tiny_mod
     assert (ref.version, manifest.parent, manifest.checkpoint) == (0, None, "")
     store.verify(ref)
     model = AutoModelForCausalLM.from_pretrained(store.fetch(ref)).eval()
-    assert make_probe(model, probe_sequences(model.config.vocab_size)) == manifest.probe
+    assert make_probe(model, probe_sequences(tiny_model)) == manifest.probe
     assert adopt(tiny_model, store=store, model_group="shared", run_id="run") == ref
 
 
