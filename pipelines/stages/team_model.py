@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
 
@@ -31,10 +32,8 @@ class TeamModel(PythonModel):
         self._team = Team.from_json(Path(context.artifacts["team"]).read_text())
         self._local: Any = None
 
-    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """A row per prompt: `answer`, `status`, `num_turns`, `team_version` (of the gateway's answer; else empty)."""
-        import pandas as pd
-
         rows = pd.DataFrame(model_input)
         lists = [name for name in rows.columns if rows[name].map(lambda value: isinstance(value, list)).any()]
         rows = rows.explode(lists) if lists else rows  # MLflow makes one row of {"prompt": [...]}
