@@ -12,7 +12,6 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 
 from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
@@ -21,7 +20,7 @@ from serve_apps.policy.policy_app import DEPLOYMENT, PolicyArgs
 from serve_apps.policy.priority import LOW_PRIORITY
 from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError
 from serve_apps.policy.proving import Target, prove_apps, serves, versions_of
-from serve_apps.policy.replicas import REPLICA_TIMEOUT_S, Broadcast, handle_of
+from serve_apps.policy.replicas import Broadcast, statuses_if_up
 from stores.manifest import read_manifest
 from stores.types import ModelVersionRef
 from stores.waiting import waiting
@@ -117,7 +116,7 @@ def set_low_priority(apps: Iterable[str], low_priority: bool, *, timeout_s: floa
     deployed = change(open_list(), lambda now: now | {name: _with_priority(now[name], low_priority) for name in names})
     for name in names:
         while True:
-            statuses = _statuses_if_up(name)
+            statuses = statuses_if_up(name)
             if len(statuses) >= num_replicas(deployed[name]) and all(s[LOW_PRIORITY] == low_priority for s in statuses):
                 break
             if time.monotonic() > deadline:
@@ -131,7 +130,7 @@ def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
 
     Args: apps: the app of every model group.
     """
-    statuses = {app: _statuses_if_up(app) for app in set(apps.values())}
+    statuses = {app: statuses_if_up(app) for app in set(apps.values())}
     return {
         group: {
             s["replica_id"]: (s["version"], s["manifest_sha256"])
@@ -250,7 +249,7 @@ def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:
     """Makes replicas try the targets again that they refused: Serve hands over changes only, and this is none any more."""
     for app in dict.fromkeys(target.app for target in targets):
         asked = [target for target in targets if target.app == app]
-        if any(_refuses(status, target.model) for status in _statuses_if_up(app) for target in asked):
+        if any(_refuses(status, target.model) for status in statuses_if_up(app) for target in asked):
             # A replica that ends over it is replaced by Serve.
             with waiting(f"replicas of {app} to try {versions_of(asked)} again"), suppress(RayError):
                 Broadcast(app, "retry").answers(num_replicas(deployed_apps()[app]), timeout_s=timeout_s)
@@ -260,7 +259,7 @@ def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, t
     """Returns when every replica of every app reports its targets; raises SyncError for a refusal or the deadline."""
     waiting_for, check_at = list(targets), time.monotonic() + GIVEN_UP_CHECK_S
     while True:
-        report = {app: _statuses_if_up(app) for app in {target.app for target in waiting_for}}
+        report = {app: statuses_if_up(app) for app in {target.app for target in waiting_for}}
         for target in list(waiting_for):
             statuses = [s for s in report[target.app] if s["model_group"] == target.model.model_group]
             for s in statuses:
@@ -284,15 +283,6 @@ def _wait_until_served(targets: Sequence[Target], apps: Apps, deadline: float, t
             check_at = time.monotonic() + GIVEN_UP_CHECK_S
         with waiting(f"replicas to take {versions_of(waiting_for)}"):
             time.sleep(POLL_S)
-
-
-def _statuses_if_up(app: str) -> list[dict[str, Any]]:
-    """Returns the statuses of the replicas that answer; one that is being replaced is missing."""
-    try:
-        answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
-    except (RayError, RayServeException):
-        return []
-    return [status for statuses in answers if isinstance(statuses, list) for status in statuses]
 
 
 def _refuses(status: Mapping[str, Any], ref: ModelVersionRef) -> bool:

@@ -32,6 +32,15 @@ def statuses_of(app: str, *, timeout_s: float) -> list[dict[str, Any]]:
     return [answer for answer in answers if isinstance(answer, dict)]
 
 
+def statuses_if_up(app: str) -> list[dict[str, Any]]:
+    """Returns the `Policy.statuses()` of the replicas that answer, one per model group; one that is being replaced is missing."""
+    try:
+        answers = handle_of(app).broadcast("statuses").results(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
+    except (RayError, RayServeException):
+        return []
+    return [status for statuses in answers if isinstance(statuses, list) for status in statuses]
+
+
 class Broadcast:
     """Calls every replica of an app. The call begins at once, so that several apps can be asked side by side."""
 

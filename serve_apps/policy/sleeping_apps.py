@@ -13,7 +13,7 @@ from typing import Any
 
 from serve_apps.policy.app_list import Apps, change, num_replicas, open_list, with_user_config
 from serve_apps.policy.engine_sleep import ASLEEP_UNTIL, CANNOT_WAKE
-from serve_apps.policy.replicas import REPLICA_TIMEOUT_S, Broadcast
+from serve_apps.policy.replicas import statuses_if_up
 from stores.waiting import waiting
 
 POLL_S = 0.1
@@ -64,22 +64,17 @@ def _wait(names: list[str], deployed: Apps, until: float | None, timeout_s: floa
     deadline = time.monotonic() + timeout_s
     for name in names:
         while True:
-            statuses = _statuses(name, num_replicas(deployed[name]), max(deadline - time.monotonic(), POLL_S))
-            wrong = [status for status in statuses if status[ASLEEP_UNTIL] != until]
-            if not wrong:
+            statuses, num = statuses_if_up(name), num_replicas(deployed[name])
+            right = {status["replica_id"] for status in statuses if status[ASLEEP_UNTIL] == until}
+            if len(right) >= num:
                 break
             if time.monotonic() > deadline:
-                raise TimeoutError(_message(name, wrong[0], until, timeout_s))
+                raise TimeoutError(_message(name, statuses, until, f"{len(right)} of {num}", timeout_s))
             with waiting(f"replicas of {name} to {'wake' if until is None else 'fall asleep'}"):
                 time.sleep(POLL_S)
 
 
-def _statuses(app: str, num: int, timeout_s: float) -> list[dict[str, Any]]:
-    answers = Broadcast(app, "statuses").answers(num, timeout_s=min(timeout_s, REPLICA_TIMEOUT_S))
-    return [status for statuses in answers for status in statuses]
-
-
-def _message(app: str, status: Mapping[str, Any], until: float | None, timeout_s: float) -> str:
-    if until is None:
-        return f"after {timeout_s:g} s replica {status['replica_id']} of {app} is still asleep: {status[CANNOT_WAKE]}"
-    return f"after {timeout_s:g} s replica {status['replica_id']} of {app} is still awake"
+def _message(app: str, statuses: list[dict[str, Any]], until: float | None, num: str, timeout_s: float) -> str:
+    state = "awake" if until is None else "asleep"
+    causes = [f"{status['replica_id']}: {status[CANNOT_WAKE]}" for status in statuses if status[CANNOT_WAKE]]
+    return "; ".join([f"after {timeout_s:g} s {num} replicas of {app} are {state}", *causes])

@@ -11,7 +11,7 @@ from synthetic_traces import GROUP
 
 from stores.weights import WeightStore
 from train_loops.config import DeepSpeedConfig, LossConfig, TrainConfig
-from train_loops.engine import Engine, join_workers, load_policy, move
+from train_loops.engine import Engine, join_workers, load_policy
 from train_loops.models import build_models
 from train_loops.trainer import Worker
 from train_loops.warmstart import adopt
@@ -53,16 +53,6 @@ def test_under_zero_3_nothing_is_moved(tiny_model: Path) -> None:
     assert not engine.offload()
     assert train(engine, 1)[0] > 0
     engine.close()
-
-
-def test_tied_weights_that_move_stay_tied_and_whoever_holds_them_sees_it(tiny_model: Path) -> None:
-    policy = load_policy(tiny_model, DeepSpeedConfig()).model
-    embedding, head = policy.get_input_embeddings().weight, policy.get_output_embeddings().weight
-    assert embedding is head
-    move(policy, torch.device("meta"))  # stands for a GPU
-    assert policy.get_output_embeddings().weight is embedding
-    assert embedding.device.type == "meta"
-    assert {t.device.type for t in (*policy.parameters(), *policy.buffers())} == {"meta"}
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

@@ -317,7 +317,8 @@ def test_calls_to_engines_that_sleep_wait_and_those_under_way_go_on_with_an_empt
         late = [asyncio.ensure_future(client.generate(r)) for r in requests(max_tokens=350)]
         answered, _ = await asyncio.wait(late, timeout=6)  # three health checks
         assert not answered
-        assert [(s["asleep_until"], s["version"]) for s in replica_statuses(APP)] == [(until, 1)] * NUM_REPLICAS
+        statuses = await asyncio.to_thread(replica_statuses, APP)
+        assert [(s["asleep_until"], s["version"]) for s in statuses] == [(until, 1)] * NUM_REPLICAS
         assert serve.status().applications[APP].status.value == "RUNNING"
         await asyncio.to_thread(wake_apps, [APP], timeout_s=60)
         return [*await asyncio.gather(*under_way), *await asyncio.gather(*late)]
