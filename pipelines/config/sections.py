@@ -274,15 +274,15 @@ class SyncConfig(Settings):
     stage_timeout_s: float = Field(900, gt=0, json_schema_extra=NOT_IDENTITY)
     """The deadline in seconds of stage sync, including the start of engines that are not running."""
     proof_tolerance: float | None = Field(None, gt=0, json_schema_extra=IDENTITY_IF_CHANGED)
-    """The largest difference in nats between the logprobs of engine and trainer on the probe; null: what was measured for
-    the dtypes of the two, 0.001 where both are float32."""
+    """The largest difference in nats between the logprobs of engine and trainer on the probe; null: a limit by
+    the dtypes of the two, 0.001 where both are float32, 1.0 where one is bfloat16."""
     proof_noise: float | None = Field(None, gt=0, json_schema_extra=IDENTITY_IF_CHANGED)
-    """The part of it that is rounding, in nats; null: what was measured for the dtypes of engine and trainer, 5e-5 where both
-    are float32, and at most `proof_tolerance`. Two versions that differ by less cannot be distinguished, and where there is
+    """The part of it that is rounding, in nats; null: a limit by the dtypes of the two, 2e-4 where both are float32,
+    0.5 where one is bfloat16, and at most `proof_tolerance`. Two versions that differ by less cannot be distinguished, and where there is
     no other version to compare with, the difference must be below this."""
 
     def limits(self, *, trainer: str, engine: str) -> Limits:
-        """Returns what a proof allows between two dtypes (`float32`, `bfloat16`, ...): as configured, else as measured."""
+        """Returns what a proof allows between two dtypes (`float32`, `bfloat16`, ...): as configured, else by the dtypes."""
         usual = limits_for(trainer, engine)
         tolerance = (
             max(usual.tolerance, self.proof_noise or 0) if self.proof_tolerance is None else self.proof_tolerance

@@ -1,4 +1,4 @@
-"""What a proof allows between two dtypes: as measured, unless the config says otherwise."""
+"""What a proof allows between two dtypes, unless the config says otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.fast
 
 def test_float32_is_proven_to_a_thousandth_and_what_is_rounded_to_its_noise() -> None:
     exact = SyncConfig().limits(trainer="float32", engine="float32")
-    assert (exact.tolerance, exact.noise) == (1e-3, 5e-5)
+    assert (exact.tolerance, exact.noise) == (1e-3, 2e-4)
     for (trainer, engine), noise in NOISE.items():
         found = SyncConfig().limits(trainer=trainer, engine=engine)
         assert found.noise == noise <= found.tolerance
