@@ -9,6 +9,9 @@ from pydantic import Field, field_validator, model_validator
 
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Numbers per attention head that vLLM's attention takes on a CPU; with others its engine dies at the first request."""
+
 
 class ServeConfig(Settings):
     """This section sets how the policy app of a model group runs: a vLLM engine per replica."""

@@ -29,10 +29,12 @@ CONFIG = {
 }
 
 
-def write_model(folder: Path, family: str = "qwen", *, shards: int = 1, dtype: str = "F32", tied: bool = True) -> Path:
-    """Writes a whole folder of a family's shape."""
+def write_model(
+    folder: Path, family: str = "qwen", *, shards: int = 1, dtype: str = "F32", tied: bool = True, **sizes: int
+) -> Path:
+    """Writes a whole folder of a family's shape. Args: sizes: values of config.json that are others."""
     build(family, folder)
-    config = {**CONFIG, **SHAPES[family], "tie_word_embeddings": tied}
+    config = {**CONFIG, **SHAPES[family], **sizes, "tie_word_embeddings": tied}
     (folder / "config.json").write_text(json.dumps(config))
     tensors = tensors_of(config)
     names = sorted(tensors)

@@ -15,7 +15,7 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,
     "max_position_embeddings": 512,
 }
 LLAMA3_ROPE = {
@@ -31,7 +31,7 @@ SHAPES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "gemma3": (
         "gemma3_text",
         "gemma",
-        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16},
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 32},
     ),
     "llama3": ("llama", "llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False}),
     "qwen2.5": ("qwen2", "qwen", {"tie_word_embeddings": True, "sliding_window": 32, "use_sliding_window": False}),

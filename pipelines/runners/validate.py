@@ -16,6 +16,7 @@ from pipelines.models.folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
+from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
 from stores.model_folder import Tensors, read_tensors, why_windowed
@@ -136,6 +137,7 @@ def _check_models(config: RunConfig) -> list[str]:
         notes += [f"{key}: {note}" for note in checked.notes]
         notes += _check_packing(config, group, shape)
         _check_rank(config, group, shape)
+        _check_heads(config, group, shape)
         limit = shape.get("max_position_embeddings")
         if limit is not None and max_model_len > limit:
             raise ValueError(
@@ -155,6 +157,17 @@ def _check_packing(config: RunConfig, group: str, shape: dict[str, Any]) -> list
             "or false"
         )
     return [f"model_groups.{group}: rows are padded, not packed (train.rows.pack): {reason}"]
+
+
+def _check_heads(config: RunConfig, group: str, shape: dict[str, Any]) -> None:
+    """ValueError where engines on a CPU would die at the first request, because attention there does not take such heads."""
+    hidden, heads = shape.get("hidden_size"), shape.get("num_attention_heads")
+    size = shape.get("head_dim") or (hidden // heads if hidden and heads else None)
+    if config.serve_config(group).gpus == 0 and size is not None and size not in CPU_HEAD_SIZES:
+        raise ValueError(
+            f"model_groups.{group}.model: its attention heads have {size} numbers (head_dim of config.json); on a CPU vLLM takes "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: serve it on a GPU (serve.gpus: 1) or take another model"
+        )
 
 
 def _check_rank(config: RunConfig, group: str, shape: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ DEMO = Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml"
 
 
 def config_of(folder: Path) -> RunConfig:
-    return load_config(DEMO, {"model_groups.solver_verifier.model": str(folder)})
+    return load_config(DEMO, {"model_groups.solver_verifier.model": str(folder), "serve.gpus": 1})
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +258,7 @@ def test_a_folder_is_read_without_torch_and_transformers(tmp_path: Path) -> None
     code = (
         "import sys; from pathlib import Path; from pipelines.config.run_config import load_config; "
         "from pipelines.runners.validate import check; "
-        f"check(load_config(Path({str(DEMO)!r}), {{'model_groups.solver_verifier.model': {str(folder)!r}}})); "
+        f"check(load_config(Path({str(DEMO)!r}), {{'model_groups.solver_verifier.model': {str(folder)!r}, 'serve.gpus': 1}})); "
         "assert not {'torch', 'transformers', 'vllm', 'ray'} & sys.modules.keys(), 'heavy'"
     )
     done = subprocess.run(

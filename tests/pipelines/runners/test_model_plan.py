@@ -12,6 +12,7 @@ from pipelines.config.run_config import RunConfig, load_config
 from pipelines.runners import model_plan
 from pipelines.runners.model_plan import GIB, ModelPlan, plan, plan_lines
 from pipelines.runners.validate import check
+from serve_apps.config import CPU_HEAD_SIZES
 from stores.model_folder import read_config, read_tensors, why_windowed
 from tests.model_folders import change_json, write_model
 
@@ -95,14 +96,14 @@ def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
 def test_validate_says_the_plan_and_that_the_machine_is_too_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_model(tmp_path, dtype="BF16")
+    folder = write_model(tmp_path, dtype="BF16", hidden_size=128, head_dim=32)
     models = {name: {"agents": agents, "model": str(folder)} for name, agents in AGENTS.items()}
     config = load_config(DEMO, {"model_groups": models, "warmstart": None})
     monkeypatch.setattr(model_plan, "memory_bytes", lambda: 100 * GIB)
     lines = check(config)
     plans = [line for line in lines if "parameters; folder" in line]
     assert [line.partition(":")[0] for line in plans] == ["model_groups.a", "model_groups.b"]
-    assert ": 0.1M parameters; folder bfloat16, trainer float32, engine float32; 0 MB per version, 0 MB" in plans[0]
+    assert ": 0.3M parameters; folder bfloat16, trainer float32, engine float32; 1 MB per version, 2 MB" in plans[0]
     assert lines[-1].startswith("memory: engines and trainers take about ") and lines[-1].endswith("has 100.0 GiB")
     monkeypatch.setattr(model_plan, "memory_bytes", lambda: GIB)
     assert "this machine has 1.0 GiB, too little: lower serve.kv_cache_gib" in check(config)[-1]
@@ -110,6 +111,7 @@ def test_validate_says_the_plan_and_that_the_machine_is_too_small(
     assert not any(line.startswith("memory:") for line in check(gpus)), "what a GPU has is not known here"
 
 
+GPU = {"serve.gpus": 1}
 AGENTS = {"a": ["solver", "verifier"], "b": ["refiner", "finalizer"]}
 KINDS = ["sliding_attention", "full_attention"]
 WINDOWS: dict[str, tuple[dict[str, Any], str]] = {
@@ -133,11 +135,27 @@ def test_layers_with_windows_are_known_by_the_config(case: str) -> None:
 
 def test_rows_of_a_model_with_windows_are_padded_and_packing_them_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "gemma")
-    (line,) = (line for line in check(config_of(folder)) if "padded, not packed" in line)
+    (line,) = (line for line in check(config_of(folder, **GPU)) if "padded, not packed" in line)
     assert "train.rows.pack" in line and "gemma2" in line
     with pytest.raises(ValueError, match=r"train\.rows\.pack = true, but .*sliding_attention.*set it to auto or false"):
-        check(config_of(folder, **{"train.rows.pack": True}))
-    assert not any("packed" in line for line in check(config_of(folder, **{"train.rows.pack": False})))
+        check(config_of(folder, **GPU | {"train.rows.pack": True}))
+    assert not any("packed" in line for line in check(config_of(folder, **GPU | {"train.rows.pack": False})))
     other = write_model(tmp_path / "qwen", "qwen")
-    assert not any("packed" in line for line in check(config_of(other, **{"train.rows.pack": True})))
-    assert json.loads(config_of(other).model_dump_json())["train"]["rows"]["pack"] == "auto"
+    assert not any("packed" in line for line in check(config_of(other, **GPU | {"train.rows.pack": True})))
+    assert json.loads(config_of(other, **GPU).model_dump_json())["train"]["rows"]["pack"] == "auto"
+
+
+def test_heads_that_a_cpu_engine_does_not_take_are_refused_on_a_cpu(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, head_dim=16)
+    with pytest.raises(
+        ValueError, match=rf"{GROUP}\.model: its attention heads have 16 numbers .* takes 32, 64.*serve\.gpus: 1"
+    ):
+        check(config_of(folder))
+    check(config_of(folder, **GPU))
+
+
+@pytest.mark.nightly
+def test_the_sizes_of_heads_are_those_of_the_engine() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
