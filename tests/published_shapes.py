@@ -10,7 +10,7 @@ from tests.small_tokenizers import build
 
 SIZES = {
     "vocab_size": 1024,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
