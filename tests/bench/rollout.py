@@ -24,7 +24,7 @@ from serve_apps.policy.engine_settings import engine_environment
 from stores.types import Purpose, TracesRef
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer
-from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run
+from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run, pretrained
 from tests.serve_apps.deployed_apps import remove_apps
 
 AGENTS = ["solver", "verifier", "refiner", "finalizer"]
@@ -32,7 +32,7 @@ WARM_UP_PASSES = 1
 
 
 def measure(folder: Path) -> list[Figure]:
-    """The tiny model as in the demo, then the 100M shape."""
+    """The tiny model as in the demo, the 100M shape, and SmolLM2-135M-Instruct where its folder is there."""
     tiny = open_run("bench-tiny", folder, {"model_groups": {"team": {"agents": AGENTS}}, **SHORT_WARMSTART})
     figures = _measure(tiny, "tiny", num_tasks=48, episodes_per_task=8, num_passes=4, least=0.6)
     cut = {agent: {"max_tokens": 20} for agent in AGENTS}
@@ -46,7 +46,20 @@ def measure(folder: Path) -> list[Figure]:
             "serve.threads": 2,
         },
     )
-    return figures + _measure(large, "100M", num_tasks=8, episodes_per_task=4, num_passes=2, least=0.85)
+    figures += _measure(large, "100M", num_tasks=8, episodes_per_task=4, num_passes=2, least=0.85)
+    if (model := pretrained()) is None:
+        return figures
+    real = open_run(
+        "bench-smollm2",
+        folder,
+        {
+            "model_groups": {"team": {"agents": AGENTS, "model": str(model)}},
+            "warmstart": None,
+            "agents": cut,
+            "serve.threads": 2,
+        },
+    )
+    return figures + _measure(real, "SmolLM2", num_tasks=8, episodes_per_task=4, num_passes=2, least=0.85)
 
 
 def _measure(

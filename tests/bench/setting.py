@@ -62,3 +62,12 @@ def build_100m(folder: Path) -> Path:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=grown, eos_token=END, pad_token=PAD)
     tokenizer.chat_template = CHAT_TEMPLATE
     return save_folder(build_model(TinyModelConfig(**SHAPE_100M), tokenizer, seed=0), tokenizer, folder)  # type: ignore[arg-type]
+
+
+def pretrained() -> Path | None:
+    """Returns the folder of SmolLM2-135M-Instruct in float32; None, with a line on how to get it, where it is missing."""
+    folder = Path("models/smollm2")
+    if (folder / "config.json").is_file():
+        return folder.resolve()
+    print(f"SmolLM2 is left out: make {folder} with `troupe model get smollm2 {folder}`", flush=True)
+    return None

@@ -28,7 +28,7 @@ from stores.stage_results import Collected
 from stores.types import Purpose
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer
-from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run
+from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run, pretrained
 
 LIMIT = 0.7
 WARM_UP_ORDERS = 1
@@ -39,7 +39,7 @@ CREDIT = {"path": "tests.bench.credit:LetterShare"}
 
 
 def measure(folder: Path) -> list[Figure]:
-    """The tiny model with an iteration's rows of the demo, then the 100M shape."""
+    """The tiny model with an iteration's rows of the demo, the 100M shape, and SmolLM2-135M-Instruct where its folder is there."""
     tiny = {
         "credit": CREDIT,
         "model_groups": {"team": {"agents": AGENTS}},
@@ -58,7 +58,11 @@ def measure(folder: Path) -> list[Figure]:
         "train.num_minibatches": 2,
         "train.microbatch_tokens": 2048,
     }
-    return figures + _measure(folder, "100M", large, num_episodes=16, num_orders=2)
+    figures += _measure(folder, "100M", large, num_episodes=16, num_orders=2)
+    if (model := pretrained()) is None:
+        return figures
+    real = large | {"model_groups": {"team": {"agents": AGENTS, "model": str(model)}}}
+    return figures + _measure(folder, "SmolLM2", real, num_episodes=16, num_orders=2)
 
 
 def _measure(folder: Path, shape: str, changes: dict[str, Any], *, num_episodes: int, num_orders: int) -> list[Figure]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown_pages import fences
+from tests.model_folders import write_model
 
 pytestmark = pytest.mark.nightly
 
@@ -55,3 +56,15 @@ def test_the_credit_rule_of_the_tutorial_validates_and_passes_its_test(my_team: 
     assert "1 passed" in ran(my_team, "pytest", "-q", "-p", "no:cacheprovider", "test_progress.py")
     changes = ("--set", "credit.path=my_team:ProgressCredit", "--set", "train.algorithm=dr_mas")
     assert "ok" in ran(my_team, "troupe", "validate", "my_team.yaml", *changes)
+
+
+@pytest.mark.test
+def test_the_files_of_the_page_on_an_own_model_validate(tmp_path: Path) -> None:
+    make_tasks, team = python_blocks("own-model.md")
+    (config,) = [fence.text for fence in fences("infra/docs/tutorials/own-model.md") if fence.language == "yaml"]
+    for name, text in {"make_tasks.py": make_tasks, "team.py": team, "own.yaml": config}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "models").mkdir()
+    write_model(tmp_path / "models" / "smollm2", head_dim=32)
+    ran(tmp_path, "python", "make_tasks.py")
+    assert ran(tmp_path, "troupe", "validate", "own.yaml") == "own.yaml: ok (1 model groups, 3 agents)\n"
