@@ -73,8 +73,8 @@ class MaintainConfig(Settings):
     """The size in GB of a run's weights and checkpoints above which, at the end of each iteration, those go that nothing
     needs, the oldest first. What is needed stays, whatever its size. null: only `troupe maintain` removes any."""
     keep_versions: int = Field(1, ge=1)
-    """The number of newest versions of each model group that stay with their checkpoints when an iteration ends above
-    `weights_limit_gb`. Version 0, champions, teams with an alias and what engines serve stay in any case."""
+    """The number of newest versions of each model group that stay when an iteration ends above `weights_limit_gb`, the last
+    two at most with their checkpoints. Version 0, champions, teams with an alias and what engines serve stay in any case."""
     keep_iterations: int = Field(5, ge=1)
     """The number of newest finished iterations that `troupe maintain` leaves as they are: table versions, weights and
     checkpoints."""

@@ -262,7 +262,7 @@ class Worker:
         self._state, self._lost = resume(checkpoint, self._models, state=self._state, loss=job.train.loss)
         if self._lost:
             logger.warning(
-                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (maintain.keep_versions says how many stay) or of "
+                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (those of the last two versions stay at most) or of "
                 "another model",
                 parent.version,
                 " and ".join(self._lost),

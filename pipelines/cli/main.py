@@ -201,7 +201,13 @@ def print_serve_config(
     from pipelines.report.inspect import serve_config
 
     name, alias = split_team(team)
-    print(yaml.safe_dump(serve_config(existing_run(name, root), alias), sort_keys=False), end="")
+    run = existing_run(name, root)
+    print(yaml.safe_dump(serve_config(run, alias), sort_keys=False), end="")
+    if any(s.gpus == 0 and s.threads == "auto" for s in map(run.config.serve_config, run.config.model_groups)):
+        print(
+            "troupe: serve.threads is auto: `threads` counts the cores of this machine; set it to those of the machines that serve",
+            file=sys.stderr,
+        )
 
 
 @app.command()

@@ -169,13 +169,18 @@ def _hopeless_levels(row: Row, outcome: Series) -> list[TrainingWarning]:
     ]
 
 
+def _has_trained(figures: Mapping[str, Any]) -> bool:
+    """Says whether a model group trained on any row: a failed one keeps its version."""
+    return not figures.get("train/is_failed") and figures.get("train/trained_rows", 1.0) > 0
+
+
 def _unseen_steps(rows: Sequence[Row]) -> list[TrainingWarning]:
     """Returns a warning for each model group of whose latest versions, all trained, none differs from its parent by more
     than the engine rounds: the engines may sample from what they sampled from before."""
     latest, warnings = rows[-LATEST:], []
     for group, proof in (latest[-1].get("proofs") or {}).items() if len(latest) == LATEST else ():
         of_group = [((row.get("proofs") or {}).get(group) or {}, (row["groups"].get(group) or {})) for row in latest]
-        if all(p.get("is_indistinguishable") and f.get("train/trained_rows", 1.0) > 0 for p, f in of_group):
+        if all(p.get("is_indistinguishable") and _has_trained(f) for p, f in of_group):
             what = (
                 f"none of the last {LATEST} versions can be told apart from its parent: they differ by {proof['difference_old']:.2g} "
                 f"nats where the engine rounds by {proof['noise']:.2g}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.run.champions import set_champion
+from pipelines.run.kept_weights import STATE_FILE
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import app_names, serve, start
 from serve_apps.gateway.routes import gateway_statuses, gateway_teams, route
@@ -159,7 +160,7 @@ def switch(run: Run, next_route: TeamRoute) -> None:
     timeout_s = SWITCH_S if gateway_statuses(gateway) else START_S
     stores = TeamStores(run_id=run.run_id, traces=run.traces_uri, served=run.served_uri, weights=run.weights_uri)
     next_route = next_route.model_copy(update={"stores": stores})
-    route(gateway, run.team_name, next_route, state_file=f"{run.folder}/serve_apps.json", timeout_s=timeout_s)
+    route(gateway, run.team_name, next_route, state_file=f"{run.folder}/{STATE_FILE}", timeout_s=timeout_s)
 
 
 def _current_route(run: Run) -> TeamRoute:

@@ -195,7 +195,7 @@ def _proofs(synced: Synced) -> dict[str, dict[str, float]]:
             found[group] = {
                 "difference_new": max(proof["max_difference_new"] for proof in proofs),
                 **({"difference_old": max(old)} if old else {}),
-                "noise": max(proof["noise"] for proof in proofs),
+                "noise": max(proof.get("noise", 0.0) for proof in proofs),
                 "is_indistinguishable": float(all(proof["verdict"] == "indistinguishable" for proof in proofs)),
             }
     return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.kept_weights import checkpoint_files, version_sizes
 from pipelines.run.run import Run
 from stores.files import is_uri, local_path
@@ -61,19 +62,20 @@ def disk_needs(run: Run) -> list[DiskNeed]:
     num_kept = run.config.maintain.keep_versions + 1
     released = min(run.config.maintain.keep_champions, -(-run.config.iterations // run.config.evaluate.every))
     limit = run.config.maintain.weights_limit_gb
+    num_to_come, stored = len(unfinished_iterations(run)), version_sizes(run)
     for group, ref in run.trained(0).items():
         manifest = read_manifest(ref)
         train = run.config.train_config(group)
         num_trained = sum(prod(shape) for _, shape in manifest.tensors.values())
         version = version_bytes(train, num_trained)
         scratch += version
-        all_versions = run.config.iterations * version
+        existing = sum(size for (name, number), size in stored.items() if name == group and number > 0)
+        all_versions = existing + num_to_come * version
         needed = min(all_versions, (num_kept + released) * version)
-        versions += all_versions if limit is None else max(needed, min(all_versions, int(limit * 1e9)))
+        versions += (all_versions if limit is None else max(needed, min(all_versions, int(limit * 1e9)))) - existing
         own_critic = num_trained * (train.has_critic and train.critic.kind == "own")
         each = checkpoint_bytes(train, num_trained, own_critic)
-        checkpoints += min(run.config.iterations, max(num_kept, CHECKPOINTS_OF_RAY)) * each
-    versions -= sum(size for (_, version), size in version_sizes(run).items() if version > 0)
+        checkpoints += min(run.config.iterations, CHECKPOINTS_OF_RAY) * each
     checkpoints -= sum(file.size_bytes for files in checkpoint_files(run).values() for file in files)
     by_device: dict[int, tuple[Path, int]] = {}
     sizes = {run.weights_uri: versions, f"{run.folder}/checkpoints": checkpoints, tempfile.gettempdir(): scratch}

@@ -25,6 +25,10 @@ from train_loops.config import TEAM
 
 logger = logging.getLogger(__name__)
 
+STATE_FILE = "serve_apps.json"
+"""In the folder of the run that was first on a cluster: the cluster's list of Serve apps."""
+DEPLOYED_FILE = "deployed.json"
+"""In a run's folder: that list as the run last saw it, and the versions that the run was about to serve."""
 Versions = dict[str, set[int]]
 """Version numbers by model group."""
 
@@ -106,7 +110,10 @@ def weight_names(run: Run) -> list[str]:
 def is_of(run: Run, group: str, version: int) -> bool:
     """Says whether this run made the version: weights may be kept in one place for several runs."""
     ref = run.weights.ref(group, version)
-    return ref is not None and run.weights.manifest(ref).run_id == run.run_id
+    if ref is None:  # a removal that was killed has left files, but no manifest
+        removed = run.weights.removed(group, version)
+        return removed is not None and removed[1].run_id == run.run_id
+    return run.weights.manifest(ref).run_id == run.run_id
 
 
 def version_sizes(run: Run) -> dict[tuple[str, int], int]:
@@ -190,8 +197,7 @@ def _released(run: Run) -> Iterator[Mapping[str, int]]:
 
 def _deployed(run: Run) -> Iterator[Mapping[str, int]]:
     """What the run's apps serve, and what a replica of them loads first when it starts again."""
-    stored = read_file(f"{run.folder}/serve_apps.json")
-    apps = {} if stored is None else json.loads(stored)["apps"]
+    apps = [json.loads(stored) for file in (STATE_FILE, DEPLOYED_FILE) if (stored := read_file(f"{run.folder}/{file}"))]
 
     def find(value: Any) -> Iterator[Mapping[str, int]]:
         if isinstance(value, list):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import asdict
 
 from pipelines.run.cpu_threads import engine_threads
+from pipelines.run.kept_weights import DEPLOYED_FILE, STATE_FILE
 from pipelines.run.run import Run
 from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.policy.app_list import deployed_apps
 from serve_apps.policy.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
 from serve_apps.policy.proof import Proof
 from serve_apps.policy.proving import Target
 from serve_apps.policy.sleeping_apps import wake_apps
 from serve_apps.proof_limits import Limits
+from stores.files import write_file
 from stores.manifest import stored_dtype, whole_model
 from stores.types import ModelVersionRef
 
@@ -65,9 +70,12 @@ def start(run: Run, models: Mapping[str, ModelVersionRef], *, kind: str = "rollo
     """Deploys the policy apps of a set and waits until they answer; those that run stay as they are."""
     ensure_apps(
         app_specs(run, models, app_names(run, kind)),
-        state_file=f"{run.folder}/serve_apps.json",
+        state_file=f"{run.folder}/{STATE_FILE}",
         timeout_s=_start_timeout_s(run, models),
     )
+    # The list of apps is the cluster's, and lies with the run that was first there: what is needed here is kept here, too.
+    kept = {"apps": deployed_apps(), "next": {group: asdict(ref) for group, ref in models.items()}}
+    write_file(f"{run.folder}/{DEPLOYED_FILE}", json.dumps(kept, indent=1).encode())
 
 
 def _start_timeout_s(run: Run, models: Iterable[str]) -> float:

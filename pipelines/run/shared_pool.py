@@ -34,10 +34,11 @@ def gpus_for_training(run: Run, model_group: str = "") -> Iterator[None]:
     groups = [model_group] if model_group else list(run.config.model_groups)
     train_s = sum(run.config.train_config(group).stage_timeout_s for group in groups)
     wait_s = max(run.config.serve_config(group).start_timeout_s for group in run.config.model_groups)
-    asleep = put_to_sleep(app_names(run).values(), until=time.time() + train_s, timeout_s=wait_s)
+    apps = list(app_names(run).values())
     try:
+        put_to_sleep(apps, until=time.time() + train_s, timeout_s=wait_s)
         yield
     except BaseException:
-        wake_apps(asleep, timeout_s=0)
+        wake_apps(apps, timeout_s=0)
         raise
-    wake_apps(asleep, timeout_s=wait_s)
+    wake_apps(apps, timeout_s=wait_s)

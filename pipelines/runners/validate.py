@@ -65,6 +65,11 @@ def _check_control(config: RunConfig, workflow: Workflow) -> None:
         raise ValueError(
             f"evaluate.control.agent: {control.agent!r} is no agent of the workflow{near(control.agent, workflow.agents)}"
         )
+    if workflow.tools:
+        raise ValueError(
+            f"evaluate.control: the control calls no tools, and the workflow has {', '.join(sorted(workflow.tools))}: nothing fair "
+            "can be compared; remove the control"
+        )
     try:
         task_input(control.agent, agent)
     except ValueError as fault:

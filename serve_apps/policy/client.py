@@ -332,6 +332,7 @@ class _Queue:
         for call in again:
             self._ends(call)
             self.put(call)
+        self._wake()  # `put` does so only for a call whose caller still waits; the places of the others are free, too
 
     def _fail_waiting(self, fault: Exception) -> None:
         waiting, self._waiting = self._waiting, []

@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
 from serve_apps.policy.app_list import Apps, change, deployed_apps, new_entry, num_replicas, open_list, with_user_config
+from serve_apps.policy.engine_sleep import CANNOT_WAKE
 from serve_apps.policy.policy_app import DEPLOYMENT, PolicyArgs
 from serve_apps.policy.priority import LOW_PRIORITY
 from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError
@@ -185,8 +186,11 @@ def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float)
         if all(state == "RUNNING" for state in states.values()):
             return
         if time.monotonic() > deadline:
-            faults = "; ".join(f"{n} is {s}: {_message(live.get(n))}" for n, s in states.items() if s != "RUNNING")
-            raise TimeoutError(f"after {timeout_s:g} s (serve.start_timeout_s) {faults}")
+            late = [name for name in names if states[name] != "RUNNING"]
+            faults = [f"{name} is {states[name]}: {_message(live.get(name))}" for name in late]
+            # A replica that waits for room on its GPU is being updated, in the eyes of Serve, and answers all the same.
+            faults += [s[CANNOT_WAKE] for name in late for s in statuses_if_up(name) if s[CANNOT_WAKE]]
+            raise TimeoutError(f"after {timeout_s:g} s (serve.start_timeout_s) {'; '.join(faults)}")
         with waiting(f"apps to start: {', '.join(name for name in names if states[name] != 'RUNNING')}"):
             time.sleep(0.1)
 

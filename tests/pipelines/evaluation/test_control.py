@@ -21,6 +21,7 @@ from tests.stage_records import model_ref, team_score, traces_ref
 pytestmark = pytest.mark.fast
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+CODE = Path(__file__).parents[3] / "infra" / "workflows" / "reflective_code.yaml"
 
 
 def measured(outcomes: dict[str, float], control: dict[str, float] | None) -> Measured:
@@ -59,6 +60,14 @@ def test_a_control_needs_test_tasks_an_agent_that_reads_only_the_task_and_a_fiel
     ):
         with pytest.raises(ValueError, match=message):
             check(load_config(SMALL, changes))
+
+
+def test_a_team_with_tools_has_no_control() -> None:
+    calculator = load_config(CODE, {"evaluate.control": {"agent": "coder"}})
+    with pytest.raises(
+        ValueError, match=r"evaluate\.control: the control calls no tools, and the workflow has verify"
+    ):
+        check(calculator)
 
 
 def test_a_run_that_began_without_a_control_is_still_the_same_run() -> None:

@@ -66,6 +66,9 @@ def test_steps_below_what_the_engine_rounds_are_told_once_they_last() -> None:
     assert kinds(synced(False, False)) == [], "two may be chance"
     assert kinds(synced(False, False, True)) == kinds(synced(False, True, False)) == []
     assert kinds(synced(False, False, False, trained=0.0)) == [], "a critic's warm-up keeps the policy on purpose"
+    failed = synced(False, False, False)
+    failed = [row | {"groups": {"g": {"train/is_failed": 1.0}}} for row in failed]
+    assert ("no signal", "group g", "is_indistinguishable") not in kinds(failed), "a failed group keeps its version"
     assert kinds(history(outcome=STILL)) == [], "an iteration of an earlier version has no proofs"
 
 

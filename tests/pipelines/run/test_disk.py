@@ -65,6 +65,15 @@ def test_what_is_written_already_is_not_needed_again(run_of: Any) -> None:
     assert before.needed_bytes - after.needed_bytes == 1100
 
 
+def test_iterations_that_are_done_need_nothing_more_when_their_versions_are_removed(
+    run_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(**{"maintain.weights_limit_gb": None})
+    monkeypatch.setattr(disk, "unfinished_iterations", lambda run: [9, 10])
+    (need,) = disk_needs(run)
+    assert need.needed_bytes == (2 * 540 + 540 + 2 * 1080) * MILLION, "two versions, the copy of one, two checkpoints"
+
+
 def test_a_run_that_does_not_fit_is_refused_before_it_starts(run_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of()
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=6 * 10**9))

@@ -32,12 +32,20 @@ def run(pool: str) -> Any:
 
 
 @pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def failing() -> list[BaseException]:
+    """What putting engines to sleep raises, if anything."""
+    return []
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch, failing: list[BaseException]) -> list[Any]:
     """What was done to the apps, of which r-rollout-b is not deployed."""
     done: list[Any] = []
 
     def put_to_sleep(apps: Iterable[str], *, until: float, timeout_s: float) -> list[str]:
         done.append(("sleep", sorted(apps), until, timeout_s))
+        if failing:
+            raise failing[0]
         return ["r-rollout-a"]
 
     def wake_apps(apps: Iterable[str], *, timeout_s: float) -> None:
@@ -55,7 +63,7 @@ def test_all_engines_of_the_run_sleep_while_one_group_trains_until_the_deadline_
     assert done == [
         ("sleep", ["r-rollout-a", "r-rollout-b"], 1100.0, 300.0),
         "train",
-        ("wake", ["r-rollout-a"], 300.0),
+        ("wake", ["r-rollout-a", "r-rollout-b"], 300.0),
     ]
 
 
@@ -71,7 +79,16 @@ def test_after_a_failure_engines_are_told_to_wake_and_nothing_waits_for_them(
 ) -> None:
     with pytest.raises(error), gpus_for_training(run("shared"), "a"):
         raise error
-    assert done[1] == ("wake", ["r-rollout-a"], 0)
+    assert done[1] == ("wake", ["r-rollout-a", "r-rollout-b"], 0)
+
+
+def test_engines_are_told_to_wake_where_one_of_them_does_not_fall_asleep(
+    done: list[Any], failing: list[BaseException]
+) -> None:
+    failing.append(TimeoutError("1 of 2 replicas are asleep"))
+    with pytest.raises(TimeoutError), gpus_for_training(run("shared"), "a"):
+        raise AssertionError("nothing trains beside an engine that is awake")
+    assert done[1] == ("wake", ["r-rollout-a", "r-rollout-b"], 0)
 
 
 def test_engines_with_gpus_of_their_own_are_left_alone(done: list[Any]) -> None:

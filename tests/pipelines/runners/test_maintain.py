@@ -20,11 +20,11 @@ from pipelines.config.run_config import load_config
 from pipelines.report.inspect import export_version
 from pipelines.report.lineage import lineage_of_team
 from pipelines.run.champions import set_champion
-from pipelines.run.kept_weights import checkpoint_files, drop_unneeded, version_of_checkpoint
+from pipelines.run.kept_weights import DEPLOYED_FILE, checkpoint_files, drop_unneeded, version_of_checkpoint
 from pipelines.run.run import Run
 from pipelines.runners.maintain import maintain, plan
 from pipelines.stages.promote import register_team
-from stores.files import list_files, open_filesystem, write_file
+from stores.files import list_files, open_filesystem, read_file, write_file
 from stores.manifest import Probe
 from stores.stage_results import WarmStarted
 from stores.trace_tables import TraceTables, iteration_of_table, table_name
@@ -255,6 +255,29 @@ def test_what_an_app_serves_or_starts_with_stays(run: Run, play: Play) -> None:
     assert plan(run).versions == {}, "`troupe maintain` keeps it as well"
     drop_unneeded(run)
     assert run.weights.versions(GROUP) == [0, 1, 3, 4, 5, 7]
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_what_a_run_deployed_on_another_runs_cluster_stays(run: Run, play: Play) -> None:
+    for k in range(8):
+        play(run, k)
+    deployed = {"apps": {}, "next": {GROUP: asdict(run.weights.ref(GROUP, 5))}}
+    write_file(f"{run.folder}/{DEPLOYED_FILE}", json.dumps(deployed).encode())
+    drop_unneeded(run)
+    assert 5 in run.weights.versions(GROUP) and 6 not in run.weights.versions(GROUP)
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_a_removal_that_was_killed_is_finished_by_the_next(run: Run, play: Play) -> None:
+    for k in range(8):
+        play(run, k)
+    file = f"{run.weights.uri_of(GROUP, 6)}/model.safetensors"
+    data = read_file(file)
+    assert data is not None
+    run.weights.remove(GROUP, 6)
+    write_file(file, data)  # as where the process died between manifest and folder
+    drop_unneeded(run)
+    assert read_file(file) is None
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)

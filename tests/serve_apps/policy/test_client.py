@@ -311,6 +311,28 @@ def test_calls_that_wait_for_a_dead_app_fail_with_those_that_tried() -> None:
     assert "'r49' waited while all others ended with RayActorError" in str(answers[-1])
 
 
+def test_calls_that_wait_are_sent_when_those_in_their_way_fail_and_are_given_up() -> None:
+    async def script(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        if number == 1:
+            raise RayActorError()
+        yield [echo(item) for item in batch]
+
+    handle = FakeHandle(script)
+
+    async def main() -> Completion:
+        client = client_of(handle, capacity=1)
+        first = asyncio.ensure_future(client.generate(request(0)))
+        await asyncio.sleep(0.1)  # it failed, and waits for its second attempt
+        second = asyncio.ensure_future(client.generate(request(1)))
+        await asyncio.sleep(0)
+        first.cancel()
+        async with asyncio.timeout(60):
+            return await second
+
+    run(main())
+    assert len(handle.batches) == 2
+
+
 def test_nobody_samples_for_callers_who_have_gone() -> None:
     engine = FakeEngine(size=4, tokens=10**6)
     handle = FakeHandle(engine.stream)
