@@ -26,7 +26,7 @@ def test_the_example_is_short() -> None:
 
 def test_the_example_workflow_and_config_could_start(tmp_path: Path) -> None:
     write_example(tmp_path)
-    write_model(tmp_path / "models" / "base")
+    write_model(tmp_path / "models" / "base", head_dim=32)
     troupe = Path(sys.executable).parent / "troupe"
     done = subprocess.run([troupe, "validate", "my_team.yaml"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -57,3 +57,33 @@ def expressions() -> Iterator[tuple[str, int]]:
         yield from ((f"{a} + {b}", a + b) for a in range(2, 21))
         yield from ((f"{a} - {b}", a - b) for a in range(b + 1, 21))
         yield from ((f"{a} * {b}", a * b) for a in range(2, 13))
+
+
+CHAINED_SIZES = {"test": 200, "gate": 40, "train": 700}
+"""Tasks of two steps in each split."""
+
+
+def generate_chained(*, seed: int, split: str, count: int) -> list[Task]:
+    """Returns `count` different tasks of two steps, `What is 7 * 8 + 5?`, in an order that `seed` decides.
+
+    The metadata name the steps: `first` (`7 * 8`) and `then` (`+ 5`).
+
+    Raises ValueError for an unknown split, or more tasks than the split holds.
+    """
+    if split not in CHAINED_SIZES or count > CHAINED_SIZES[split]:
+        raise ValueError(f"small_sums: split {split!r} with {count} tasks was asked for; there are {CHAINED_SIZES}")
+    items = sorted((a, b, c, sign) for a in range(2, 10) for b in range(2, 10) for c in range(2, 10) for sign in "+-")
+    items = [(a, b, c, sign) for a, b, c, sign in items if sign == "+" or a * b > c]
+    random.Random("chained_sums").shuffle(items)
+    begin = sum(CHAINED_SIZES[earlier] for earlier in list(CHAINED_SIZES)[: list(CHAINED_SIZES).index(split)])
+    tasks = [
+        Task(
+            task_id=f"chained-sums-{a}-{b}-{sign}-{c}",
+            prompt=f"What is {a} * {b} {sign} {c}?",
+            answers=(str(a * b + (c if sign == "+" else -c)),),
+            source="chained_sums",
+            metadata={"first": f"{a} * {b}", "then": f"{sign} {c}"},
+        )
+        for a, b, c, sign in items[begin : begin + CHAINED_SIZES[split]]
+    ]
+    return random.Random(f"{seed}/{split}").sample(tasks, count)

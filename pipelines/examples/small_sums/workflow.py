@@ -48,3 +48,29 @@ class SolveCheck(Workflow):
         draft = await agents.solver(question=task.prompt)
         final = await agents.checker(question=task.prompt, draft=draft.text)
         return Outcome(answer=final["answer"])
+
+
+class TwoSteps(Workflow):
+    """Runs two agents on a task of two steps: the first multiplies, the second goes on with what the first found."""
+
+    first = Agent(prompt="Write the equation with its result.\nWhat is {step}?", contract=Equation(), max_tokens=24)
+    second = Agent(
+        prompt="Write the equation with its result.\nWhat is {found} {step}?", contract=Equation(), max_tokens=24
+    )
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Returns the second agent's answer."""
+        product = await agents.first(step=task.metadata["first"])
+        final = await agents.second(found=product["answer"], step=task.metadata["then"])
+        return Outcome(answer=final["answer"])
+
+
+class OneStep(Workflow):
+    """Runs one agent on the same tasks, which may write as many tokens as both: what `TwoSteps` is compared with."""
+
+    solver = Agent(prompt="Write the equation with its result.\n{question}", contract=Equation(), max_tokens=48)
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Returns the agent's answer."""
+        final = await agents.solver(question=task.prompt)
+        return Outcome(answer=final["answer"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from types import SimpleNamespace
 
 import pytest
 
-from pipelines.examples.small_sums.tasks import SIZES, WORDINGS, generate
-from pipelines.examples.small_sums.workflow import Equation
+from pipelines.examples.small_sums.tasks import CHAINED_SIZES, SIZES, WORDINGS, generate, generate_chained
+from pipelines.examples.small_sums.workflow import Equation, TwoSteps
 
 pytestmark = pytest.mark.fast
 ALL = SIZES | {"train": SIZES["train"] * len(WORDINGS)}
@@ -61,3 +63,32 @@ def test_seeds_change_the_order_and_a_split_has_an_end() -> None:
 def test_an_equation_is_one_line_and_the_last_number_is_read_in_any_case(text: str, answer: str, is_ok: bool) -> None:
     parsed = Equation().parse(text)
     assert (parsed.fields["answer"], not parsed.fault) == (answer, is_ok)
+
+
+def test_tasks_of_two_steps_are_in_one_split_and_their_steps_lead_to_the_answer() -> None:
+    of = {split: generate_chained(seed=3, split=split, count=count) for split, count in CHAINED_SIZES.items()}
+    tasks = [task for part in of.values() for task in part]
+    assert len({task.prompt for task in tasks}) == len(tasks) == sum(CHAINED_SIZES.values())
+    for task in tasks:
+        product = eval(task.metadata["first"])
+        assert task.answers == (str(eval(f"{product} {task.metadata['then']}")),)
+        assert task.prompt == f"What is {task.metadata['first']} {task.metadata['then']}?" and int(task.answers[0]) > 0
+    with pytest.raises(ValueError, match="split 'gate' with 41 tasks was asked for"):
+        generate_chained(seed=0, split="gate", count=41)
+
+
+def test_the_second_agent_goes_on_with_what_the_first_found() -> None:
+    asked = []
+
+    async def second(**values: str) -> dict[str, str]:
+        asked.append(TwoSteps.second.prompt.format(**values))
+        return Equation().parse("55 + 5 = 60").fields
+
+    async def first(**values: str) -> dict[str, str]:
+        asked.append(TwoSteps.first.prompt.format(**values))
+        return Equation().parse("7 * 8 = 55").fields
+
+    (task,) = [t for t in generate_chained(seed=0, split="train", count=700) if t.prompt == "What is 7 * 8 + 5?"]
+    outcome = asyncio.run(TwoSteps().run(task, SimpleNamespace(first=first, second=second), None))
+    assert [text.splitlines()[1] for text in asked] == ["What is 7 * 8?", "What is 55 + 5?"]
+    assert outcome.answer == "60"
