@@ -393,7 +393,7 @@ def test_a_busy_machine_repeats_no_call_though_all_together_take_longer_than_the
     sampling = Sampling(max_tokens=350)
 
     async def main() -> tuple[list[int], Any]:
-        client = ServeClient({"g": APP}, config, capacity={APP: 64 * served.num_replicas})
+        client = ServeClient({"g": APP}, config, capacity={APP: 64 * NUM_REPLICAS})
 
         async def turn(task: int, prompt: list[int]) -> Completion:
             return await client.generate(
