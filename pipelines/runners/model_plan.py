@@ -66,6 +66,12 @@ def plan_lines(config: RunConfig, models: Mapping[str, tuple[dict[str, Any], Ten
         plans[group] = plan(config, group, shape, tensors, has_engine=weights not in seen)
         seen.add(weights)
     lines = [plan.line(group) for group, plan in plans.items()]
+    lines += [
+        f"model_groups.{group}: the engine rounds float32 weights to {plan.engine_dtype} (serve.dtype), and loses steps smaller than that: "
+        "train in bfloat16, too (train.deepspeed.bf16), or leave serve.dtype at auto"
+        for group, plan in plans.items()
+        if plan.trainer_dtype == "float32" != plan.engine_dtype and config.train_config(group).lora is None
+    ]
     on_cpu = all(
         config.serve_config(group).gpus == 0 and config.train_config(group).gpus_per_worker == 0
         for group in config.model_groups

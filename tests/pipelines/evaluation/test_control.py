@@ -64,9 +64,7 @@ def test_a_control_needs_test_tasks_an_agent_that_reads_only_the_task_and_a_fiel
 
 def test_a_team_with_tools_has_no_control() -> None:
     calculator = load_config(CODE, {"evaluate.control": {"agent": "coder"}})
-    with pytest.raises(
-        ValueError, match=r"evaluate\.control: the control calls no tools, and the workflow has verify"
-    ):
+    with pytest.raises(ValueError, match=r"evaluate\.control: the control calls no tools, and the workflow has verify"):
         check(calculator)
 
 

@@ -105,6 +105,9 @@ def test_validate_says_the_plan_and_that_the_machine_is_too_small(
     assert [line.partition(":")[0] for line in plans] == ["model_groups.a", "model_groups.b"]
     assert ": 0.3M parameters; folder bfloat16, trainer float32, engine float32; 1 MB per version, 2 MB" in plans[0]
     assert lines[-1].startswith("memory: engines and trainers take about ") and lines[-1].endswith("has 100.0 GiB")
+    assert not any("rounds" in line for line in lines)
+    rounded = load_config(DEMO, {"model_groups": models, "warmstart": None, "serve.dtype": "bfloat16"})
+    assert sum("the engine rounds float32 weights to bfloat16 (serve.dtype)" in line for line in check(rounded)) == 2
     monkeypatch.setattr(model_plan, "memory_bytes", lambda: GIB)
     assert "this machine has 1.0 GiB, too little: lower serve.kv_cache_gib" in check(config)[-1]
     gpus = load_config(DEMO, {"model_groups": models, "warmstart": None, "serve.gpus": 1})
