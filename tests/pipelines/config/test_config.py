@@ -182,7 +182,7 @@ def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_model_with_a_shorter_context_than_asked_for_is_named(tmp_path: Path) -> None:
-    change_json(write_model(tmp_path) / "config.json", max_position_embeddings=128)
+    change_json(write_model(tmp_path, head_dim=32) / "config.json", max_position_embeddings=128)
     config = parse_config(changed({"model_groups.solver_verifier.model": str(tmp_path)}), "run.yaml")
     with pytest.raises(ValueError, match=r"serve\.max_model_len = 256 but the model of 'solver_verifier' takes 128"):
         check(config)
