@@ -74,8 +74,8 @@ def start(run: Run, models: Mapping[str, ModelVersionRef], *, kind: str = "rollo
         timeout_s=_start_timeout_s(run, models),
     )
     # The list of apps is the cluster's, and lies with the run that was first there: what is needed here is kept here, too.
-    kept = {"apps": deployed_apps(), "next": {group: asdict(ref) for group, ref in models.items()}}
-    write_file(f"{run.folder}/{DEPLOYED_FILE}", json.dumps(kept, indent=1).encode())
+    deployed = {"apps": deployed_apps(), "next": {group: asdict(ref) for group, ref in models.items()}}
+    write_file(f"{run.folder}/{DEPLOYED_FILE}", json.dumps(deployed, indent=1).encode())
 
 
 def _start_timeout_s(run: Run, models: Iterable[str]) -> float:

@@ -6,8 +6,9 @@ The split of an expression depends on nothing else, so that splits never overlap
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import product
 
 from stores.types import Task
 
@@ -47,8 +48,13 @@ def _split(split: str) -> list[tuple[str, int, int]]:
     draw = random.Random("small_sums")
     items = [(x, value, draw.randrange(len(WORDINGS))) for x, value in expressions()]
     draw.shuffle(items)
-    begin = sum(SIZES[earlier] for earlier in list(SIZES)[: list(SIZES).index(split)])
-    return items[begin : begin + SIZES[split]]
+    return items[_places(SIZES, split)]
+
+
+def _places(sizes: Mapping[str, int], split: str) -> slice:
+    """Returns where a split's items lie among those of all splits, which follow each other in the order of `sizes`."""
+    begin = sum(sizes[earlier] for earlier in list(sizes)[: list(sizes).index(split)])
+    return slice(begin, begin + sizes[split])
 
 
 def expressions() -> Iterator[tuple[str, int]]:
@@ -72,10 +78,9 @@ def generate_chained(*, seed: int, split: str, count: int) -> list[Task]:
     """
     if split not in CHAINED_SIZES or count > CHAINED_SIZES[split]:
         raise ValueError(f"small_sums: split {split!r} with {count} tasks was asked for; there are {CHAINED_SIZES}")
-    items = sorted((a, b, c, sign) for a in range(2, 10) for b in range(2, 10) for c in range(2, 10) for sign in "+-")
-    items = [(a, b, c, sign) for a, b, c, sign in items if sign == "+" or a * b > c]
+    digits = range(2, 10)
+    items = [(a, b, c, s) for a, b, c, s in product(digits, digits, digits, "+-") if s == "+" or a * b > c]
     random.Random("chained_sums").shuffle(items)
-    begin = sum(CHAINED_SIZES[earlier] for earlier in list(CHAINED_SIZES)[: list(CHAINED_SIZES).index(split)])
     tasks = [
         Task(
             task_id=f"chained-sums-{a}-{b}-{sign}-{c}",
@@ -84,6 +89,6 @@ def generate_chained(*, seed: int, split: str, count: int) -> list[Task]:
             source="chained_sums",
             metadata={"first": f"{a} * {b}", "then": f"{sign} {c}"},
         )
-        for a, b, c, sign in items[begin : begin + CHAINED_SIZES[split]]
+        for a, b, c, sign in items[_places(CHAINED_SIZES, split)]
     ]
     return random.Random(f"{seed}/{split}").sample(tasks, count)

@@ -66,8 +66,8 @@ def test_an_equation_is_one_line_and_the_last_number_is_read_in_any_case(text: s
 
 
 def test_tasks_of_two_steps_are_in_one_split_and_their_steps_lead_to_the_answer() -> None:
-    of = {split: generate_chained(seed=3, split=split, count=count) for split, count in CHAINED_SIZES.items()}
-    tasks = [task for part in of.values() for task in part]
+    tasks_of = {split: generate_chained(seed=3, split=split, count=count) for split, count in CHAINED_SIZES.items()}
+    tasks = [task for part in tasks_of.values() for task in part]
     assert len({task.prompt for task in tasks}) == len(tasks) == sum(CHAINED_SIZES.values())
     for task in tasks:
         product = eval(task.metadata["first"])
