@@ -2,8 +2,7 @@
 
 A version is a new adapter of the engine, under a name and an id of its own: `solver@3/1a2b3c4d`, the last part from the
 hash of its manifest. vLLM keys the prefix cache by name and path, so nothing cached outlives a version, and a request
-that is under way ends with the version it began with. On a CPU vLLM gives a row without an adapter the last one that is
-loaded: in an engine that serves adapters every request names one.
+that is under way ends with the version it began with. Every request names an adapter: the bare base is not a policy.
 """
 
 from __future__ import annotations
