@@ -24,7 +24,7 @@ class Limits:
 FLOAT32 = Limits()
 """Where trainer and engine are both float32."""
 NOISE: Mapping[tuple[str, str], float] = {
-    ("float32", "float32"): 2e-4,
+    ("float32", "float32"): FLOAT32.noise,
     ("float32", "bfloat16"): 0.5,
     ("bfloat16", "bfloat16"): 0.5,
     ("bfloat16", "float32"): 0.5,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
+from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
@@ -64,7 +65,10 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
                 columns.index_copy_(0, rows, product)
 
 
-def group_by_adapter() -> None:
-    """Makes the engines that this process starts from now on use `GroupedAdapters`. Nothing changes for engines on a GPU."""
-    if current_platform.is_cpu():
+class AdapterWorker(CPUWorker):  # type: ignore[misc]
+    """Is vLLM's worker on a CPU whose layers use `GroupedAdapters` (`worker_cls`)."""
+
+    def load_model(self, **kwargs: Any) -> None:
+        """Loads the model; the layers that adapters change ask the platform for their operators while they are made."""
         current_platform.get_punica_wrapper = lambda: f"{GroupedAdapters.__module__}.{GroupedAdapters.__name__}"
+        super().load_model(**kwargs)

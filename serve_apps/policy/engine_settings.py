@@ -19,6 +19,8 @@ with less than that between them: threads that sleep at once gain next to nothin
 milliseconds, as by default, stall an engine where something else computes, too."""
 PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
+ADAPTER_WORKER = "serve_apps.policy.adapter_products.AdapterWorker"
+"""The worker of an engine on a CPU that serves adapters."""
 
 
 def engine_environment(config: ServeConfig, *, threads: int) -> dict[str, str]:
@@ -80,6 +82,8 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
         arguments["block_size"] = CPU_BLOCK_SIZE
     if adapters is not None:
         arguments |= adapter_arguments(adapters)
+        if config.gpus == 0:
+            arguments["worker_cls"] = ADAPTER_WORKER
     arguments |= config.engine
     if num_known_rows(model) is not None:
         arguments["logits_processors"] = [PADDED_ROWS, *arguments.get("logits_processors", ())]

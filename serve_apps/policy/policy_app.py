@@ -140,10 +140,6 @@ class Policy:
         room = self._args.adapters
         arguments = engine_arguments(self._args.serve, folder, room)
         self._folder = folder
-        if room is not None:
-            from serve_apps.policy.adapter_products import group_by_adapter
-
-            group_by_adapter()
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         self._served: ServedWeights | ServedAdapters
         if room is None:
