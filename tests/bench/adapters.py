@@ -1,19 +1,21 @@
-"""adapters: seconds from committed adapters of one base to proven engines, beside a sync of the whole model, at 100M."""
+"""adapters: three adapters of one base beside the whole model, at 100M: seconds of a sync that is proven, and tokens per second."""
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.cluster.connect import connect
 from pipelines.config.sections import SyncConfig
-from serve_apps.config import ServeConfig
+from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.policy.client import ServeClient
 from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, sync_apps
 from serve_apps.policy.proving import Target
-from stores.types import ModelVersionRef
+from stores.types import GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
 from tests.bench.figures import Figure, ratio
 from tests.bench.setting import build_100m
@@ -23,18 +25,23 @@ from train_loops.config import LoraConfig
 GROUPS = ("solver", "verifier", "refiner")
 WHOLE, SHARED = "bench-whole", "bench-adapters"
 NUM_SYNCS = 6
+NUM_REQUESTS, NUM_TOKENS, NUM_PASSES = 48, 32, 3
+"""Requests at once, tokens of each, and how often both apps take turns to sample them."""
 NOISE = 0.02
 """Of what a version differs from the one before, in standard deviations of each tensor (whole), or in B (adapters)."""
 
 
 def measure(folder: Path) -> list[Figure]:
-    """Two versions of a whole model, and of three adapters of the same one, take turns; each is proven on its replica."""
+    """Two versions of a whole model, and of three adapters of the same one, take turns; each is proven on its replica.
+
+    Then both apps sample the same number of tokens, the adapters mixed in every step.
+    """
     store, lora = WeightStore(str(folder / "weights")), LoraConfig(rank=8)
     whole = _whole_versions(store, build_100m(folder / "base"), folder)
     base = whole[0]
     adapters = {group: _adapter_versions(store, base, group, lora, folder) for group in GROUPS}
     connect()
-    serve = ServeConfig(kv_cache_gib=0.25, max_num_seqs=16)
+    serve = ServeConfig(kv_cache_gib=0.5, max_num_seqs=NUM_REQUESTS)
     room = AdapterRoom(model_groups=GROUPS, max_rank=lora.rank, target_modules=lora.target_modules)
     first = {group: refs[0] for group, refs in adapters.items()}
     specs = [
@@ -53,6 +60,11 @@ def measure(folder: Path) -> list[Figure]:
         for app, wanted in targets.items():
             seconds[app].append(_timed(lambda wanted=wanted: _sync(wanted, store)))  # type: ignore[misc]
         print({app: round(found[-1], 3) for app, found in seconds.items()}, flush=True)
+    rates: dict[str, list[float]] = {WHOLE: [], SHARED: []}
+    for seed in range(NUM_PASSES):
+        for app, groups in ((WHOLE, (base.model_group,)), (SHARED, GROUPS)):
+            rates[app].append(_sampled_per_second(app, groups, seed))
+        print({app: round(found[-1]) for app, found in rates.items()}, flush=True)
     is_in_place = {s["pid"] for app in (WHOLE, SHARED) for s in replica_statuses(app)} == before
     whole_s, adapters_s = (statistics.median(seconds[app]) for app in (WHOLE, SHARED))
     size = sum(store.manifest(refs[1]).size_bytes for refs in adapters.values())
@@ -66,6 +78,13 @@ def measure(folder: Path) -> list[Figure]:
         ),
         Figure(name="adapters / whole model", value=adapters_s / whole_s, unit="x", limit=0.5, is_upper=True),
         ratio("bytes, whole model / adapters", store.manifest(base).size_bytes, size),
+        ratio(
+            "tokens/s, adapters / whole model",
+            statistics.median(rates[SHARED]),
+            statistics.median(rates[WHOLE]),
+            least=0.7,
+            note=f"{NUM_REQUESTS} requests of {NUM_TOKENS} tokens, median of {NUM_PASSES}",
+        ),
         Figure(name="replica processes kept", value=float(is_in_place), limit=1.0),
     ]
 
@@ -73,6 +92,29 @@ def measure(folder: Path) -> list[Figure]:
 def _sync(targets: list[Target], store: WeightStore) -> None:
     proofs = sync_apps(targets, store, timeout_s=SyncConfig().timeout_s)
     assert [p.verdict for p in proofs] == ["proven"] * len(targets), proofs
+
+
+def _sampled_per_second(app: str, groups: Sequence[str], seed: int) -> float:
+    """Returns completion tokens per second while all requests are under way, dealt over the groups in turn."""
+
+    async def sample() -> int:
+        client = ServeClient(dict.fromkeys(groups, app), CallConfig())
+        calls = [
+            client.generate(
+                GenerateRequest(
+                    request_id=f"{app}-{seed}-{number}",
+                    model_group=groups[number % len(groups)],
+                    prompt_token_ids=[(number * 37 + j * 11 + seed) % 1000 + 3 for j in range(40)],
+                    sampling=Sampling(max_tokens=NUM_TOKENS),
+                    seed=number,
+                )
+            )
+            for number in range(NUM_REQUESTS)
+        ]
+        return sum(len(completion.token_ids) for completion in await asyncio.gather(*calls))
+
+    began = time.perf_counter()
+    return asyncio.run(sample()) / (time.perf_counter() - began)
 
 
 def _timed(work: Callable[[], None]) -> float:

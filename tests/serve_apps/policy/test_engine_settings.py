@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from serve_apps.config import ServeConfig
+from serve_apps.policy.adapters import AdapterRoom
 from serve_apps.policy.deployment import PolicyAppSpec
-from serve_apps.policy.engine_settings import engine_arguments, engine_environment
+from serve_apps.policy.engine_settings import ADAPTER_WORKER, engine_arguments, engine_environment
 from serve_apps.policy.policy_app import PolicyArgs
 from stores.settings import identity
 from stores.types import ModelVersionRef
@@ -32,6 +33,13 @@ def test_cpu_engines_cache_short_prompts_and_gpu_engines_keep_their_own_block(
     settings: dict[str, Any], size: int | None, tmp_path: Path
 ) -> None:
     assert engine_arguments(ServeConfig(**settings), tmp_path).get("block_size") == size
+
+
+def test_only_a_cpu_engine_with_adapters_brings_its_own_worker(tmp_path: Path) -> None:
+    room = AdapterRoom(model_groups=("solver",), max_rank=8, target_modules=("q_proj",))
+    assert engine_arguments(ServeConfig(), tmp_path, room)["worker_cls"] == ADAPTER_WORKER
+    for config, adapters in ((ServeConfig(), None), (ServeConfig(gpus=1), room)):
+        assert "worker_cls" not in engine_arguments(config, tmp_path, adapters)
 
 
 def test_a_block_that_the_cpu_cannot_compute_is_refused() -> None:
