@@ -201,7 +201,7 @@ class Collector:
 
     def client(self, apps: Mapping[str, str], call: CallConfig, capacity: Mapping[str, int]) -> CountingClient:
         """The client that answers the model calls."""
-        from serve_apps.policy.client import ServeClient
+        from serve_apps.policy.serve_client import ServeClient
 
         return ServeClient(dict(apps), call, capacity=capacity)
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from serve_apps.config import SHORTEST_SILENCE_S, CallConfig
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused, ServeClient
+from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused
+from serve_apps.policy.serve_client import ServeClient
 from serve_apps.policy.wire import CONTEXT, REFUSED, WireDelta, wire_request
 from stores.types import GenerateRequest, Sampling
 

@@ -27,7 +27,7 @@ from serve_apps.gateway.shadowing import NoPlayer, Player, Shadowing, ShadowJob,
 from serve_apps.gateway.slots import InFlight, Slot
 from serve_apps.gateway.teams import Production, ServedTeam
 from serve_apps.openai_api.protocol import ApiError, ChatRequest, FeedbackRequest, RunRequest
-from serve_apps.policy.client import ServeClient
+from serve_apps.policy.serve_client import ServeClient
 from stores.served import Feedback
 from stores.types import Trace
 

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.policy.app_list import change, open_list
-from serve_apps.policy.client import ContextExhausted, ServeClient
+from serve_apps.policy.client import ContextExhausted
 from serve_apps.policy.deployment import (
     PolicyAppSpec,
     _changed,
@@ -37,6 +37,7 @@ from serve_apps.policy.deployment import (
 from serve_apps.policy.proof import SyncError
 from serve_apps.policy.proving import Target, prove_apps
 from serve_apps.policy.replicas import Broadcast, handle_of
+from serve_apps.policy.serve_client import ServeClient
 from serve_apps.policy.sleeping_apps import put_to_sleep, wake_apps
 from serve_apps.proof_limits import Limits
 from stores.manifest import Probe

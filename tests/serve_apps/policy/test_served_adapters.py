@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
-from serve_apps.policy.client import RequestRefused, ServeClient
+from serve_apps.policy.client import RequestRefused
 from serve_apps.policy.deployment import (
     PolicyAppSpec,
     ensure_apps,
@@ -24,6 +24,7 @@ from serve_apps.policy.deployment import (
 )
 from serve_apps.policy.proof import SyncError
 from serve_apps.policy.proving import Target, prove_apps
+from serve_apps.policy.serve_client import ServeClient
 from serve_apps.proof_limits import Limits
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling

@@ -13,7 +13,8 @@ from ray.exceptions import RayActorError
 
 from serve_apps.config import CallConfig
 from serve_apps.episode_clock import EpisodeClock
-from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused, ServeClient
+from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
+from serve_apps.policy.serve_client import ServeClient
 from serve_apps.policy.wire import WireProgress, WireResult
 from stores.types import Completion, GenerateRequest, Sampling
 
