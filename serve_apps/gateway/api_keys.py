@@ -108,7 +108,18 @@ class KeyRing:
             self._load(path)
 
     def check(self, header: str | None, scope: Scope) -> ApiKey:
-        """Returns the key that the `Authorization` header names; ApiError 401 or 403."""
+        """Returns the key that the `Authorization` header names; ApiError 401, or 403 where it lacks the scope."""
+        key = self.find(header)
+        if scope not in key.scopes:
+            raise ApiError(
+                403,
+                f"API key {key.name!r} has the scopes {', '.join(key.scopes)}; this needs {scope!r}",
+                code="missing_scope",
+            )
+        return key
+
+    def find(self, header: str | None) -> ApiKey:
+        """Returns the key that the `Authorization` header names, whatever it may do; ApiError 401."""
         if self._path is None:
             return ANYONE
         self._reload_if_changed(self._path)
@@ -122,12 +133,6 @@ class KeyRing:
             raise ApiError(401, "this API key is not known", code="invalid_api_key")
         if key.expires_at is not None and key.expires_at <= time.time():
             raise ApiError(401, f"API key {key.name!r} has expired: ask for a new one", code="expired_api_key")
-        if scope not in key.scopes:
-            raise ApiError(
-                403,
-                f"API key {key.name!r} has the scopes {', '.join(key.scopes)}; this needs {scope!r}",
-                code="missing_scope",
-            )
         return key
 
     def _reload_if_changed(self, path: Path) -> None:

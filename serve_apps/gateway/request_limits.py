@@ -1,4 +1,7 @@
-"""request_limits: ASGI middleware that refuses bodies that are too large before they are read, and counts every request."""
+"""request_limits: ASGI middleware that lets nobody send a body without a key, or one that is too large, and counts every request.
+
+Both are settled before a byte of the body is read: parsing and validating is work that strangers must not cause.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_apps.gateway.service import Service
 from serve_apps.openai_api.protocol import ApiError
 
+WITH_BODY = ("POST", "PUT", "PATCH")
+"""Methods whose body is read."""
 MAX_SIZE_DIGITS = 18
 """Digits of a size that is read as a number; more are too large in any case."""
 
 
 class RequestLimits:
-    """Refuses a body that is too large or of unknown size; counts each request with the seconds to its first byte."""
+    """Refuses a body without a key, too large or of unknown size; counts each request with the seconds to its first byte."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -39,7 +44,7 @@ class RequestLimits:
                 count(message["status"])
             await send(message)
 
-        error = self._size_error(scope)
+        error = self._key_error(scope) or self._size_error(scope)
         try:
             if error is None:
                 await self._app(scope, receive, send_and_count)
@@ -49,9 +54,18 @@ class RequestLimits:
             if not has_begun:  # an unforeseen error: Starlette answers it with 500 outside of this middleware
                 count(500)
 
+    def _key_error(self, scope: Scope) -> ApiError | None:
+        if scope["method"] not in WITH_BODY:
+            return None
+        try:
+            self._service.keys.find(Headers(scope=scope).get("authorization"))
+        except ApiError as error:
+            return error
+        return None
+
     def _size_error(self, scope: Scope) -> ApiError | None:
         size, limit = Headers(scope=scope).get("content-length"), self._service.config.max_body_bytes
-        if scope["method"] in ("POST", "PUT", "PATCH") and (size is None or not size.isdecimal()):
+        if scope["method"] in WITH_BODY and (size is None or not size.isdecimal()):
             return ApiError(411, "send Content-Length: bodies of unknown size are not accepted", code="length_required")
         if size is not None and size.isdecimal() and (len(size) > MAX_SIZE_DIGITS or int(size) > limit):
             return ApiError(

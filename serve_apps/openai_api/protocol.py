@@ -14,6 +14,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+"""Parts of one message's content."""
+MAX_TOOLS = 128
+"""Functions on offer, and calls in one message."""
 MAX_DEPTH = 20
 
 
@@ -111,9 +116,9 @@ class Message(Body):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCallOfModel] | None = None
+    tool_calls: Annotated[list[ToolCallOfModel], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     refusal: None = None
     annotations: list[Any] | None = None
@@ -176,7 +181,7 @@ class ChatRequest(Body):
     """The body of `POST /v1/chat/completions`."""
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -187,12 +192,12 @@ class ChatRequest(Body):
     presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -217,8 +222,6 @@ class ChatRequest(Body):
             raise ValueError("top_logprobs needs logprobs: true")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
-        if len(self.stops) > MAX_STOPS:
-            raise ValueError(f"stop has {len(self.stops)} strings, at most {MAX_STOPS} are allowed")
         if any(not stop for stop in self.stops):
             raise ValueError("stop has an empty string, which would end every completion at once")
         if self.tools is not None and not self.tools:

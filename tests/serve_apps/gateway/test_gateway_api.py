@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,46 @@ async def test_keys_allow_what_their_scopes_say_until_they_expire_or_are_revoked
     await asyncio.sleep(1.1)
     assert await ask(judge) == (403, "missing_scope"), "a broken file leaves the last good keys in force"
     assert "keys.json" in scene.service.keys.fault
+
+
+async def test_nothing_of_a_body_is_read_before_its_key_is_known(tiny_model: Path, tmp_path: Path) -> None:
+    secret, key = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
+    write_keys(tmp_path / "keys.json", [key])
+    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    num_read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        for part in (b'{"model": ', b'"demo/solver"}'):
+            num_read += 1
+            yield part
+
+    async def ask(key: str, path: str) -> int:
+        async with scene.http(key) as client:
+            headers = {"Content-Length": "24", "Content-Type": "application/json"}
+            return (await client.post(path, content=body(), headers=headers)).status_code
+
+    for path in ("/v1/chat/completions", "/v1/workflows/demo/runs", "/v1/episodes", "/v1/traces/x/feedback", "/v1/nowhere"):
+        assert await ask("troupe-guess", path) == 401 and num_read == 0, path
+    assert await ask(secret, "/v1/chat/completions") == 400 and num_read == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", [{"role": "user", "content": [{}] * 100_000}]),
+        ("messages", [{}] * 100_000),
+        ("tools", [{}] * 100_000),
+        ("messages", [{"role": "assistant", "tool_calls": [{}] * 100_000}]),
+        ("stop", ["x"] * 100_000),
+    ],
+)
+async def test_a_list_without_end_is_refused_at_its_first_faults(scene: Scene, field: str, value: Any) -> None:
+    async with scene.http() as client:
+        body = {"model": "demo/solver", "messages": HELLO} | {field: value}
+        answer = await client.post("/v1/chat/completions", json=body)
+    (error,) = answer.json().values()
+    assert answer.status_code == 400 and error["param"].startswith(field) and len(error["message"]) < 300, error
 
 
 async def test_requests_beyond_slots_and_queue_are_refused_and_the_others_are_answered(tiny_model: Path) -> None:
