@@ -279,7 +279,13 @@ async def test_nothing_of_a_body_is_read_before_its_key_is_known(tiny_model: Pat
             headers = {"Content-Length": "24", "Content-Type": "application/json"}
             return (await client.post(path, content=body(), headers=headers)).status_code
 
-    for path in ("/v1/chat/completions", "/v1/workflows/demo/runs", "/v1/episodes", "/v1/traces/x/feedback", "/v1/nowhere"):
+    for path in (
+        "/v1/chat/completions",
+        "/v1/workflows/demo/runs",
+        "/v1/episodes",
+        "/v1/traces/x/feedback",
+        "/v1/nowhere",
+    ):
         assert await ask("troupe-guess", path) == 401 and num_read == 0, path
     assert await ask(secret, "/v1/chat/completions") == 400 and num_read == 2
 
