@@ -7,6 +7,7 @@ A field that is valid for OpenAI but not supported here is refused by name, neve
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -54,6 +55,28 @@ class Body(BaseModel):
     """A request body, which may have no unknown field and no value of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class RequestBody(Body):
+    """The whole body of a request: JSON that can be stored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_stored(cls, value: Any) -> Any:
+        """Refuses what JSON's parser lets through: half a surrogate pair, NaN and infinity.
+
+        Neither Arrow nor a tokenizer takes them, which would show when others' episodes are stored with this one.
+        """
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"the text {half!r} is half of a surrogate pair, which is no character") from None
+        except RecursionError:
+            raise ValueError("values are nested too deep") from None
+        except ValueError:
+            raise ValueError("a number is NaN or infinite, which JSON does not have") from None
+        return value
 
 
 def _not_too_deep(value: dict[str, Any]) -> dict[str, Any]:
@@ -154,8 +177,6 @@ class Message(Body):
 
 
 def _call_for_template(call: ToolCallOfModel) -> dict[str, Any]:
-    import json
-
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
@@ -177,7 +198,7 @@ class ResponseFormat(Body):
     type: Literal["text"]
 
 
-class ChatRequest(Body):
+class ChatRequest(RequestBody):
     """The body of `POST /v1/chat/completions`."""
 
     model: str
@@ -250,7 +271,7 @@ class ChatRequest(Body):
         return contents[-1] if contents else ""
 
 
-class RunRequest(Body):
+class RunRequest(RequestBody):
     """The body of `POST /v1/workflows/{team}/runs`: a task for the whole team."""
 
     prompt: str = Field(min_length=1)
@@ -264,7 +285,7 @@ class RunRequest(Body):
     """Whether the episode may be stored, for feedback and training; null: as `gateway.capture.consent` says."""
 
 
-class EpisodeRequest(Body):
+class EpisodeRequest(RequestBody):
     """The body of `POST /v1/episodes`: an episode of a team that the caller's program runs."""
 
     team: str
@@ -280,7 +301,7 @@ class EpisodeRequest(Body):
     """Whether the episode may be stored, as in a run of a workflow."""
 
 
-class FeedbackRequest(Body):
+class FeedbackRequest(RequestBody):
     """The body of `POST /v1/traces/{trace_id}/feedback`: feedback on an answer."""
 
     score: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)

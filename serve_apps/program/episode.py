@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from serve_apps.contracts import Parsed
-from serve_apps.openai_api.protocol import ApiError, Body, ChatRequest, Metadata
+from serve_apps.openai_api.protocol import ApiError, ChatRequest, Metadata, RequestBody
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.program.answers import answer_body
@@ -31,7 +31,7 @@ TURN_LIMIT = "turn_limit"
 """The stop reason of an episode whose program asked for more turns than it may have."""
 
 
-class PostedOutcome(Body):
+class PostedOutcome(RequestBody):
     """Is the body of `POST /v1/episodes/{episode_id}/outcome`: how the episode ended, by the program or a grader."""
 
     answer: str | None = None

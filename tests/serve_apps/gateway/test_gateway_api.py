@@ -291,6 +291,30 @@ async def test_nothing_of_a_body_is_read_before_its_key_is_known(tiny_model: Pat
 
 
 @pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (r'"\ud800"', "half of a surrogate pair"),
+        (r'{"\udfff": 1}', "half of a surrogate pair"),
+        ("NaN", "NaN or infinite"),
+        ("-1e999", "NaN or infinite"),
+    ],
+)
+async def test_what_could_not_be_stored_is_refused_in_every_body(scene: Scene, value: str, reason: str) -> None:
+    bodies = {
+        "/v1/chat/completions": '{"model": "demo/solver", "messages": [{"role": "user", "content": "a"}], "metadata": {"a": VALUE}}',
+        "/v1/workflows/demo/runs": '{"prompt": "a", "metadata": {"a": VALUE}}',
+        "/v1/episodes": '{"team": "demo", "metadata": {"a": VALUE}}',
+        "/v1/traces/x/feedback": '{"label": VALUE}',
+    }
+    async with scene.http() as client:
+        for path, body in bodies.items():
+            headers = {"Content-Type": "application/json"}
+            answer = await client.post(path, content=body.replace("VALUE", value), headers=headers)
+            assert answer.status_code == 400 and reason in answer.json()["error"]["message"], (path, answer.text)
+    assert scene.service.figures() == []
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("messages", [{"role": "user", "content": [{}] * 100_000}]),
