@@ -160,6 +160,8 @@ def test_merged_base_and_adapter_are_one_model_with_the_same_logprobs(
 ) -> None:
     trained(tiny_model, adapter, tmp_path / "v1").close()
     merged = merge_adapter(tiny_model, tmp_path / "v1", tmp_path / "merged")
+    modes = {file.name: file.stat().st_mode & 0o777 for file in merged.iterdir()}
+    assert len(set(modes.values())) == 1, f"who may read one file of a model may read all: {modes}"
     both, one = load_adapted(tiny_model, tmp_path / "v1", PLAIN).model, load_model(merged, PLAIN)
     assert (logprobs(both) - logprobs(one)).abs().max() < 1e-5
     assert {p.name for p in merged.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
