@@ -169,6 +169,9 @@ class GatewayConfig(Settings):
     keys_file: str = ""
     """The path of the file of API keys that `troupe key` writes. Empty: everybody who reaches the port may do
     everything."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of the gateway in the `Host` header of requests, besides `host`, 127.0.0.1, ::1 and localhost. Only a gateway without
+    `keys_file` looks at it: otherwise a web page could reach it through a name of its own (DNS rebinding)."""
     max_in_flight: int = Field(64, ge=1)
     """The number of requests that one gateway replica answers at once."""
     max_queued: int = Field(64, ge=0)

@@ -1,11 +1,12 @@
-"""request_limits: ASGI middleware that lets nobody send a body without a key, or one that is too large, and counts every request.
+"""request_limits: ASGI middleware: who may send what. It refuses foreign hosts, bodies without a key or too large, and counts requests.
 
-Both are settled before a byte of the body is read: parsing and validating is work that strangers must not cause.
+All of it is settled before a byte of the body is read: parsing and validating is work that strangers must not cause.
 """
 
 from __future__ import annotations
 
 import time
+from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -16,6 +17,7 @@ from serve_apps.openai_api.protocol import ApiError
 
 WITH_BODY = ("POST", "PUT", "PATCH")
 """Methods whose body is read."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MAX_SIZE_DIGITS = 18
 """Digits of a size that is read as a number; more are too large in any case."""
 
@@ -25,6 +27,9 @@ class RequestLimits:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
+        config = service.config
+        self._hosts = None if config.keys_file else {*LOOPBACK, config.host, *config.allowed_hosts}
+        """The hosts that requests may name; None: any, since each needs a key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a refused request itself and passes the others on."""
@@ -44,7 +49,7 @@ class RequestLimits:
                 count(message["status"])
             await send(message)
 
-        error = self._key_error(scope) or self._size_error(scope)
+        error = self._host_error(scope) or self._key_error(scope) or self._size_error(scope)
         try:
             if error is None:
                 await self._app(scope, receive, send_and_count)
@@ -53,6 +58,18 @@ class RequestLimits:
         finally:
             if not has_begun:  # an unforeseen error: Starlette answers it with 500 outside of this middleware
                 count(500)
+
+    def _host_error(self, scope: Scope) -> ApiError | None:
+        """A page of another site that gives its own name this machine's address is the caller's browser, not the caller."""
+        host = Headers(scope=scope).get("host", "")
+        if self._hosts is None or _name_of(host) in self._hosts:
+            return None
+        return ApiError(
+            403,
+            f"this gateway has no keys and does not answer to the name {host[:100]!r}: ask for localhost, add the name to "
+            "gateway.allowed_hosts, or set gateway.keys_file",
+            code="host_not_allowed",
+        )
 
     def _key_error(self, scope: Scope) -> ApiError | None:
         if scope["method"] not in WITH_BODY:
@@ -72,3 +89,11 @@ class RequestLimits:
                 413, f"the body has {size[:MAX_SIZE_DIGITS]} bytes, at most {limit} are accepted", code="body_too_large"
             )
         return None
+
+
+def _name_of(host: str) -> str:
+    """Returns the name in a `Host` header, without its port; empty where it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -83,7 +83,7 @@ class Scene:
 
     def __init__(self, model: Path, **settings: Any) -> None:
         self.streams = Scripted(load_tokenizer(str(model)))
-        config = GatewayConfig(**settings)
+        config = GatewayConfig(**({"allowed_hosts": ("gateway", "testserver")} | settings))
         self.shadow_player = ShadowPlayer(Service(config, streams=self.streams))
         self.service = Service(config, streams=self.streams, player=self.shadow_player)
         self.episodes = GatewayEpisodes(self.service)

@@ -262,6 +262,34 @@ async def test_keys_allow_what_their_scopes_say_until_they_expire_or_are_revoked
     assert "keys.json" in scene.service.keys.fault
 
 
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("127.0.0.1:8000", True),
+        ("LOCALHOST", True),
+        ("[::1]:8000", True),
+        ("gateway.internal", True),
+        ("evil.example:8000", False),
+        ("127.0.0.1.evil.example", False),
+        ("user@evil.example", False),
+        ("[::1", False),
+        ("", False),
+    ],
+)
+async def test_a_gateway_without_keys_answers_to_its_own_names_only(
+    tiny_model: Path, tmp_path: Path, host: str, is_ours: bool
+) -> None:
+    scene = Scene(tiny_model, allowed_hosts=("gateway.internal",))
+    async with scene.http() as client:
+        for path in ("/health", "/v1/models", "/v1/admin/status"):
+            answer = await client.get(path, headers={"Host": host})
+            assert answer.status_code == (200 if is_ours else 403), answer.text
+            assert is_ours or answer.json()["error"]["code"] == "host_not_allowed"
+    write_keys(tmp_path / "keys.json", [])
+    async with Scene(tiny_model, keys_file=str(tmp_path / "keys.json")).http() as client:
+        assert (await client.get("/health", headers={"Host": host})).status_code == 200, "a key is asked for instead"
+
+
 async def test_nothing_of_a_body_is_read_before_its_key_is_known(tiny_model: Path, tmp_path: Path) -> None:
     secret, key = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
     write_keys(tmp_path / "keys.json", [key])
