@@ -1,10 +1,18 @@
 #!/usr/bin/env bash
-# secrets: prints new random secrets as an env file. `infra/compose/secrets.sh >infra/compose/.env`; git ignores that file.
+# secrets: writes new random secrets to a file that only its owner reads, infra/compose/.env or the path given. Git ignores the first.
 set -euo pipefail
+file=${1:-$(dirname "$0")/.env}
 umask 077
 random() { head -c "$1" /dev/urandom | base64 -w0 | tr '+/' '-_'; }
-echo "PGPASSWORD=$(random 24)"
-echo "AWS_SECRET_ACCESS_KEY=$(random 24)"
-echo "RAY_AUTH_TOKEN=$(random 32)"
-echo "AIRFLOW_JWT_SECRET=$(random 64)"
-echo "AIRFLOW_FERNET_KEY=$(random 32)"
+if [ -e "$file" ]; then
+  echo "$file is there: services may run with its secrets. Remove it to make new ones." >&2
+  exit 1
+fi
+cat >"$file" <<END
+PGPASSWORD=$(random 24)
+AWS_SECRET_ACCESS_KEY=$(random 24)
+RAY_AUTH_TOKEN=$(random 32)
+AIRFLOW_JWT_SECRET=$(random 64)
+AIRFLOW_FERNET_KEY=$(random 32)
+END
+echo "$file"

@@ -190,7 +190,7 @@ def test_the_project_installs_from_what_an_image_copies(path: Path, tmp_path: Pa
     assert list(tmp_path.glob("troupe_rl-*.whl"))
 
 
-def test_no_secret_is_written_down() -> None:
+def test_no_secret_is_written_down(tmp_path: Path) -> None:
     for service in compose()["services"].values():
         for name, value in service.get("environment", {}).items():
             if re.search(r"PASSWORD|SECRET|TOKEN|FERNET", name):
@@ -198,8 +198,13 @@ def test_no_secret_is_written_down() -> None:
     for container in containers():
         assert not [v["name"] for v in container.get("env", []) if "PASSWORD" in v["name"] or "SECRET" in v["name"]]
     assert "Secret" not in {document["kind"] for _, document in documents()}
-    made = subprocess.run([INFRA / "compose" / "secrets.sh"], capture_output=True, text=True, check=True).stdout
-    given = dict(line.split("=", 1) for line in made.splitlines())
+    file = tmp_path / "secrets.env"
+    make = [INFRA / "compose" / "secrets.sh", file]
+    assert subprocess.run(make, check=False, stdout=subprocess.DEVNULL).returncode == 0
+    assert file.stat().st_mode & 0o777 == 0o600, "only its owner reads it"
+    again = subprocess.run(make, check=False, capture_output=True, text=True)
+    assert again.returncode == 1 and "is there" in again.stderr, "running services keep their secrets"
+    given = dict(line.split("=", 1) for line in file.read_text().splitlines())
     asked = set(re.findall(r"\$\{(\w+):\?", (INFRA / "compose" / "compose.yaml").read_text()))
     assert asked == set(given)
     assert len(set(given.values())) == len(given) and all(len(value) >= 32 for value in given.values())
