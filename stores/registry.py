@@ -66,12 +66,23 @@ class TeamRegistry:
         return version
 
     def load(self, name: str, version: int | str) -> tuple[int, Team]:
-        """Returns version and team of a version or alias; ValueError lists the existing ones if there is none such."""
+        """Returns version and team of a version or alias.
+
+        ValueError lists the existing ones if there is none such, and refuses a team.json that was changed: the import paths in it
+        run where it is loaded.
+        """
         number = self.alias(name, version) if isinstance(version, str) else version
         entry = self._versions(name).get(number) if number is not None else None
         if entry is None:
             raise ValueError(f"no team {name!r} {version!r} in {self.tracking_uri}: {self._existing(name)}")
-        return int(entry.version), Team.from_json(self._read(f"{entry.source}/{TEAM_FILE}"))
+        file = f"{entry.source}/{TEAM_FILE}"
+        team, registered = Team.from_json(self._read(file)), entry.tags.get(KEY_TAG)
+        if team.sha256 != registered:
+            raise ValueError(
+                f"{file} was changed after team {name!r} {entry.version} was registered: its hash is {team.sha256}, the "
+                f"registry has {registered}; put the file back, or roll back to another version"
+            )
+        return int(entry.version), team
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
         """Moves an alias; ValueError if there is no such version."""

@@ -121,6 +121,18 @@ def test_a_missing_team_names_what_there_is(mlflow_place: tuple[str, str]) -> No
         registry.set_alias("present", CHAMPION, 7)
 
 
+def test_a_team_file_that_was_changed_after_it_was_registered_is_refused(mlflow_place: tuple[str, str]) -> None:
+    registry = TeamRegistry(*mlflow_place)
+    version = registry.register("changed", _team(1))
+    entry = next(v for v in registry._client.search_model_versions("name = 'changed'"))
+    file = Path(entry.source.removeprefix("file://")) / "team.json"
+    file.write_text(file.read_text().replace(_team(1).workflow, "evilmod:Workflow"))
+    with pytest.raises(ValueError, match=rf"was changed after .*, the registry has {_team(1).sha256}"):
+        registry.load("changed", version)
+    file.write_text(_team(1).to_json())
+    assert registry.load("changed", version) == (version, _team(1))
+
+
 CODE = """
 import mlflow
 from mlflow.pyfunc import PythonModel
