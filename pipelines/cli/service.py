@@ -187,7 +187,7 @@ def key(
     name: Annotated[str, typer.Argument(help="The name of its user, which metrics show.")],
     file: Annotated[Path, typer.Option(help="The gateway's `keys_file`; it is made if it is missing.")],
     scope: Annotated[
-        list[str], typer.Option(help="What it allows: call, feedback or admin. May be given several times.")
+        list[str], typer.Option(help="What it allows: call, feedback, metrics or admin. May be given several times.")
     ] = ["call"],  # noqa: B006
     days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. Default: never.")] = None,
     per_minute: Annotated[int | None, typer.Option(min=1, help="How many requests it may make per minute.")] = None,

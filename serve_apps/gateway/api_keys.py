@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from serve_apps.openai_api.protocol import ApiError
 
-Scope = Literal["call", "feedback", "admin"]
+Scope = Literal["call", "feedback", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "troupe-"
 CHECK_INTERVAL_S = 1.0
@@ -107,13 +107,14 @@ class KeyRing:
         if path is not None:
             self._load(path)
 
-    def check(self, header: str | None, scope: Scope) -> ApiKey:
-        """Returns the key that the `Authorization` header names; ApiError 401, or 403 where it lacks the scope."""
+    def check(self, header: str | None, *scopes: Scope) -> ApiKey:
+        """Returns the key that the `Authorization` header names; ApiError 401, or 403 where it has none of the scopes."""
         key = self.find(header)
-        if scope not in key.scopes:
+        if not set(scopes) & set(key.scopes):
+            needed = " or ".join(map(repr, scopes))
             raise ApiError(
                 403,
-                f"API key {key.name!r} has the scopes {', '.join(key.scopes)}; this needs {scope!r}",
+                f"API key {key.name!r} has the scopes {', '.join(key.scopes)}; this needs {needed}",
                 code="missing_scope",
             )
         return key

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -78,7 +79,9 @@ class Gateway:
         """Binds its sockets; Serve then calls `reconfigure` with the teams. ValueError where the port is taken."""
         configure()
         config = GatewayConfig.model_validate(args)
-        cluster = ray.get_runtime_context().gcs_address
+        cluster = sha256(ray.get_runtime_context().gcs_address.encode()).hexdigest()[
+            :16
+        ]  # tells apart, not where it is
         peers = ServePeers(serve.get_replica_context().app_name)
         own_socket, address = _own_socket(config.host)
         player = ServePlayer(shadows_name(config), request_timeout_s=config.request_timeout_s)
@@ -160,9 +163,7 @@ def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
     except (httpx.HTTPError, ValueError):
         other = {}
     if isinstance(other, dict) and other.get("gateway", cluster) != cluster:
-        raise ValueError(
-            f"gateway.port = {port}: the gateway of another cluster ({other['gateway']}) listens there; take another port"
-        )
+        raise ValueError(f"gateway.port = {port}: the gateway of another cluster listens there; take another port")
     listener = _socket(host)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

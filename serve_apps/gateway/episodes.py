@@ -61,7 +61,7 @@ class GatewayEpisodes:
 
     def find(self, episode_id: str, request: Request) -> OpenEpisode:
         """Returns an open episode that this caller began, or any for a key with scope `admin`; ApiError 404 or 410."""
-        key = self._service.authorize(request, "call", counts=True)
+        key = self._service.authorize(request, "call", "admin", counts=True)
         episode = self._open.get(episode_id)
         if episode is not None and _may_see(key, episode.key):
             return episode

@@ -5,12 +5,14 @@ request ──> RequestLimits ──> chat_api | episode_api | admin_api | dashb
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from serve_apps.gateway import admin_api, chat_api, dashboard
+from serve_apps.gateway.api_keys import SCOPES
 from serve_apps.gateway.api_state import ApiState, ServiceDependency, set_state
 from serve_apps.gateway.episode_api import episode_router
 from serve_apps.gateway.episodes import GatewayEpisodes
@@ -19,7 +21,7 @@ from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import team_of_model
 from serve_apps.gateway.trace_reader import TraceReader
 from serve_apps.openai_api.http_errors import add_errors
-from serve_apps.openai_api.protocol import FeedbackRequest
+from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -42,7 +44,9 @@ router = APIRouter()
 
 def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     """Builds the application; teams may be added to `service` later."""
-    api = FastAPI(title="Troupe gateway", version="1", docs_url=None, redoc_url=None, responses=ERROR_RESPONSES)
+    api = FastAPI(
+        title="Troupe gateway", version="1", openapi_url=None, docs_url=None, redoc_url=None, responses=ERROR_RESPONSES
+    )
     state = ApiState(
         service=service,
         episodes=episodes,
@@ -57,6 +61,15 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     return api
 
 
+@router.get("/openapi.json", include_in_schema=False)
+async def get_document(request: Request, service: ServiceDependency) -> dict[str, Any]:
+    """Returns the OpenAPI document of this API."""
+    service.authorize(request, *SCOPES)
+    document: dict[str, Any] = request.app.openapi()
+    return document
+
+
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request, service: ServiceDependency) -> dict[str, Any]:
     """Lists the models: every agent and every model group of every deployed team."""
@@ -87,22 +100,27 @@ async def give_feedback(
     return {"object": "trace.feedback", "trace_id": trace_id, "created": int(feedback.at), **body.model_dump()}
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def get_health(service: ServiceDependency) -> dict[str, str]:
-    """Confirms that this process answers."""
+    """Confirms that this process answers. Needs no key."""
     return {"status": "ok", "gateway": service.name}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
-async def get_readiness(service: ServiceDependency) -> Response:
-    """Reports whether a team is deployed; the status is 503 where none is."""
+async def get_readiness(request: Request, service: ServiceDependency) -> Response:
+    """Reports whether a team is deployed; the status is 503 where none is. Needs no key, and names the teams to those who have one."""
     teams = {name: production.champion.version for name, production in service.teams.items()}
-    return JSONResponse(
-        {"status": "ready" if teams else "no team is deployed", "teams": teams}, status_code=200 if teams else 503
-    )
+    body: dict[str, Any] = {"status": "ready" if teams else "no team is deployed"}
+    with suppress(ApiError):
+        service.authorize(request, *SCOPES)
+        body["teams"] = teams
+    return JSONResponse(body, status_code=200 if teams else 503)
 
 
 @router.get("/metrics")
-async def get_metrics(service: ServiceDependency) -> PlainTextResponse:
-    """Returns the metrics of this replica in Prometheus' text format."""
+async def get_metrics(request: Request, service: ServiceDependency) -> PlainTextResponse:
+    """Returns the metrics of this replica in Prometheus' text format. They name teams and keys: a key needs the scope `metrics`."""
+    service.authorize(request, "metrics")
     return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")

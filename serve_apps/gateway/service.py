@@ -52,7 +52,7 @@ class Service:
         """Starts without any team. ValueError where the keys cannot be read.
 
         Args:
-            name: of the cluster, by which gateways on one port are told apart.
+            name: of the cluster, by which gateways on one port are told apart. Everybody may read it.
             player: answers shadow requests; None: they are dropped.
             address: `http://HOST:PORT` at which this replica alone is reached.
         """
@@ -87,12 +87,14 @@ class Service:
             )
         return self.teams[name]
 
-    def authorize(self, request: Request, scope: Scope, *, counts: bool = False) -> ApiKey:
+    def authorize(self, request: Request, *scopes: Scope, counts: bool = False) -> ApiKey:
         """Returns the API key of a request; ApiError 401, 403 or 429.
 
-        Args: counts: whether the request counts towards the key's rate.
+        Args:
+            scopes: one of them is enough.
+            counts: whether the request counts towards the key's rate.
         """
-        key = self.keys.check(request.headers.get("authorization"), scope)
+        key = self.keys.check(request.headers.get("authorization"), *scopes)
         if counts:
             self.admission.count_request(key)
         return key

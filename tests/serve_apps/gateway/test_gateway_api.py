@@ -426,6 +426,31 @@ def test_users_keep_their_team_and_a_growing_share_moves_users_only_to_the_candi
     assert nameless.count(4) == 10
 
 
+async def test_who_has_no_key_learns_no_more_than_that_the_gateway_runs(tiny_model: Path, tmp_path: Path) -> None:
+    caller, of_caller = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
+    scraper, of_scraper = make_key("prometheus", scopes=("metrics",), expires_at=None, requests_per_minute=None)
+    write_keys(tmp_path / "keys.json", [of_caller, of_scraper])
+    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+
+    async def ask(key: str, path: str) -> tuple[int, str]:
+        async with scene.http(key) as client:
+            answer = await client.get(path)
+        return answer.status_code, answer.text
+
+    assert await ask("", "/ready") == (200, '{"status":"ready"}')
+    assert (await ask(scraper, "/ready"))[1] == '{"status":"ready","teams":{"demo":3}}'
+    assert (await ask("", "/health"))[0] == 200
+    assert [(await ask(key, "/metrics"))[0] for key in ("", caller, scraper)] == [401, 403, 200]
+    assert [(await ask(key, "/openapi.json"))[0] for key in ("", caller, scraper)] == [401, 200, 200]
+    assert (await ask("", "/docs"))[0] == 404
+    async with scene.http() as client:
+        assert [(await client.head(path)).status_code for path in ("/health", "/ready", "/v1/models")] == [
+            200,
+            200,
+            401,
+        ]
+
+
 async def test_metrics_contain_no_text_of_requests_and_readiness_depends_on_a_team(scene: Scene) -> None:
     async with scene.http() as client:
         await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})

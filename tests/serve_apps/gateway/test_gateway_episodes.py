@@ -264,7 +264,7 @@ async def test_calls_beyond_the_limits_are_refused_and_the_episode_counts_as_tru
 async def test_another_key_finds_no_episode_but_a_grader_with_scope_admin_does(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    scopes = {"web": ("call",), "app": ("call",), "grader": ("call", "admin"), "judge": ("feedback",)}
+    scopes = {"web": ("call",), "app": ("call",), "grader": ("admin",), "judge": ("feedback",)}
     keys = {
         name: make_key(name, scopes=of, expires_at=None, requests_per_minute=4 if name == "app" else None)  # type: ignore[arg-type]
         for name, of in scopes.items()
