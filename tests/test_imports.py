@@ -116,3 +116,40 @@ def test_help_names_every_command_without_anything_heavy() -> None:
     assert "HEAVY []" in shown.stderr
     for command in ("train", "stage", "warmstart", "validate", "evaluate", "runs", "show", "diff", "export"):
         assert command in shown.stdout
+
+
+CORE_ONLY = """
+import re, sys, tomllib
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+core, rest = set(), tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
+while rest:
+    name = re.sub(r"[-_.]+", "-", re.match(r"[\\w.-]+", rest.pop())[0]).lower()
+    if name not in core:
+        core.add(name)
+        rest += [need for need in requires(name) or () if "extra ==" not in need]
+owners = packages_distributions()
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        of = {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners.get(name.partition(".")[0], ())}
+        if of and not of & core:
+            raise ModuleNotFoundError(f"{name} is no dependency of the core", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+try:
+    import torch
+except ModuleNotFoundError:
+    from pipelines.cli.__main__ import main
+
+    sys.argv = ["troupe", "validate", "infra/workflows/reflective_code.yaml"]
+    sys.exit(main())
+"""
+
+
+def test_validate_needs_the_dependencies_of_the_core_only() -> None:
+    done = subprocess.run([sys.executable, "-c", CORE_ONLY], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "reflective_code.yaml: ok" in done.stdout, done.stdout + done.stderr
