@@ -123,7 +123,7 @@ import re, sys, tomllib
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
-core, rest = set(), tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
+core, rest = {"troupe-rl"}, tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
 while rest:
     name = re.sub(r"[-_.]+", "-", re.match(r"[\\w.-]+", rest.pop())[0]).lower()
     if name not in core:
