@@ -129,17 +129,18 @@ while rest:
     if name not in core:
         core.add(name)
         rest += [need for need in requires(name) or () if "extra ==" not in need]
-owners = packages_distributions()
+owners, finders = packages_distributions(), list(sys.meta_path)
 
 
-class Missing:
+class Core:
     def find_spec(self, name, path=None, target=None):
         of = {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners.get(name.partition(".")[0], ())}
         if of and not of & core:
-            raise ModuleNotFoundError(f"{name} is no dependency of the core", name=name)
+            return None
+        return next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
 
 
-sys.meta_path.insert(0, Missing())
+sys.meta_path[:] = [Core()]
 try:
     import torch
 except ModuleNotFoundError:
