@@ -37,6 +37,7 @@ LIGHT = (
     "pipelines.credit",
     "pipelines.cli.main",
     "pipelines.runners.validate",
+    "train_loops.state_sizes",
 )
 OWNERS = {
     "airflow": ("dags",),

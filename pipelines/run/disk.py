@@ -1,8 +1,7 @@
 """disk: a run after its warm start -> the bytes that its weights and checkpoints will take, compared with what is free.
 
-A version is stored in the dtype that trains; adapters in float32. A checkpoint has 8 bytes per trained parameter for Adam's
-two moments, and 4 for the weight unless the version has it in float32; a critic's own takes 12. At most those that stay when an iteration ends
-(kept_weights.py) and those of the next one are there at once. A version is written to the temporary folder first.
+At most those that stay when an iteration ends (kept_weights.py) and those of the next one are there at once. A version is written to
+the temporary folder first.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from pipelines.run.kept_weights import checkpoint_files, version_sizes
 from pipelines.run.run import Run
 from stores.files import is_uri, local_path
 from stores.manifest import read_manifest
-from train_loops.config import TrainConfig
+from train_loops.state_sizes import checkpoint_bytes, version_bytes
 
-MOMENTS_BYTES, WEIGHT_BYTES, BF16_BYTES = 8, 4, 2
-"""Of a parameter: both moments of Adam, the weight in float32 and in bfloat16."""
 CHECKPOINTS_OF_RAY = 2
 """Ray Train keeps so many by itself: the one before stays until the new one is committed with its version."""
 
@@ -40,17 +37,6 @@ class DiskNeed:
             f"disk: weights and checkpoints will take up to {self.needed_bytes / 1e9:.1f} GB more at {self.place}, "
             f"{self.free_bytes / 1e9:.1f} GB are free"
         )
-
-
-def version_bytes(train: TrainConfig, num_trained: int) -> int:
-    """Returns the size of a trained version: its whole weights, or its adapter."""
-    return num_trained * (BF16_BYTES if train.deepspeed.bf16 and train.lora is None else WEIGHT_BYTES)
-
-
-def checkpoint_bytes(train: TrainConfig, num_trained: int, num_critic: int = 0) -> int:
-    """Returns the size of a checkpoint. Args: num_critic: parameters of a critic that is trained beside the policy."""
-    has_weights = train.deepspeed.bf16 or train.lora is not None
-    return (MOMENTS_BYTES + WEIGHT_BYTES * has_weights) * num_trained + (MOMENTS_BYTES + WEIGHT_BYTES) * num_critic
 
 
 def disk_needs(run: Run) -> list[DiskNeed]:
