@@ -69,7 +69,6 @@ def changes_of(part: Part, *, model: str, on_gpu: bool, num_cores: int) -> dict[
         "train.num_minibatches": 2,
         # What bfloat16 differs by is what is to be found out: it is shown, and fails only where it is large.
         "train.mismatch": {"limit_mean": 0.5},
-        "sync": {"proof_tolerance": 0.2, "proof_noise": 0.02},
         "serve": {"max_model_len": 256, "max_num_seqs": 128, "kv_cache_gib": 0.25},
         **part.settings,
     }

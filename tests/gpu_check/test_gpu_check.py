@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -129,4 +130,5 @@ def test_on_a_cpu_a_part_is_rehearsed_to_its_table(tmp_path: Path) -> None:
     rows = [line.split(" | ") for line in out.read_text().splitlines() if line.startswith("| adapters")]
     stages = ["start engines", *(f"{stage} {i}" for i in (1, 2) for stage in ("collect", "train", "sync"))]
     assert [row[1] for row in rows] == [*stages, "**passed**"]
-    assert all("proven" in row[5] for row in rows if row[1].startswith("sync"))
+    # Steps this small are below what bfloat16 rounds: hashes then show what is served.
+    assert all(re.search("proven|indistinguishable", row[5]) for row in rows if row[1].startswith("sync"))
