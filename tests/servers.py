@@ -97,7 +97,9 @@ def postgres() -> Iterator[Postgres]:
                 preexec_fn=lambda: _end_with_parent(signal.SIGINT),
             )
         try:
-            _wait(process, lambda: _answers(server.port), log)
+            # The port is open before the database takes connections.
+            ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(server.port)]
+            _wait(process, lambda: subprocess.run(ready, check=False).returncode == 0, log)
             yield server
         finally:
             _end(process, signal.SIGINT)
