@@ -1,8 +1,8 @@
 """capture: answers whose callers agreed -> the team's store of served episodes, in batches, and callers' feedback on them.
 
-    answer ── consent, share ──> redaction ──> pending ── every flush_s, in a thread ──> stores/served.py
+    answer ── consent, share ──> pending ── every flush_s, in a thread ──> redaction ──> stores/served.py
 
-No request waits for a write. An answer that finds the pending list full is dropped and counted as such. Where the store cannot
+No request waits for redaction or a write. An answer that finds the pending list full is dropped and counted as such. Where the store cannot
 be written the pending episodes are lost, but no request fails.
 """
 
@@ -12,9 +12,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from serve_apps.config import CaptureConfig
 from serve_apps.gateway.api_keys import ApiKey
@@ -26,8 +26,8 @@ from stores.types import SERVED, Trace
 
 logger = logging.getLogger(__name__)
 
-Captured = Literal["kept", "redacted", "dropped"]
-"""What happened to an episode whose caller agreed to have it stored."""
+Captured = Literal["kept", "dropped"]
+"""Whether an episode whose caller agreed to have it stored waits to be written."""
 
 RETENTION_INTERVAL_S = 3600.0
 """Between two searches for episodes that are older than `keep_days`."""
@@ -40,6 +40,9 @@ class Pending:
 
     uri: str
     trace: Trace
+    """As it was answered, not redacted."""
+    served: Mapping[str, Any]
+    """What is stored about how it was served (`SERVED`)."""
     feedback: Feedback | None
     """Its caller's feedback, where it came with the episode."""
 
@@ -84,32 +87,27 @@ class Capture:
         is_trainable: bool,
         score: float | None = None,
     ) -> Captured:
-        """Redacts an episode and puts it on the pending list; returns what happened to it.
+        """Puts an episode on the pending list; returns what happened to it.
 
         Args: score: the caller's feedback on it, -1 to 1, if it is known already.
         """
         if stores is None or len(self._pending) >= self._config.max_pending:
             self._count("dropped", 1)
             return "dropped"
-        redacted = self._redaction.redact(trace)
         served = {
             "team": team.name,
             "team_version": team.version,
             "alias": team.alias,
             "key": key.name,
-            "is_trainable": is_trainable and redacted is None,
+            "is_trainable": is_trainable,
         }
-        stored = redacted or trace
-        stored = replace(stored, outcome_metadata={**stored.outcome_metadata, SERVED: served})
         feedback = None
         if score is not None:
             feedback = Feedback(trace_id=trace.episode_id, key=key.name, at=time.time(), score=score)
-        self._pending.append(Pending(uri=stores.served, trace=stored, feedback=feedback))
-        outcome: Captured = "redacted" if redacted else "kept"
-        self._count(outcome, 1)
+        self._pending.append(Pending(uri=stores.served, trace=trace, served=served, feedback=feedback))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.ensure_future(self._write_repeatedly())
-        return outcome
+        return "kept"
 
     async def close(self) -> None:
         """Writes the pending episodes and ends the writer."""
@@ -127,8 +125,7 @@ class Capture:
         """Stores a caller's feedback on an answer that it got; ApiError 404 where no such answer of this caller is stored."""
         uri = await self._find_uri(uris, trace_id, key)
         stored = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
-        stored = self._redaction.clean(stored)
-        await asyncio.to_thread(self._store(uri).write_feedback, stored)
+        await asyncio.to_thread(lambda: self._store(uri).write_feedback(self._redaction.clean(stored)))
         self._count("feedback", 1)
         return stored
 
@@ -136,10 +133,11 @@ class Capture:
         """Returns the store that has this answer, or will have it: feedback may come before its episode is written."""
         for _ in range(2):  # a second time after a wait, since another replica may be about to write it
             pending = [*self._pending, *self._writing]
-            matches = [(p.uri, p.trace) for p in pending if p.trace.episode_id == trace_id]
-            matches += [(u, t) for u in uris if (t := await asyncio.to_thread(self._read, u, trace_id))]
-            for uri, trace in matches:
-                if "admin" in key.scopes or trace.outcome_metadata[SERVED]["key"] == key.name:
+            matches = [(p.uri, p.served) for p in pending if p.trace.episode_id == trace_id]
+            stored = [(u, t) for u in uris if (t := await asyncio.to_thread(self._read, u, trace_id))]
+            matches += [(uri, trace.outcome_metadata[SERVED]) for uri, trace in stored]
+            for uri, served in matches:
+                if "admin" in key.scopes or served["key"] == key.name:
                     return uri
             if matches:
                 break
@@ -179,13 +177,18 @@ class Capture:
             await self._drop_old(uri)
 
     async def _write(self, uri: str, pending: list[Pending]) -> None:
-        traces, feedback = [p.trace for p in pending], [p.feedback for p in pending if p.feedback is not None]
+        feedback = [p.feedback for p in pending if p.feedback is not None]
+        redacted = [await asyncio.to_thread(self._redaction.redact, p.trace) for p in pending]
+        traces = [_stored(p, trace) for p, trace in zip(pending, redacted, strict=True)]
+        num_redacted = sum(trace is not None for trace in redacted)
         try:
             await asyncio.to_thread(lambda: self._store(uri).write_judged(traces, feedback))
         except (OSError, RuntimeError, ValueError) as error:
             self._count("failed", len(traces))
             logger.warning("%d served episodes are lost, %s cannot be written: %s", len(traces), uri, error)
         else:
+            self._count("redacted", num_redacted)
+            self._count("kept", len(traces) - num_redacted)
             self._count("feedback", len(feedback))
 
     async def _drop_old(self, uri: str) -> None:
@@ -203,3 +206,10 @@ class Capture:
         else:
             if num_dropped:
                 logger.info("removed %d served episodes older than %g days", num_dropped, self._config.keep_days)
+
+
+def _stored(pending: Pending, redacted: Trace | None) -> Trace:
+    """Returns the episode as it is written. What was redacted has lost its tokens, and nothing is trained on it."""
+    trace = redacted or pending.trace
+    served = {**pending.served, "is_trainable": pending.served["is_trainable"] and redacted is None}
+    return replace(trace, outcome_metadata={**trace.outcome_metadata, SERVED: served})

@@ -14,8 +14,8 @@ import pytest
 from gateway_scene import Scene, deployed_team
 from records import MakeTrace
 
-from serve_apps.gateway.api_keys import make_key, write_keys
-from serve_apps.gateway.redaction import Redaction
+from serve_apps.gateway.api_keys import ApiKey, make_key, write_keys
+from serve_apps.gateway.redaction import NOT_READ, Redaction
 from serve_apps.gateway.teams import TeamRoute, TeamStores
 from stores.served import ServedStore
 from stores.types import SERVED, Trace
@@ -112,6 +112,25 @@ async def test_redacted_text_is_nowhere_in_the_store_nor_in_its_tokens(tiny_mode
     assert not trace.turns[0].prompt_token_ids and not trace.turns[0].completion_token_ids
     assert trace.outcome_metadata[SERVED]["is_trainable"] is False
     assert Redaction({"nowhere": "x"}).redact(trace) is None
+
+
+async def test_the_loop_goes_on_while_a_pattern_takes_its_time(
+    tiny_model: Path, tmp_path: Path, make_trace: MakeTrace
+) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, redact={r"[\w.]+@[\w.]+": "<email>"})
+    team, capture = scene.service.teams["demo"].champion, scene.service.capture
+    slow = replace(make_trace(), started_at=time.time(), outcome_metadata={"note": "a." * 300_000 + " @"})
+    key = ApiKey(name="web", sha256="0" * 64)
+    assert scene.service.keep_trace(slow, team=team, key=key, is_trainable=True) == "kept"
+    closing, num_turns = asyncio.ensure_future(capture.close()), 0
+    while not closing.done():
+        await asyncio.sleep(0.01)
+        num_turns += 1
+    assert num_turns > 10, "nothing else ran meanwhile"
+    (trace,) = kept(store)
+    assert trace.outcome_metadata["note"] == NOT_READ
+    metrics = scene.service.metrics.text()
+    assert 'troupe_gateway_captured_total{outcome="redacted"} 1.0' in metrics
 
 
 async def test_the_shadow_of_a_stored_answer_is_stored_under_the_same_task(tiny_model: Path, tmp_path: Path) -> None:
