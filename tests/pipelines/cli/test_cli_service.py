@@ -63,7 +63,7 @@ def test_a_key_is_shown_once_kept_as_a_hash_and_revoked_by_name(tmp_path: Path) 
 
 def test_what_is_no_scope_no_key_file_or_no_team_is_told(tmp_path: Path) -> None:
     code, said = run("key", "web", "--file", str(tmp_path / "k.json"), "--scope", "root")
-    assert code == 2 and "--scope root: scopes are call, feedback, admin" in said
+    assert code == 2 and "--scope root: scopes are call, feedback, metrics, admin" in said
     (tmp_path / "k.json").write_text('[{"name": "web"}]')
     code, said = run("key", "other", "--file", str(tmp_path / "k.json"))
     assert code == 2 and "gateway.keys_file" in said and "0.sha256" in said
