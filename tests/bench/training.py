@@ -19,6 +19,7 @@ import numpy as np
 
 from pipelines.cluster.connect import connect, disconnect
 from pipelines.examples.arithmetic.demonstrator import demonstrate as play
+from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.run import Run
 from pipelines.runners.begin import make_version_zero
 from pipelines.stages.running import run_stage
@@ -75,7 +76,7 @@ def _measure(folder: Path, shape: str, changes: dict[str, Any], *, num_episodes:
     scratch = folder / f"bare-{shape}"
     command = [sys.executable, "-m", "tests.bench.bare_loop", str(run.weights.fetch(run.trained(0)[GROUP]))]
     totals = dict.fromkeys(("order", "learn", "old", "update", "store", "bare", "bare_old", "bare_save", "tokens"), 0.0)
-    with Peer([*command, str(settings.threads), str(settings.optimizer.lr), str(scratch)]) as bare:
+    with Peer([*command, str(trainer_threads(run, GROUP)), str(settings.optimizer.lr), str(scratch)]) as bare:
         for iteration in range(1, 1 + WARM_UP_ORDERS + num_orders):
             _demonstrate(run, iteration, num_episodes)
             rows = _write_rows(run, iteration)
