@@ -154,6 +154,10 @@ class GatewayEpisodesConfig(Settings):
     for an engine to begin on it does not count."""
 
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Hosts that only this machine reaches."""
+
+
 class GatewayConfig(Settings):
     """This section sets up the HTTP gateway, which answers requests with promoted teams."""
 
@@ -194,7 +198,7 @@ class GatewayConfig(Settings):
 
     @model_validator(mode="after")
     def _others_need_a_key(self) -> Self:
-        if self.host not in ("127.0.0.1", "::1", "localhost") and not self.keys_file:
+        if self.host not in LOOPBACK and not self.keys_file:
             raise ValueError(
                 f"gateway.host = {self.host!r} is reached from other machines, and there is no gateway.keys_file: make one "
                 "with `troupe key`, or listen on 127.0.0.1"

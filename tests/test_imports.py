@@ -135,8 +135,8 @@ owners, finders = packages_distributions(), list(sys.meta_path)
 
 class Core:
     def find_spec(self, name, path=None, target=None):
-        of = {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners.get(name.partition(".")[0], ())}
-        if of and not of & core:
+        distributions = {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners.get(name.partition(".")[0], ())}
+        if distributions and not distributions & core:
             return None
         return next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
 

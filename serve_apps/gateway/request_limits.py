@@ -12,12 +12,12 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_apps.config import LOOPBACK
 from serve_apps.gateway.service import Service
 from serve_apps.openai_api.protocol import ApiError
 
 WITH_BODY = ("POST", "PUT", "PATCH")
 """Methods whose body is read."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MAX_SIZE_DIGITS = 18
 """Digits of a size that is read as a number; more are too large in any case."""
 

@@ -6,6 +6,7 @@ with all of its tokens. Imported in engines only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
     """Groups the tokens of a step by adapter. A token without an adapter gets nothing added."""
 
-    _groups: list[tuple[int, torch.Tensor | None]] | None = None
+    _groups: Sequence[tuple[int, torch.Tensor | None]] = ()
     """The slots of the adapters in this step, each with the rows of its tokens; None: all rows."""
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
@@ -32,7 +33,7 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
 
     def _apply_shrink(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
         """Writes `scale * x @ A.T` to `y`. Shapes: y [tokens, rank], x [tokens, in], w_t_all [slots, 1, rank, in]."""
-        for slot, rows in self._groups or ():
+        for slot, rows in self._groups:
             matrix = w_t_all[slot, 0].to(y.dtype).T
             if rows is None:
                 torch.mm(x.to(y.dtype), matrix, out=y).mul_(scale)
@@ -53,7 +54,7 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
         Shapes: y [tokens, out], x [tokens, rank], w_t_all [slots, 1, y_slice_size, rank].
         """
         columns = y.narrow(1, y_offset, y_slice_size)
-        for slot, rows in self._groups or ():
+        for slot, rows in self._groups:
             matrix = w_t_all[slot, 0].to(y.dtype).T
             if rows is None:
                 columns.addmm_(x.to(y.dtype), matrix, beta=int(add_inputs))

@@ -204,10 +204,10 @@ def test_no_secret_is_written_down(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600, "only its owner reads it"
     again = subprocess.run(make, check=False, capture_output=True, text=True)
     assert again.returncode == 1 and "is there" in again.stderr, "running services keep their secrets"
-    given = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    secrets = dict(line.split("=", 1) for line in file.read_text().splitlines())
     asked = set(re.findall(r"\$\{(\w+):\?", (INFRA / "compose" / "compose.yaml").read_text()))
-    assert asked == set(given)
-    assert len(set(given.values())) == len(given) and all(len(value) >= 32 for value in given.values())
+    assert asked == set(secrets)
+    assert len(set(secrets.values())) == len(secrets) and all(len(value) >= 32 for value in secrets.values())
     ignored = subprocess.run(["git", "check-ignore", "infra/compose/.env"], cwd=ROOT, capture_output=True, check=False)
     assert ignored.returncode == 0
 
