@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stores.syntax_trees import parse_python
+
 MAX_CHARS = 1000
 MAX_DEPTH = 50
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -52,7 +54,7 @@ def parse_expression(text: str) -> Expression:
     if len(text) > MAX_CHARS:
         raise ValueError(f"condition of {len(text)} characters, at most {MAX_CHARS}: split the node")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = parse_python(text.strip(), "eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"condition {text[:80]!r} cannot be read: {error}") from None
     names: set[str] = set()

@@ -7,6 +7,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from stores.syntax_trees import parse_python
+
 MAPPING = "CONFIG_MAPPING_NAMES"
 
 
@@ -32,5 +34,5 @@ def _words() -> frozenset[str]:
     sources = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
     if not any(MAPPING in source for source in sources):
         return frozenset()
-    nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+    nodes = (node for source in sources for node in ast.walk(parse_python(source)))
     return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))

@@ -47,6 +47,7 @@ from serve_apps.tools.math_answer import extract_answer, is_correct
 from serve_apps.tools.text_match import exact_match, f1, normalize
 from serve_apps.workflows.debate import without_answer
 from serve_apps.workflows.iterative_search import Plan, _apply
+from stores.syntax_trees import parse_python
 
 pytestmark = pytest.mark.test
 
@@ -100,7 +101,7 @@ def limited(what: str, seconds: float) -> Iterator[None]:
 def sources() -> dict[Path, ast.Module]:
     """The files that use regular expressions."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).glob("**/*.py"))]
-    trees = {file: ast.parse(file.read_text()) for file in files}
+    trees = {file: parse_python(file.read_text()) for file in files}
     return {file: tree for file, tree in trees.items() if {"re", "regex"} & imports(tree)}
 
 
@@ -163,7 +164,7 @@ def held(module: ModuleType) -> Iterator[tuple[str, re.Pattern[str]]]:
 def uses(where: str) -> list[Callable[[re.Pattern[str], str], Any]]:
     """How a pattern is used: from the beginning of a text alone where only `match` or `fullmatch` is, else all over it."""
     module, _, name = where.partition(": ")
-    tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+    tree = parse_python((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
     methods = {
         node.attr
         for node in ast.walk(tree)

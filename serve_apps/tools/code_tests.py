@@ -17,6 +17,7 @@ from typing import Any
 from serve_apps import long_json
 from serve_apps.tools.checkers import OUTPUT_CHECKERS, is_right_value
 from serve_apps.tools.code_test_formats import enclosing_objects, first_value, opened, read_pairs
+from stores.syntax_trees import parse_python
 
 FN_NAME = ("fn_name", "function_name", "func_name")
 CHECKER = ("checker_type", "special_judge")
@@ -235,7 +236,7 @@ def _named_values(text: str) -> dict[str, Any] | None:
     text, longs = _without_long_integers(text)
     for arguments in (text, ",".join(line.rstrip(" ,") for line in text.splitlines() if line.strip())):
         try:
-            call = ast.parse(f"f({arguments}\n)", mode="eval").body
+            call = parse_python(f"f({arguments}\n)", "eval").body
             if isinstance(call, ast.Call) and not call.args and all(keyword.arg for keyword in call.keywords):
                 values = {str(k.arg): _literal(k.value, longs, is_argument=True) for k in call.keywords}
                 return values if len(values) == len(call.keywords) else None
@@ -251,7 +252,7 @@ def _literal_or_text(text: Any) -> Any:
         return value
     code, longs = _without_long_integers(text)
     try:
-        return _literal(ast.parse(code.strip(), mode="eval").body, longs)
+        return _literal(parse_python(code.strip(), "eval").body, longs)
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
         return text
 

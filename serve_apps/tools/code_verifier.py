@@ -8,7 +8,6 @@ count for nothing. Where no sandbox can be started there is no verdict at all: t
 
 from __future__ import annotations
 
-import ast
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from serve_apps.thinking import after_thinking
 from serve_apps.tools.checkers import OUTPUT_CHECKERS, is_right_value
 from serve_apps.tools.code_tests import Case, CodeTests
 from serve_apps.tools.sandbox import MAX_TIMEOUTS, Call, CaseRun, Program, Sandbox, SandboxUnavailable
+from stores.syntax_trees import parse_python
 
 Verdict = Literal[
     "pass",
@@ -230,7 +230,7 @@ def _input(case: Case) -> Any:
 
 def _is_python(text: str) -> bool:
     try:
-        ast.parse(text)
+        parse_python(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
