@@ -159,7 +159,11 @@ class Recorder:
         )
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request)
-        completion = _cut_at(await self._answered(index, call), tokenizer, stops)
+        try:
+            completion = _cut_at(await self._answered(index, call), tokenizer, stops)
+        except asyncio.CancelledError:
+            self._take_back(name, index, round_index)
+            raise
         end = time.perf_counter()
         text = tokenizer.decode(completion.token_ids)
         parsed = parse(text)
@@ -320,6 +324,14 @@ class Recorder:
     def _next_event(self) -> int:
         self.num_events += 1
         return self.num_events - 1
+
+    def _take_back(self, name: str, index: int, round_index: int) -> None:
+        """Frees the numbers of a call that was given up, unless later calls have theirs: the next one is its repetition.
+
+        With the numbers the repetition has the seed, and is compared with the turns that other episodes made at this place.
+        """
+        if self.num_events == index + 1 and self.rounds[name] == round_index + 1:
+            self.num_events, self.rounds[name] = index, round_index
 
     def _parents(self, inputs: Mapping[str, Any], index: int) -> tuple[int, ...]:
         """Returns the events whose text stands in these inputs, whole or quoted."""

@@ -13,7 +13,7 @@ from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.tokenizer import READY, ChatTokenizer, PromptSettings
 from serve_apps.workflow import Workflow
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
 
@@ -82,8 +82,16 @@ class ByteTokenizer(ChatTokenizer):
         """Makes a tokenizer that needs no model folder."""
         self.end_ids = frozenset({self.eos_id})
 
+    def known_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """No variable: it has no template."""
+        return {}
+
     def mark_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        settings: PromptSettings = READY,
     ) -> str:
         """The messages, one after another, each after its role."""
         return "".join(f"{message['role']}\n{message['content']}\n" for message in messages)

@@ -5,8 +5,10 @@ Content makes no control token, whatever it says: only what the chat template wr
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from itertools import groupby
@@ -27,6 +29,22 @@ MARKER = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 """The form of a control token that the tokenizer does not call special, as DeepSeek's are."""
 TAG = re.compile(r"<(/?)([^<>/\s]+)>")
 """A tag like `<think>`, which is a part of what is said where there is one to close it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSettings:
+    """How a prompt ends, and what else its template is told."""
+
+    add_generation_prompt: bool = True
+    """Whether it ends with the header of the assistant's turn."""
+    continue_final_message: bool = False
+    """Whether it ends within the last message."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the template: those that `ChatTokenizer.known_variables` knows."""
+
+
+READY = PromptSettings()
+"""A prompt that is ready for the assistant's turn."""
 
 
 class ChatTokenizer:
@@ -105,7 +123,11 @@ class ChatTokenizer:
         return self.plain(self.mark_chat(messages, tools=tools))
 
     def mark_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        settings: PromptSettings = READY,
     ) -> str:
         """Returns the text of a prompt in which the control tokens of the template differ from text like them."""
         from jinja2 import TemplateError
@@ -115,8 +137,10 @@ class ChatTokenizer:
             text = self._tokenizer.apply_chat_template(
                 hidden,
                 tools=self._control.hide(list(tools)) if tools else None,
-                add_generation_prompt=True,
+                add_generation_prompt=settings.add_generation_prompt,
+                continue_final_message=settings.continue_final_message,
                 tokenize=False,
+                **self._control.hide(settings.variables),
             )
             return str(text)
 
@@ -154,6 +178,12 @@ class ChatTokenizer:
     def knows_tools(self) -> bool:
         """True where the chat template shows tools to the model."""
         return "tools" in self.chat_template
+
+    def known_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those variables that the chat template reads, and that are not arguments of `apply_chat_template`."""
+        own = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        words = set(re.findall(r"\w+", self.chat_template))
+        return {name: value for name, value in variables.items() if name in words - own.keys()}
 
     @property
     def hugging_face(self) -> Any:

@@ -6,19 +6,27 @@ messages --template--> prompt ids --policy app--> token ids --> text   (chat_rep
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from serve_apps.gateway.policy_stream import Delta, PolicyStreams, SampleRequest
 from serve_apps.gateway.teams import ServedTeam
-from serve_apps.openai_api.protocol import ApiError, ChatRequest
-from serve_apps.openai_api.tool_formats import OfferedTools
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.constraints import constraint_of, is_constrained, thoughts_of
+from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
+from serve_apps.policy.wire import STRUCTURED_OUTPUTS
 from serve_apps.text_stream import TextStream
-from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.tokenizer import ChatTokenizer, PromptSettings
 from stores.types import Sampling
+
+MAX_NAMES, MAX_NAME = 32, 64
+"""How many names a header has, and the characters of each."""
 
 
 @dataclass(kw_only=True)
@@ -56,6 +64,10 @@ class Chat:
     prompt_token_ids: list[int]
     sampling: Sampling
     tools: OfferedTools
+    settings: Mapping[str, Any]
+    """What changes the sampling beside `sampling`: arguments of vLLM's `SamplingParams`."""
+    ignored: Sequence[str] = ()
+    """What the request says and nobody reads."""
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -68,19 +80,24 @@ class Chat:
         self.seeds = [(first + i) % 2**31 for i in range(self.request.n)]
 
     @property
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers of the reply. `x-troupe-ignored` names what the request says and nobody reads."""
+        names = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:MAX_NAME]) for name in self.ignored[:MAX_NAMES]]
+        return self.team.headers(self.id) | ({"x-troupe-ignored": ", ".join(names)} if names else {})
+
+    @property
     def tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model group."""
         return self.team.acting.tokenizers[self.model_group]
 
 
-def prepare_chat(request: ChatRequest, team: ServedTeam, model_group: str, agent: str | None) -> Chat:
+async def prepare_chat(request: ChatRequest, team: ServedTeam, model_group: str, agent: str | None) -> Chat:
     """Tokenizes a request and settles how to sample it; ApiError 400 where it does not fit the model."""
     from jinja2 import TemplateError
 
     tokenizer = team.acting.tokenizers[model_group]
-    tools = [tool.model_dump(exclude_none=True) for tool in request.offered_tools]
     has_calls = any(message.tool_calls or message.role == "tool" for message in request.messages)
-    if (tools or has_calls) and not tokenizer.knows_tools:
+    if (request.tools or has_calls) and not tokenizer.knows_tools:
         raise ApiError(
             400,
             f"the chat template of model {request.model!r} does not support tools",
@@ -90,33 +107,23 @@ def prepare_chat(request: ChatRequest, team: ServedTeam, model_group: str, agent
     messages = [message.for_template() for message in request.messages]
     if agent is not None:
         messages = team.acting.workflow.agents[agent].introduced(messages)
+    variables = tokenizer.known_variables(request.template_variables)
+    settings = PromptSettings(
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        variables=variables,
+    )
     try:
-        prompt = tokenizer.encode_chat(messages, tools=tools)
-    except (TemplateError, TypeError) as error:
+        marked = tokenizer.mark_chat(messages, tools=request.shown_tools, settings=settings)
+    except (TemplateError, TypeError, ValueError) as error:
         raise ApiError(
             400,
             f"the chat template of model {request.model!r} refuses these messages: {error}",
             code="invalid_value",
             param="messages",
         ) from None
-    context = team.acting.max_model_len[model_group]
-    max_completion = context - len(prompt)
-    if max_completion < 1:
-        raise ApiError(
-            400,
-            f"these messages have {len(prompt)} tokens, and the context of model {request.model!r} holds {context}: shorten "
-            "them",
-            code="context_length_exceeded",
-            param="messages",
-        )
-    if request.limit is not None and request.limit > max_completion:
-        raise ApiError(
-            400,
-            f"these messages have {len(prompt)} tokens and max_tokens is {request.limit}, together more than the {context} of "
-            f"model {request.model!r}: ask for at most {max_completion}",
-            code="context_length_exceeded",
-            param="max_tokens",
-        )
+    prompt = tokenizer.encode_marked(marked)
+    max_completion = room_for_completion(request, len(prompt), team.acting.max_model_len[model_group])
     default = team.acting.sampling[agent] if agent is not None else Sampling(max_tokens=max_completion, temperature=1.0)
     sampling = replace(
         default,
@@ -126,6 +133,10 @@ def prepare_chat(request: ChatRequest, team: ServedTeam, model_group: str, agent
         top_k=request.top_k,
         min_p=request.min_p,
     )
+    tools = OfferedTools(tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls)
+    if tools.needs_vllm or (tools.tools and is_constrained(request)):
+        await asyncio.to_thread(load_parsers)
+    constraint = constraint_of(request, tools, thoughts_of(marked, tokenizer.chat_template))
     return Chat(
         request=request,
         team=team,
@@ -133,8 +144,29 @@ def prepare_chat(request: ChatRequest, team: ServedTeam, model_group: str, agent
         agent=agent,
         prompt_token_ids=prompt,
         sampling=sampling,
-        tools=OfferedTools(tokenizer=tokenizer, tools=tools),
+        tools=tools,
+        settings={**request.engine_settings, **({STRUCTURED_OUTPUTS: constraint} if constraint else {})},
+        ignored=[*request.dropped, *sorted(request.template_variables.keys() - variables.keys())],
     )
+
+
+def room_for_completion(request: ChatRequest, num_prompt: int, context: int) -> int:
+    """Returns the number of tokens that are left for a completion; ApiError 400 where that is less than asked for.
+
+    The errors begin as OpenAI's do: clients look for these words to shorten a chat and ask again.
+    """
+    room = context - num_prompt
+    begin = f"This model's maximum context length is {context} tokens. However, these messages have {num_prompt} tokens"
+    if room < 1:
+        raise ApiError(400, f"{begin}: shorten the messages", code="context_length_exceeded", param="messages")
+    if request.limit is not None and request.limit > room:
+        raise ApiError(
+            400,
+            f"{begin} and max_tokens is {request.limit}: ask for at most {room}",
+            code="context_length_exceeded",
+            param="max_tokens",
+        )
+    return room
 
 
 async def sample_choices(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[Piece]:
@@ -169,18 +201,13 @@ async def _sample_choice(
     chat: Chat, choice: Choice, seed: int, streams: PolicyStreams, pieces: asyncio.Queue[Piece | None]
 ) -> None:
     text_stream = TextStream(chat.tokenizer, chat.request.stops)
-    penalties = {
-        name: value
-        for name in ("presence_penalty", "frequency_penalty")
-        if (value := getattr(chat.request, name)) != 0.0
-    }
     request = SampleRequest(
         model_group=chat.model_group,
         prompt_token_ids=chat.prompt_token_ids,
         sampling=chat.sampling,
         seed=seed,
         top_logprobs=chat.request.top_logprobs,
-        penalties=penalties,
+        settings=chat.settings,
         is_whole=not (chat.request.stream or chat.request.stops),
     )
     async with aclosing(streams.stream(chat.team.apps[chat.model_group], request)) as deltas:

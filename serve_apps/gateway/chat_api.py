@@ -21,8 +21,9 @@ from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
 from serve_apps.gateway.teams import model_of, team_of_model
 from serve_apps.gateway.workflow_runs import WorkflowRun, episode_spec, run_workflow, stream_workflow
+from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import unless_gone
-from serve_apps.openai_api.protocol import ChatRequest, RunRequest
+from serve_apps.openai_api.protocol import RunRequest
 
 router = APIRouter()
 
@@ -34,15 +35,14 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     production = team_of_model(service.teams, body.model)
     slot = await service.take_slot(production.name, body.user)
     with released_unless_streamed(service, slot) as start_stream:
-        chat = prepare_chat(body, slot.team, *model_of(slot.team, body.model))
-        headers = slot.team.headers(chat.id)
+        chat = await prepare_chat(body, slot.team, *model_of(slot.team, body.model))
         if body.stream:
             on_end = partial(_chat_ended, service, slot, key, chat)
             events = chat_events(service, slot, stream_chunks(chat, service.streams))
-            return start_stream(events, headers, on_end)
+            return start_stream(events, chat.headers, on_end)
         reply = await unless_gone(request, service.within_timeout(complete_chat(chat, service.streams)))
     _chat_ended(service, slot, key, chat)
-    return JSONResponse(reply, headers=headers)
+    return JSONResponse(reply, headers=chat.headers)
 
 
 @router.post("/v1/workflows/{team}/runs")

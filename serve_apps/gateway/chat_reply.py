@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from serve_apps.gateway.chat import Chat, Choice, sample_choices
 from serve_apps.gateway.policy_stream import Delta, PolicyStreams
-from serve_apps.openai_api.tool_formats import load_parsers
 
 
 async def complete_chat(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:
     """Samples all choices and returns the whole reply, as `POST /v1/chat/completions` does."""
-    await _prepare_tools(chat)
     async with aclosing(sample_choices(chat, streams)) as pieces:
         async for piece in pieces:
             chat.choices[piece.choice.index] = piece.choice
@@ -32,6 +29,7 @@ def reply_body(chat: Chat) -> dict[str, Any]:
         "system_fingerprint": chat.team.fingerprint,
         "choices": [_choice_body(chat, choice) for choice in ordered],
         "usage": token_usage(chat),
+        **_prompt_ids(chat),
         "troupe": troupe_fields(chat, ordered),
     }
 
@@ -43,20 +41,19 @@ async def stream_chunks(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[di
     """
     num_shown: dict[int, int] = {}  # characters already sent, by choice
     begun: set[int] = set()
-    with_tools = bool(chat.request.offered_tools)
-    await _prepare_tools(chat)
+    with_tools = bool(chat.tools.tools)
     async with aclosing(sample_choices(chat, streams)) as pieces:
         async for piece in pieces:
             choice = chat.choices[piece.choice.index] = piece.choice
             if choice.index not in begun:
                 begun.add(choice.index)
-                yield _chunk(chat, choice, {"role": "assistant", "content": ""})
+                yield {**_chunk(chat, choice, {"role": "assistant", "content": ""}), **_prompt_ids(chat)}
             start = num_shown.setdefault(choice.index, 0)
             end = chat.tools.first_call(choice.text)
-            logprobs = _logprobs_of(chat, piece.delta) if chat.request.logprobs and piece.delta else None
-            if end > start or logprobs:
+            about_tokens = _about_tokens(chat, piece.delta) if piece.delta else {}
+            if end > start or about_tokens:
                 num_shown[choice.index] = max(start, end)
-                yield _chunk(chat, choice, {"content": choice.text[start:end]}, logprobs=logprobs)
+                yield _chunk(chat, choice, {"content": choice.text[start:end]}, **about_tokens)
             if piece.delta is None:
                 for chunk in _last_chunks(chat, choice, num_shown[choice.index], with_tools=with_tools):
                     yield chunk
@@ -79,18 +76,13 @@ def _last_chunks(chat: Chat, choice: Choice, num_shown: int, *, with_tools: bool
     return [*chunks, {**last, "troupe": troupe_fields(chat, [choice])}]
 
 
-async def _prepare_tools(chat: Chat) -> None:
-    """Imports what reads the calls, beside the event loop."""
-    if chat.tools.needs_vllm:
-        await asyncio.to_thread(load_parsers)
-
-
 def _choice_body(chat: Chat, choice: Choice) -> dict[str, Any]:
     message, reason = _message(chat, choice)
     logprobs = None
     if chat.request.logprobs:
         logprobs = _logprobs(chat, choice.token_ids, choice.logprobs, choice.top_logprobs)
-    return {"index": choice.index, "message": message, "finish_reason": reason, "logprobs": logprobs}
+    body = {"index": choice.index, "message": message, "finish_reason": reason, "logprobs": logprobs}
+    return body | ({"token_ids": list(choice.token_ids)} if chat.request.return_token_ids else {})
 
 
 def _message(chat: Chat, choice: Choice) -> tuple[dict[str, Any], str]:
@@ -100,8 +92,18 @@ def _message(chat: Chat, choice: Choice) -> tuple[dict[str, Any], str]:
     return message, "tool_calls" if has_ended and "tool_calls" in message else choice.finish_reason
 
 
-def _logprobs_of(chat: Chat, delta: Delta) -> dict[str, Any]:
-    return _logprobs(chat, delta.token_ids, delta.logprobs, delta.top_logprobs)
+def _about_tokens(chat: Chat, delta: Delta) -> dict[str, Any]:
+    """Returns what a chunk says about its tokens, where the request asks for it."""
+    about: dict[str, Any] = {}
+    if chat.request.logprobs:
+        about["logprobs"] = _logprobs(chat, delta.token_ids, delta.logprobs, delta.top_logprobs)
+    if chat.request.return_token_ids:
+        about["token_ids"] = list(delta.token_ids)
+    return about
+
+
+def _prompt_ids(chat: Chat) -> dict[str, list[int]]:
+    return {"prompt_token_ids": list(chat.prompt_token_ids)} if chat.request.return_token_ids else {}
 
 
 def _logprobs(
@@ -131,15 +133,12 @@ def _envelope(chat: Chat) -> dict[str, Any]:
 
 
 def _chunk(
-    chat: Chat,
-    choice: Choice,
-    delta: dict[str, Any],
-    *,
-    finish_reason: str | None = None,
-    logprobs: dict[str, Any] | None = None,
+    chat: Chat, choice: Choice, delta: dict[str, Any], *, finish_reason: str | None = None, **about_tokens: Any
 ) -> dict[str, Any]:
-    choice_body = {"index": choice.index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
-    return {**_envelope(chat), "choices": [choice_body]}
+    body = {"index": choice.index, "delta": delta, "finish_reason": finish_reason, "logprobs": None, **about_tokens}
+    options = chat.request.stream_options
+    usage = {"usage": token_usage(chat)} if options and options.continuous_usage_stats else {}
+    return {**_envelope(chat), "choices": [body], **usage}
 
 
 def troupe_fields(chat: Chat, choices: Sequence[Choice]) -> dict[str, Any]:

@@ -44,11 +44,9 @@ def trace_of(chat: Chat, *, task_id: str, seconds: float) -> Trace:
 def is_trainable(chat: Chat) -> bool:
     """Whether the trace of a chat can be trained on.
 
-    It can if one choice was sampled, by an agent, from the policy's own distribution: no filter and no penalty changed it.
+    It can if one choice was sampled, by an agent, from the policy's own distribution: no filter, penalty or constraint changed it.
     """
-    request = chat.request
-    has_penalties = bool(request.presence_penalty or request.frequency_penalty)
-    return chat.agent is not None and request.n == 1 and chat.sampling.is_unfiltered and not has_penalties
+    return chat.agent is not None and chat.request.n == 1 and chat.sampling.is_unfiltered and not chat.settings
 
 
 def _turns_of(chat: Chat, seconds: float) -> tuple[Turn, ...]:

@@ -21,7 +21,8 @@ from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.gateway.figures import chat_figures
 from serve_apps.gateway.open_episode import OpenEpisode, begin_episode
 from serve_apps.gateway.service import Service
-from serve_apps.openai_api.protocol import ApiError, ChatRequest, EpisodeRequest
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.protocol import ApiError, EpisodeRequest
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 from serve_apps.runner import run_attempt

@@ -24,8 +24,8 @@ class SampleRequest:
     sampling: Sampling
     seed: int
     top_logprobs: int = 0
-    penalties: Mapping[str, float] = field(default_factory=dict)
-    """`presence_penalty` and `frequency_penalty`, those that are not 0."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else changes the sampling: arguments of vLLM's `SamplingParams`, see `wire.STRUCTURED_OUTPUTS`."""
     is_whole: bool = False
     """Whether to send one delta once all is sampled: it costs less, and nobody reads the text before that."""
 
@@ -68,7 +68,7 @@ class ServeStreams:
             model_group=request.model_group,
             seed=request.seed,
         )
-        more = {"top_logprobs": request.top_logprobs, "is_whole": request.is_whole, **request.penalties}
+        more = {"top_logprobs": request.top_logprobs, "is_whole": request.is_whole, **request.settings}
         response = None
         try:
             response = self._handle(app).remote(wire, more)
@@ -104,7 +104,7 @@ class ServeStreams:
 class CoalescedStreams:
     """PolicyStreams in which requests that come at the same time share a Serve call, for completions that nobody reads live.
 
-    A request that needs a stream of its own (stop strings, penalties, top logprobs, a caller who reads along) gets one.
+    A request that needs a stream of its own (stop strings, settings, top logprobs, a caller who reads along) gets one.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class CoalescedStreams:
 
     async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
         """See PolicyStreams; closing the iterator does not end the sampling of requests that share a call."""
-        if not request.is_whole or request.top_logprobs or request.penalties:
+        if not request.is_whole or request.top_logprobs or request.settings:
             async with aclosing(self._single.stream(app, request)) as deltas:
                 async for delta in deltas:
                     yield delta

@@ -26,7 +26,8 @@ from serve_apps.gateway.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.gateway.shadowing import NoPlayer, Player, Shadowing, ShadowJob, ShadowResult
 from serve_apps.gateway.slots import InFlight, Slot
 from serve_apps.gateway.teams import Production, ServedTeam
-from serve_apps.openai_api.protocol import ApiError, ChatRequest, FeedbackRequest, RunRequest
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.protocol import ApiError, FeedbackRequest, RunRequest
 from serve_apps.policy.serve_client import ServeClient
 from stores.served import Feedback
 from stores.types import Trace

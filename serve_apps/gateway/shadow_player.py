@@ -16,7 +16,8 @@ from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadowing import ShadowJob, ShadowResult
 from serve_apps.gateway.teams import ServedTeam, model_of
 from serve_apps.gateway.workflow_runs import episode_spec, run_workflow
-from serve_apps.openai_api.protocol import ApiError, ChatRequest, RunRequest
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.protocol import ApiError, RunRequest
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class ShadowPlayer:
     async def _chat(self, job: ShadowJob, request: ChatRequest, team: ServedTeam) -> ShadowResult:
         began = time.perf_counter()
         body = request.model_copy(update=WITHOUT_READER)
-        chat = prepare_chat(body, team, *model_of(team, body.model))
+        chat = await prepare_chat(body, team, *model_of(team, body.model))
         figures = chat_figures(await complete_chat(chat, self.service.streams))
         if not job.is_kept:
             return ShadowResult(outcome="answered", figures=figures)

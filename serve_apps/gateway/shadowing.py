@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from serve_apps.openai_api.protocol import ChatRequest, RunRequest
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.protocol import RunRequest
 from stores.types import Trace
 
 logger = logging.getLogger(__name__)

@@ -68,6 +68,8 @@ class OfferedTools:
     tokenizer: ChatTokenizer
     tools: Sequence[Mapping[str, Any]] = ()
     """In OpenAI's form; empty: nothing is a call."""
+    is_single: bool = False
+    """Whether an answer has at most one call; further ones are left out."""
     format: ToolFormat = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ class OfferedTools:
     def message(self, text: str, *, id_prefix: str) -> dict[str, Any]:
         """Returns a completion as an assistant's message in OpenAI's form; what is not a call of an offered tool stays text."""
         content, calls = self._read(text) if self.tools else (text, [])
-        return message_of(text, content, calls, id_prefix=id_prefix)
+        return message_of(text, content, calls[:1] if self.is_single else calls, id_prefix=id_prefix)
 
     def first_call(self, text: str) -> int:
         """Returns the length of the text before a call, or before what may become the beginning of one."""
@@ -131,7 +133,8 @@ class OfferedTools:
 def load_parsers() -> None:
     """Imports vLLM's tool parsers, which takes seconds once per process."""
     import vllm.entrypoints.openai.chat_completion.protocol
-    import vllm.tool_parsers  # noqa: F401
+    import vllm.tool_parsers
+    import vllm.tool_parsers.structural_tag_registry  # noqa: F401
 
     for name in ("vllm.tool_parsers", "vllm.parser"):
         logging.getLogger(name).setLevel(

@@ -17,6 +17,7 @@ SPIN_COUNT = "20000"
 """How often an OpenMP thread of an engine looks for work before it sleeps, about 0.2 ms. A step has hundreds of parallel parts
 with less than that between them: threads that sleep at once gain next to nothing over one thread. Threads that spin for
 milliseconds, as by default, stall an engine where something else computes, too."""
+TOKENIZER_FILE = "tokenizer.json"
 PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
 ADAPTER_WORKER = "serve_apps.policy.adapter_products.AdapterWorker"
@@ -57,7 +58,8 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
         "tensor_parallel_size": config.tensor_parallel_size,
         "enable_prefix_caching": config.enable_prefix_caching,
         "logprobs_mode": "processed_logprobs",
-        "skip_tokenizer_init": True,
+        # Prompts and completions are tokens; a tokenizer is what the grammars of constrained answers are compiled for.
+        "skip_tokenizer_init": not (model / TOKENIZER_FILE).is_file(),
         "trust_remote_code": False,
         "disable_log_stats": True,
         "worker_extension_cls": "serve_apps.policy.weights_extension.WeightsExtension",
@@ -95,6 +97,6 @@ def stop_token_ids(folder: Path) -> list[int]:
 
     Without a tokenizer in the folder, those of its two configs.
     """
-    if not (folder / "tokenizer.json").is_file():
+    if not (folder / TOKENIZER_FILE).is_file():
         return configured_end_ids(folder)
     return sorted(load_tokenizer(str(folder)).end_ids)

@@ -14,7 +14,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from serve_apps.policy.serving_state import Route, ServingState
-from serve_apps.policy.wire import CONTEXT, NO_VERSION, REFUSED, WireDelta, WireProgress, WireRequest, WireResult
+from serve_apps.policy.wire import (
+    CONTEXT,
+    NO_VERSION,
+    REFUSED,
+    STRUCTURED_OUTPUTS,
+    WireDelta,
+    WireProgress,
+    WireRequest,
+    WireResult,
+)
 from stores.types import FinishReason
 
 FLUSH_S = 0.01
@@ -92,7 +101,7 @@ class Generation:
 
         Args:
             more: `top_logprobs`, how many of the most likely tokens to name at each position; `is_whole`: one delta at the
-                end; penalties of vLLM's `SamplingParams`, which what is trained on never has.
+                end; further arguments of vLLM's `SamplingParams`, which what is trained on never has.
         """
         from vllm.sampling_params import RequestOutputKind
 
@@ -203,8 +212,11 @@ class Generation:
         )
 
     def _params(self, request: WireRequest, *, kind: Any, logprobs: int = 0, **more: Any) -> Any:
-        from vllm.sampling_params import SamplingParams
+        from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
+        ends = [] if more.get("ignore_eos") else self._stop_token_ids
+        if STRUCTURED_OUTPUTS in more:
+            more[STRUCTURED_OUTPUTS] = StructuredOutputsParams(**more[STRUCTURED_OUTPUTS])
         return SamplingParams(
             max_tokens=request.max_tokens,
             temperature=request.temperature,
@@ -215,7 +227,7 @@ class Generation:
             logprobs=logprobs,
             flat_logprobs=True,
             detokenize=False,
-            stop_token_ids=self._stop_token_ids,
+            stop_token_ids=[*ends, *more.pop("stop_token_ids", ())],
             output_kind=kind,
             **more,
         )

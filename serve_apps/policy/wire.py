@@ -15,6 +15,10 @@ NO_VERSION = -1
 """Policy version of a request that nothing was sampled for."""
 
 
+STRUCTURED_OUTPUTS = "structured_outputs"
+"""The setting of a stream that constrains what is sampled: arguments of vLLM's `StructuredOutputsParams`."""
+
+
 class WireRequest(NamedTuple):
     """Asks for one completion."""
 

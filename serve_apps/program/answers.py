@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from serve_apps.openai_api.protocol import ChatRequest
+from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.tokenizer import ChatTokenizer
 from stores.types import FinishReason, Turn
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.tokenizer import READY, ChatTokenizer, PromptSettings
 
 CONVERSATIONS = "conversations"
 """The key of every agent's `Conversations.counts` in the metadata of an episode's outcome."""
@@ -32,6 +32,16 @@ class _Call:
     """Prompt and completion as marked text, in which control tokens differ from text like them."""
     token_ids: tuple[int, ...]
     turn_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """A completion, and by what it is told from others that were returned as the same message."""
+
+    completion: str
+    before: int
+    """Identifies the messages that it answers."""
+    call_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +64,20 @@ class Conversations:
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._calls: list[_Call] = []
-        self._completions: dict[Any, str] = {}
-        """A message that was returned to the program -> the completion that it was made from."""
+        self._said: dict[Any, list[_Said]] = {}
+        """A message that was returned to the program -> the completions that it was made from, one for each time."""
         self.counts: Counter[str] = Counter()
 
-    def prompt(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]]) -> ConversationPrompt:
+    def prompt(
+        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]], settings: PromptSettings = READY
+    ) -> ConversationPrompt:
         """Returns the prompt for messages as OpenAI's clients send them.
 
         Raises jinja2's TemplateError where the template refuses them.
         """
-        is_continued = any(_key(message) in self._completions for message in messages)
+        is_continued = any(_key(message) in self._said for message in messages)
         is_continued |= any(len(c.messages) < len(messages) and _begins(messages, c.messages) for c in self._calls)
-        marked = self._tokenizer.mark_chat([self._for_template(m) for m in messages], tools=tools)
+        marked = self._tokenizer.mark_chat(self._for_template(messages), tools=tools, settings=settings)
         text = self._tokenizer.plain(marked)
         begun = max((c for c in self._calls if marked.startswith(c.marked)), key=lambda c: len(c.marked), default=None)
         if begun is None:
@@ -88,7 +100,8 @@ class Conversations:
         self.counts[prompt.growth] += 1
         has_end = bool(completion_ids) and completion_ids[-1] in self._tokenizer.end_ids
         completion = self._tokenizer.mark_completion(completion_ids)
-        self._completions[_key(answered)] = completion
+        said = _Said(completion=completion, before=_histories(messages)[-1], call_ids=_call_ids(answered))
+        self._said.setdefault(_key(answered), []).append(said)
         end = self._tokenizer.token_text(completion_ids[-1]) if has_end else ""
         self._calls.append(
             _Call(
@@ -99,12 +112,33 @@ class Conversations:
             )
         )
 
-    def _for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a message as the chat template reads it; a completion is put back as it was sampled."""
-        completion = self._completions.get(_key(message))
-        if completion is not None:
-            return {"role": "assistant", "content": completion}
-        return dict(message)
+    def _for_template(self, messages: Messages) -> list[dict[str, Any]]:
+        """Returns messages as the chat template reads them; a completion is put back as it was sampled.
+
+        Of several completions that read the same, it is the one with these ids of calls, or else after these messages.
+        """
+        shown: list[dict[str, Any]] = []
+        for message, before in zip(messages, _histories(messages), strict=False):
+            ids = _call_ids(message)
+            said = max(
+                reversed(self._said.get(_key(message), ())),
+                key=lambda said: (said.call_ids == ids, said.before == before),
+                default=None,
+            )
+            shown.append(dict(message) if said is None else {"role": "assistant", "content": said.completion})
+        return shown
+
+
+def _histories(messages: Messages) -> list[int]:
+    """Returns what identifies the messages before each message, and at the end all of them."""
+    histories = [0]
+    for message in messages:
+        histories.append(hash((histories[-1], _key(message))))
+    return histories
+
+
+def _call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(call["id"] for call in message.get("tool_calls") or ())
 
 
 def _key(message: Mapping[str, Any]) -> Any:

@@ -17,18 +17,24 @@ from typing import Any
 from pydantic import Field
 
 from serve_apps.contracts import Parsed
-from serve_apps.openai_api.protocol import ApiError, ChatRequest, Metadata, RequestBody
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
 from serve_apps.recorder import Prompt, Recorder
 from serve_apps.runner import CONTEXT_EXHAUSTED
+from serve_apps.tokenizer import PromptSettings
 from serve_apps.workflow import SCORE, Outcome
 from stores.types import Turn
 
 TURN_LIMIT = "turn_limit"
 """The stop reason of an episode whose program asked for more turns than it may have."""
+
+
+FOREIGN_SAMPLING = ("logit_bias", "min_tokens", "stop_token_ids", "allowed_token_ids", "ignore_eos")
+"""Settings of a call that change what can be sampled at all."""
 
 
 class PostedOutcome(RequestBody):
@@ -45,6 +51,8 @@ class PostedOutcome(RequestBody):
 class _Asked:
     """Holds a tool call that the program has not answered yet."""
 
+    caller: str
+    """The agent that asked for it; in a handoff another one reads the answer."""
     tool: str
     arguments: str
     turn_index: int
@@ -77,6 +85,8 @@ class ProgramEpisode:
     _num_calls: int = 0
     _conversations: dict[str, Conversations] = field(default_factory=dict)
     _asked: dict[str, _Asked] = field(default_factory=dict)
+    _unread: dict[str, list[int]] = field(default_factory=dict)
+    """By agent, the recorded tool calls whose answers no turn has read yet."""
 
     @property
     def agents(self) -> list[str]:
@@ -154,18 +164,25 @@ class ProgramEpisode:
             raise ApiError(
                 400, "top_logprobs are not kept in an episode", code="unsupported_value", param="top_logprobs"
             )
+        _refuse_other_sampling(request)
         team = self.recorder.team
         tokenizer = team.tokenizers[team.group_of[agent]]
-        tools = [tool.model_dump(exclude_none=True) for tool in request.offered_tools]
-        if tools and not tokenizer.knows_tools:
+        if request.tools and not tokenizer.knows_tools:
             raise ApiError(400, "the model's chat template knows no tools", code="tools_unsupported", param="tools")
         self._count()
         own = team.workflow.agents[agent]
         messages = own.introduced([message.for_template() for message in request.messages])
         results = self._note_tool_answers(agent, request)
         conversations = self._conversations.setdefault(agent, Conversations(tokenizer))
-        prompt = _rendered(lambda: conversations.prompt(messages, tools=tools))
-        offered = OfferedTools(tokenizer=tokenizer, tools=tools)
+        settings = PromptSettings(
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            variables=tokenizer.known_variables(request.template_variables),
+        )
+        prompt = _rendered(lambda: conversations.prompt(messages, tools=request.shown_tools, settings=settings))
+        offered = OfferedTools(
+            tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls
+        )
         if offered.needs_vllm:
             await asyncio.to_thread(load_parsers)
         prefix = f"call_{secrets.token_hex(6)}"
@@ -184,12 +201,13 @@ class ProgramEpisode:
             offered,
             prefix,
         )
+        self._unread[agent].clear()
         message = dict(parsed.data)
         conversations.add(messages, prompt, turn.completion_token_ids, answered=message, turn_index=turn.turn_index)
         now = time.perf_counter()
         for call in message.get("tool_calls", ()):
             of = call["function"]
-            self._asked[call["id"]] = _Asked(of["name"], of["arguments"], turn.turn_index, now)
+            self._asked[call["id"]] = _Asked(agent, of["name"], of["arguments"], turn.turn_index, now)
         return answer_body(self.id, request, turn, message, tokenizer)
 
     def _count(self) -> None:
@@ -210,22 +228,35 @@ class ProgramEpisode:
 
         try:
             return await self.recorder.turn(agent, prompt, parse=parse, max_tokens=request.limit, stops=request.stops)
+        except asyncio.CancelledError:
+            self._num_calls -= 1  # the program went away, and may ask again
+            raise
         except ContextExhausted as error:
             self.exhausted = error
-            raise ApiError(400, str(error), code="context_length_exceeded", param="messages") from None
+            limit = self.recorder.team.max_model_len[self.recorder.team.group_of[agent]]
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {limit} tokens. However, {error}",
+                code="context_length_exceeded",
+                param="messages",
+            ) from None
         except (TimeoutError, PolicyCallError) as error:
             self.fail(error)
             raise ApiError(503, str(error), code="engine_unavailable") from None
 
     def _note_tool_answers(self, agent: str, request: ChatRequest) -> tuple[int, ...]:
-        """Records the tool calls that these messages answer, once each; returns their indices among the events."""
-        call_indices = []
+        """Records the tool calls that these messages answer, once each.
+
+        Returns the indices among the events of those that no turn of this agent has read, also from a call that its program
+        gave up.
+        """
+        call_indices = self._unread.setdefault(agent, [])
         for message in request.messages:
             asked = self._asked.pop(message.tool_call_id or "", None)
             if message.role == "tool" and asked is not None:
                 index = self.recorder.used(
                     asked.tool,
-                    caller=agent,
+                    caller=asked.caller,
                     turn=asked.turn_index,
                     request=json.loads(asked.arguments),
                     response=message.text or "",
@@ -235,13 +266,34 @@ class ProgramEpisode:
         return tuple(call_indices)
 
 
+def _refuse_other_sampling(request: ChatRequest) -> None:
+    """Raises ApiError 400 where a call asks for a distribution that the trainer could not compute again from its turn.
+
+    Temperature, `top_p`, `top_k`, `min_p` and penalties are the run's whatever a call says.
+    """
+    names = [name for name in FOREIGN_SAMPLING if name in request.engine_settings]
+    if request.must_call:
+        names.append("tool_choice")
+    if request.form is not None:
+        names.append("response_format")
+    if request.structured_outputs is not None:
+        names.append("structured_outputs")
+    if names:
+        raise ApiError(
+            400,
+            f"{names[0]} changes what is sampled, which an episode's turns do not record yet: leave it out here",
+            code="unsupported_value",
+            param=names[0],
+        )
+
+
 def _rendered(make: Any) -> Any:
     """Returns what `make` returns; ApiError where the chat template refuses the messages."""
     from jinja2 import TemplateError
 
     try:
         return make()
-    except (TemplateError, TypeError) as error:
+    except (TemplateError, TypeError, ValueError) as error:
         raise ApiError(
             400, f"the chat template refuses these messages: {error}", code="invalid_value", param="messages"
         ) from None

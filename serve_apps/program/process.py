@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+ALWAYS_INHERITED = ("PATH", "HOME")
 MAX_OUTPUT = 1_000_000
 """The number of bytes of output that are kept; further output is read and dropped."""
 TAIL = 2_000
@@ -31,11 +32,14 @@ class Ended:
 async def run_process(
     command: Sequence[str], *, environment: Mapping[str, str], stdin: str | None, folder: str | None
 ) -> Ended:
-    """Runs a command to its end; cancelling kills it and its process group. ProgramError where it does not start."""
+    """Runs a command to its end; cancelling kills it and its process group. ProgramError where it does not start.
+
+    Args: environment: all variables that it gets, beside PATH and HOME.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            env={**os.environ, **environment},
+            env={name: os.environ[name] for name in ALWAYS_INHERITED if name in os.environ} | dict(environment),
             cwd=folder,
             stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -15,8 +15,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 
+from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import STREAM, unless_gone
-from serve_apps.openai_api.protocol import ChatRequest
 from serve_apps.program.answers import as_chunks
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 

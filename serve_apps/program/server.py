@@ -19,8 +19,9 @@ from weakref import WeakKeyDictionary
 import uvicorn
 from fastapi import FastAPI, Request
 
+from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import add_errors
-from serve_apps.openai_api.protocol import ApiError, ChatRequest
+from serve_apps.openai_api.protocol import ApiError
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 from serve_apps.program.routes import episode_routes
 

@@ -50,6 +50,7 @@ class Program(Workflow):
         stdin: bool = False,
         folder: str | None = None,
         environment: Mapping[str, str] | None = None,
+        inherit: Sequence[str] = (),
         host: str = "127.0.0.1",
         failure: Literal["error", "no_answer"] = "error",
     ) -> None:
@@ -66,6 +67,8 @@ class Program(Workflow):
             stdin: the prompt is written to the program's standard input.
             folder: working directory of a command.
             environment: further variables.
+            inherit: names of variables that a command gets from this process, beside PATH and HOME. It gets no others: the
+                environment of a trainer has passwords of databases and buckets.
             host: the address that programs reach this machine by.
             failure: what a program that fails after the model answered it makes of its episode. `error`: the worst outcome of
                 the credit rule; `no_answer`: the rule judges an empty answer. A program none of whose calls was answered is a
@@ -88,7 +91,7 @@ class Program(Workflow):
             self.command = _container_command(**container)
         self.function_path, self.is_container = function, bool(container)
         self.answer, self.stdin, self.folder, self.host, self.failure = answer, stdin, folder, host, failure
-        self.environment = dict(environment or {})
+        self.environment, self.inherit = dict(environment or {}), tuple(inherit)
         self._function = load_object(function, place="workflow.settings.function") if function else None
 
     @property
@@ -159,16 +162,16 @@ class Program(Workflow):
             "OPENAI_API_KEY": episode.token,
             "TROUPE_EPISODE_URL": url,
             **{f"TROUPE_{name.upper()}_URL": f"{url}/agents/{name}" for name in self.agents},
+            **{name: os.environ[name] for name in self.inherit if name in os.environ},
             **self.environment,
         }
-        variables |= direct_hosts({**os.environ, **variables}, self.host)
+        variables |= direct_hosts(variables, self.host)
         fields = {"prompt": task.prompt, "task_id": task.task_id, "task": _public(task)}
         command = [_filled(part, fields) for part in self.command]
         if self.is_container:
             position = command.index("--rm") + 1
-            command[position:position] = [
-                part for name, value in variables.items() for part in ("--env", f"{name}={value}")
-            ]
+            # By name alone, so that no value, such as the episode's key, stands among the machine's processes.
+            command[position:position] = [part for name in variables for part in ("--env", name)]
         ended = await run_process(
             command, environment=variables, stdin=task.prompt if self.stdin else None, folder=self.folder
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve_apps.openai_api.protocol import Message
+from serve_apps.openai_api.chat_request import Message
 from serve_apps.openai_api.tool_calls import parse_tool_calls
 from serve_apps.openai_api.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, QWEN3_CODER, OfferedTools, tool_format
 from serve_apps.scripted import ByteTokenizer

@@ -108,7 +108,7 @@ async def test_requests_name_their_model_group_to_an_app_that_several_share() ->
     [
         request(is_whole=False),
         request(top_logprobs=3),
-        request(penalties={"presence_penalty": 0.5}),
+        request(settings={"presence_penalty": 0.5}),
     ],
     ids=["watched", "likely tokens", "penalty"],
 )

@@ -14,7 +14,7 @@ from waits import until
 
 from serve_apps.gateway.shadowing import Shadowing, ShadowJob, ShadowResult
 from serve_apps.gateway.teams import TeamRoute
-from serve_apps.openai_api.protocol import ChatRequest
+from serve_apps.openai_api.chat_request import ChatRequest
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,13 @@ def play(
     max_model_len: int = 1024,
     timeout_s: float = 30,
     end: bool = True,
+    pause: Callable[[AgentCall], Awaitable[None]] | None = None,
 ) -> Trace:
     tokenizer = ChatTokenizer(folder)
 
     async def complete(call: AgentCall) -> Completion:
+        if pause is not None:
+            await pause(call)
         ids = tokenizer.encode_completion(says(call))[: None if end else -1]
         ids = ids[: call.request.sampling.max_tokens]
         is_cut = ids[-1] != tokenizer.eos_id
@@ -179,6 +182,90 @@ def test_a_program_reaches_its_model_where_everything_goes_through_a_proxy(
     assert play(Program(ONE, **how), tiny_model, by_turn("55")).answer == "55"
 
 
+HANDOFF = """
+tools = [{'type': 'function', 'function': {'name': 'transfer_to_calculator'}}]
+chat = [{'role': 'user', 'content': 'x'}]
+call = client.chat.completions.create(model='triage', messages=chat, tools=tools).choices[0].message
+chat += [call.model_dump(), {'role': 'tool', 'tool_call_id': call.tool_calls[0].id, 'content': 'transferred'}]
+print(client.chat.completions.create(model='calculator', messages=chat).choices[0].message.content)
+"""
+
+
+def test_the_call_of_a_handoff_is_that_of_the_agent_which_handed_over(tiny_model: Path) -> None:
+    says = by_turn('<tool_call>{"name": "transfer_to_calculator", "arguments": {}}</tool_call>', "55")
+    trace = play(Program({"triage": {}, "calculator": {}}, command=code(HANDOFF)), tiny_model, says)
+    assert [turn.agent for turn in trace.turns] == ["triage", "calculator"]
+    (call,) = trace.tool_calls
+    assert (call.tool, call.caller, call.parents) == ("transfer_to_calculator", "triage", (0,))
+    assert trace.turns[1].parents == (1,), "who reads the answer builds on it"
+
+
+def test_one_call_twice_in_two_spellings_leaves_the_conversation_whole(tiny_model: Path) -> None:
+    spelled = '<tool_call>{"arguments": {"expression": "6*8"},   "name": "calculate"}</tool_call>'
+    command = [sys.executable, CALCULATOR, "{prompt}"]
+    trace = play(Program(ONE, command=command), tiny_model, by_turn(MULTIPLY, spelled, "48"))
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "grown": 2}}
+    assert [turn.completion_text for turn in trace.turns] == [MULTIPLY, spelled, "48"]
+    assert MULTIPLY in trace.turns[2].prompt_text and spelled in trace.turns[2].prompt_text
+
+
+def test_a_choice_of_no_tool_keeps_the_tools_in_the_prompt_and_reads_no_call(tiny_model: Path) -> None:
+    body = (
+        "tools = [{'type': 'function', 'function': {'name': 'calculate'}}]\n"
+        "chat = [{'role': 'user', 'content': 'x'}]\n"
+        "first = client.chat.completions.create(model='m', messages=chat, tools=tools).choices[0].message\n"
+        "chat += [first.model_dump(), {'role': 'user', 'content': 'y'}]\n"
+        "last = client.chat.completions.create(model='m', messages=chat, tools=tools, tool_choice='none')\n"
+        "print(last.choices[0].message.content, last.choices[0].message.tool_calls)"
+    )
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("hm", MULTIPLY))
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "grown": 1}}
+    assert trace.answer == f"{MULTIPLY} None"
+
+
+def test_a_call_that_was_given_up_and_repeated_leaves_no_hole(tiny_model: Path) -> None:
+    """A client whose patience ends closes its connection and asks again: that is one turn, at the first place."""
+    body = (
+        "impatient = OpenAI(timeout=0.7, max_retries=1)\n"
+        "tools = [{'type': 'function', 'function': {'name': 'calculate'}}]\n"
+        "chat = [{'role': 'user', 'content': 'x'}]\n"
+        "call = impatient.chat.completions.create(model='m', messages=chat, tools=tools).choices[0].message\n"
+        "chat += [call.model_dump(), {'role': 'tool', 'tool_call_id': call.tool_calls[0].id, 'content': '48'}]\n"
+        "print(impatient.chat.completions.create(model='m', messages=chat, tools=tools).choices[0].message.content)"
+    )
+    pauses = [3.0, 0.0, 3.0, 0.0]
+    seeds: list[int] = []
+
+    async def pause(call: AgentCall) -> None:
+        seeds.append(call.request.seed)
+        await asyncio.sleep(pauses.pop(0))
+
+    says = by_turn(MULTIPLY, "48")
+    trace = play(Program(ONE, command=code(body)), tiny_model, says, pause=pause)
+    assert [(t.turn_index, t.round_index, t.parents) for t in trace.turns] == [(0, 0, ()), (2, 1, (0, 1))]
+    assert [(c.call_index, c.response) for c in trace.tool_calls] == [(1, "48")]
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "grown": 1}}
+    assert seeds[0] == seeds[1] and seeds[2] == seeds[3] and seeds[0] != seeds[2]
+
+
+def test_a_program_gets_path_home_and_what_the_configuration_names(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "TROUPE_TEST_NAMED"):
+        monkeypatch.setenv(name, "secret")
+    command = code(f"{say('x')}\nprint(sorted(os.environ))")
+    program = Program(ONE, command=command, inherit=["TROUPE_TEST_NAMED"], environment={"EXTRA": "1"})
+    trace = play(program, tiny_model, by_turn("hm"))
+    ours = {"OPENAI_BASE_URL", "OPENAI_API_KEY", "TROUPE_EPISODE_URL", "TROUPE_CALCULATOR_URL"}
+    by_python = {"LC_CTYPE"}
+    assert {*json.loads(trace.answer.replace("'", '"'))} - by_python == ours | {
+        "PATH",
+        "HOME",
+        "EXTRA",
+        "TROUPE_TEST_NAMED",
+    }
+
+
 def test_a_fresh_question_is_a_new_conversation(tiny_model: Path) -> None:
     body = f"{say('one')}\n{say('another')}\nprint(1)"
     trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a", "b"))
@@ -222,13 +309,16 @@ def test_streams_stops_and_limits_are_the_callers_and_the_sampling_is_the_runs(t
 
 def test_what_an_episode_cannot_do_is_refused_by_name(tiny_model: Path) -> None:
     body = (
-        "for more in ({'n': 2}, {'logprobs': True, 'top_logprobs': 3}, {'response_format': {'type': 'json_object'}}):\n"
+        "for more in ({'n': 2}, {'logprobs': True, 'top_logprobs': 3}, {'response_format': {'type': 'json_object'}},\n"
+        "             {'logit_bias': {'7': 5}}, {'extra_body': {'structured_outputs': {'regex': 'a'}}},\n"
+        "             {'tools': [{'type': 'function', 'function': {'name': 'f'}}], 'tool_choice': 'required'}):\n"
         "    try:\n"
         f"        {say('x').replace(', )', ', **more)')}\n"
         "    except Exception as e:\n        print(e.status_code, e.param)\n"
     )
     trace = play(Program(ONE, command=code(f"{body}\n{say('x')}")), tiny_model, by_turn("hm"))
-    assert trace.answer.splitlines() == ["400 n", "400 top_logprobs", "400 response_format.type"]
+    refused = ("n", "top_logprobs", "response_format", "logit_bias", "structured_outputs", "tool_choice")
+    assert trace.answer.splitlines() == [f"400 {name}" for name in refused]
     assert len(trace.turns) == 1
 
 
@@ -407,22 +497,22 @@ def test_a_tool_call_that_cannot_be_read_is_a_broken_format(tiny_model: Path) ->
 
 
 def test_a_container_is_started_with_the_episodes_variables(tiny_model: Path, tmp_path: Path) -> None:
-    """The engine is a stand-in that prints what it was started with."""
+    """The engine is a stand-in that prints what it was started with; the key stands among its variables alone."""
     engine = tmp_path / "docker"
     ask = (
-        "import sys, httpx\nprint(*sys.argv[1:], sep='\\n')\n"
-        "env = dict(a.split('=', 1) for a in sys.argv if a.startswith('OPENAI_'))\n"
+        "import json, os, sys, httpx\nprint(*sys.argv[1:], sep='\\n')\nenv = os.environ\n"
+        "print(json.dumps({name: env.get(name) for name in sys.argv}))\n"
         "httpx.post(env['OPENAI_BASE_URL'] + '/chat/completions', headers={'Authorization': 'Bearer ' + env['OPENAI_API_KEY']},"
         " json={'model': 'm', 'messages': [{'role': 'user', 'content': 'x'}]})\n"
     )
     engine.write_text(f"#!{sys.executable}\n{ask}")
     engine.chmod(0o755)
     container = {"image": "me/agent:1", "arguments": ["--ask", "{prompt}"], "engine": str(engine)}
-    lines = play(Program(ONE, container=container), tiny_model, by_turn("hm")).answer.splitlines()
+    *lines, values = play(Program(ONE, container=container), tiny_model, by_turn("hm")).answer.splitlines()
     assert lines[:2] == ["run", "--rm"] and lines[-3:] == ["me/agent:1", "--ask", "7+6*8"]
-    variables = dict(lines[i + 1].split("=", 1) for i, line in enumerate(lines) if line == "--env")
+    variables = {name: json.loads(values)[name] for i, name in enumerate(lines) if lines[i - 1] == "--env"}
     assert variables["OPENAI_BASE_URL"] + "/agents/calculator" == variables["TROUPE_CALCULATOR_URL"]
-    assert variables["OPENAI_API_KEY"]
+    assert variables["OPENAI_API_KEY"] and not any(variables["OPENAI_API_KEY"] in line for line in lines)
 
 
 def test_another_program_is_another_team(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""constraints: what a request says its answer must look like -> arguments of vLLM's `StructuredOutputsParams`.
+
+tool_choice required, named      a call in the model's own format, by vLLM's structural tag of that format
+response_format, structured_outputs                                                  vLLM's own argument
+response_format beside tools     the form or a call
+a model that thinks              its thoughts, free, and then one of the above
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from serve_apps import thinking
+from serve_apps.openai_api.chat_request import ChatRequest, NamedTool
+from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.tool_formats import OfferedTools
+
+Thoughts = Literal["none", "possible", "begun"]
+"""Whether a completion has thoughts: it cannot, it may begin with them, or the prompt has begun them."""
+Format = dict[str, Any]
+"""A format of xgrammar's structural tags."""
+
+
+def is_constrained(request: ChatRequest) -> bool:
+    """Whether a request says what its answer must look like."""
+    return request.must_call or request.form is not None or request.structured_outputs is not None
+
+
+def constraint_of(request: ChatRequest, tools: OfferedTools, thoughts: Thoughts) -> dict[str, Any]:
+    """Returns the arguments of `StructuredOutputsParams`; empty where the answer may be any text.
+
+    Imports vLLM where the answer may be a call; ApiError 400 where nothing can constrain the model's format of calls.
+    """
+    if not is_constrained(request):
+        return {}
+    if request.must_call:
+        return _tagged(_call_format(request, tools), thoughts)
+    own = _own_arguments(request)
+    if thoughts == "none" and not tools.tools:
+        return own
+    form = _as_format(own)
+    if tools.tools:
+        form = {"type": "or", "elements": [form, _call_format(request, tools)]}
+    return _tagged(form, thoughts)
+
+
+def thoughts_of(prompt: str, template: str) -> Thoughts:
+    """Returns whether a completion of this prompt may have thoughts, by its end and the model's chat template."""
+    if prompt.rstrip().endswith(thinking.OPEN):
+        return "begun"
+    is_closed = prompt.rstrip().endswith(thinking.CLOSE)  # a template writes empty thoughts where they are turned off
+    return "possible" if thinking.CLOSE in template and not is_closed else "none"
+
+
+def _own_arguments(request: ChatRequest) -> dict[str, Any]:
+    """Returns what `response_format` or `structured_outputs` says, as vLLM takes it."""
+    if request.structured_outputs is not None:
+        set_values = request.structured_outputs.model_dump(exclude_defaults=True, by_alias=True)
+        return dict(set_values)
+    form = request.form
+    if form is None or form.json_schema is None:
+        return {"json_object": True}
+    return {"json": form.json_schema.json_schema}
+
+
+def _as_format(arguments: Mapping[str, Any]) -> Format:
+    """Returns a format that matches the same; ApiError 400 where formats have no such thing."""
+    kinds = arguments.keys() & {"json", "json_object", "regex", "choice", "grammar", "structural_tag"}
+    if arguments.keys() != kinds:
+        raise ApiError(
+            400,
+            f"{', '.join(sorted(arguments.keys() - kinds))} cannot be combined with tools, nor with a model that thinks",
+            code="unsupported_value",
+            param="structured_outputs",
+        )
+    (kind,) = kinds
+    value = arguments[kind]
+    match kind:
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "json":
+            schema = value if isinstance(value, dict) else _loaded(value, "structured_outputs.json")
+            return {"type": "json_schema", "json_schema": schema}
+        case "regex":
+            return {"type": "regex", "pattern": value}
+        case "choice":
+            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in value]}
+        case "grammar":
+            return {"type": "grammar", "grammar": value}
+        case _:
+            form: Format = _loaded(value, "structured_outputs.structural_tag").get("format", {})
+            return form
+
+
+def _loaded(text: str, field: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{field} is not the JSON of an object", code="invalid_value", param=field)
+    return value
+
+
+def _call_format(request: ChatRequest, tools: OfferedTools) -> Format:
+    """Returns the format of the calls that a request allows, in the model's own words."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag, limit_to_single_tool_call
+    from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
+
+    model = ToolParserManager.get_tool_parser(tools.format.name).structural_tag_model
+    if model is None:
+        raise ApiError(
+            400,
+            f"a call cannot be forced of model {request.model!r}: vLLM has no grammar of the format {tools.format.name!r}",
+            code="unsupported_value",
+            param="tool_choice",
+        )
+    named = request.tool_choice
+    wanted = named.model_dump() if isinstance(named, NamedTool) else "required"
+    asked = ChatCompletionRequest(
+        messages=[{"role": "user", "content": ""}], tools=[dict(tool) for tool in tools.tools], tool_choice=wanted
+    )
+    tag = get_model_structural_tag(
+        model, asked.tools, asked.tool_choice, reasoning=False, strict_level=ToolStrictLevel.PARAMETER
+    )
+    assert tag is not None, "there are tools, and a call is required"
+    if not request.parallel_tool_calls:
+        limit_to_single_tool_call(tag)
+    form: Format = tag.model_dump(mode="json")["format"]
+    return form
+
+
+def _tagged(form: Format, thoughts: Thoughts) -> dict[str, Any]:
+    """Returns the argument for a format that follows on thoughts."""
+    before: list[Format] = []
+    after_thoughts = {"type": "regex", "pattern": r"\n{0,2}"}
+    if thoughts == "begun":
+        before = [_thoughts_from(""), after_thoughts]
+    elif thoughts == "possible":
+        thought = {"type": "sequence", "elements": [_thoughts_from(thinking.OPEN), after_thoughts]}
+        before = [{"type": "optional", "content": thought}]
+    whole = {"type": "sequence", "elements": [*before, form]} if before else form
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": whole})}
+
+
+def _thoughts_from(begin: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": thinking.CLOSE}

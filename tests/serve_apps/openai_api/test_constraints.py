@@ -1,0 +1,149 @@
+"""What a request says its answer must look like, against xgrammar itself, which vLLM constrains by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xgrammar
+
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.constraints import Thoughts, constraint_of, thoughts_of
+from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.tool_formats import OfferedTools
+from serve_apps.tokenizer import ChatTokenizer
+from tests.small_tokenizers import QWEN, build
+
+pytestmark = pytest.mark.test
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return ChatTokenizer(build("qwen", tmp_path_factory.mktemp("constraints") / "qwen"))
+
+
+def constraint(tokenizer: ChatTokenizer, thoughts: Thoughts = "none", **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "6*7?"}]
+    request = ChatRequest.model_validate({"model": "m", "messages": messages} | more)
+    return constraint_of(request, OfferedTools(tokenizer=tokenizer, tools=request.callable_tools), thoughts)
+
+
+def takes(tokenizer: ChatTokenizer, arguments: dict[str, Any], text: str) -> bool:
+    """Whether a grammar takes a whole text and may end there."""
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer.hugging_face)
+    compiler = xgrammar.GrammarCompiler(info)
+    (kind,) = arguments
+    if kind == "json":
+        grammar = compiler.compile_json_schema(json.dumps(arguments["json"]))
+    elif kind == "json_object":
+        grammar = compiler.compile_builtin_json_grammar()
+    else:
+        grammar = compiler.compile_structural_tag(arguments["structural_tag"])
+    matcher = xgrammar.GrammarMatcher(grammar)
+    if not matcher.accept_string(text):
+        return False
+    bitmask = xgrammar.allocate_token_bitmask(1, info.vocab_size)
+    matcher.fill_next_token_bitmask(bitmask)
+    return all(bool(bitmask[0, stop // 32] >> (stop % 32) & 1) for stop in info.stop_token_ids)
+
+
+def called(name: str, arguments: str = '{"answer": 42}') -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_a_required_call_is_one_of_the_tools_in_the_models_own_format(qwen: ChatTokenizer) -> None:
+    required = constraint(qwen, tools=[tool("add"), tool("sub")], tool_choice="required")
+    assert takes(qwen, required, called("add")) and takes(qwen, required, called("sub") + called("add"))
+    for text in ("I add.", called("rob"), called("add", '{"answer": "many"}'), called("add") + " Done.", ""):
+        assert not takes(qwen, required, text), text
+    single = constraint(qwen, tools=[tool("add")], tool_choice="required", parallel_tool_calls=False)
+    assert takes(qwen, single, called("add")) and not takes(qwen, single, called("add") + called("add"))
+    named = {"type": "function", "function": {"name": "sub"}}
+    only_sub = constraint(qwen, tools=[tool("add"), tool("sub")], tool_choice=named)
+    assert takes(qwen, only_sub, called("sub")) and not takes(qwen, only_sub, called("add"))
+
+
+def test_a_form_is_vllms_own_argument_and_beside_tools_the_form_or_a_call(qwen: ChatTokenizer) -> None:
+    assert constraint(qwen) == constraint(qwen, tools=[tool("add")]) == {}
+    assert constraint(qwen, response_format={"type": "json_object"}) == {"json_object": True}
+    assert constraint(qwen, **FORM) == {"json": SCHEMA}
+    assert constraint(qwen, **FORM, tools=[tool("add")], tool_choice="none") == {"json": SCHEMA}
+    asked = {"regex": "[0-9]+", "disable_any_whitespace": True}
+    assert constraint(qwen, structured_outputs=asked) == asked
+    either = constraint(qwen, **FORM, tools=[tool("add")])
+    assert takes(qwen, either, '{"answer": 42}') and takes(qwen, either, called("add"))
+    assert not takes(qwen, either, "42")
+
+
+@pytest.mark.parametrize(
+    ("asked", "right", "wrong"),
+    [
+        ({"json": SCHEMA}, '{"answer": 42}', '{"answer": "x"}'),
+        ({"json": json.dumps(SCHEMA)}, '{"answer": 42}', "{}"),
+        ({"json_object": True}, '{"a": [1]}', "[1]"),
+        ({"regex": "[0-9]+"}, "42", "x"),
+        ({"choice": ["yes", "no"]}, "no", "maybe"),
+        ({"grammar": 'root ::= "a" "b"'}, "ab", "a"),
+        (
+            {"structural_tag": '{"type": "structural_tag", "format": {"type": "const_string", "value": "ok"}}'},
+            "ok",
+            "no",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_model_may_think_before_what_is_asked_for(qwen: ChatTokenizer, asked: Any, right: str, wrong: str) -> None:
+    possible = constraint(qwen, "possible", structured_outputs=asked)
+    assert takes(qwen, possible, right) and takes(qwen, possible, f"<think>\nhm {wrong}\n</think>\n\n{right}")
+    assert not takes(qwen, possible, wrong) and not takes(qwen, possible, "<think>hm")
+    begun = constraint(qwen, "begun", structured_outputs=asked)
+    assert takes(qwen, begun, f"hm\n</think>\n\n{right}") and not takes(qwen, begun, right)
+    assert not takes(qwen, begun, f"hm</think>{wrong}")
+
+
+def test_thoughts_are_seen_in_the_end_of_the_prompt_and_in_the_template() -> None:
+    thinks = "{{ '<think>' }} {{ '</think>' }}"
+    assert thoughts_of("<|im_start|>assistant\n<think>\n", thinks) == "begun"
+    assert thoughts_of("<|im_start|>assistant\n", thinks) == "possible"
+    assert thoughts_of("<|im_start|>assistant\n<think>\n\n</think>\n\n", thinks) == "none", "they are turned off"
+    assert thoughts_of("<|im_start|>assistant\n", "plain") == "none"
+
+
+def test_what_has_no_grammar_is_refused_by_name(tmp_path: Path, qwen: ChatTokenizer) -> None:
+    mistral = ChatTokenizer(build("mistral", tmp_path / "mistral"))
+    with pytest.raises(ApiError, match="vLLM has no grammar of the format 'mistral'"):
+        constraint(mistral, tools=[tool("add")], tool_choice="required")
+    for text in ("{", "[1]"):
+        with pytest.raises(ApiError, match=r"structured_outputs.json is not the JSON of an object"):
+            constraint(qwen, "begun", structured_outputs={"json": text})
+    with pytest.raises(ApiError, match="disable_any_whitespace cannot be combined"):
+        constraint(qwen, "begun", structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
+
+
+def test_calls_of_qwen_coder_and_llama_are_forced_in_their_words(tmp_path: Path) -> None:
+    coder = build("qwen", tmp_path / "coder")
+    (coder / "chat_template.jinja").write_text(QWEN + "{# <tool_call>\n<function=example_function_name> #}")
+    tokenizer = ChatTokenizer(coder)
+    required = constraint(tokenizer, tools=[tool("add")], tool_choice="required")
+    text = "<tool_call>\n<function=add>\n<parameter=answer>\n42\n</parameter>\n</function>\n</tool_call>"
+    assert takes(tokenizer, required, text)
+    offered = OfferedTools(tokenizer=tokenizer, tools=[tool("add")])
+    (call,) = offered.message(text, id_prefix="x")["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"answer": 42}, "what is forced is also read"
+    llama = ChatTokenizer(build("llama", tmp_path / "llama"))
+    required = constraint(llama, tools=[tool("add")], tool_choice="required")
+    assert takes(llama, required, '{"name": "add", "parameters": {"answer": 42}}')
