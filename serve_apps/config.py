@@ -176,6 +176,14 @@ class GatewayConfig(Settings):
     allowed_hosts: tuple[str, ...] = ()
     """Names of the gateway in the `Host` header of requests, besides `host`, 127.0.0.1, ::1 and localhost. Only a gateway without
     `keys_file` looks at it: otherwise a web page could reach it through a name of its own (DNS rebinding)."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages whose scripts may call the gateway (CORS), such as `https://chat.example.com`. Empty: none."""
+    receive_timeout_s: float = Field(10, gt=0)
+    """The time in seconds within which the head of a request must have come, and after that its body. Then the connection is
+    closed, or the request gets status 408."""
+    max_connections: int = Field(2048, ge=1)
+    """The number of connections that one gateway replica has open, at most, and fewer where it may not open as many files.
+    A further one takes the place of the one that has waited longest without a request."""
     max_in_flight: int = Field(64, ge=1)
     """The number of requests that one gateway replica answers at once."""
     max_queued: int = Field(64, ge=0)

@@ -214,6 +214,15 @@ class ChatTokenizer:
         shown = [t for t in token_ids if t not in self._unseen]
         return self._backend.decode(shown, skip_special_tokens=False)
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of ids with all that stand among them, also what begins and ends turns."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens, the added ones included; ids are smaller."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token, special ones included.
 

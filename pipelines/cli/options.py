@@ -89,7 +89,7 @@ def find_run(name: str, root: str, changes: list[str] | None = None) -> Run:
         return open_run(Path(name), changes)
     add_user_code()
     run = stored_run(name, root)
-    for key, value in _overrides(changes or []).items():
+    for key, value in overrides(changes or []).items():
         raise ValueError(f"--set {key}={value}: a run given by name keeps its config; give the RUN.yaml to change it")
     return run
 
@@ -127,10 +127,11 @@ def load(config: Path, changes: list[str] | None) -> RunConfig:
     if carried := config_of_job(str(config)):
         return carried
     add_user_code()
-    return load_config(config, _overrides(changes or []))
+    return load_config(config, overrides(changes or []))
 
 
-def _overrides(changes: list[str]) -> dict[str, Any]:
+def overrides(changes: list[str]) -> dict[str, Any]:
+    """Returns `--set KEY=VALUE` options as dotted keys and values; ValueError for another form."""
     from serve_apps.yaml_text import read_yaml
 
     values = {}

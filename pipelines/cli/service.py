@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.jobs import hand_back
-from pipelines.cli.options import Address, Root, RunName, existing_run, reports_errors, split_team
+from pipelines.cli.options import (
+    Address,
+    Changes,
+    Root,
+    RunName,
+    existing_run,
+    load,
+    overrides,
+    reports_errors,
+    split_team,
+)
 
 if TYPE_CHECKING:
     from pipelines.run.run import Run
@@ -38,7 +48,8 @@ def serve(
         str,
         typer.Argument(
             help="TEAM@ALIAS or TEAM@VERSION, e.g. demo@champion. RUN.yaml@ALIAS takes the sections `gateway` and `traffic` "
-            "from the file."
+            "from the file. A model folder is served as it is, as the agent NAME_OF_FOLDER/model; RUN.yaml alone with the "
+            "models that its run begins with."
         ),
     ],
     guard: Annotated[
@@ -51,11 +62,19 @@ def serve(
     ] = None,
     exit_code: ExitCode = False,
     root: Root = "runs",
+    changes: Changes = None,
     address: Address = "",
 ) -> None:
     """Serve a team through the gateway, or replace the team there. The switch happens at once, after the new engines have proven their weights."""
-    run, version, manifest = _team(team, root)
-    _connect(address)
+    if _is_untrained(team):
+        run, version, manifest = _untrained(team, root, changes, address)
+    elif changes:
+        raise ValueError(
+            "--set changes the config of models that are served untrained; give a model folder or RUN.yaml"
+        )
+    else:
+        run, version, manifest = _team(team, root)
+        _connect(address)
     from pipelines.release import traffic
     from pipelines.release.production import deploy_team
 
@@ -154,6 +173,26 @@ def _team(text: str, root: str) -> tuple[Run, int, Team]:
     run = existing_run(name, root)
     run.begin()  # keeps the file's gateway settings as the run's, for later commands that give the run's name
     return run, *run.load_team(alias)
+
+
+def _is_untrained(text: str) -> bool:
+    return Path(text).is_dir() or (Path(text).is_file() and "@" not in text)
+
+
+def _untrained(text: str, root: str, changes: list[str] | None, address: str) -> tuple[Run, int, Team]:
+    """The run, version and manifest of a model folder, or of the models with which the run of a config begins."""
+    _connect(address)
+    from pipelines.run.run import Run
+    from pipelines.runners.untrained import plain_config, untrained_team
+
+    is_folder = Path(text).is_dir()
+    config = (
+        plain_config(Path(text), root=root, changes=overrides(changes or []))
+        if is_folder
+        else load(Path(text), changes)
+    )
+    run = Run(config)
+    return run, *untrained_team(run)
 
 
 @reports_errors

@@ -77,10 +77,14 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     Raises ValueError with value, place and fix for anything that is wrong with the file or its content.
     """
-    data = _read_config(Path(path), ())
-    for key, value in (overrides or {}).items():
+    return parse_config(with_keys(_read_config(Path(path), ()), overrides or {}), str(path))
+
+
+def with_keys(data: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets dotted keys in the plain data of a run config, and returns it; ValueError where one leads through a value."""
+    for key, value in keys.items():
         _assign(data, key, value)
-    return parse_config(data, str(path))
+    return data
 
 
 def _read_config(file: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:

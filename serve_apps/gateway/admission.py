@@ -29,6 +29,19 @@ class Admission:
         """The number of requests in the queue."""
         return len(self._waiting)
 
+    def rate_headers(self, key: ApiKey) -> dict[str, str]:
+        """Returns how many requests a key may make, in the headers that OpenAI's clients read; empty for a key without a rate."""
+        rate = key.requests_per_minute
+        if rate is None:
+            return {}
+        left, counted_at = self._buckets.get(key.name, (float(rate), time.monotonic()))
+        left = min(rate, left + (time.monotonic() - counted_at) * rate / 60)
+        return {
+            "x-ratelimit-limit-requests": str(rate),
+            "x-ratelimit-remaining-requests": str(int(left)),
+            "x-ratelimit-reset-requests": f"{(rate - left) * 60 / rate:.3f}s",
+        }
+
     def count_request(self, key: ApiKey) -> None:
         """Counts one more request of this key; ApiError 429 where it has made too many in the last minute.
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -22,6 +23,7 @@ import uvicorn
 from ray import serve
 
 from serve_apps.config import GatewayConfig
+from serve_apps.gateway.connections import ConnectionLimits, LimitedConnection
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.http_api import build_api
 from serve_apps.gateway.peer_replicas import ServePeers
@@ -88,9 +90,11 @@ class Gateway:
         self._service = Service(config, name=cluster, peers=peers, player=player, address=address)
         self._episodes = GatewayEpisodes(self._service)
         self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own_socket]
+        limits = ConnectionLimits(max_open=config.max_connections, head_timeout_s=config.receive_timeout_s)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 build_api(self._service, self._episodes),
+                http=partial(LimitedConnection, limits=limits),  # type: ignore[arg-type]
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=int(DRAIN_S),

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.gateway.api_state import ServiceDependency
 from serve_apps.gateway.chat import Chat, prepare_chat
-from serve_apps.gateway.chat_reply import complete_chat, reply_body, stream_chunks, token_usage
+from serve_apps.gateway.chat_reply import complete_chat, reply_body, stream_chunks
 from serve_apps.gateway.chat_trace import is_trainable, trace_of
 from serve_apps.gateway.event_stream import chat_events, data_events, released_unless_streamed
 from serve_apps.gateway.figures import chat_figures, run_figures
@@ -37,11 +37,11 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     with released_unless_streamed(service, slot) as start_stream:
         chat = await prepare_chat(body, slot.team, *model_of(slot.team, body.model))
         if body.stream:
-            on_end = partial(_chat_ended, service, slot, key, chat)
+            on_end = partial(chat_ended, service, slot, key, chat)
             events = chat_events(service, slot, stream_chunks(chat, service.streams))
             return start_stream(events, chat.headers, on_end)
         reply = await unless_gone(request, service.within_timeout(complete_chat(chat, service.streams)))
-    _chat_ended(service, slot, key, chat)
+    chat_ended(service, slot, key, chat)
     return JSONResponse(reply, headers=chat.headers)
 
 
@@ -62,13 +62,12 @@ async def create_workflow_run(team: str, body: RunRequest, request: Request, ser
     return JSONResponse(run.reply, headers=headers)
 
 
-def _chat_ended(service: Service, slot: Slot, key: ApiKey, chat: Chat) -> None:
+def chat_ended(service: Service, slot: Slot, key: ApiKey, chat: Chat) -> None:
     """Counts a chat that has ended, complete or not; a complete one may be captured and copied to the candidate."""
-    choices = list(chat.choices.values())
-    if len(choices) < chat.request.n or not all(choice.finish_reason for choice in choices):
-        service.count_answer(slot, key, token_usage(chat)["completion_tokens"], None)
+    if not chat.is_complete:
+        service.count_answer(slot, key, chat.usage["completion_tokens"], None)
         return
-    service.count_answer(slot, key, token_usage(chat)["completion_tokens"], chat_figures(reply_body(chat)))
+    service.count_answer(slot, key, chat.usage["completion_tokens"], chat_figures(reply_body(chat)))
     is_kept, task_id = service.capture.should_keep(chat.request.store), f"request-{chat.id}"
     if is_kept:
         trace = trace_of(chat, task_id=task_id, seconds=slot.seconds)

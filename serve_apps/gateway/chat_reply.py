@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from serve_apps.gateway.chat import Chat, Choice, sample_choices
+from serve_apps.gateway.chat import Chat
+from serve_apps.gateway.model_call import Choice, ModelCall, sample_choices
 from serve_apps.gateway.policy_stream import Delta, PolicyStreams
 
 
@@ -28,7 +29,7 @@ def reply_body(chat: Chat) -> dict[str, Any]:
         "model": chat.request.model,
         "system_fingerprint": chat.team.fingerprint,
         "choices": [_choice_body(chat, choice) for choice in ordered],
-        "usage": token_usage(chat),
+        "usage": chat.usage,
         **_prompt_ids(chat),
         "troupe": troupe_fields(chat, ordered),
     }
@@ -58,7 +59,7 @@ async def stream_chunks(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[di
                 for chunk in _last_chunks(chat, choice, num_shown[choice.index], with_tools=with_tools):
                     yield chunk
     if chat.request.stream_options and chat.request.stream_options.include_usage:
-        yield {**_envelope(chat), "choices": [], "usage": token_usage(chat)}
+        yield {**_envelope(chat), "choices": [], "usage": chat.usage}
 
 
 def _last_chunks(chat: Chat, choice: Choice, num_shown: int, *, with_tools: bool) -> list[dict[str, Any]]:
@@ -137,16 +138,10 @@ def _chunk(
 ) -> dict[str, Any]:
     body = {"index": choice.index, "delta": delta, "finish_reason": finish_reason, "logprobs": None, **about_tokens}
     options = chat.request.stream_options
-    usage = {"usage": token_usage(chat)} if options and options.continuous_usage_stats else {}
+    usage = {"usage": chat.usage} if options and options.continuous_usage_stats else {}
     return {**_envelope(chat), "choices": [body], **usage}
 
 
-def troupe_fields(chat: Chat, choices: Sequence[Choice]) -> dict[str, Any]:
+def troupe_fields(call: ModelCall, choices: Sequence[Choice]) -> dict[str, Any]:
     """Returns the `troupe` object, which OpenAI's replies do not have: which team and which policy versions answered."""
-    return {**chat.team.reply_fields, "sampled_by": sorted({choice.policy_version for choice in choices})}
-
-
-def token_usage(chat: Chat) -> dict[str, int]:
-    """Counts the tokens of prompt and completions, as far as they have been sampled."""
-    prompt, completion = len(chat.prompt_token_ids), sum(len(choice.token_ids) for choice in chat.choices.values())
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**call.team.reply_fields, "sampled_by": sorted({choice.policy_version for choice in choices})}

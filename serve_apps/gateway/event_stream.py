@@ -72,12 +72,33 @@ async def chat_events(service: Service, slot: Slot, chunks: AsyncGenerator[dict[
 
 async def data_events(service: Service, slot: Slot, parts: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
     """Yields each part as a data line. The status is sent by then, so that an error is told as the last of them."""
+    async with aclosing(_or_error(service, slot, parts)) as open_parts:
+        async for part in open_parts:
+            yield f"data: {json.dumps(part)}\n\n"
+
+
+async def named_events(service: Service, slot: Slot, parts: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
+    """Yields each part as an event that is named by its `type`; an error is the last of them, named `error`."""
+    number = 0
+    async with aclosing(_or_error(service, slot, parts)) as open_parts:
+        async for part in open_parts:
+            if error := part.get("error") if "type" not in part else None:
+                about = {name: error[name] for name in ("code", "message", "param")}
+                part = {"type": "error", "sequence_number": number, **about, **part}
+            number += 1
+            yield f"event: {part['type']}\ndata: {json.dumps(part)}\n\n"
+
+
+async def _or_error(
+    service: Service, slot: Slot, parts: AsyncGenerator[dict[str, Any]]
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yields the parts and, where the work ends in an error, its body."""
     try:
         with service.counting_failures(slot.team):
             async with aclosing(parts) as open_parts, asyncio.timeout(service.config.request_timeout_s):
                 async for part in open_parts:
-                    yield f"data: {json.dumps(part)}\n\n"
+                    yield part
     except ApiError as error:
-        yield f"data: {json.dumps(error.body)}\n\n"
+        yield error.body
     except TimeoutError:
-        yield f"data: {json.dumps(service.timeout_error.body)}\n\n"
+        yield service.timeout_error.body

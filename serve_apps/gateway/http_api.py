@@ -6,19 +6,21 @@ request ──> RequestLimits ──> chat_api | episode_api | admin_api | dashb
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.middleware.cors import CORSMiddleware
 
-from serve_apps.gateway import admin_api, chat_api, dashboard
+from serve_apps.gateway import admin_api, bare_api, chat_api, dashboard, responses_api
 from serve_apps.gateway.api_keys import SCOPES
 from serve_apps.gateway.api_state import ApiState, ServiceDependency, set_state
 from serve_apps.gateway.episode_api import episode_router
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.request_limits import RequestLimits
 from serve_apps.gateway.service import Service
-from serve_apps.gateway.teams import team_of_model
+from serve_apps.gateway.teams import Production, team_of_model
 from serve_apps.gateway.trace_reader import TraceReader
 from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
@@ -54,10 +56,24 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         dashboard_files=dashboard.read_files(),
     )
     set_state(api, state)
-    for routes in (router, chat_api.router, episode_router(service, episodes), admin_api.router, dashboard.router):
+    for routes in (
+        router,
+        chat_api.router,
+        responses_api.router,
+        bare_api.router,
+        episode_router(service, episodes),
+        admin_api.router,
+        dashboard.router,
+    ):
         api.include_router(routes)
-    add_errors(api)
     api.add_middleware(RequestLimits, service=service)
+    if origins := service.config.allowed_origins:
+        headers = ["x-request-id", "x-troupe-team", "x-troupe-ignored"]
+        methods = ["GET", "POST"]
+        api.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=headers
+        )
+    add_errors(api)  # last, so that the refusals of the layers above are named as well
     return api
 
 
@@ -72,10 +88,10 @@ async def get_document(request: Request, service: ServiceDependency) -> dict[str
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request, service: ServiceDependency) -> dict[str, Any]:
-    """Lists the models: every agent and every model group of every deployed team."""
+    """Lists the models: every agent and every model group of every deployed team, also under names without a slash."""
     service.authorize(request, "call")
     data = [
-        {"id": name, "object": "model", "created": int(service.started_at), "owned_by": production.name}
+        _model(service, production, name)
         for production in service.teams.values()
         for name in sorted(production.champion.models)
     ]
@@ -86,8 +102,18 @@ async def list_models(request: Request, service: ServiceDependency) -> dict[str,
 async def get_model(model: str, request: Request, service: ServiceDependency) -> dict[str, Any]:
     """Returns one model by its id, `TEAM/AGENT` or `TEAM/group/GROUP`."""
     service.authorize(request, "call")
-    production = team_of_model(service.teams, model)
-    return {"id": model, "object": "model", "created": int(service.started_at), "owned_by": production.name}
+    return _model(service, team_of_model(service.teams, model), model)
+
+
+def _model(service: Service, production: Production, name: str) -> dict[str, Any]:
+    group, _ = production.champion.models[name]
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(service.started_at),
+        "owned_by": production.name,
+        "max_model_len": production.champion.acting.max_model_len[group],
+    }
 
 
 @router.post("/v1/traces/{trace_id}/feedback")
@@ -105,6 +131,12 @@ async def give_feedback(
 async def get_health(service: ServiceDependency) -> dict[str, str]:
     """Confirms that this process answers. Needs no key."""
     return {"status": "ok", "gateway": service.name}
+
+
+@router.get("/version")
+async def get_version() -> dict[str, str]:
+    """Names the version of Troupe. Needs no key."""
+    return {"version": version("troupe-rl")}
 
 
 @router.head("/ready", include_in_schema=False)

@@ -1,15 +1,17 @@
 """request_limits: ASGI middleware: who may send what. It refuses foreign hosts, bodies without a key or too large, and counts requests.
 
-All of it is settled before a byte of the body is read: parsing and validating is work that strangers must not cause.
+Who may send is settled before a byte of the body is read: parsing and validating is work that strangers must not cause.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_apps.config import LOOPBACK
@@ -23,7 +25,7 @@ MAX_SIZE_DIGITS = 18
 
 
 class RequestLimits:
-    """Refuses a body without a key, too large or of unknown size; counts each request with the seconds to its first byte."""
+    """Refuses a body without a key, too large or too slow; counts each request with the seconds to its first byte."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -47,12 +49,13 @@ class RequestLimits:
             if message["type"] == "http.response.start":
                 has_begun = True
                 count(message["status"])
+                MutableHeaders(scope=message).update(scope.get("state", {}).get("rate_headers", {}))
             await send(message)
 
         error = self._host_error(scope) or self._key_error(scope) or self._size_error(scope)
         try:
             if error is None:
-                await self._app(scope, receive, send_and_count)
+                await self._app(_as_json(scope), self._limited(scope, receive), send_and_count)
             else:
                 await JSONResponse(error.body, status_code=error.status)(scope, receive, send_and_count)
         finally:
@@ -81,14 +84,49 @@ class RequestLimits:
         return None
 
     def _size_error(self, scope: Scope) -> ApiError | None:
-        size, limit = Headers(scope=scope).get("content-length"), self._service.config.max_body_bytes
-        if scope["method"] in WITH_BODY and (size is None or not size.isdecimal()):
-            return ApiError(411, "send Content-Length: bodies of unknown size are not accepted", code="length_required")
+        headers, limit = Headers(scope=scope), self._service.config.max_body_bytes
+        size, encoding = headers.get("content-length"), headers.get("content-encoding", "identity")
+        if scope["method"] in WITH_BODY and encoding != "identity":
+            message = f"bodies encoded as {encoding[:20]!r} are not accepted: send the JSON as it is"
+            return ApiError(415, message, code="unsupported_encoding")
         if size is not None and size.isdecimal() and (len(size) > MAX_SIZE_DIGITS or int(size) > limit):
             return ApiError(
                 413, f"the body has {size[:MAX_SIZE_DIGITS]} bytes, at most {limit} are accepted", code="body_too_large"
             )
         return None
+
+    def _limited(self, scope: Scope, receive: Receive) -> Receive:
+        """Returns a `receive` that gives up a body that is too large or comes too slowly, whatever its head said."""
+        if scope["method"] not in WITH_BODY:
+            return receive
+        config = self._service.config
+        deadline = asyncio.get_running_loop().time() + config.receive_timeout_s
+        num_bytes, has_ended = 0, False
+
+        async def receive_limited() -> Message:
+            nonlocal num_bytes, has_ended
+            if has_ended:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not come within {config.receive_timeout_s:g} s") from None
+            num_bytes += len(message.get("body", b""))
+            has_ended = not message.get("more_body", False)
+            if num_bytes > config.max_body_bytes:
+                raise HTTPException(413, f"the body has more than the {config.max_body_bytes} bytes that are accepted")
+            return message
+
+        return receive_limited
+
+
+def _as_json(scope: Scope) -> Scope:
+    """Returns the request as one with a JSON body where it does not say what its body is."""
+    if scope["method"] not in WITH_BODY or "content-type" in Headers(scope=scope):
+        return scope
+    scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
+    return scope
 
 
 def _name_of(host: str) -> str:

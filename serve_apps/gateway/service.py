@@ -27,6 +27,7 @@ from serve_apps.gateway.shadowing import NoPlayer, Player, Shadowing, ShadowJob,
 from serve_apps.gateway.slots import InFlight, Slot
 from serve_apps.gateway.teams import Production, ServedTeam
 from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest, RunRequest
 from serve_apps.policy.serve_client import ServeClient
 from stores.served import Feedback
@@ -71,6 +72,7 @@ class Service:
         )
         self.metrics = GatewayMetrics(self.admission)
         self.capture = Capture(config.capture, count=self.metrics.count_captured)
+        self.responses = KeptResponses()
         self.started_at = time.time()
         self._in_flight = InFlight()
         self._tallies: dict[tuple[str, int], Tally] = {}
@@ -97,7 +99,10 @@ class Service:
         """
         key = self.keys.check(request.headers.get("authorization"), *scopes)
         if counts:
-            self.admission.count_request(key)
+            try:
+                self.admission.count_request(key)
+            finally:
+                request.state.rate_headers = self.admission.rate_headers(key)
         return key
 
     async def within_timeout(self, work: Awaitable[T]) -> T:

@@ -86,10 +86,15 @@ class ServedTeam:
 
     @property
     def models(self) -> dict[str, tuple[str, str | None]]:
-        """Model ids for callers -> (model group, agent or None); the ids are `TEAM/AGENT` and `TEAM/group/GROUP`."""
+        """Model ids for callers -> (model group, agent or None).
+
+        The ids are `TEAM/AGENT` and `TEAM/group/GROUP`, and the same with `--` for the slash: some frameworks take what stands
+        before a slash for the name of a provider.
+        """
         agents = {f"{self.name}/{agent}": (group, agent) for agent, group in self.acting.group_of.items()}
         groups = {f"{self.name}/group/{group}": (group, None) for group in self.apps}
-        return {**agents, **groups}
+        named = {**agents, **groups}
+        return {name.replace("/", "--"): model for name, model in named.items()} | named
 
     @property
     def reply_fields(self) -> dict[str, Any]:
@@ -207,7 +212,7 @@ def _is_chosen(index: int, share: float) -> bool:
 def _unknown_model(model: str, known: list[str]) -> ApiError:
     return ApiError(
         404,
-        f"there is no model {model!r}; models are {', '.join(sorted(known)) or 'none: no team is deployed'}",
+        f"there is no model {model!r}; models are {', '.join(sorted(n for n in known if '/' in n)) or 'none: no team is deployed'}",
         code="model_not_found",
         param="model",
     )

@@ -14,42 +14,18 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from serve_apps.openai_api.protocol import Body, RequestBody, not_too_deep
+from serve_apps.openai_api.protocol import Body
+from serve_apps.openai_api.sampling_fields import JsonSchema, SamplingFields, Whole
 
-MAX_CHOICES = 16
-MAX_STOPS = 4
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 """Parts of one message's content."""
 MAX_TOOLS = 128
 """Functions on offer, and calls in one message."""
-MAX_BIASES = 1024
-MAX_TOKEN_IDS = 1024
-MAX_VALUES = 1024
-"""Values of a choice."""
-MAX_GRAMMAR = 65_536
-"""Characters of a regular expression, a grammar or a schema: an engine compiles it before it samples."""
 OWN_KEYS = {"index", "parsed", "parsed_arguments"}
 """Keys that OpenAI's own client adds to an answer, and sends back with it."""
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _not_too_long(value: Any) -> Any:
-    if len(value if isinstance(value, str) else json.dumps(value)) > MAX_GRAMMAR:
-        raise ValueError(f"has more than {MAX_GRAMMAR} characters")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-"""A whole number, which may be written as 5.0."""
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
-JsonSchema = Annotated[dict[str, Any], AfterValidator(not_too_deep), AfterValidator(_not_too_long)]
-Grammar = Annotated[str, Field(min_length=1), AfterValidator(_not_too_long)]
 
 
 class Lenient(Body):
@@ -171,15 +147,6 @@ def _call_for_template(call: ToolCallOfModel) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-class StreamOptions(Body):
-    """Options of a streamed reply."""
-
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    """Whether every chunk has the usage so far, as vLLM's clients may ask."""
-    include_obfuscation: bool | None = None
-
-
 class NamedFunction(Body):
     """The name of a function."""
 
@@ -193,89 +160,17 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class SchemaOfAnswer(Lenient):
-    """The JSON schema of an answer, with the name that OpenAI's API wants for it."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, validate_by_name=True, validate_by_alias=True)
-
-    name: str = "answer"
-    description: str | None = None
-    json_schema: JsonSchema = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Body):
-    """The form of the answer: free text, any JSON object, or JSON of a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: SchemaOfAnswer | None = None
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema belongs to type 'json_schema', and that type needs it")
-        return self
-
-
-class StructuredOutputs(Body):
-    """What an answer must match, in the words of vLLM; exactly one of the first six."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True)
-
-    json_schema: JsonSchema | Grammar | None = Field(None, alias="json")
-    regex: Grammar | None = None
-    choice: Annotated[list[Grammar], Field(min_length=1, max_length=MAX_VALUES, fail_fast=True)] | None = None
-    grammar: Grammar | None = None
-    json_object: bool | None = None
-    structural_tag: Grammar | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: Grammar | None = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> StructuredOutputs:
-        kinds = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None, self.structural_tag)
-        if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("needs exactly one of json, regex, choice, grammar, json_object: true and structural_tag")
-        return self
-
-
-class ChatRequest(RequestBody):
+class ChatRequest(SamplingFields):
     """The body of `POST /v1/chat/completions`."""
 
-    model: str
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: Whole | None = Field(None, ge=1)
     max_completion_tokens: Whole | None = Field(None, ge=1)
-    n: Whole = Field(1, ge=1, le=MAX_CHOICES)
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
-    top_k: Whole = Field(0, ge=-1)
-    """0 and -1: all tokens."""
-    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
-    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
-    repetition_penalty: float = Field(1.0, gt=0, le=10, allow_inf_nan=False)
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = Field(None, max_length=MAX_BIASES)
-    min_tokens: Whole = Field(0, ge=0)
-    stop_token_ids: TokenIds | None = None
-    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
-    ignore_eos: bool = False
-    seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
     logprobs: bool = False
     top_logprobs: Whole = Field(0, ge=0, le=20)
-    return_token_ids: bool = False
-    """Whether the reply has the token ids of prompt and completions."""
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: JsonSchema | None = None
     """Variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -284,8 +179,6 @@ class ChatRequest(RequestBody):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """Whether the completion continues the last message; `add_generation_prompt` must be false."""
-    priority: Literal[0] = 0
-    user: str | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -294,39 +187,23 @@ class ChatRequest(RequestBody):
     prompt_cache_retention: str | None = None
     modalities: list[Literal["text"]] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, value: Any) -> Any:
-        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
-
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
-        if any(not stop for stop in self.stops):
-            raise ValueError("stop has an empty string, which would end every completion at once")
         if self.must_call and not self.tools:
             raise ValueError("tool_choice asks for a call, but tools is empty")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names:
             raise ValueError(
                 f"tool_choice names {self.tool_choice.function.name!r}, which is not among tools: {self.tool_names}"
             )
-        if self.structured_outputs is not None and (self.must_call or self.form is not None):
-            raise ValueError(
-                "structured_outputs, response_format and a tool_choice that asks for a call exclude each other"
-            )
+        if self.structured_outputs is not None and self.must_call:
+            raise ValueError("structured_outputs excludes a tool_choice that asks for a call")
         if self.continue_final_message and (self.add_generation_prompt or self.messages[-1].role != "assistant"):
             raise ValueError(
                 "continue_final_message needs add_generation_prompt: false and a last message of role 'assistant'"
             )
         return self
-
-    @property
-    def stops(self) -> list[str]:
-        """The strings before which the completion ends."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def limit(self) -> int | None:
@@ -354,27 +231,10 @@ class ChatRequest(RequestBody):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
-    def form(self) -> ResponseFormat | None:
-        """The form of the answer, where it is not free text."""
-        return None if self.response_format is None or self.response_format.type == "text" else self.response_format
-
-    @property
     def template_variables(self) -> dict[str, Any]:
         """The variables that the chat template is given beside messages and tools."""
         named = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
         return {key: value for key, value in named.items() if value is not None} | (self.chat_template_kwargs or {})
-
-    @property
-    def engine_settings(self) -> dict[str, Any]:
-        """What changes the sampling beside temperature and filters: arguments of vLLM's `SamplingParams`, without defaults."""
-        settings: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ENGINE_SETTINGS
-            if getattr(self, name) != type(self).model_fields[name].default
-        }
-        if self.logit_bias is not None:
-            settings["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
-        return settings
 
     @property
     def dropped(self) -> list[str]:
@@ -396,16 +256,3 @@ class ChatRequest(RequestBody):
                 yield from (("messages.content", part) for part in message.content)
         for tool in self.tools or []:
             yield from (("tools", tool), ("tools.function", tool.function))
-
-
-ENGINE_SETTINGS = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "min_tokens",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "ignore_eos",
-)
-"""Fields of a request that are handed to the engine as they are."""

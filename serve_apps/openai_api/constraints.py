@@ -25,7 +25,7 @@ Format = dict[str, Any]
 
 def is_constrained(request: ChatRequest) -> bool:
     """Whether a request says what its answer must look like."""
-    return request.must_call or request.form is not None or request.structured_outputs is not None
+    return request.must_call or bool(request.own_form)
 
 
 def constraint_of(request: ChatRequest, tools: OfferedTools, thoughts: Thoughts) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def constraint_of(request: ChatRequest, tools: OfferedTools, thoughts: Thoughts)
         return {}
     if request.must_call:
         return _tagged(_call_format(request, tools), thoughts)
-    own = _own_arguments(request)
+    own = request.own_form
     if thoughts == "none" and not tools.tools:
         return own
     form = _as_format(own)
@@ -52,17 +52,6 @@ def thoughts_of(prompt: str, template: str) -> Thoughts:
         return "begun"
     is_closed = prompt.rstrip().endswith(thinking.CLOSE)  # a template writes empty thoughts where they are turned off
     return "possible" if thinking.CLOSE in template and not is_closed else "none"
-
-
-def _own_arguments(request: ChatRequest) -> dict[str, Any]:
-    """Returns what `response_format` or `structured_outputs` says, as vLLM takes it."""
-    if request.structured_outputs is not None:
-        set_values = request.structured_outputs.model_dump(exclude_defaults=True, by_alias=True)
-        return dict(set_values)
-    form = request.form
-    if form is None or form.json_schema is None:
-        return {"json_object": True}
-    return {"json": form.json_schema.json_schema}
 
 
 def _as_format(arguments: Mapping[str, Any]) -> Format:

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from serve_apps.openai_api.protocol import ApiError, invalid_body_error
+from serve_apps.openai_api.request_ids import HEADER, RequestIds
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +23,13 @@ STREAM = "text/event-stream"
 
 
 def add_errors(api: FastAPI) -> None:
-    """Makes an application answer every error in OpenAI's form."""
+    """Makes an application answer every error in OpenAI's form, and name every answer."""
 
     api.exception_handler(ApiError)(_api_error)
     api.exception_handler(RequestValidationError)(_validation_error)
     api.exception_handler(HTTPException)(_http_exception)
     api.exception_handler(Exception)(_unexpected_error)
+    api.add_middleware(RequestIds)
 
 
 async def _api_error(_: Request, error: ApiError) -> JSONResponse:
@@ -39,16 +41,22 @@ async def _validation_error(_: Request, error: RequestValidationError) -> JSONRe
     return JSONResponse(api_error.body, status_code=api_error.status)
 
 
-async def _http_exception(_: Request, error: HTTPException) -> JSONResponse:
+async def _http_exception(request: Request, error: HTTPException) -> JSONResponse:
     code = "not_found" if error.status_code == 404 else "refused"
-    api_error = ApiError(error.status_code, str(error.detail), code=code)
+    message = str(error.detail)
+    if error.status_code in (404, 405):
+        message = (
+            f"{message}: there is no route {request.method} {request.url.path[:200]}; GET /openapi.json lists them"
+        )
+    api_error = ApiError(error.status_code, message, code=code)
     return JSONResponse(api_error.body, status_code=error.status_code, headers=error.headers)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    name = request.state.request_id  # this handler answers outside of the middleware that would name it
+    logger.error("%s %s failed, request %s", request.method, request.url.path, name, exc_info=error)
     api_error = ApiError(500, "the gateway failed at this request; its log says why", code="internal_error")
-    return JSONResponse(api_error.body, status_code=500)
+    return JSONResponse(api_error.body, status_code=500, headers={HEADER: name})
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

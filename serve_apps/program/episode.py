@@ -18,6 +18,7 @@ from pydantic import Field
 
 from serve_apps.contracts import Parsed
 from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
@@ -82,6 +83,8 @@ class ProgramEpisode:
     refusal: ApiError | None = None
     """The error with which the last refused call was answered."""
     num_refused: int = 0
+    responses: KeptResponses = field(default_factory=KeptResponses)
+    """What its program may continue by `previous_response_id`, by agent."""
     _num_calls: int = 0
     _conversations: dict[str, Conversations] = field(default_factory=dict)
     _asked: dict[str, _Asked] = field(default_factory=dict)
@@ -274,10 +277,8 @@ def _refuse_other_sampling(request: ChatRequest) -> None:
     names = [name for name in FOREIGN_SAMPLING if name in request.engine_settings]
     if request.must_call:
         names.append("tool_choice")
-    if request.form is not None:
-        names.append("response_format")
-    if request.structured_outputs is not None:
-        names.append("structured_outputs")
+    if request.own_form:
+        names.append("response_format" if request.structured_outputs is None else "structured_outputs")
     if names:
         raise ApiError(
             400,

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-ALWAYS_INHERITED = ("PATH", "HOME")
 MAX_OUTPUT = 1_000_000
 """The number of bytes of output that are kept; further output is read and dropped."""
 TAIL = 2_000
@@ -29,6 +28,11 @@ class Ended:
     error_tail: str
 
 
+def inherited() -> dict[str, str]:
+    """Returns the variables that every program gets."""
+    return {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+
+
 async def run_process(
     command: Sequence[str], *, environment: Mapping[str, str], stdin: str | None, folder: str | None
 ) -> Ended:
@@ -39,7 +43,7 @@ async def run_process(
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            env={name: os.environ[name] for name in ALWAYS_INHERITED if name in os.environ} | dict(environment),
+            env=inherited() | dict(environment),
             cwd=folder,
             stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

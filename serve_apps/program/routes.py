@@ -2,6 +2,7 @@
 
 /v1/episodes/ID/chat/completions                 the agent that `model` names
 /v1/episodes/ID/agents/AGENT/chat/completions    the agent in the path
+/v1/episodes/ID/[agents/AGENT/]responses         the same in the form of the Responses API
 /v1/episodes/ID/models, .../outcome              the agents of the episode; how it ended
 """
 
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import STREAM, unless_gone
+from serve_apps.openai_api.responses import ResponsesRequest, chat_of, response_events, response_of
 from serve_apps.program.answers import as_chunks
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 
@@ -48,6 +50,31 @@ def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         events = _events(as_chunks(answer, with_usage=with_usage))
         return StreamingResponse(events, media_type=STREAM, headers=episode.headers)
+
+    async def responded(episode: ProgramEpisode, agent: str, body: ResponsesRequest, request: Request) -> Response:
+        earlier = episode.responses.items(body.previous_response_id, agent)
+        asked = chat_of(body, earlier)
+        reply = await unless_gone(request, episodes.chat(episode, agent, asked))
+        response = response_of(body, reply)
+        episode.responses.add(response["id"], agent, [*earlier, *body.items, *response["output"]])
+        if not body.stream:
+            return JSONResponse(response, headers=episode.headers)
+        events = response_events(body, _each(as_chunks(reply, with_usage=True)))
+        return StreamingResponse(_named(events), media_type=STREAM, headers=episode.headers)
+
+    @routes.post("/responses")
+    async def episode_response_by_model(episode_id: str, body: ResponsesRequest, request: Request) -> Response:
+        """Calls the agent that `model` names, in the form of the Responses API."""
+        episode = episodes.find(episode_id, request)
+        return await responded(episode, episode.agent_of(None, body.model), body, request)
+
+    @routes.post("/agents/{agent}/responses")
+    async def episode_response_by_path(
+        episode_id: str, agent: str, body: ResponsesRequest, request: Request
+    ) -> Response:
+        """Calls the agent in the path, in the form of the Responses API."""
+        episode = episodes.find(episode_id, request)
+        return await responded(episode, episode.agent_of(agent, body.model), body, request)
 
     @routes.post("/chat/completions")
     async def episode_chat_by_model(episode_id: str, body: ChatRequest, request: Request) -> Response:
@@ -82,3 +109,13 @@ async def _events(chunks: list[dict[str, Any]]) -> AsyncGenerator[str]:
     for chunk in chunks:
         yield f"data: {json.dumps(chunk)}\n\n"
     yield "data: [DONE]\n\n"
+
+
+async def _each(chunks: list[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def _named(events: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
+    async for event in events:
+        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"

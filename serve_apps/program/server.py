@@ -45,7 +45,6 @@ class EpisodeServer:
         self._serving: asyncio.Task[None] | None = None
         self._is_starting = asyncio.Lock()
         self._http: Any = None
-        self._threads_http: Any = None
 
     async def start(self) -> None:
         """Starts the server and returns when it listens."""
@@ -65,14 +64,6 @@ class EpisodeServer:
         if self._http is None:
             self._http = DefaultAsyncHttpxClient(trust_env=False)  # this server is never behind a proxy
         return AsyncOpenAI(base_url=base_url, api_key=key, http_client=self._http, max_retries=0)
-
-    def client(self, base_url: str, key: str) -> Any:
-        """Returns an `openai.OpenAI` for one episode; the programs' threads share its connections."""
-        from openai import DefaultHttpxClient, OpenAI
-
-        if self._threads_http is None:
-            self._threads_http = DefaultHttpxClient(trust_env=False)
-        return OpenAI(base_url=base_url, api_key=key, http_client=self._threads_http, max_retries=0)
 
     @contextmanager
     def playing(self, episode: ProgramEpisode) -> Iterator[str]:

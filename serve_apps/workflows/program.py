@@ -18,11 +18,13 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from serve_apps.agent import Agent
 from serve_apps.causes import AuthorError
@@ -31,6 +33,7 @@ from serve_apps.policy.client import ContextExhausted
 from serve_apps.program.episode import ProgramEpisode
 from serve_apps.program.process import ProgramError, run_process
 from serve_apps.program.server import EpisodeServer, episode_server
+from serve_apps.program.workers import Workers
 from serve_apps.reference_fields import public_task
 from serve_apps.workflow import Outcome, Workflow, load_object
 from stores.proxies import direct_hosts
@@ -51,6 +54,7 @@ class Program(Workflow):
         folder: str | None = None,
         environment: Mapping[str, str] | None = None,
         inherit: Sequence[str] = (),
+        stays: bool = False,
         host: str = "127.0.0.1",
         failure: Literal["error", "no_answer"] = "error",
     ) -> None:
@@ -61,7 +65,7 @@ class Program(Workflow):
             command: `{prompt}`, `{task_id}` and `{task}` (the task as JSON, without answers and tests, see `reference_fields.py`)
                 are filled in.
             function: `module:name`, called as `function(prompt, client)`; async with an `openai.AsyncOpenAI`, otherwise in a
-                thread with an `openai.OpenAI`. It returns the answer, or {"answer", "score", "metadata"}.
+                process of its own with an `openai.OpenAI`. It returns the answer, or {"answer", "score", "metadata"}.
             container: {image, arguments, engine}: what `docker run` (or another engine) starts, on the host's network.
             answer: the part of the output that is the answer where no outcome was posted.
             stdin: the prompt is written to the program's standard input.
@@ -69,6 +73,7 @@ class Program(Workflow):
             environment: further variables.
             inherit: names of variables that a command gets from this process, beside PATH and HOME. It gets no others: the
                 environment of a trainer has passwords of databases and buckets.
+            stays: the command plays one episode after the other, as JSON lines: see `serve_apps.program.workers`.
             host: the address that programs reach this machine by.
             failure: what a program that fails after the model answered it makes of its episode. `error`: the worst outcome of
                 the credit rule; `no_answer`: the rule judges an empty answer. A program none of whose calls was answered is a
@@ -83,6 +88,10 @@ class Program(Workflow):
             raise TypeError(
                 f"answer is 'output' or 'last_line', got {answer!r}; failure is 'error' or 'no_answer', got {failure!r}"
             )
+        if stays and (not command or stdin or any(_FIELD.search(part) for part in command)):
+            raise TypeError(
+                "stays: true needs a command without {prompt}, {task} and stdin: it reads episodes as JSON lines"
+            )
         self.agents = {
             name: Agent(prompt="{messages}", contract=Raw(), **settings) for name, settings in agents.items()
         }
@@ -93,6 +102,8 @@ class Program(Workflow):
         self.answer, self.stdin, self.folder, self.host, self.failure = answer, stdin, folder, host, failure
         self.environment, self.inherit = dict(environment or {}), tuple(inherit)
         self._function = load_object(function, place="workflow.settings.function") if function else None
+        self.stays = stays
+        self._workers: WeakKeyDictionary[asyncio.AbstractEventLoop, Workers] = WeakKeyDictionary()
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -155,18 +166,30 @@ class Program(Workflow):
             await asyncio.gather(playing, failing, return_exceptions=True)
 
     async def _play(self, task: Task, episode: ProgramEpisode, server: EpisodeServer, url: str) -> _Result:
-        if self._function is not None:
-            return _Result(value=await self._call_function(task.prompt, server, url, episode.token))
+        if inspect.iscoroutinefunction(self._function):
+            try:
+                return _Result(value=await self._function(task.prompt, server.async_client(url, episode.token)))
+            except SystemExit as left:  # it would end the event loop, and with it all episodes of the process
+                raise ProgramError(f"the function called sys.exit({left.code!r})") from None
+        if self._function is not None or self.stays:
+            about = {
+                "prompt": task.prompt,
+                "task_id": task.task_id,
+                "task": public_task(task),
+                "base_url": url,
+                "api_key": episode.token,
+                "agents": {name: f"{url}/agents/{name}" for name in self.agents},
+            }
+            return _Result(value=await self._workers_of_loop().play(about))
         variables = {
             "OPENAI_BASE_URL": url,
             "OPENAI_API_KEY": episode.token,
             "TROUPE_EPISODE_URL": url,
             **{f"TROUPE_{name.upper()}_URL": f"{url}/agents/{name}" for name in self.agents},
-            **{name: os.environ[name] for name in self.inherit if name in os.environ},
-            **self.environment,
+            **self._named_variables(),
         }
         variables |= direct_hosts(variables, self.host)
-        fields = {"prompt": task.prompt, "task_id": task.task_id, "task": _public(task)}
+        fields = {"prompt": task.prompt, "task_id": task.task_id, "task": json.dumps(public_task(task))}
         command = [_filled(part, fields) for part in self.command]
         if self.is_container:
             position = command.index("--rm") + 1
@@ -183,14 +206,21 @@ class Program(Workflow):
         answer = text.rpartition("\n")[2] if self.answer == "last_line" else text
         return _Result(value=answer, error_tail=ended.error_tail.strip())
 
-    async def _call_function(self, prompt: str, server: EpisodeServer, url: str, token: str) -> Any:
-        assert self._function is not None, "`_play` asks"
-        try:
-            if inspect.iscoroutinefunction(self._function):
-                return await self._function(prompt, server.async_client(url, token))
-            return await asyncio.to_thread(self._function, prompt, server.client(url, token))
-        except SystemExit as left:  # it would end the event loop, and with it all episodes of the process
-            raise ProgramError(f"the function called sys.exit({left.code!r})") from None
+    def _named_variables(self) -> dict[str, str]:
+        """Returns the variables that the configuration names."""
+        return {name: os.environ[name] for name in self.inherit if name in os.environ} | self.environment
+
+    def _workers_of_loop(self) -> Workers:
+        """Returns the processes that play episodes of this event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._workers:
+            command, variables = self.command, self._named_variables()
+            if self.function_path is not None:
+                command = [sys.executable, "-m", "serve_apps.program.function_worker", self.function_path]
+                variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | variables
+            variables |= direct_hosts(variables, self.host)
+            self._workers[loop] = Workers(command, environment=variables, folder=self.folder)
+        return self._workers[loop]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +229,7 @@ class _Result:
 
     value: Any
     error_tail: str | None = None
-    """None for a function, which has no standard error of its own."""
+    """None where the program has not ended with its episode."""
 
 
 def _without_answers(episode: ProgramEpisode, result: _Result, error: Exception | None) -> str:
@@ -222,12 +252,9 @@ def _container_command(
     return [engine, "run", "--rm", "--network", "host", *options, image, *arguments]
 
 
+_FIELD = re.compile(r"{(prompt|task_id|task)}")
+
+
 def _filled(part: str, values: Mapping[str, str]) -> str:
     """Fills in the named fields; other braces stay, also those in the values."""
-    names = "|".join(values)
-    return re.sub(rf"{{({names})}}", lambda match: values[match[1]], part)
-
-
-def _public(task: Task) -> str:
-    """Returns the task as JSON, without its answers and tests."""
-    return json.dumps(public_task(task))
+    return _FIELD.sub(lambda match: values[match[1]], part)

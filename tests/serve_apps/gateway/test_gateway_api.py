@@ -209,7 +209,7 @@ async def test_tools_are_refused_if_the_chat_template_does_not_support_them(tiny
         (
             {"messages": [{"role": "user", "content": "x " * 3000}]},
             400,
-            "This model's maximum context length is 256 tokens. However, these messages have",
+            "This model's maximum context length is 256 tokens. However, the prompt has",
         ),
         ({"messages": [{"role": "user", "content": "x" * 3_000_000}]}, 413, "at most 2000000 are accepted"),
     ],

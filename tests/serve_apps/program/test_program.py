@@ -155,17 +155,11 @@ def test_a_conversation_told_in_other_words_is_counted(tiny_model: Path) -> None
     assert per_agent([trace], [])["calculator"]["broken_share"] == 1.0
 
 
-def one_call(prompt: str, client: Any) -> str:
-    """A program that is a function in a thread."""
-    reply = client.chat.completions.create(model="m", messages=[{"role": "user", "content": prompt}])
-    return str(reply.choices[0].message.content)
-
-
 @pytest.mark.parametrize(
     "how",
     [
         {"function": "pipelines.examples.calculator.program:answer"},
-        {"function": f"{__name__}:one_call"},
+        {"function": "program_functions:ask"},
         {"command": code(f"print({say('x')}.content)")},
         {
             "command": code(f"print({say('x')}.content)"),
@@ -399,9 +393,9 @@ def test_a_program_that_fails_after_a_prompt_that_did_not_fit_keeps_its_error(ti
 def test_a_functions_score_is_checked_as_a_posted_one_is_and_only_its_episode_is_an_error(
     tiny_model: Path, score: float, in_metadata: bool
 ) -> None:
-    def answer(prompt: str, client: Any) -> dict[str, Any]:
+    async def answer(prompt: str, client: Any) -> dict[str, Any]:
         messages: Any = [{"role": "user", "content": prompt}]
-        client.chat.completions.create(model="m", messages=messages)
+        await client.chat.completions.create(model="m", messages=messages)
         said = {"score": score if prompt == "bad" else 0.5}
         return {"answer": "55", **({"metadata": said} if in_metadata else said)}
 
@@ -413,14 +407,16 @@ def test_a_functions_score_is_checked_as_a_posted_one_is_and_only_its_episode_is
     assert PostedScore().assign_credit(good).outcome == 0.5
 
 
-def test_a_function_that_leaves_the_interpreter_ends_its_episode_only(tiny_model: Path) -> None:
-    def answer(prompt: str, client: Any) -> str:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_function_that_leaves_the_interpreter_ends_its_episode_only(tiny_model: Path, is_async: bool) -> None:
+    async def leave(prompt: str, client: Any) -> str:
         messages: Any = [{"role": "user", "content": prompt}]
-        client.chat.completions.create(model="m", messages=messages)
+        await client.chat.completions.create(model="m", messages=messages)
         return sys.exit("cannot read this")
 
-    program = Program(ONE, function="pipelines.examples.calculator.program:answer")
-    program._function = answer
+    program = Program(ONE, function="program_functions:leave")
+    if is_async:
+        program._function = leave
     trace = play(program, tiny_model, by_turn("hm"))
     assert (trace.status, trace.cause) == (EpisodeStatus.AGENT_ERROR, "policy")
     assert trace.error == "ProgramError: the function called sys.exit('cannot read this')"

@@ -1,0 +1,40 @@
+"""function_worker: `python -m serve_apps.program.function_worker MODULE:NAME`: a function that plays episodes, see `workers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from openai import OpenAI
+
+from serve_apps.workflow import load_object
+
+
+def main() -> None:
+    """Answers every line of standard input. What the function prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    function = load_object(sys.argv[1], place="workflow.settings.function")
+    for line in sys.stdin:
+        print(json.dumps(_played(function, json.loads(line))), file=answers, flush=True)
+
+
+def _played(function: Callable[[str, Any], Any], episode: dict[str, Any]) -> dict[str, Any]:
+    try:
+        with OpenAI(base_url=episode["base_url"], api_key=episode["api_key"], max_retries=0) as client:
+            returned = function(episode["prompt"], client)
+        reply = returned if isinstance(returned, dict) else {"answer": returned}
+        json.dumps(reply)
+    except SystemExit as left:
+        return {"error": f"the function called sys.exit({left.code!r})"}
+    except Exception as error:  # noqa: BLE001 - whatever a user's function raises is its failure
+        return {"error": f"{type(error).__name__}: {error}"}
+    return reply
+
+
+if __name__ == "__main__":
+    main()

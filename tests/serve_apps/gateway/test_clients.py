@@ -1,0 +1,229 @@
+"""What clients of OpenAI's API and of vLLM's server rely on: headers, names of models, forced calls, bare completions."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from gateway_scene import Scene
+
+from serve_apps.gateway.api_keys import make_key, write_keys
+from serve_apps.policy.wire import STRUCTURED_OUTPUTS
+
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 6}}\n</tool_call>'
+HELLO: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
+CHAT = {"model": "demo/solver", "messages": HELLO}
+
+
+@pytest.fixture
+def scene(tiny_model: Path) -> Scene:
+    return Scene(tiny_model)
+
+
+async def test_a_forced_call_constrains_the_engine_in_the_models_own_format(scene: Scene) -> None:
+    scene.streams.text = CALL + CALL
+    async with scene.openai() as client:
+        answer = await client.chat.completions.create(
+            **CHAT, tools=[ADD], tool_choice="required", max_tokens=110, parallel_tool_calls=False
+        )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function" and json.loads(call.function.arguments) == {"a": 6}
+    (request,) = scene.streams.requests
+    tag = json.loads(request.settings[STRUCTURED_OUTPUTS]["structural_tag"])
+    assert tag["format"]["tags"][0]["begin"].startswith("<tool_call>") and tag["format"]["stop_after_first"]
+    (trace,) = [job for job in scene.service.figures() if job["team"] == "demo"]
+    assert trace["sums"]["completion_tokens"][0] == 1
+
+
+async def test_what_is_asked_of_the_engine_reaches_it(scene: Scene) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    async with scene.openai() as client:
+        await client.chat.completions.create(**CHAT, response_format=form)  # type: ignore[call-overload]
+        await client.chat.completions.create(
+            **CHAT,
+            logit_bias={"7": -3},
+            extra_body={"structured_outputs": {"choice": ["yes", "no"]}, "min_tokens": 2, "ignore_eos": True},
+        )
+    asked = [dict(request.settings) for request in scene.streams.requests]
+    assert asked[0] == {STRUCTURED_OUTPUTS: {"json": SCHEMA}}
+    assert asked[1] == {
+        STRUCTURED_OUTPUTS: {"choice": ["yes", "no"]},
+        "logit_bias": {7: -3.0},
+        "min_tokens": 2,
+        "ignore_eos": True,
+    }
+
+
+async def test_what_nobody_reads_is_named_and_cannot_break_the_headers(scene: Scene) -> None:
+    message = HELLO[0] | {"cache_breakpoint": True, "évil\r\nx-injected: 1": 2}
+    async with scene.http() as client:
+        body = CHAT | {"messages": [message], "chat_template_kwargs": {"enable_thinking": False}, "verbosity": "low"}
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200 and "x-injected" not in answer.headers
+    ignored = answer.headers["x-troupe-ignored"]
+    assert ignored == "messages.cache_breakpoint, messages._vil__x-injected__1, enable_thinking, verbosity".replace(
+        "_vil__x", "?vil??x"
+    ).replace("injected__1", "injected??1")
+
+
+async def test_token_ids_are_returned_on_request_at_once_and_in_pieces(scene: Scene) -> None:
+    async with scene.http() as client:
+        whole = (await client.post("/v1/chat/completions", json=CHAT | {"return_token_ids": True})).json()
+        stream = await client.post("/v1/chat/completions", json=CHAT | {"return_token_ids": True, "stream": True})
+    chunks = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    ids = whole["choices"][0]["token_ids"]
+    assert ids == [*scene.streams.tokenizer.encode("It is 42."), scene.streams.tokenizer.eos_id]
+    assert [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", [])] == ids
+    assert (
+        chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"] == list(scene.streams.requests[0].prompt_token_ids)
+    )
+
+
+async def test_models_have_names_without_a_slash_and_say_their_context(scene: Scene) -> None:
+    async with scene.openai() as client:
+        models = {model.id: model async for model in client.models.list()}
+        assert models["demo--solver"].model_extra == models["demo/solver"].model_extra == {"max_model_len": 256}
+        assert (await client.models.retrieve("demo--group--shared")).id == "demo--group--shared"
+        answer = await client.chat.completions.create(model="demo--solver", messages=HELLO)
+        assert answer.model == "demo--solver"
+        with pytest.raises(openai.NotFoundError, match="models are demo/finalizer, demo/group/shared, demo/refiner"):
+            await client.models.retrieve("demo--nobody")
+
+
+async def test_every_answer_has_a_request_id_and_a_callers_own_comes_back(scene: Scene) -> None:
+    async with scene.http() as client:
+        for own in ("my-id-1", ""):
+            headers = {"x-request-id": own} if own else {}
+            for path, body in (("/v1/chat/completions", CHAT), ("/v1/chat/completions", {}), ("/v1/nowhere", {})):
+                answer = await client.post(path, json=body, headers=headers)
+                assert answer.headers["x-request-id"] == (own or answer.headers["x-request-id"]) != ""
+        forged = await client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "a b"})
+        assert forged.headers["x-request-id"] == forged.json()["id"]
+        scene.streams.error = RuntimeError("unforeseen")
+        broken = await client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "my-id-2"})
+        assert (broken.status_code, broken.headers["x-request-id"]) == (500, "my-id-2")
+
+
+async def test_the_rate_of_a_key_is_told_in_openais_headers(tiny_model: Path, tmp_path: Path) -> None:
+    secret, key = make_key("app", scopes=("call",), expires_at=None, requests_per_minute=2)
+    write_keys(tmp_path / "keys.json", [key])
+    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    async with scene.http(secret) as client:
+        answers = [await client.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    told = [[answer.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining")] for answer in answers]
+    assert told == [["2", "1"], ["2", "0"], ["2", "0"]]
+    assert 25 < float(answers[0].headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 30
+
+
+async def test_pages_of_allowed_origins_may_call_and_others_not(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, allowed_origins=("https://chat.example.com",))
+    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    async with scene.http() as client:
+        for origin, allowed in (("https://chat.example.com", True), ("https://evil.example.com", False)):
+            asked = await client.options("/v1/chat/completions", headers={"Origin": origin, **ask})
+            assert (asked.status_code == 200) is allowed
+            answer = await client.post("/v1/chat/completions", json=CHAT, headers={"Origin": origin})
+            assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
+
+
+async def test_bodies_may_come_in_pieces_and_without_a_type_but_neither_packed_nor_slow(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, receive_timeout_s=0.3, max_body_bytes=2000)
+    whole = json.dumps(CHAT).encode()
+
+    async def pieces(*, pause_s: float = 0.0, more: bytes = b"") -> AsyncIterator[bytes]:
+        yield whole[:10]
+        await asyncio.sleep(pause_s)
+        yield whole[10:] + more
+
+    async with scene.http() as client:
+        url = "/v1/chat/completions"
+        assert (await client.post(url, content=pieces())).status_code == 200
+        assert (await client.post(url, content=whole)).status_code == 200
+        large = await client.post(url, content=pieces(more=b" " * 2000))
+        assert large.status_code == 413 and "more than the 2000 bytes" in large.json()["error"]["message"]
+        slow = await client.post(url, content=pieces(pause_s=1.0))
+        assert slow.status_code == 408 and "within 0.3 s" in slow.json()["error"]["message"]
+        packed = await client.post(url, content=gzip.compress(whole), headers={"Content-Encoding": "gzip"})
+        assert packed.status_code == 415 and "'gzip' are not accepted" in packed.json()["error"]["message"]
+        nowhere = await client.post("/v1/nowhere", json={})
+        assert "no route POST /v1/nowhere; GET /openapi.json lists them" in nowhere.json()["error"]["message"]
+        assert (await client.get("/version")).json()["version"]
+    assert scene.service.admission.num_in_flight == 0
+
+
+async def test_a_model_group_continues_bare_prompts(scene: Scene) -> None:
+    tokenizer = scene.streams.tokenizer
+    async with scene.openai() as client:
+        answer = await client.completions.create(
+            model="demo/group/shared",
+            prompt=["6*7 =", "1+1 ="],
+            max_tokens=20,
+            n=2,
+            logprobs=1,
+            temperature=0.5,
+            seed=3,
+        )
+        assert [(c.index, c.text, c.finish_reason) for c in answer.choices] == [
+            (i, "It is 42.", "stop") for i in range(4)
+        ]
+        logprobs = answer.choices[0].logprobs
+        assert logprobs and logprobs.token_logprobs and set(logprobs.token_logprobs) == {-0.5}
+        assert "".join(logprobs.tokens or []).startswith("It is 42.") and logprobs.text_offset[1] == len(
+            logprobs.tokens[0]
+        )
+        asked = scene.streams.requests
+        assert [list(request.prompt_token_ids) for request in asked] == [
+            tokenizer.encode(prompt) for prompt in ("6*7 =", "6*7 =", "1+1 =", "1+1 =")
+        ]
+        assert {request.sampling.temperature for request in asked} == {0.5} and asked[0].seed == asked[2].seed == 3
+        assert answer.usage and answer.usage.completion_tokens == 4 * (len(tokenizer.encode("It is 42.")) + 1)
+        stream = await client.completions.create(
+            model="demo/group/shared", prompt=[7, 8, 9], max_tokens=20, stop=" 42", stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "It is"
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        assert list(scene.streams.requests[-1].prompt_token_ids) == [7, 8, 9]
+        with pytest.raises(
+            openai.BadRequestError, match="for a bare completion ask its model group, demo/group/shared"
+        ):
+            await client.completions.create(model="demo/solver", prompt="x")
+        for wrong, said in (
+            ({"prompt": ""}, "there is nothing to continue"),
+            ({"prompt": [10**6]}, "prompt has the token 1000000"),
+            ({"prompt": "x " * 300}, "maximum context length is 256 tokens"),
+            ({"prompt": ["x"] * 9, "n": 2}, "more than 16"),
+            ({"prompt": "x", "echo": True}, "echo"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=said):
+                await client.completions.create(model="demo/group/shared", **wrong)  # type: ignore[call-overload]
+    assert scene.service.admission.num_in_flight == 0
+
+
+async def test_tokens_of_chats_and_texts_are_told_and_read_back(scene: Scene) -> None:
+    tokenizer = scene.streams.tokenizer
+    async with scene.http() as client:
+        chat = (await client.post("/tokenize", json=CHAT | {"tools": [ADD]})).json()
+        assert chat["tokens"] == tokenizer.encode_chat(HELLO, tools=[ADD]) and chat["max_model_len"] == 256
+        text = (
+            await client.post(
+                "/tokenize", json={"model": "demo/group/shared", "prompt": "6*7", "return_token_strs": True}
+            )
+        ).json()
+        assert text["count"] == len(text["tokens"]) and "".join(text["token_strs"]) == "6*7"
+        back = await client.post("/detokenize", json={"model": "demo/solver", "tokens": chat["tokens"]})
+        assert back.json() == {"prompt": tokenizer.render_chat(HELLO, tools=[ADD])}
+        for body in ({"model": "demo/solver"}, CHAT | {"prompt": "x"}):
+            both = await client.post("/tokenize", json=body)
+            assert both.status_code == 400 and "either prompt or messages" in both.json()["error"]["message"]

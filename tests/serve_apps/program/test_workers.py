@@ -1,0 +1,142 @@
+"""Programs whose process stays for many episodes: functions that are not async, and commands that read JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_program import ONE, by_turn, play
+
+from serve_apps.program import workers
+from serve_apps.program.process import ProgramError
+from serve_apps.program.workers import Workers
+from serve_apps.workflow import load_workflow
+from serve_apps.workflows.program import Program
+from stores.types import EpisodeStatus
+
+pytestmark = pytest.mark.test
+
+ECHO = """
+import json, os, sys, time
+for line in sys.stdin:
+    episode = json.loads(line)
+    if episode["prompt"] == "sleep": time.sleep(60)
+    if episode["prompt"] == "die": sys.exit("out of ideas")
+    if episode["prompt"] == "chat": print("hello")
+    print(json.dumps({"answer": episode["prompt"], "metadata": {"process": os.getpid()}}), flush=True)
+"""
+
+
+def echo(**settings: Any) -> Workers:
+    return Workers([sys.executable, "-c", ECHO], environment={}, folder=None)
+
+
+@pytest.mark.anyio
+async def test_a_process_plays_one_episode_after_the_other_and_several_play_side_by_side() -> None:
+    played = echo()
+    first = [await played.play({"prompt": str(i)}) for i in range(3)]
+    assert [reply["answer"] for reply in first] == ["0", "1", "2"]
+    assert len({reply["metadata"]["process"] for reply in first}) == 1
+    together = await asyncio.gather(*(played.play({"prompt": str(i)}) for i in range(4)))
+    assert len({reply["metadata"]["process"] for reply in together}) == 4
+
+
+@pytest.mark.anyio
+async def test_an_episode_that_is_given_up_ends_its_process_and_keeps_no_other_waiting() -> None:
+    played = echo()
+    process = (await played.play({"prompt": "x"}))["metadata"]["process"]
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await played.play({"prompt": "sleep"})
+    assert (await played.play({"prompt": "next"}))["answer"] == "next" and time.monotonic() - began < 10
+    assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("die", r"ended with exit code 1 instead of an answer; out of ideas"),
+        ("chat", r"wrote b'hello\\n': a line of its standard output is the JSON object of an answer"),
+    ],
+)
+async def test_what_is_no_answer_is_the_programs_error_and_the_next_has_a_new_process(prompt: str, said: str) -> None:
+    played = echo()
+    with pytest.raises(ProgramError, match=said):
+        await played.play({"prompt": prompt})
+    assert (await played.play({"prompt": "next"}))["answer"] == "next"
+
+
+@pytest.mark.anyio
+async def test_a_process_without_episodes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "IDLE_S", 0.2)
+    played = echo()
+    process = psutil.Process((await played.play({"prompt": "x"}))["metadata"]["process"])
+    await asyncio.sleep(1)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    assert (await played.play({"prompt": "next"}))["answer"] == "next"
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "error"),
+    [
+        ("55", EpisodeStatus.OK, ""),
+        ("raise", EpisodeStatus.AGENT_ERROR, "ProgramError: ValueError: no such planet"),
+        ("die", EpisodeStatus.AGENT_ERROR, "ended with exit code 3 instead of an answer; a word for a reader"),
+    ],
+)
+def test_a_function_is_played_in_a_process_of_its_own(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, says: str, status: EpisodeStatus, error: str
+) -> None:
+    monkeypatch.setenv("USER", "somebody")
+    program = Program(ONE, function="program_functions:do_as_told")
+    trace = play(program, tiny_model, by_turn(says))
+    assert trace.status == status and error in trace.error and bool(trace.error) == bool(error)
+    if not error:
+        assert trace.answer == "55" and trace.outcome_metadata["num_played"] == 1
+        assert trace.outcome_metadata["user"] is None, "it gets the variables that the configuration names"
+
+
+def test_functions_that_sleep_do_not_starve_later_episodes(tiny_model: Path) -> None:
+    """As many processes as episodes, and the deadline of an episode ends its own."""
+    program = Program(ONE, function="program_functions:do_as_told")
+    began = time.monotonic()
+    asleep = play(program, tiny_model, by_turn("sleep"), timeout_s=8)
+    assert asleep.status == EpisodeStatus.TIMEOUT and len(asleep.turns) == 1
+    assert play(program, tiny_model, by_turn("55"), timeout_s=8).answer == "55"
+    assert time.monotonic() - began < 30
+
+
+LINES = """
+import json, sys
+from openai import OpenAI
+for number, line in enumerate(sys.stdin, 1):
+    episode = json.loads(line)
+    client = OpenAI(base_url=episode["agents"]["calculator"], api_key=episode["api_key"])
+    messages = [{"role": "user", "content": episode["prompt"]}]
+    answer = client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+    print(json.dumps({"answer": answer, "score": 0.5, "metadata": {"number": number, "task": episode["task"]}}), flush=True)
+"""
+
+
+def test_a_command_that_stays_reads_episodes_as_lines(tiny_model: Path) -> None:
+    program = Program(ONE, command=[sys.executable, "-c", LINES], stays=True)
+    trace = play(program, tiny_model, by_turn("55"))
+    assert (trace.status, trace.answer, trace.error) == (EpisodeStatus.OK, "55", "")
+    assert trace.outcome_metadata["score"] == 0.5 and trace.outcome_metadata["number"] == 1
+    assert trace.outcome_metadata["task"]["prompt"] == "7+6*8" and "answers" not in trace.outcome_metadata["task"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"command": ["x", "{prompt}"]}, {"command": ["x"], "stdin": True}, {"function": "program_functions:ask"}],
+)
+def test_what_cannot_stay_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="stays: true needs a command without"):
+        load_workflow("serve_apps.workflows.program:Program", {"agents": ONE, "stays": True, **settings})
