@@ -185,14 +185,13 @@ def _untrained(text: str, root: str, changes: list[str] | None, address: str) ->
     from pipelines.run.run import Run
     from pipelines.runners.untrained import plain_config, untrained_team
 
-    is_folder = Path(text).is_dir()
-    config = (
-        plain_config(Path(text), root=root, changes=overrides(changes or []))
-        if is_folder
-        else load(Path(text), changes)
-    )
+    folder = Path(text) if Path(text).is_dir() else None
+    if folder is None:
+        config = load(Path(text), changes)
+    else:
+        config = plain_config(folder, root=root, changes=overrides(changes or []))
     run = Run(config)
-    return run, *untrained_team(run)
+    return run, *untrained_team(run, folder=folder)
 
 
 @reports_errors

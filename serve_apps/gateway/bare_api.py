@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -56,11 +57,15 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDepe
     service.authorize(request, "call", counts=True)
     team, group, agent = _model(service, body.model)
     tokenizer = team.acting.tokenizers[group]
-    if body.prompt is not None:
-        tokens = tokenizer.encode(body.prompt)
-    else:
-        tokens = tokenizer.encode_marked(chat_prompt(body, team, group, agent))
-    strings = [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+
+    def tokenized() -> tuple[list[int], list[str] | None]:
+        if body.prompt is not None:
+            tokens = tokenizer.encode(body.prompt)
+        else:
+            tokens = tokenizer.encode_marked(chat_prompt(body, team, group, agent))
+        return tokens, [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+
+    tokens, strings = await asyncio.to_thread(tokenized)
     context = team.acting.max_model_len[group]
     return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings}
 
@@ -70,7 +75,7 @@ async def detokenize(body: DetokenizeRequest, request: Request, service: Service
     """Returns the text of tokens, special ones included."""
     service.authorize(request, "call", counts=True)
     team, group, _ = _model(service, body.model)
-    return {"prompt": team.acting.tokenizers[group].text_of(body.tokens)}
+    return {"prompt": await asyncio.to_thread(team.acting.tokenizers[group].text_of, body.tokens)}
 
 
 def _model(service: Service, name: str) -> tuple[ServedTeam, str, str | None]:

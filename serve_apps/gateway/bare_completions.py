@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import accumulate
 from typing import Any
 
 from serve_apps.gateway.chat_reply import troupe_fields
@@ -69,18 +70,23 @@ async def complete(calls: Sequence[ModelCall], streams: PolicyStreams) -> dict[s
 
 async def stream_completion(calls: Sequence[ModelCall], streams: PolicyStreams) -> AsyncGenerator[dict[str, Any]]:
     """Yields the reply as the chunks of `stream: true`, one prompt after the other."""
+    options = calls[0].request.stream_options
+    num_characters: dict[int, int] = {}  # of the tokens already sent, by index
     for number, call in enumerate(calls):
         async with aclosing(sample_choices(call, streams)) as pieces:
             async for piece in pieces:
                 choice = call.choices[piece.choice.index] = piece.choice
                 index = number * call.request.n + choice.index
+                start, is_first = num_characters.get(index, 0), index not in num_characters
                 delta = Choice(index=choice.index, text=piece.text)
                 if piece.delta is not None:
                     delta.token_ids, delta.logprobs = list(piece.delta.token_ids), list(piece.delta.logprobs)
                     delta.top_logprobs = list(piece.delta.top_logprobs)
-                reason = choice.finish_reason if piece.delta is None else None
-                yield {**_envelope(calls), "choices": [_choice(call, delta, at=index) | {"finish_reason": reason}]}
-    options = calls[0].request.stream_options
+                num_characters[index] = start + sum(len(call.tokenizer.token_text(token)) for token in delta.token_ids)
+                body = _choice(call, delta, at=index, start=start, is_first=is_first)
+                body["finish_reason"] = choice.finish_reason if piece.delta is None else None
+                usage = {"usage": usage_of(calls)} if options and options.continuous_usage_stats else {}
+                yield {**_envelope(calls), "choices": [body], **usage}
     if options and options.include_usage:
         yield {**_envelope(calls), "choices": [], "usage": usage_of(calls)}
 
@@ -107,20 +113,23 @@ def _envelope(calls: Sequence[ModelCall]) -> dict[str, Any]:
     }
 
 
-def _choice(call: ModelCall, choice: Choice, *, at: int) -> dict[str, Any]:
+def _choice(call: ModelCall, choice: Choice, *, at: int, start: int = 0, is_first: bool = True) -> dict[str, Any]:
     request = call.request
     assert isinstance(request, CompletionRequest), "`prepare_completion` makes the calls"
     body: dict[str, Any] = {"index": at, "text": choice.text, "logprobs": None}
     if request.logprobs is not None:
-        body["logprobs"] = _logprobs(call, choice)
+        body["logprobs"] = _logprobs(call, choice, start)
     if request.return_token_ids:
-        body |= {"token_ids": choice.token_ids, "prompt_token_ids": list(call.prompt_token_ids)}
+        body["token_ids"] = choice.token_ids
+        if is_first:
+            body["prompt_token_ids"] = list(call.prompt_token_ids)
     return body
 
 
-def _logprobs(call: ModelCall, choice: Choice) -> dict[str, Any]:
+def _logprobs(call: ModelCall, choice: Choice, start: int) -> dict[str, Any]:
+    """Returns the logprobs of a choice, or of a piece of it that begins `start` characters after the prompt."""
     texts = [call.tokenizer.token_text(token) for token in choice.token_ids]
-    offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
+    offsets = [*accumulate(map(len, texts), initial=start)][:-1]
     return {
         "tokens": texts,
         "token_logprobs": [max(value, -9999.0) for value in choice.logprobs],

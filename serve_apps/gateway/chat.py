@@ -78,7 +78,7 @@ async def prepare_chat(
         max_tokens=request.limit or min(default.max_tokens, max_completion),
         temperature=default.temperature if request.temperature is None else request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k,
+        top_k=max(request.top_k, 0),
         min_p=request.min_p,
     )
     tools = OfferedTools(tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls)

@@ -15,6 +15,7 @@ from serve_apps.gateway.policy_stream import Delta, PolicyStreams, SampleRequest
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.sampling_fields import SamplingFields
+from serve_apps.policy.wire import STRUCTURED_OUTPUTS
 from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
 from stores.types import Sampling
@@ -169,6 +170,12 @@ async def _sample_choice(
             if choice.finish_reason:
                 break
     if choice.finish_reason not in ("stop", "length"):
+        if (
+            STRUCTURED_OUTPUTS in call.settings
+        ):  # a form that vLLM takes and its grammars do not: the caller's, not the team's
+            raise ApiError(
+                400, "the engine cannot follow the form that is asked for: simplify it", code="invalid_value"
+            )
         raise ApiError(503, "the engine aborted the request", code="engine_unavailable", retry_after_s=2)
     rest = text_stream.end()
     choice.text += rest

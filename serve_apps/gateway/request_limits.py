@@ -55,7 +55,7 @@ class RequestLimits:
         error = self._host_error(scope) or self._key_error(scope) or self._size_error(scope)
         try:
             if error is None:
-                await self._app(_as_json(scope), self._limited(scope, receive), send_and_count)
+                await self._app(self._as_json(scope), self._limited(scope, receive), send_and_count)
             else:
                 await JSONResponse(error.body, status_code=error.status)(scope, receive, send_and_count)
         finally:
@@ -120,13 +120,16 @@ class RequestLimits:
 
         return receive_limited
 
+    def _as_json(self, scope: Scope) -> Scope:
+        """Returns the request as one with a JSON body where it does not say what its body is.
 
-def _as_json(scope: Scope) -> Scope:
-    """Returns the request as one with a JSON body where it does not say what its body is."""
-    if scope["method"] not in WITH_BODY or "content-type" in Headers(scope=scope):
+        Not without keys: a page of another site can make a browser send such a body, and the gateway could not tell.
+        """
+        has_type = "content-type" in Headers(scope=scope)
+        if scope["method"] not in WITH_BODY or has_type or not self._service.config.keys_file:
+            return scope
+        scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
         return scope
-    scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
-    return scope
 
 
 def _name_of(host: str) -> str:

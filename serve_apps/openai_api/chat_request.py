@@ -199,7 +199,8 @@ class ChatRequest(SamplingFields):
             )
         if self.structured_outputs is not None and self.must_call:
             raise ValueError("structured_outputs excludes a tool_choice that asks for a call")
-        if self.continue_final_message and (self.add_generation_prompt or self.messages[-1].role != "assistant"):
+        last = self.messages[-1].role if self.messages else ""
+        if self.continue_final_message and (self.add_generation_prompt or last != "assistant"):
             raise ValueError(
                 "continue_final_message needs add_generation_prompt: false and a last message of role 'assistant'"
             )

@@ -33,7 +33,7 @@ class CompletionRequest(SamplingFields):
             raise ValueError(f"n times the number of prompts is more than {MAX_CHOICES}")
         if self.best_of not in (None, self.n):
             raise ValueError("best_of must be n or left out: every completion is returned")
-        if not all(self.prompts):
+        if not self.prompts or not all(self.prompts):
             raise ValueError("prompt is empty: there is nothing to continue")
         return self
 

@@ -56,16 +56,7 @@ def thoughts_of(prompt: str, template: str) -> Thoughts:
 
 def _as_format(arguments: Mapping[str, Any]) -> Format:
     """Returns a format that matches the same; ApiError 400 where formats have no such thing."""
-    kinds = arguments.keys() & {"json", "json_object", "regex", "choice", "grammar", "structural_tag"}
-    if arguments.keys() != kinds:
-        raise ApiError(
-            400,
-            f"{', '.join(sorted(arguments.keys() - kinds))} cannot be combined with tools, nor with a model that thinks",
-            code="unsupported_value",
-            param="structured_outputs",
-        )
-    (kind,) = kinds
-    value = arguments[kind]
+    ((kind, value),) = arguments.items()
     match kind:
         case "json_object":
             return {"type": "json_schema", "json_schema": {"type": "object"}}
@@ -76,11 +67,8 @@ def _as_format(arguments: Mapping[str, Any]) -> Format:
             return {"type": "regex", "pattern": value}
         case "choice":
             return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in value]}
-        case "grammar":
-            return {"type": "grammar", "grammar": value}
         case _:
-            form: Format = _loaded(value, "structured_outputs.structural_tag").get("format", {})
-            return form
+            return {"type": "grammar", "grammar": value}
 
 
 def _loaded(text: str, field: str) -> dict[str, Any]:

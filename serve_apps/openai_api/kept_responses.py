@@ -8,31 +8,32 @@ from collections.abc import Sequence
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.responses import Item, size_of
 
-MAX_CHARACTERS = 32_000_000
-"""Characters of all kept responses together; the oldest go first."""
+MAX_CHARACTERS = 8_000_000
+"""Characters of the kept responses of one owner together; the oldest go first."""
+ITEM_CHARACTERS = 500
+"""What an item takes beside its text."""
 
 
 class KeptResponses:
-    """What was said up to each response, by its id and the name of the key that it answered."""
+    """What was said up to each response, by its owner (a key, an agent) and its id."""
 
     def __init__(self, max_characters: int = MAX_CHARACTERS) -> None:
-        self._max_characters, self._num_characters = max_characters, 0
-        self._items: OrderedDict[tuple[str, str], tuple[Sequence[Item], int]] = OrderedDict()
+        self._max_characters = max_characters
+        self._items: dict[str, OrderedDict[str, tuple[Sequence[Item], int]]] = {}
 
-    def add(self, response_id: str, key: str, items: Sequence[Item]) -> None:
-        """Keeps all items up to a response, its own included."""
-        size = size_of(items)
-        self._items[response_id, key] = items, size
-        self._num_characters += size
-        while self._num_characters > self._max_characters and self._items:
-            _, (_, freed) = self._items.popitem(last=False)
-            self._num_characters -= freed
+    def add(self, response_id: str, owner: str, items: Sequence[Item]) -> None:
+        """Keeps all items up to a response, its own included, less thoughts."""
+        items = [item for item in items if item.get("type") != "reasoning"]
+        of_owner = self._items.setdefault(owner, OrderedDict())
+        of_owner[response_id] = items, size_of(items) + ITEM_CHARACTERS * len(items)
+        while sum(size for _, size in of_owner.values()) > self._max_characters:
+            of_owner.popitem(last=False)
 
-    def items(self, response_id: str | None, key: str) -> Sequence[Item]:
-        """Returns the items up to a response of this key; none for None, ApiError 404 where they are not kept."""
+    def items(self, response_id: str | None, owner: str) -> Sequence[Item]:
+        """Returns the items up to a response of this owner; none for None, ApiError 404 where they are not kept."""
         if response_id is None:
             return ()
-        kept = self._items.get((response_id, key))
+        kept = self._items.get(owner, OrderedDict[str, tuple[Sequence[Item], int]]()).get(response_id)
         if kept is None:
             raise ApiError(
                 404,

@@ -27,8 +27,11 @@ def _whole(value: Any) -> Any:
 
 
 def _not_too_long(value: Any) -> Any:
-    if len(value if isinstance(value, str) else json.dumps(value)) > MAX_GRAMMAR:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) > MAX_GRAMMAR:
         raise ValueError(f"has more than {MAX_GRAMMAR} characters")
+    if "\0" in text or "\\u0000" in text:  # xgrammar does not survive it
+        raise ValueError("has the character NUL")
     return value
 
 
@@ -73,25 +76,31 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """What an answer must match, in the words of vLLM; exactly one of the first six."""
+    """What an answer must match, in the words of vLLM; exactly one.
+
+    vLLM's `structural_tag` is none of them: nothing limits the time in which it is compiled. Its settings of whitespace are the engine's.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True)
 
     json_schema: JsonSchema | Grammar | None = Field(None, alias="json")
     regex: Grammar | None = None
-    choice: Annotated[list[Grammar], Field(min_length=1, max_length=MAX_VALUES, fail_fast=True)] | None = None
+    choice: (
+        Annotated[
+            list[Grammar],
+            Field(min_length=1, max_length=MAX_VALUES, fail_fast=True),
+            AfterValidator(_not_too_long),
+        ]
+        | None
+    ) = None
     grammar: Grammar | None = None
     json_object: bool | None = None
-    structural_tag: Grammar | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: Grammar | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:
-        kinds = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None, self.structural_tag)
+        kinds = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None)
         if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("needs exactly one of json, regex, choice, grammar, json_object: true and structural_tag")
+            raise ValueError("needs exactly one of json, regex, choice, grammar and json_object: true")
         return self
 
 
@@ -154,7 +163,8 @@ class SamplingFields(RequestBody):
     def own_form(self) -> dict[str, Any]:
         """What `response_format` or `structured_outputs` asks for: arguments of vLLM's `StructuredOutputsParams`, or empty."""
         if self.structured_outputs is not None:
-            return self.structured_outputs.model_dump(exclude_defaults=True, by_alias=True)
+            asked = self.structured_outputs.model_dump(exclude_defaults=True, by_alias=True)
+            return {kind: value for kind, value in asked.items() if value is not False}
         if self.response_format is None or self.response_format.type == "text":
             return {}
         schema = self.response_format.json_schema

@@ -60,6 +60,8 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
         "logprobs_mode": "processed_logprobs",
         # Prompts and completions are tokens; a tokenizer is what the grammars of constrained answers are compiled for.
         "skip_tokenizer_init": not (model / TOKENIZER_FILE).is_file(),
+        # Named, because vLLM's `auto` takes one backend per engine by the first constrained request, and then serves others by it.
+        "structured_outputs_config": {"backend": "xgrammar"},
         "trust_remote_code": False,
         "disable_log_stats": True,
         "worker_extension_cls": "serve_apps.policy.weights_extension.WeightsExtension",

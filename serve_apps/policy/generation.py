@@ -103,6 +103,7 @@ class Generation:
             more: `top_logprobs`, how many of the most likely tokens to name at each position; `is_whole`: one delta at the
                 end; further arguments of vLLM's `SamplingParams`, which what is trained on never has.
         """
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         if excess := self._excess(request):
@@ -124,7 +125,7 @@ class Generation:
                 flat = completion.logprobs
                 own, top = _position_logprobs(flat, completion.token_ids, num_top) if flat is not None else ([], [])
                 yield WireDelta(list(completion.token_ids), own, top, completion.finish_reason or "", version, "")
-        except ValueError as error:  # how vLLM refuses a single request
+        except (ValueError, VLLMClientError) as error:  # how vLLM refuses a single request
             yield WireDelta([], [], [], REFUSED, version, str(error))
 
     async def probe(self, sequences: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, list[list[float]]]:
@@ -174,6 +175,7 @@ class Generation:
         return self._num_sampled, self._num_tokens
 
     async def _complete(self, request: WireRequest, request_id: str) -> WireResult:
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         route = self._routes.route(request.model_group)
@@ -184,7 +186,7 @@ class Generation:
         try:
             params = self._params(request, kind=RequestOutputKind.FINAL_ONLY)
             output = await self._final_output(request.prompt_token_ids, params, route.lora_request, request_id)
-        except ValueError as error:  # how vLLM refuses a single request
+        except (ValueError, VLLMClientError) as error:  # how vLLM refuses a single request
             return _error_result(request, REFUSED, str(error))
         completion = output.outputs[0]
         # With an adapter the spans are the base's, and a request ends with the version that it began with.

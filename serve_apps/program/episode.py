@@ -83,7 +83,7 @@ class ProgramEpisode:
     refusal: ApiError | None = None
     """The error with which the last refused call was answered."""
     num_refused: int = 0
-    responses: KeptResponses = field(default_factory=KeptResponses)
+    responses: KeptResponses = field(default_factory=lambda: KeptResponses(max_characters=1_000_000))
     """What its program may continue by `previous_response_id`, by agent."""
     _num_calls: int = 0
     _conversations: dict[str, Conversations] = field(default_factory=dict)

@@ -14,20 +14,23 @@ from serve_apps.workflow import load_object
 
 
 def main() -> None:
-    """Answers every line of standard input. What the function prints goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w")
+    """Answers every line of standard input. The function has none, and what it prints goes to standard error."""
+    episodes, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     function = load_object(sys.argv[1], place="workflow.settings.function")
-    for line in sys.stdin:
-        print(json.dumps(_played(function, json.loads(line))), file=answers, flush=True)
+    for line in episodes:
+        episode = json.loads(line)
+        print(json.dumps({"id": episode["id"], **_played(function, episode)}), file=answers, flush=True)
 
 
 def _played(function: Callable[[str, Any], Any], episode: dict[str, Any]) -> dict[str, Any]:
     try:
         with OpenAI(base_url=episode["base_url"], api_key=episode["api_key"], max_retries=0) as client:
             returned = function(episode["prompt"], client)
-        reply = returned if isinstance(returned, dict) else {"answer": returned}
+        result = returned if isinstance(returned, dict) else {"answer": returned}
+        reply = {name: result[name] for name in ("answer", "score", "metadata") if name in result}
         json.dumps(reply)
     except SystemExit as left:
         return {"error": f"the function called sys.exit({left.code!r})"}

@@ -56,7 +56,8 @@ def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute
         asked = chat_of(body, earlier)
         reply = await unless_gone(request, episodes.chat(episode, agent, asked))
         response = response_of(body, reply)
-        episode.responses.add(response["id"], agent, [*earlier, *body.items, *response["output"]])
+        if body.store is not False:
+            episode.responses.add(response["id"], agent, [*earlier, *body.items, *response["output"]])
         if not body.stream:
             return JSONResponse(response, headers=episode.headers)
         events = response_events(body, _each(as_chunks(reply, with_usage=True)))

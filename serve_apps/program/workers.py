@@ -1,7 +1,7 @@
 """workers: processes that play one episode at a time and stay for the next: imports are paid once, and a deadline ends a process.
 
-    episode {"prompt", "task_id", "task", "base_url", "api_key", "agents"} ──> a line of standard input
-    {"answer", "score", "metadata"} or {"error"}                            <── a line of standard output
+    episode {"id", "prompt", "task_id", "task", "base_url", "api_key", "agents"} ──> a line of standard input
+    {"id", "answer", "score", "metadata"} or {"id", "error"}                      <── a line of standard output
 
 There are as many processes as episodes at a time. One whose episode is given up is killed, one that waits for `IDLE_S` is ended, and
 all end with their standard input, also where the process that started them was killed.
@@ -60,7 +60,7 @@ class Workers:
 
     async def play(self, episode: Mapping[str, Any]) -> dict[str, Any]:
         """Plays one episode; cancelling kills its process. ProgramError where it did not answer, or not by a JSON object."""
-        worker = self._idle.pop() if self._idle else await self._start()
+        worker = self._idle_worker() or await self._start()
         if worker.retiring is not None:
             worker.retiring.cancel()
         worker.errors.clear()
@@ -74,9 +74,19 @@ class Workers:
                 self._idle.append(worker)
             else:
                 worker.kill()
-        if "error" in reply:
+        if reply.get("error") is not None:
             raise ProgramError(str(reply["error"]))
         return reply
+
+    def _idle_worker(self) -> Worker | None:
+        """Returns a process that waits for an episode; None where there is none, or all have ended meanwhile."""
+        while self._idle:
+            worker = self._idle.pop()
+            assert worker.process.stdout is not None, "`_start` opens it"
+            if worker.process.returncode is None and not worker.process.stdout.at_eof():
+                return worker
+            worker.kill()
+        return None
 
     async def _start(self) -> Worker:
         try:
@@ -118,10 +128,10 @@ class Workers:
             reply = json.loads(line)
         except (ValueError, RecursionError):
             reply = None
-        if not isinstance(reply, dict):
+        if not isinstance(reply, dict) or reply.get("id") != episode["id"]:
             raise ProgramError(
-                f"the program wrote {line[:80]!r}: a line of its standard output is the JSON object of an answer; "
-                "print everything else to standard error"
+                f"the program wrote {line[:80]!r}: a line of its standard output is the JSON object of an answer, with the id "
+                "of its episode; print everything else to standard error"
             )
         return reply
 

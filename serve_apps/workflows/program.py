@@ -173,6 +173,7 @@ class Program(Workflow):
                 raise ProgramError(f"the function called sys.exit({left.code!r})") from None
         if self._function is not None or self.stays:
             about = {
+                "id": episode.id,
                 "prompt": task.prompt,
                 "task_id": task.task_id,
                 "task": public_task(task),

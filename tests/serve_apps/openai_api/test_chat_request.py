@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from serve_apps.openai_api.chat_request import MAX_GRAMMAR, ChatRequest
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.sampling_fields import MAX_GRAMMAR
 
 pytestmark = pytest.mark.fast
 
@@ -36,7 +37,7 @@ def body(**more: Any) -> ChatRequest:
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}},
         {"structured_outputs": {"json": SCHEMA}},
-        {"structured_outputs": {"json": '{"type": "object"}', "disable_any_whitespace": True}},
+        {"structured_outputs": {"json": '{"type": "object"}', "json_object": False}},
         {"structured_outputs": {"choice": ["yes", "no"]}},
         {"structured_outputs": {"regex": "[0-9]+"}},
         {"structured_outputs": {"grammar": 'root ::= "a"', "regex": None}},
@@ -128,6 +129,11 @@ def test_settings_for_the_engine_are_those_that_are_no_default() -> None:
         ({"structured_outputs": {}}, "exactly one of"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "exactly one of"),
         ({"structured_outputs": {"choice": []}}, "at least 1 item"),
+        ({"structured_outputs": {"choice": ["x" * 1000] * 100}}, f"more than {MAX_GRAMMAR} characters"),
+        ({"structured_outputs": {"regex": "a\0"}}, "the character NUL"),
+        ({"structured_outputs": {"json": {"pattern": "a\0"}}}, "the character NUL"),
+        ({"structured_outputs": {"json_object": False}}, "exactly one of"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "Extra inputs are not permitted"),
         ({"structured_outputs": {"regex": "a" * (MAX_GRAMMAR + 1)}}, f"more than {MAX_GRAMMAR} characters"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "exclude each other"),
         ({"max_tokens": 5.5}, "valid integer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from stores.types import EpisodeStatus
 
 pytestmark = pytest.mark.test
 
+NUMBERS = itertools.count()
 ECHO = """
 import json, os, sys, time
 for line in sys.stdin:
@@ -28,33 +30,40 @@ for line in sys.stdin:
     if episode["prompt"] == "sleep": time.sleep(60)
     if episode["prompt"] == "die": sys.exit("out of ideas")
     if episode["prompt"] == "chat": print("hello")
-    print(json.dumps({"answer": episode["prompt"], "metadata": {"process": os.getpid()}}), flush=True)
+    answer = {"id": episode["id"], "answer": episode["prompt"], "metadata": {"process": os.getpid()}}
+    print(json.dumps(answer), flush=True)
+    if episode["prompt"] == "twice": print(json.dumps(answer), flush=True)
+    if episode["prompt"] == "last": sys.exit()
 """
 
 
-def echo(**settings: Any) -> Workers:
+def episode(prompt: str) -> dict[str, str]:
+    return {"id": f"episode-{next(NUMBERS)}", "prompt": prompt}
+
+
+def echo() -> Workers:
     return Workers([sys.executable, "-c", ECHO], environment={}, folder=None)
 
 
 @pytest.mark.anyio
 async def test_a_process_plays_one_episode_after_the_other_and_several_play_side_by_side() -> None:
     played = echo()
-    first = [await played.play({"prompt": str(i)}) for i in range(3)]
+    first = [await played.play(episode(str(i))) for i in range(3)]
     assert [reply["answer"] for reply in first] == ["0", "1", "2"]
     assert len({reply["metadata"]["process"] for reply in first}) == 1
-    together = await asyncio.gather(*(played.play({"prompt": str(i)}) for i in range(4)))
+    together = await asyncio.gather(*(played.play(episode(str(i))) for i in range(4)))
     assert len({reply["metadata"]["process"] for reply in together}) == 4
 
 
 @pytest.mark.anyio
 async def test_an_episode_that_is_given_up_ends_its_process_and_keeps_no_other_waiting() -> None:
     played = echo()
-    process = (await played.play({"prompt": "x"}))["metadata"]["process"]
+    process = (await played.play(episode("x")))["metadata"]["process"]
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
-            await played.play({"prompt": "sleep"})
-    assert (await played.play({"prompt": "next"}))["answer"] == "next" and time.monotonic() - began < 10
+            await played.play(episode("sleep"))
+    assert (await played.play(episode("next")))["answer"] == "next" and time.monotonic() - began < 10
     assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
 
 
@@ -69,18 +78,36 @@ async def test_an_episode_that_is_given_up_ends_its_process_and_keeps_no_other_w
 async def test_what_is_no_answer_is_the_programs_error_and_the_next_has_a_new_process(prompt: str, said: str) -> None:
     played = echo()
     with pytest.raises(ProgramError, match=said):
-        await played.play({"prompt": prompt})
-    assert (await played.play({"prompt": "next"}))["answer"] == "next"
+        await played.play(episode(prompt))
+    assert (await played.play(episode("next")))["answer"] == "next"
+
+
+@pytest.mark.anyio
+async def test_an_answer_too_many_is_never_the_next_episodes() -> None:
+    played = echo()
+    assert (await played.play(episode("twice")))["answer"] == "twice"
+    await asyncio.sleep(0.2)
+    with pytest.raises(ProgramError, match="with the id of its episode"):
+        await played.play(episode("next"))
+    assert (await played.play(episode("after that")))["answer"] == "after that"
+
+
+@pytest.mark.anyio
+async def test_a_process_that_ended_by_itself_takes_no_episode_with_it() -> None:
+    played = echo()
+    assert (await played.play(episode("last")))["answer"] == "last"
+    await asyncio.sleep(0.5)
+    assert (await played.play(episode("next")))["answer"] == "next"
 
 
 @pytest.mark.anyio
 async def test_a_process_without_episodes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "IDLE_S", 0.2)
     played = echo()
-    process = psutil.Process((await played.play({"prompt": "x"}))["metadata"]["process"])
+    process = psutil.Process((await played.play(episode("x")))["metadata"]["process"])
     await asyncio.sleep(1)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    assert (await played.play({"prompt": "next"}))["answer"] == "next"
+    assert (await played.play(episode("next")))["answer"] == "next"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +148,8 @@ for number, line in enumerate(sys.stdin, 1):
     client = OpenAI(base_url=episode["agents"]["calculator"], api_key=episode["api_key"])
     messages = [{"role": "user", "content": episode["prompt"]}]
     answer = client.chat.completions.create(model="m", messages=messages).choices[0].message.content
-    print(json.dumps({"answer": answer, "score": 0.5, "metadata": {"number": number, "task": episode["task"]}}), flush=True)
+    about = {"number": number, "task": episode["task"]}
+    print(json.dumps({"id": episode["id"], "answer": answer, "score": 0.5, "metadata": about}), flush=True)
 """
 
 
