@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -20,8 +21,10 @@ import openai
 import psutil
 import pytest
 import torch
+import xgrammar
 from safetensors.torch import load_file, save_file
 from servers import free_port
+from transformers import AutoModelForCausalLM
 
 from pipelines.examples.calculator import program as calculator
 from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
@@ -31,8 +34,10 @@ from serve_apps.gateway.routes import RouteError, gateway_apps, gateway_statuses
 from serve_apps.gateway.teams import DeployedTeam, TeamRoute
 from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps
 from serve_apps.team_spec import TeamSpec
+from serve_apps.tokenizer import load_tokenizer
 from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
+from stores.weight_cache import fetch
 from stores.weights import WeightStore
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 
@@ -142,6 +147,88 @@ def test_a_chat_on_a_real_engine_is_the_same_whole_and_streamed(served: Served, 
     assert greedy.choices[0].logprobs
     tokens = greedy.choices[0].logprobs.content or []
     assert all(token.logprob == token.top_logprobs[0].logprob for token in tokens), "the likeliest each time"
+
+
+VALUE = {
+    "type": "object",
+    "properties": {"value": {"type": "boolean"}},
+    "required": ["value"],
+    "additionalProperties": False,
+}
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": VALUE}}
+
+
+@pytest.mark.test
+def test_forced_calls_and_forms_hold_on_a_real_engine(served: Served, client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": "demo/group/g", "messages": HELLO, "seed": 7, "max_tokens": 300}
+    one = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
+    for stream in (False, True):
+        answer = client.chat.completions.create(**ask, **one, stream=stream)
+        calls = (
+            [call for c in answer for call in c.choices[0].delta.tool_calls or ()]
+            if stream
+            else answer.choices[0].message.tool_calls
+        )
+        (call,) = calls
+        assert call.function.name == "add" and json.loads(call.function.arguments)["value"] in (True, False)
+    form = {"type": "json_schema", "json_schema": {"name": "value", "schema": VALUE}}
+    typed = client.chat.completions.create(**ask, response_format=form)
+    assert json.loads(typed.choices[0].message.content or "")["value"] in (True, False)
+
+
+@pytest.mark.test
+def test_logprobs_under_a_constraint_are_those_of_what_it_allows(served: Served, client: openai.OpenAI) -> None:
+    folder = fetch(served.refs[0])
+    tokenizer = load_tokenizer(str(folder)).hugging_face
+    compiled = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer)).compile_grammar(
+        'root ::= "yes" | "no"'
+    )
+    more = {"structured_outputs": {"choice": ["yes", "no"]}, "return_token_ids": True}
+    answer = client.chat.completions.create(
+        model="demo/group/g", messages=HELLO, seed=3, max_tokens=20, logprobs=True, extra_body=more
+    )
+    choice = answer.choices[0]
+    assert choice.message.content in ("yes", "no") and choice.logprobs and answer.model_extra and choice.model_extra
+    prompt, sampled = answer.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([prompt + sampled])).logits[0].float()
+    matcher, mask = xgrammar.GrammarMatcher(compiled), xgrammar.allocate_token_bitmask(1, logits.shape[-1])
+    gaps, free_gaps = [], []
+    for position, (token, said) in enumerate(zip(sampled, choice.logprobs.content or (), strict=True), len(prompt) - 1):
+        matcher.fill_next_token_bitmask(mask)
+        allowed = logits[position : position + 1].clone()
+        xgrammar.apply_token_bitmask_inplace(allowed, mask)
+        gaps.append(abs(float(allowed.log_softmax(-1)[0, token]) - said.logprob))
+        free_gaps.append(abs(float(logits[position].log_softmax(-1)[token]) - said.logprob))
+        assert matcher.accept_token(token)
+    assert max(gaps) < 1e-3 and max(free_gaps) > 0.5, "without the constraint they would be others"
+
+
+@pytest.mark.test
+def test_what_the_engine_refuses_is_the_callers_fault_and_no_failure_of_the_team(
+    served: Served, client: openai.OpenAI
+) -> None:
+    ask: dict[str, Any] = {"model": "demo/group/g", "messages": HELLO, "max_tokens": 20}
+    before = num_failures(served)
+    for more in (
+        {"min_tokens": 50},
+        {"logit_bias": {"99999999": 1}},
+        {"allowed_token_ids": [99_999_999]},
+        {"structured_outputs": {"regex": "(("}},
+        {"structured_outputs": {"json": {"type": "integer", "multipleOf": 3}}},
+        {"structured_outputs": {"json": {"type": "string", "pattern": "(a|b|c){500}"}}},
+        {"structured_outputs": {"json": {"$ref": "#"}}},
+    ):
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**ask, extra_body=more)
+    form = {"structured_outputs": {"choice": ["yes"]}}
+    assert client.chat.completions.create(**ask, extra_body=form).choices[0].message.content == "yes", "it goes on"
+    assert num_failures(served) == before
+
+
+def num_failures(served: Served) -> float:
+    figures = [row for status in gateway_statuses(served.config) for row in status["figures"]]
+    return sum(row["sums"]["failure_share"][1] for row in figures)
 
 
 def test_a_client_that_disconnects_frees_its_slot_and_the_engine(served: Served, client: openai.OpenAI) -> None:
