@@ -6,7 +6,7 @@ For tests of workflows and credit rules: the real runner and the real output con
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, AgentCall
@@ -36,22 +36,51 @@ def play_scripted(workflow: Workflow, task: Task, completions: Mapping[str, Sequ
     unknown = sorted(completions.keys() - workflow.agents.keys())
     if unknown:
         raise ValueError(f"completions of {unknown}: the workflow's agents are {sorted(workflow.agents)}")
-    tokenizer = ByteTokenizer()
     num_calls = dict.fromkeys(workflow.agents, 0)
 
-    async def complete(call: AgentCall) -> Completion:
+    def say(call: AgentCall) -> str:
         num_calls[call.agent] += 1
         texts = completions.get(call.agent, ())
-        text = texts[num_calls[call.agent] - 1] if num_calls[call.agent] <= len(texts) else ""
-        ids = tokenizer.encode_completion(text)
-        return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
+        return texts[num_calls[call.agent] - 1] if num_calls[call.agent] <= len(texts) else ""
+
+    trace = play_saying(workflow, task, say)
+    for name, number in num_calls.items():
+        if number > len(completions.get(name, ())):
+            raise ValueError(
+                f"agent {name!r} was called {number} times and has {len(completions.get(name, ()))} completions: "
+                "add the missing ones"
+            )
+    return trace
+
+
+def play_saying(
+    workflow: Workflow,
+    task: Task,
+    say: Callable[[AgentCall], str],
+    *,
+    tokenizer: ChatTokenizer | None = None,
+    max_model_len: int = 1 << 20,
+    limits: EpisodeConfig = EpisodeConfig(max_attempts=1),
+) -> Trace:
+    """Plays one episode in which a function says what the model would.
+
+    What the workflow raises is recorded in the trace, as in training. Args: tokenizer: None: a token is a byte.
+    """
+    is_limited = tokenizer is not None  # limits are for tokens, of which a text has fewer than bytes
+    tokenizer = tokenizer or ByteTokenizer()
+
+    async def complete(call: AgentCall) -> Completion:
+        ids = tokenizer.encode_completion(say(call))
+        ids = ids[: call.request.sampling.max_tokens] if is_limited else ids
+        reason = FinishReason.STOP if ids[-1] in tokenizer.end_ids else FinishReason.LENGTH
+        return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=reason, policy_version=0)
 
     team = ActingTeam(
         workflow=workflow,
         workflow_path=f"{type(workflow).__module__}:{type(workflow).__name__}",
         group_of=dict.fromkeys(workflow.agents, GROUP),
         tokenizers={GROUP: tokenizer},
-        max_model_len={GROUP: 1 << 20},
+        max_model_len={GROUP: max_model_len},
         sampling={name: agent.sampling for name, agent in workflow.agents.items()},
         policy_versions={GROUP: 0},
         team_key="scripted",
@@ -65,14 +94,7 @@ def play_scripted(workflow: Workflow, task: Task, completions: Mapping[str, Sequ
         episode_index=0,
         run_seed=0,
     )
-    trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=EpisodeConfig(max_attempts=1)))
-    for name, number in num_calls.items():
-        if number > len(completions.get(name, ())):
-            raise ValueError(
-                f"agent {name!r} was called {number} times and has {len(completions.get(name, ()))} completions: "
-                "add the missing ones"
-            )
-    return trace
+    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
 
 
 class ByteTokenizer(ChatTokenizer):
@@ -81,6 +103,11 @@ class ByteTokenizer(ChatTokenizer):
     def __init__(self) -> None:
         """Makes a tokenizer that needs no model folder."""
         self.end_ids = frozenset({self.eos_id})
+
+    @property
+    def chat_template(self) -> str:
+        """Says that it has tools, and calls in the format of Hermes."""
+        return "tools <tool_call>"
 
     def known_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """No variable: it has no template."""
@@ -123,11 +150,6 @@ class ByteTokenizer(ChatTokenizer):
     def token_text(self, token_id: int) -> str:
         """The text of one byte; a byte that is no character becomes the replacement character."""
         return self.decode([token_id])
-
-    @property
-    def knows_tools(self) -> bool:
-        """The rendered messages show no tools."""
-        return False
 
     @property
     def eos_id(self) -> int:

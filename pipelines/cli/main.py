@@ -169,10 +169,26 @@ def warmstart(config: ConfigPath, changes: Changes = None) -> None:
 
 @app.command()
 @reports_errors
-def validate(config: ConfigPath, changes: Changes = None) -> None:
+def validate(
+    config: ConfigPath,
+    try_it: Annotated[
+        bool,
+        typer.Option(
+            "--try",
+            help="Also plays one episode against a model that says what the demonstrator would, or the shortest text that fits, and "
+            "shows its turns: it finds a program that cannot start or does not reach its model.",
+        ),
+    ] = False,
+    changes: Changes = None,
+) -> None:
     """Check a run config with its workflow, credit rule and task files, without starting anything."""
     loaded = load(config, changes)
     _check(loaded)
+    if try_it:
+        from pipelines.runners.try_episode import try_episode
+
+        for line in try_episode(loaded):
+            print(line)
     print(f"{config}: ok ({len(loaded.model_groups)} model groups, {len(loaded.group_of)} agents)")
 
 

@@ -1,0 +1,104 @@
+"""try_episode: a run config -> one episode against a model that says what agents must say, and what came of it, line by line.
+
+It shows whether a program starts and finds its model, whether prompts take their inputs and whether the credit rule can read an episode:
+before engines are started.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pipelines.config.run_config import RunConfig
+from pipelines.credit.rule import load_credit
+from pipelines.tasks.sources import iter_tasks
+from serve_apps.acting_team import AgentCall
+from serve_apps.contracts import Boxed, Contract, JsonKeys, OneOf, Tags, Thinking
+from serve_apps.scripted import play_saying
+from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
+from serve_apps.workflow import Workflow, load_object, load_workflow
+from stores.types import SOUND, Trace
+
+MAX_TEXT = 200
+"""Characters of a prompt's end or an answer that are shown."""
+
+
+class TriedEpisodeFailed(ValueError):
+    """The episode did not come to its end; the message says why."""
+
+
+def try_episode(config: RunConfig) -> Iterator[str]:
+    """Plays the first training task once and yields lines about it; TriedEpisodeFailed where it did not come to its end."""
+    workflow = load_workflow(config.workflow.path, config.workflow.settings)
+    task = next(iter_tasks(config.tasks.train, section="train", seed=config.seed))
+    tokenizer = _tokenizer(config)
+    yield f"task {task.task_id}: {_short(task.prompt)}"
+    trace = play_saying(
+        workflow,
+        task,
+        _speaker(config, workflow),
+        tokenizer=tokenizer,
+        max_model_len=1 << 20 if tokenizer is None else config.serve.max_model_len,
+        limits=config.collect.episode.model_copy(update={"max_attempts": 1}),
+    )
+    yield from _shown(trace)
+    if trace.status not in SOUND:
+        raise TriedEpisodeFailed(f"the episode ended with {trace.status.value}: {trace.error}")
+    credit = load_credit(config.credit).assign_credit(trace)
+    rewards = ", ".join(f"turn {reward.turn_index} {reward.reward:.3g}" for reward in credit.rewards)
+    yield f"credit: outcome {credit.outcome:.3g}; rewards: {rewards or 'none'}"
+
+
+def _tokenizer(config: RunConfig) -> ChatTokenizer | None:
+    """The tokenizer of the first model folder that is on this machine; None where there is none yet."""
+    for group in config.model_groups.values():
+        if group.model and Path(group.model, "tokenizer.json").is_file():
+            return load_tokenizer(group.model)
+    return None
+
+
+def _speaker(config: RunConfig, workflow: Workflow) -> Callable[[AgentCall], str]:
+    """Says what the demonstrator of the warm start would, or else the shortest text that fits an agent's contract."""
+    if config.warmstart is not None and config.warmstart.demonstrator:
+        demonstrator = load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
+        return lambda call: str(demonstrator(call.agent, call.task, call.inputs, random.Random(config.seed)))
+    return lambda call: example_of(workflow.agents[call.agent].contract)
+
+
+def example_of(contract: Contract) -> str:
+    """Returns a short text without a fault in its format, for the contracts of `serve_apps.contracts`; "0" for others."""
+    match contract:
+        case Tags(names=names, choices=choices):
+            return "".join(f"<{name}>{choices.get(name, ('0',))[0]}</{name}>" for name in names)
+        case OneOf(names=names):
+            return f"<{names[-1]}>0</{names[-1]}>"
+        case Thinking(contract=inner):
+            return f"<think>hm</think>{example_of(inner)}"
+        case Boxed():
+            return r"\boxed{0}"
+        case JsonKeys(names=names):
+            return "{" + ", ".join(f'"{name}": "0"' for name in names) + "}"
+        case _:
+            return "0"
+
+
+def _shown(trace: Trace) -> Iterator[str]:
+    events: list[tuple[int, str]] = []
+    for turn in trace.turns:
+        fault = f"; format: {turn.format_fault}" if turn.format_fault else ""
+        size = f"{len(turn.prompt_token_ids)} + {len(turn.completion_token_ids)} tokens"
+        text = (
+            f"{turn.agent} ({size}{fault}): ...{_short(turn.prompt_text[-MAX_TEXT:])} -> {_short(turn.completion_text)}"
+        )
+        events.append((turn.turn_index, text))
+    for call in trace.tool_calls:
+        answer = f"error {call.error}" if call.error else _short(str(call.response))
+        events.append((call.call_index, f"tool {call.tool} {_short(str(dict(call.request)))} -> {answer}"))
+    yield from (f"{index}  {text}" for index, text in sorted(events))
+    yield f"{trace.status.value}, {trace.stop_reason or 'no stop reason'}; answer: {_short(trace.answer)}"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
