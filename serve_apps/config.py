@@ -186,6 +186,9 @@ class GatewayConfig(Settings):
     A further one takes the place of the one that has waited longest without a request."""
     max_in_flight: int = Field(64, ge=1)
     """The number of requests that one gateway replica answers at once."""
+    key_share: float = Field(0.75, gt=0, le=1)
+    """The share of `max_in_flight`, and of `max_queued`, that requests of one API key may take, where several keys may call
+    models: streams that one caller does not read shut nobody else out."""
     max_queued: int = Field(64, ge=0)
     """The number of requests that may wait in one gateway replica. A further request gets status 429."""
     queue_timeout_s: float = Field(10, gt=0)

@@ -1,6 +1,6 @@
 """admission: how many requests are taken on at once. Requests beyond that are refused at once rather than left to time out.
 
-request ──> rate of its key ──> a slot (max_in_flight) or a short queue (max_queued, queue_timeout_s) ──> work
+request ──> rate of its key ──> a slot (max_in_flight, key_share) or a short queue (max_queued, queue_timeout_s) ──> work
                429                 429 where the queue is full, 503 where no slot was free in time
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
+from dataclasses import dataclass
 
 from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.openai_api.protocol import ApiError
@@ -20,7 +21,9 @@ class Admission:
     def __init__(self, *, max_in_flight: int, max_queued: int, queue_timeout_s: float) -> None:
         self._max_in_flight, self._max_queued, self._timeout_s = max_in_flight, max_queued, queue_timeout_s
         self.num_in_flight = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._num_of_key: Counter[str] = Counter()
+        """Slots by the name of the key that has them."""
+        self._waiting: deque[_Waiting] = deque()
         self._buckets: dict[str, tuple[float, float]] = {}
         """By key name: requests left, and the time at which that many were left."""
 
@@ -63,25 +66,33 @@ class Admission:
             )
         self._buckets[key.name] = left - 1, now
 
-    async def enter(self) -> None:
-        """Takes a slot, after waiting in the queue if need be. Give each slot back with one `leave`."""
-        if self.num_in_flight < self._max_in_flight:
-            self.num_in_flight += 1
+    async def enter(self, key: str, *, share: float = 1.0) -> None:
+        """Takes a slot, after waiting in the queue if need be. Give each slot back with one `leave`.
+
+        Args:
+            key: the name of the API key that asks.
+            share: of the slots, and of the queue, that requests of this key may take; at least one of each.
+        """
+        most = max(1, int(share * self._max_in_flight))
+        if self.num_in_flight < self._max_in_flight and self._num_of_key[key] < most:
+            self._take(key)
             return
-        if len(self._waiting) >= self._max_queued:
+        num_waiting = sum(waiting.key == key for waiting in self._waiting)
+        if len(self._waiting) >= self._max_queued or num_waiting >= max(1, int(share * self._max_queued)):
             raise ApiError(
                 429,
-                f"{self.num_in_flight} requests are being answered and {len(self._waiting)} are waiting: try again later",
+                f"{self.num_in_flight} requests are being answered and {len(self._waiting)} are waiting, of API key {key!r} "
+                f"{self._num_of_key[key]} and {num_waiting}: try again later",
                 code="overloaded",
                 retry_after_s=1,
             )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        waiting = _Waiting(key=key, most=most, turn=asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await turn
+                await waiting.turn
         except TimeoutError:
-            self._stop_waiting(turn)
+            self._stop_waiting(waiting)
             raise ApiError(
                 503,
                 f"no slot became free within {self._timeout_s:g} s: try again later",
@@ -89,21 +100,42 @@ class Admission:
                 retry_after_s=2,
             ) from None
         except asyncio.CancelledError:
-            self._stop_waiting(turn)
+            self._stop_waiting(waiting)
             raise
 
-    def leave(self) -> None:
-        """Gives a slot back; the first request in the queue gets it."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)  # the slot passes on, so the number in flight stays the same
-                return
+    def leave(self, key: str) -> None:
+        """Gives a slot back; the first request in the queue whose key may have one more gets it."""
         self.num_in_flight -= 1
+        self._num_of_key[key] -= 1
+        for waiting in list(self._waiting):
+            if waiting.turn.done():
+                self._waiting.remove(waiting)
+            elif self._num_of_key[waiting.key] < waiting.most:
+                self._waiting.remove(waiting)
+                self._take(waiting.key)
+                waiting.turn.set_result(None)
+                break
+        if not self._num_of_key[key]:
+            del self._num_of_key[key]
 
-    def _stop_waiting(self, turn: asyncio.Future[None]) -> None:
+    def _take(self, key: str) -> None:
+        self.num_in_flight += 1
+        self._num_of_key[key] += 1
+
+    def _stop_waiting(self, waiting: _Waiting) -> None:
         # A race: `leave` may have given this request a slot just before its wait was cancelled. Then the slot is passed on.
-        if turn.done() and not turn.cancelled():
-            self.leave()
-        elif turn in self._waiting:
-            self._waiting.remove(turn)
+        if waiting.turn.done() and not waiting.turn.cancelled():
+            self.leave(waiting.key)
+        elif waiting in self._waiting:
+            self._waiting.remove(waiting)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Waiting:
+    """A request in the queue."""
+
+    key: str
+    most: int
+    """How many slots its key may have."""
+    turn: asyncio.Future[None]
+    """Done as soon as it has a slot."""

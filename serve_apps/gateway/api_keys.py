@@ -119,6 +119,11 @@ class KeyRing:
             )
         return key
 
+    @property
+    def num_callers(self) -> int:
+        """The number of keys that may call models."""
+        return sum("call" in key.scopes for key in self._by_hash.values())
+
     def find(self, header: str | None) -> ApiKey:
         """Returns the key that the `Authorization` header names, whatever it may do; ApiError 401."""
         if self._path is None:

@@ -30,7 +30,7 @@ async def create_completion(body: CompletionRequest, request: Request, service: 
     """Continues prompts by the model of a group, without a chat template; agents answer chats."""
     key = service.authorize(request, "call", counts=True)
     production = team_of_model(service.teams, body.model)
-    slot = await service.take_slot(production.name, body.user)
+    slot = await service.take_slot(production.name, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
         group, agent = model_of(slot.team, body.model)
         if agent is not None:

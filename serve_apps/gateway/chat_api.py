@@ -33,7 +33,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     """Answers a chat with an agent or a model group, at once or as server-sent events."""
     key = service.authorize(request, "call", counts=True)
     production = team_of_model(service.teams, body.model)
-    slot = await service.take_slot(production.name, body.user)
+    slot = await service.take_slot(production.name, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
         chat = await prepare_chat(body, slot.team, *model_of(slot.team, body.model))
         if body.stream:
@@ -49,7 +49,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
 async def create_workflow_run(team: str, body: RunRequest, request: Request, service: ServiceDependency) -> Response:
     """Runs the whole workflow of a team on one task; returns its answer, or server-sent events with one per turn."""
     key = service.authorize(request, "call", counts=True)
-    slot = await service.take_slot(team, body.user)
+    slot = await service.take_slot(team, body.user, key)
     on_end = partial(_run_ended, service, slot, key, body)
     with released_unless_streamed(service, slot) as start_stream:
         spec = episode_spec(slot.team, body)

@@ -118,7 +118,7 @@ class GatewayEpisodes:
     async def _sample_turn(self, episode: OpenEpisode, agent: str, body: ChatRequest) -> dict[str, Any]:
         service = self._service
         try:
-            slot = await service.take_slot_on(episode.team)
+            slot = await service.take_slot_on(episode.team, episode.key)
         except ApiError as error:
             if error.status == 410:
                 episode.fail(PolicyCallError(str(error)))

@@ -30,7 +30,7 @@ async def create_response(body: ResponsesRequest, request: Request, service: Ser
     key = service.authorize(request, "call", counts=True)
     earlier = service.responses.items(body.previous_response_id, key.name)
     asked, said = chat_of(body, earlier), [*earlier, *body.items]
-    slot = await service.take_slot(team_of_model(service.teams, body.model).name, body.user)
+    slot = await service.take_slot(team_of_model(service.teams, body.model).name, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
         chat = await prepare_chat(asked, slot.team, *model_of(slot.team, body.model), kind="resp")
         if body.stream:

@@ -118,31 +118,31 @@ class Service:
         """The error for a request that was not answered in time."""
         return ApiError(504, f"not done within {self.config.request_timeout_s:g} s", code="timeout")
 
-    async def take_slot(self, name: str, user: str | None) -> Slot:
+    async def take_slot(self, name: str, user: str | None, key: ApiKey) -> Slot:
         """Waits for a slot and returns it with the team that answers; ApiError where there is no slot or no such team.
 
         The team is chosen only once there is a slot: a switch to another team also applies to the requests in the queue.
         """
         self.team(name)
-        await self.admission.enter()
+        await self._enter(key)
         try:
             team = self.team(name).choose_contender(user)
         except BaseException:
-            self.admission.leave()
+            self.admission.leave(key.name)
             raise
-        return self._slot_of(team)
+        return self._slot_of(team, key)
 
-    async def take_slot_on(self, team: ServedTeam) -> Slot:
+    async def take_slot_on(self, team: ServedTeam, key: ApiKey) -> Slot:
         """Waits for a slot for one more call of a team that was chosen before.
 
         ApiError 410 where its set of policy apps may have another team loaded by now. Nothing is awaited between this check
         and the count in `InFlight`, so that a set on which nothing is in flight can safely be loaded with another team.
         """
-        await self.admission.enter()
+        await self._enter(key)
         production = self.teams.get(team.name)
         if production is not None and production.has_loaded(team):
-            return self._slot_of(team)
-        self.admission.leave()
+            return self._slot_of(team, key)
+        self.admission.leave(key.name)
         champion = "none" if production is None else production.champion.fingerprint
         raise ApiError(
             410,
@@ -151,8 +151,12 @@ class Service:
             code="team_gone",
         )
 
-    def _slot_of(self, team: ServedTeam) -> Slot:
-        return Slot(team, admission=self.admission, in_flight=self._in_flight)
+    async def _enter(self, key: ApiKey) -> None:
+        """Takes a place; where there are several keys, one of them never has all."""
+        await self.admission.enter(key.name, share=self.config.key_share if self.keys.num_callers > 1 else 1.0)
+
+    def _slot_of(self, team: ServedTeam, key: ApiKey) -> Slot:
+        return Slot(team, key=key.name, admission=self.admission, in_flight=self._in_flight)
 
     def in_flight(self) -> list[dict[str, Any]]:
         """Returns the requests in flight as {"team", "set_name", "team_version", "num"}."""

@@ -36,9 +36,9 @@ class InFlight:
 class Slot:
     """A place among the requests in flight, and the team that answers the request that has it, until `release`."""
 
-    def __init__(self, team: ServedTeam, *, admission: Admission, in_flight: InFlight) -> None:
-        """The place in `admission` is already taken."""
-        self.team = team
+    def __init__(self, team: ServedTeam, *, key: str, admission: Admission, in_flight: InFlight) -> None:
+        """The place in `admission` is already taken. Args: key: the name of the API key that took it."""
+        self.team, self._key = team, key
         self._admission, self._in_flight = admission, in_flight
         self._began = time.perf_counter()
         self._is_released = False
@@ -54,7 +54,7 @@ class Slot:
         if not self._is_released:
             self._is_released = True
             self._in_flight.add(self.team, -1)
-            self._admission.leave()
+            self._admission.leave(self._key)
 
     def __enter__(self) -> ServedTeam:
         return self.team

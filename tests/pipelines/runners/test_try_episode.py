@@ -72,5 +72,7 @@ def test_without_a_demonstrator_agents_say_what_fits() -> None:
     lines = list(try_episode(config("infra/runs/demo-real.yaml")))
     agents = [line.split()[1] for line in lines if line[0].isdigit()]
     assert agents == ["solver", "checker"]
-    assert "format: not one line" in lines[1], "of a contract that is not Troupe's own no example is known, and it says so"
+    assert "format: not one line" in lines[1], (
+        "of a contract that is not Troupe's own no example is known, and it says so"
+    )
     assert lines[-2].startswith("ok, ")

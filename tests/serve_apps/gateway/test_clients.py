@@ -137,8 +137,12 @@ async def test_pages_of_allowed_origins_may_call_and_others_not(tiny_model: Path
             assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
 
 
-async def test_bodies_may_come_in_pieces_and_without_a_type_but_neither_packed_nor_slow(tiny_model: Path) -> None:
-    scene = Scene(tiny_model, receive_timeout_s=0.3, max_body_bytes=2000)
+async def test_bodies_may_come_in_pieces_and_without_a_type_but_neither_packed_nor_slow(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    secret, key = make_key("app", scopes=("call",), expires_at=None, requests_per_minute=None)
+    write_keys(tmp_path / "keys.json", [key])
+    scene = Scene(tiny_model, receive_timeout_s=0.3, max_body_bytes=2000, keys_file=str(tmp_path / "keys.json"))
     whole = json.dumps(CHAT).encode()
 
     async def pieces(*, pause_s: float = 0.0, more: bytes = b"") -> AsyncIterator[bytes]:
@@ -146,7 +150,7 @@ async def test_bodies_may_come_in_pieces_and_without_a_type_but_neither_packed_n
         await asyncio.sleep(pause_s)
         yield whole[10:] + more
 
-    async with scene.http() as client:
+    async with scene.http(secret) as client:
         url = "/v1/chat/completions"
         assert (await client.post(url, content=pieces())).status_code == 200
         assert (await client.post(url, content=whole)).status_code == 200
@@ -160,6 +164,11 @@ async def test_bodies_may_come_in_pieces_and_without_a_type_but_neither_packed_n
         assert "no route POST /v1/nowhere; GET /openapi.json lists them" in nowhere.json()["error"]["message"]
         assert (await client.get("/version")).json()["version"]
     assert scene.service.admission.num_in_flight == 0
+    async with Scene(tiny_model).http() as client:
+        typeless = await client.post(url, content=whole)
+        assert typeless.status_code == 400, "without keys any page could make a browser send it"
+        typed = await client.post(url, content=whole, headers={"Content-Type": "application/json"})
+        assert typed.status_code == 200
 
 
 async def test_a_model_group_continues_bare_prompts(scene: Scene) -> None:
@@ -227,3 +236,26 @@ async def test_tokens_of_chats_and_texts_are_told_and_read_back(scene: Scene) ->
         for body in ({"model": "demo/solver"}, CHAT | {"prompt": "x"}):
             both = await client.post("/tokenize", json=body)
             assert both.status_code == 400 and "either prompt or messages" in both.json()["error"]["message"]
+
+
+async def test_one_key_never_has_all_places(tiny_model: Path, tmp_path: Path) -> None:
+    """Streams that nobody reads hold their places; those of other keys stay free, and a waiting request gets the next."""
+    made = [
+        make_key(name, scopes=("call",), expires_at=None, requests_per_minute=None) for name in ("greedy", "modest")
+    ]
+    write_keys(tmp_path / "keys.json", [key for _, key in made])
+    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"), max_in_flight=4, max_queued=4, queue_timeout_s=5)
+    scene.streams.pause_s = 0.05
+    (greedy, _), (modest, _) = made
+    body = CHAT | {"stream": True}
+    async with scene.http(greedy) as many, scene.http(modest) as one:
+        asked = [asyncio.ensure_future(many.post("/v1/chat/completions", json=body)) for _ in range(12)]
+        await asyncio.sleep(0.2)
+        assert scene.service.admission.num_in_flight == 3, "of four places three"
+        assert (await one.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        answers = await asyncio.gather(*asked)
+    statuses = [answer.status_code for answer in answers]
+    assert statuses.count(200) == 6 and statuses.count(429) == 6, "three at once and three that waited"
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert "of API key 'greedy' 3 and 3" in refused.json()["error"]["message"]
+    assert scene.service.admission.num_in_flight == scene.service.admission.num_waiting == 0

@@ -53,7 +53,7 @@ async def test_a_chat_with_an_agent_uses_its_sampling_and_names_the_team_that_an
 async def test_the_models_are_the_agents_and_model_groups_of_every_team(scene: Scene) -> None:
     async with scene.openai() as client:
         names = [model.id async for model in client.models.list()]
-        assert "demo/solver" in names and "demo/group/shared" in names and len(names) == 5
+        assert "demo/solver" in names and "demo/group/shared" in names and "demo--solver" in names and len(names) == 10
         assert (await client.models.retrieve("demo/solver")).id == "demo/solver"
         with pytest.raises(openai.NotFoundError, match="there is no model 'demo/nobody'; models are demo/finalizer"):
             await client.models.retrieve("demo/nobody")
