@@ -14,6 +14,17 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from stores.settings import Settings
+from stores.url_secrets import without_secrets
+
+
+def refuse_secrets(value: str) -> None:
+    """Raises ValueError where a text of a run config has a URL with a password."""
+    if (shown := without_secrets(value)) != value:
+        raise ValueError(
+            f"{shown} holds a password, and a run config is stored and shown: leave it out of the URL and give it "
+            "by PGPASSWORD or PGPASSFILE (PostgreSQL), MLFLOW_TRACKING_PASSWORD, AWS_SECRET_ACCESS_KEY, or to a program by a "
+            "variable that `inherit` names"
+        )
 
 
 class StorageConfig(Settings):
@@ -39,12 +50,7 @@ class StorageConfig(Settings):
     @field_validator("root", "traces", "served", "weights", "journal", "mlflow", "artifacts")
     @classmethod
     def _holds_no_secret(cls, value: str) -> str:
-        if "://" in value and urlsplit(value).password:
-            shown = value.replace(f":{urlsplit(value).password}@", ":...@")
-            raise ValueError(
-                f"{shown} holds a password, and a run config is stored and shown: leave it out of the URL and give it "
-                "by PGPASSWORD or PGPASSFILE (PostgreSQL), MLFLOW_TRACKING_PASSWORD, AWS_SECRET_ACCESS_KEY"
-            )
+        refuse_secrets(value)
         return value
 
     @field_validator("root", "traces", "served", "weights", "artifacts")

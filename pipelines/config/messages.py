@@ -9,6 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from pipelines.config.renamed import REMOVED_KEYS, RENAMED_KEYS, RENAMED_VALUES, SPLIT_KEYS
+from stores.url_secrets import without_secrets
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -36,7 +37,11 @@ def explain(error: ValidationError, model: type[BaseModel], place: str, *, secti
             lines.append(f"{place}: {where}: {fault['input']!r} is called {values[str(fault['input'])]!r} now")
         else:
             message = fault["msg"].removeprefix("Value error, ")
-            got = f" (got {fault['input']!r})" if where and not isinstance(fault["input"], (dict, list)) else ""
+            got = (
+                f" (got {without_secrets(repr(fault['input']))})"
+                if where and not isinstance(fault["input"], (dict, list))
+                else ""
+            )
             lines.append(f"{place}: {where + ': ' if where else ''}{message}{got}")
     return "\n".join(lines)
 

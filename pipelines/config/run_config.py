@@ -5,7 +5,7 @@ Pydantic and the standard library only, so that the command line answers at once
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +17,7 @@ from pipelines.config.messages import explain
 from pipelines.config.rules import agents, models, paths, placement, timeouts, training, whole_team
 from pipelines.config.run_sections import RunSections, merged
 from serve_apps.yaml_text import read_yaml
+from stores.config import refuse_secrets
 from stores.settings import identity
 
 RULES = (
@@ -114,10 +115,27 @@ def _read_config(file: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
 
 def parse_config(data: Mapping[str, Any], place: str) -> RunConfig:
     """Returns a run config from plain data; raises ValueError naming `place`, key and fix."""
+    for key, text in _texts(data):
+        try:
+            refuse_secrets(text)
+        except ValueError as error:
+            raise ValueError(f"{place}: {key}: {error}") from None
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
         raise ValueError(explain(error, RunConfig, place)) from None
+
+
+def _texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields every text in plain data with its dotted key."""
+    if isinstance(data, str):
+        yield key, data
+    elif isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(data, (list, tuple)):
+        for number, value in enumerate(data):
+            yield from _texts(value, f"{key}.{number}")
 
 
 def _assign(data: dict[str, Any], dotted: str, value: Any) -> None:

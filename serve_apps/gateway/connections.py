@@ -67,7 +67,7 @@ class LimitedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._limits.waiting[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the connection."""
+        """Forgets a connection that is closed, whoever closed it."""
         self._limits.waiting.pop(self, None)
         self._end_deadline()
         super().connection_lost(exc)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.options import _overrides
+from pipelines.cli.options import overrides
 from pipelines.config.run_config import load_config
 from serve_apps.gateway.api_keys import read_keys
 from serve_apps.yaml_text import read_yaml
@@ -50,7 +50,7 @@ def test_every_reader_of_yaml_refuses_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run\.yaml:3: 'iterations'"):
         load_config(tmp_path / "child.yaml")
     with pytest.raises(ValueError, match=r"--set train:1: 'lr' stands twice"):
-        _overrides(["train={lr: 1, lr: 2}"])
+        overrides(["train={lr: 1, lr: 2}"])
 
 
 def test_a_field_that_stands_twice_in_the_file_of_keys_is_refused(tmp_path: Path) -> None:
