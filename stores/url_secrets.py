@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 HIDDEN = "..."
-USER = re.compile(r"(?P<begin>[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#:@]*:)(?P<secret>[^\s/?#]+)(?=@)")
+USER = re.compile(r"(?<=://)(?P<begin>[^\s/?#:@]*:)(?P<secret>[^\s/?#]+)(?=@)")
 """What stands between the user and the host."""
 OPTION = re.compile(
     r"(?P<begin>[?&;][A-Za-z0-9_.-]*(?:password|passwd|pwd|secret|token|access_key)=)(?P<secret>[^\s&;#]+)",

@@ -74,7 +74,6 @@ IN_CALLS = {
     ("serve_apps/tools/math_answer.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/text_match.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/workflows/debate.py", "re.sub"): "without_answer",
-    ("serve_apps/workflows/program.py", "re.sub"): "fills in the parts of a run config, not what a program wrote",
     ("stores/types.py", "re.fullmatch"): "four digits of an id",
     ("stores/trace_upkeep.py", "re.compile"): "tags that stages have made",
 }
