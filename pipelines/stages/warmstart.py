@@ -20,6 +20,7 @@ from pipelines.run.run import Run
 from serve_apps.acting_team import ActingTeam
 from serve_apps.openai_api.tool_calls import OPEN
 from serve_apps.team_spec import TeamSpec
+from serve_apps.tokenizer import READY, PromptSettings
 from serve_apps.workflow import load_object
 from stores.files import is_uri, local_path, open_filesystem
 from stores.stage_results import WarmStarted
@@ -231,8 +232,15 @@ class _TextSpy:
         self.texts += [m["content"] or "" for m in messages] + [f"{m['role']}\n" for m in messages]
         return [0]
 
+    def known_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
     def mark_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        settings: PromptSettings = READY,
     ) -> str:
         self.encode_chat(messages)
         self.texts += [json.dumps(tool["function"]) for tool in tools or ()]
