@@ -116,6 +116,7 @@ def test_a_killed_owner_on_this_machine_is_replaced_at_once(journal: Journal, tm
     owner.communicate()
 
 
+@pytest.mark.nightly
 def test_an_owner_that_stopped_beating_is_replaced_when_its_lease_ends_and_records_nothing(
     journal: Journal, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def _maintain(uri: str, run_id: str, start: Any, stop: Any) -> None:
         newest = store.newest_versions(tables)
 
 
+@pytest.mark.nightly
 def test_writers_of_the_same_episodes_store_each_once_while_others_maintain_and_are_killed(
     store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
 ) -> None:

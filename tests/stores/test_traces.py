@@ -97,6 +97,7 @@ def _write_all(uri: str, traces: list[Trace], start: object) -> None:
         store.write_episodes(traces[i : i + 5])
 
 
+@pytest.mark.nightly
 def test_processes_that_write_the_same_episodes_store_each_once(
     store: TraceStore, make_trace: Callable[..., Trace]
 ) -> None:
@@ -122,6 +123,7 @@ def _write_in_step(uri: str, traces: list[Trace], step: Any) -> None:
         store.write_episodes([trace])
 
 
+@pytest.mark.nightly
 def test_processes_that_write_the_first_episodes_of_an_iteration_at_once_lose_none(
     tmp_path: Path, make_trace: Callable[..., Trace]
 ) -> None:

@@ -147,7 +147,7 @@ ESCAPES: dict[str, Callable[[], Trace]] = {
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("escape", [*ESCAPES, pytest.param("a program that exits", marks=pytest.mark.test)])
+@pytest.mark.parametrize("escape", [*ESCAPES, pytest.param("a program that exits", marks=pytest.mark.nightly)])
 def test_an_equal_team_that_escapes_from_what_it_would_lose_is_not_promoted(escape: str, share: float) -> None:
     right, wrong = play(Pair(), tagged("12")), play(Pair(), tagged("11"))
     escaped = ESCAPES[escape]() if escape in ESCAPES else exits()

@@ -14,7 +14,7 @@ from pipelines.runners.untrained import plain_config, untrained_team
 pytestmark = pytest.mark.test
 
 
-def test_a_folder_is_a_team_of_one_agent_that_takes_what_the_model_takes(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_folder_is_a_team_of_one_agent_and_with_other_weights_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "my model")
     config = plain_config(folder, root=str(tmp_path / "runs"), changes={"serve.max_model_len": 128})
     assert (config.run, config.group_of) == ("my-model", {"model": "model"})
@@ -23,12 +23,6 @@ def test_a_folder_is_a_team_of_one_agent_that_takes_what_the_model_takes(tiny_mo
     version, team = untrained_team(run, folder=folder)
     assert version == 1 and team.models["model"].version == 0 and team.iteration == 0
     assert untrained_team(run, folder=folder)[0] == 1, "the same again"
-
-
-def test_other_weights_in_the_same_folder_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    run = Run(plain_config(folder, root=str(tmp_path / "runs"), changes={}))
-    untrained_team(run, folder=folder)
     tensors = load_file(folder / "model.safetensors")
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"made of .* when it had other files .* with --set run=NAME"):

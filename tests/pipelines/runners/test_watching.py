@@ -187,6 +187,7 @@ def many_tasks(run: Run) -> None:
         write_tasks(Path(run.folder).parent / f"{name}.jsonl", *["5"] * 24)
 
 
+@pytest.mark.nightly
 def test_a_degraded_champion_alarms_in_watch_and_its_exit_code_says_so(
     watched: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

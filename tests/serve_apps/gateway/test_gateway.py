@@ -158,7 +158,6 @@ VALUE = {
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": VALUE}}
 
 
-@pytest.mark.test
 def test_forced_calls_and_forms_hold_on_a_real_engine(served: Served, client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": "demo/group/g", "messages": HELLO, "seed": 7, "max_tokens": 300}
     one = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}

@@ -134,7 +134,7 @@ def test_functions_that_sleep_do_not_starve_later_episodes(tiny_model: Path) -> 
     """As many processes as episodes, and the deadline of an episode ends its own."""
     program = Program(ONE, function="program_functions:do_as_told")
     began = time.monotonic()
-    asleep = play(program, tiny_model, by_turn("sleep"), timeout_s=8)
+    asleep = play(program, tiny_model, by_turn("sleep"), timeout_s=4)
     assert asleep.status == EpisodeStatus.TIMEOUT and len(asleep.turns) == 1
     assert play(program, tiny_model, by_turn("55"), timeout_s=8).answer == "55"
     assert time.monotonic() - began < 30
