@@ -41,8 +41,8 @@ async def test_a_forced_call_constrains_the_engine_in_the_models_own_format(scen
     (request,) = scene.streams.requests
     tag = json.loads(request.settings[STRUCTURED_OUTPUTS]["structural_tag"])
     assert tag["format"]["tags"][0]["begin"].startswith("<tool_call>") and tag["format"]["stop_after_first"]
-    (trace,) = [job for job in scene.service.figures() if job["team"] == "demo"]
-    assert trace["sums"]["completion_tokens"][0] == 1
+    (figures,) = scene.service.figures()
+    assert figures["sums"]["completion_tokens"][0] == 1, "it is counted as any answer"
 
 
 async def test_what_is_asked_of_the_engine_reaches_it(scene: Scene) -> None:
@@ -70,10 +70,9 @@ async def test_what_nobody_reads_is_named_and_cannot_break_the_headers(scene: Sc
         body = CHAT | {"messages": [message], "chat_template_kwargs": {"enable_thinking": False}, "verbosity": "low"}
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200 and "x-injected" not in answer.headers
-    ignored = answer.headers["x-troupe-ignored"]
-    assert ignored == "messages.cache_breakpoint, messages._vil__x-injected__1, enable_thinking, verbosity".replace(
-        "_vil__x", "?vil??x"
-    ).replace("injected__1", "injected??1")
+    assert answer.headers["x-troupe-ignored"] == (
+        "messages.cache_breakpoint, messages.?vil??x-injected??1, enable_thinking, verbosity"
+    )
 
 
 async def test_token_ids_are_returned_on_request_at_once_and_in_pieces(scene: Scene) -> None:
