@@ -9,12 +9,11 @@ from itertools import accumulate
 from typing import Any
 
 from serve_apps.gateway.chat_reply import troupe_fields
-from serve_apps.gateway.model_call import Choice, ModelCall, room_for_completion, sample_choices
+from serve_apps.gateway.model_call import Choice, ModelCall, room_for_completion, sample_choices, sampling_settings
 from serve_apps.gateway.policy_stream import PolicyStreams
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.completion_request import CompletionRequest
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.policy.wire import STRUCTURED_OUTPUTS
 from stores.types import Sampling
 
 
@@ -41,14 +40,13 @@ def _call(request: CompletionRequest, team: ServedTeam, model_group: str, prompt
         top_k=max(request.top_k, 0),
         min_p=request.min_p,
     )
-    form = request.own_form
     return ModelCall(
         request=request,
         team=team,
         model_group=model_group,
         prompt_token_ids=ids,
         sampling=sampling,
-        settings={**request.engine_settings, **({STRUCTURED_OUTPUTS: form} if form else {})},
+        settings=sampling_settings(request, request.own_form),
         top_logprobs=request.top_logprobs,
         id=f"cmpl-{secrets.token_hex(12)}",
     )

@@ -9,13 +9,12 @@ import asyncio
 import secrets
 from dataclasses import dataclass, replace
 
-from serve_apps.gateway.model_call import ModelCall, room_for_completion
+from serve_apps.gateway.model_call import ModelCall, room_for_completion, sampling_settings
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import constraint_of, is_constrained, thoughts_of
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
-from serve_apps.policy.wire import STRUCTURED_OUTPUTS
 from serve_apps.tokenizer import PromptSettings
 from stores.types import Sampling
 
@@ -96,6 +95,6 @@ async def prepare_chat(
         tools=tools,
         top_logprobs=request.top_logprobs,
         id=f"{kind}-{secrets.token_hex(12)}",
-        settings={**request.engine_settings, **({STRUCTURED_OUTPUTS: constraint} if constraint else {})},
+        settings=sampling_settings(request, constraint),
         ignored=[*request.dropped, *sorted(variables.keys() - tokenizer.known_variables(variables).keys())],
     )

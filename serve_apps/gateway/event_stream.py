@@ -14,6 +14,7 @@ from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
 from serve_apps.openai_api.http_errors import STREAM
 from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.responses import event_text
 
 StartStream = Callable[[AsyncGenerator[str], dict[str, str], Callable[[], None]], Response]
 """(events, headers, on_end) -> the response that streams the events and calls `on_end` after the last."""
@@ -86,7 +87,7 @@ async def named_events(service: Service, slot: Slot, parts: AsyncGenerator[dict[
                 about = {name: error[name] for name in ("code", "message", "param")}
                 part = {"type": "error", "sequence_number": number, **about, **part}
             number += 1
-            yield f"event: {part['type']}\ndata: {json.dumps(part)}\n\n"
+            yield event_text(part)
 
 
 async def _or_error(

@@ -97,6 +97,11 @@ class ModelCall:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
+def sampling_settings(request: SamplingFields, constraint: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `ModelCall.settings`. Args: constraint: what the answer must match; empty: it may be any text."""
+    return request.engine_settings | ({STRUCTURED_OUTPUTS: dict(constraint)} if constraint else {})
+
+
 def room_for_completion(limit: int | None, num_prompt: int, context: int) -> int:
     """Returns the number of tokens that are left for a completion; ApiError 400 where that is less than asked for.
 

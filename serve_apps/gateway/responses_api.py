@@ -29,18 +29,18 @@ async def create_response(body: ResponsesRequest, request: Request, service: Ser
     """Answers with an agent or a model group, at once or as server-sent events; tools, forms and limits are those of a chat."""
     key = service.authorize(request, "call", counts=True)
     earlier = service.responses.items(body.previous_response_id, key.name)
-    asked, said = chat_of(body, earlier), [*earlier, *body.items]
+    chat_request, items = chat_of(body, earlier), [*earlier, *body.items]
     slot = await service.take_slot(team_of_model(service.teams, body.model).name, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
-        chat = await prepare_chat(asked, slot.team, *model_of(slot.team, body.model), kind="resp")
+        chat = await prepare_chat(chat_request, slot.team, *model_of(slot.team, body.model), kind="resp")
         if body.stream:
             parts = response_events(body, stream_chunks(chat, service.streams))
-            events = named_events(service, slot, _kept(service, key, body, said, parts))
+            events = named_events(service, slot, _kept(service, key, body, items, parts))
             return start_stream(events, chat.headers, partial(chat_ended, service, slot, key, chat))
         reply = await unless_gone(request, service.within_timeout(complete_chat(chat, service.streams)))
     chat_ended(service, slot, key, chat)
     response = response_of(body, reply)
-    _keep(service, key, body, said, response)
+    _keep(service, key, body, items, response)
     return JSONResponse(response, headers=chat.headers)
 
 
@@ -48,19 +48,19 @@ async def _kept(
     service: Service,
     key: ApiKey,
     body: ResponsesRequest,
-    said: Sequence[Item],
+    items: Sequence[Item],
     events: AsyncGenerator[dict[str, Any]],
 ) -> AsyncGenerator[dict[str, Any]]:
     """Yields the events of a response and keeps it at their end."""
     async with aclosing(events) as open_events:
         async for event in open_events:
             if event["type"] in ("response.completed", "response.incomplete"):
-                _keep(service, key, body, said, event["response"])
+                _keep(service, key, body, items, event["response"])
             yield event
 
 
 def _keep(
-    service: Service, key: ApiKey, body: ResponsesRequest, said: Sequence[Item], response: dict[str, Any]
+    service: Service, key: ApiKey, body: ResponsesRequest, items: Sequence[Item], response: dict[str, Any]
 ) -> None:
     if body.store is not False:
-        service.responses.add(response["id"], key.name, [*said, *response["output"]])
+        service.responses.add(response["id"], key.name, [*items, *response["output"]])

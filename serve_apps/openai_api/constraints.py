@@ -96,10 +96,10 @@ def _call_format(request: ChatRequest, tools: OfferedTools) -> Format:
             code="unsupported_value",
             param="tool_choice",
         )
-    named = request.tool_choice
-    wanted = named.model_dump() if isinstance(named, NamedTool) else "required"
+    choice = request.tool_choice
+    tool_choice = choice.model_dump() if isinstance(choice, NamedTool) else "required"
     asked = ChatCompletionRequest(
-        messages=[{"role": "user", "content": ""}], tools=[dict(tool) for tool in tools.tools], tool_choice=wanted
+        messages=[{"role": "user", "content": ""}], tools=[dict(tool) for tool in tools.tools], tool_choice=tool_choice
     )
     tag = get_model_structural_tag(
         model, asked.tools, asked.tool_choice, reasoning=False, strict_level=ToolStrictLevel.PARAMETER

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.responses import Item, size_of
+from serve_apps.openai_api.responses import Item
 
 MAX_CHARACTERS = 8_000_000
 """Characters of the kept responses of one owner together; the oldest go first."""
@@ -25,7 +26,7 @@ class KeptResponses:
         """Keeps all items up to a response, its own included, less thoughts."""
         items = [item for item in items if item.get("type") != "reasoning"]
         of_owner = self._items.setdefault(owner, OrderedDict())
-        of_owner[response_id] = items, size_of(items) + ITEM_CHARACTERS * len(items)
+        of_owner[response_id] = items, len(json.dumps(items)) + ITEM_CHARACTERS * len(items)
         while sum(size for _, size in of_owner.values()) > self._max_characters:
             of_owner.popitem(last=False)
 
@@ -33,8 +34,8 @@ class KeptResponses:
         """Returns the items up to a response of this owner; none for None, ApiError 404 where they are not kept."""
         if response_id is None:
             return ()
-        kept = self._items.get(owner, OrderedDict[str, tuple[Sequence[Item], int]]()).get(response_id)
-        if kept is None:
+        of_owner = self._items.get(owner)
+        if of_owner is None or response_id not in of_owner:
             raise ApiError(
                 404,
                 f"response {response_id!r} is not kept here: it was not stored, is too old, or another gateway replica "
@@ -42,4 +43,5 @@ class KeptResponses:
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        return kept[0]
+        items, _ = of_owner[response_id]
+        return items

@@ -377,6 +377,6 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(12)}"
 
 
-def size_of(items: Sequence[Item]) -> int:
-    """Returns the number of characters that items hold, as JSON."""
-    return len(json.dumps(items))
+def event_text(event: Mapping[str, Any]) -> str:
+    """Returns an event as it is sent: named by its `type`, with all of it as data."""
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"

@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import STREAM, unless_gone
-from serve_apps.openai_api.responses import ResponsesRequest, chat_of, response_events, response_of
+from serve_apps.openai_api.responses import ResponsesRequest, chat_of, event_text, response_events, response_of
 from serve_apps.program.answers import as_chunks
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 
@@ -119,4 +119,4 @@ async def _each(chunks: list[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
 
 async def _named(events: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
     async for event in events:
-        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+        yield event_text(event)
