@@ -132,6 +132,7 @@ class Recorder:
         parse: Callable[[str], Parsed],
         max_tokens: int | None = None,
         stops: Sequence[str] = (),
+        constraint: str = "",
     ) -> tuple[Turn, Parsed]:
         """Makes one model call of agent `name` and records it as a turn.
 
@@ -139,8 +140,9 @@ class Recorder:
             parse: reads the completion, as a contract does.
             max_tokens: a limit below the agent's own and the context's.
             stops: the completion ends with the token that completes one of these texts.
+            constraint: what the completion must match, see `Sampling`.
 
-        Raises ContextExhausted, CallTimeout or PolicyCallError, as a workflow's agent call does.
+        Raises ContextExhausted, CallTimeout or PolicyCallError, as a workflow's agent call does, and RequestRefused.
         """
         index = self._next_event()
         round_index = self.rounds.get(name, 0)
@@ -150,6 +152,8 @@ class Recorder:
         sampling = self._fit(name, len(prompt.token_ids))
         if max_tokens is not None and max_tokens < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=max_tokens)
+        if constraint:
+            sampling = replace(sampling, constraint=constraint)
         request = GenerateRequest(
             request_id=f"{self.spec.episode_id}-{index}",
             model_group=group,

@@ -43,6 +43,7 @@ SAMPLING = pa.struct(
         ("top_p", pa.float64()),
         ("top_k", pa.int32()),
         ("min_p", pa.float64()),
+        ("constraint", pa.string()),
     ]
 )
 TURN = pa.struct(
@@ -236,7 +237,7 @@ def _turns(array: pa.StructArray) -> list[Turn]:
 
 def _sampling(array: pa.StructArray) -> list[Sampling]:
     """Converts sampling settings; equal ones share one record, because there are few of them and many turns."""
-    names = [f.name for f in SAMPLING]
+    names = [f.name for f in array.type]  # a table of an earlier version has no `constraint`
     known: dict[tuple[Any, ...], Sampling] = {}
     keys = list(zip(*(array.field(name).to_pylist() for name in names), strict=True))
     for key in keys:

@@ -95,10 +95,13 @@ class Sampling:
     top_k: int = 0
     """0 means off."""
     min_p: float = 0.0
+    constraint: str = ""
+    """What the completion had to match, as JSON (see `serve_apps/openai_api/constraints.py`); empty: it may be any text."""
 
     @property
     def is_unfiltered(self) -> bool:
-        """Says whether the sampling distribution is the policy's own (scaled by temperature only)."""
+        """Says whether the sampling distribution is the policy's own: scaled by temperature, and over the tokens that the
+        constraint allows."""
         return self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0 and self.temperature > 0
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from train_loops.merging import Chain
 from train_loops.packed_attention import Families, families_of
-from train_loops.rows import Sample
+from train_loops.rows import Masks, Sample
 from train_loops.sharing import segments_of
 
 
@@ -43,6 +43,10 @@ class Batch:
     """[N] float32, the temperature at which each token was sampled."""
     row_of_token: torch.Tensor
     """[N] int64: the place in `rows` of each token's sample."""
+    masks: torch.Tensor | None
+    """[M, ceil(V / 32)] int32: the tokens that could be sampled, as in `rows.Masks`; None where every token could, everywhere."""
+    mask_of_token: torch.Tensor | None
+    """[N] int64: which of `masks` holds at each token."""
     rows: tuple[int, ...]
     """Indices of the samples."""
     completion_lengths: tuple[int, ...]
@@ -61,6 +65,8 @@ class Batch:
             targets=self.targets.to(device),
             temperature=self.temperature.to(device),
             row_of_token=self.row_of_token.to(device),
+            masks=None if self.masks is None else self.masks.to(device),
+            mask_of_token=None if self.mask_of_token is None else self.mask_of_token.to(device),
         )
 
 
@@ -82,6 +88,7 @@ def collate(
             start=samples[i].prompt_length,
             stop=len(samples[i].token_ids),
             temperature=samples[i].temperature,
+            masks=samples[i].masks,
         )
         for row, chain in enumerate(chains)
         for i in chain
@@ -222,6 +229,7 @@ class _Completion:
     start: int
     stop: int
     temperature: float
+    masks: Masks | None = None
 
 
 def _lay_out(
@@ -246,6 +254,7 @@ def _lay_out(
     empty = np.empty(0, dtype=np.int64)
     predictors = np.concatenate([empty, *(places[c.row][c.start - 1 : c.stop - 1] for c in completions)])
     targets = np.concatenate([empty, *(np.asarray(rows[c.row][c.start : c.stop]) for c in completions)])
+    masks, mask_of_token = _masks_of(completions)
     return Batch(
         token_ids=torch.from_numpy(token_ids.astype(np.int64)),
         position_ids=None if positions is None else torch.from_numpy(positions),
@@ -254,10 +263,24 @@ def _lay_out(
         targets=torch.from_numpy(targets.astype(np.int64)),
         temperature=torch.tensor(np.repeat([c.temperature for c in completions], counts), dtype=torch.float32),
         row_of_token=torch.from_numpy(np.repeat(np.arange(len(completions)), counts)),
+        masks=masks,
+        mask_of_token=mask_of_token,
         rows=tuple(c.sample for c in completions),
         completion_lengths=tuple(counts),
         num_tokens=num_tokens,
     )
+
+
+def _masks_of(completions: Sequence[_Completion]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Returns `Batch.masks` and `Batch.mask_of_token`."""
+    table = next((c.masks.table for c in completions if c.masks is not None), None)
+    if table is None:
+        return None, None
+    every = np.concatenate(
+        [np.zeros(c.stop - c.start, dtype=np.int64) if c.masks is None else c.masks.of_token for c in completions]
+    )
+    used, of_token = np.unique(every, return_inverse=True)
+    return torch.from_numpy(table[used]), torch.from_numpy(of_token)
 
 
 def _share(cut: list[list[Chain]], num_workers: int) -> list[list[list[Chain]]]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CHUNK_TOKENS = 4096
 """Completion tokens whose logits exist at one time in training: 4096 x 150k words x 4 bytes = 2.5 GB."""
+FORBIDDEN = -1e30
+"""The logit of a token that could not be sampled: its probability is 0, and its part of the entropy, which -inf would make NaN."""
 SCORING_CHUNK_TOKENS = 512
 """The same without gradients, where a further chunk costs nothing: the smaller the tensors, the faster on a CPU."""
 
@@ -86,6 +88,8 @@ class PolicyScorer(nn.Module):
             batch.temperature.new_ones(1) if is_empty else batch.temperature,
             with_entropy=with_entropy,
             num_known=num_known,
+            masks=batch.masks,
+            mask_of_token=batch.mask_of_token,
         )[:, :num_tokens]
         if not with_values:
             return scored[0], scored[1], torch.zeros_like(scored[0])
@@ -127,27 +131,42 @@ def _score(
     *,
     with_entropy: bool,
     num_known: int | None,
+    masks: torch.Tensor | None,
+    mask_of_token: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Maps hidden states [N, H], targets [N] and temperatures [N] to [2, N]: logprobs and entropy over `num_known` rows.
+    """Maps hidden states [N, H], targets [N] and temperatures [N] to [2, N]: logprobs and entropy over `num_known` rows,
+    or over those of them that each token's mask allows.
 
     The head's weight is used directly: under ZeRO-3 a call of the head module per chunk would be a collective per
     chunk, and workers have different numbers of chunks.
     """
     weight, bias = head.weight, getattr(head, "bias", None)
 
-    def chunk(h: torch.Tensor, ids: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def chunk(
+        h: torch.Tensor, ids: torch.Tensor, t: torch.Tensor, mask_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         # At temperature t the engine samples from softmax(logits / t): that distribution is the policy that is trained.
         known = F.linear(h, weight[:num_known], None if bias is None else bias[:num_known])
         logits = at_least_float32(known) / t[:, None]
+        if masks is not None and mask_ids is not None:
+            logits = logits.masked_fill(~_allowed(masks[mask_ids], logits.shape[-1]), FORBIDDEN)
         logprobs = _gather(logits, ids)
         return torch.stack([logprobs, _entropy(logits) if with_entropy else torch.zeros_like(logprobs)])
 
     size = CHUNK_TOKENS if torch.is_grad_enabled() else SCORING_CHUNK_TOKENS
-    parts = zip(*(x.split(size) for x in (hidden, targets, temperature)), strict=True)
+    rows = [hidden, targets, temperature] + ([] if mask_of_token is None else [mask_of_token])
+    parts = zip(*(x.split(size) for x in rows), strict=True)
     if len(hidden) <= size or not torch.is_grad_enabled():
         return torch.cat([chunk(*part) for part in parts], dim=1)
     # Without recomputation backward would keep the logits of all chunks, and cutting would save nothing.
     return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts], dim=1)
+
+
+def _allowed(masks: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Unpacks masks, [N, ceil(V / 32)] int32, into [N, num_tokens] bool."""
+    eights = masks.view(torch.uint8)  # little-endian, as `rows.Masks` is
+    bits = torch.arange(8, device=masks.device, dtype=torch.uint8)
+    return ((eights[:, :, None] >> bits) & 1).flatten(1)[:, :num_tokens].bool()
 
 
 def _gather(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,26 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stores.rounds import rounds_in_time
 from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
 
 FUNNEL_STAGES = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
 """In order: where turns fall out between the model call and the gradient; every count is a number of turns, but for
 `attempts`, which is how often the calls were made for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Masks:
+    """Which tokens could be sampled at each token of one row's completion."""
+
+    table: NDArray[np.int32]
+    """[M, ceil(V / 32)]: all masks of a job's rows, each once; token `i` is bit `i % 32` of word `i // 32`. The first mask allows
+    every token. Rows share the table."""
+    of_token: NDArray[np.int64]
+    """[completion tokens]: which of the table's masks holds at each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +51,10 @@ class Sample:
     temperature: float
     max_tokens: int
     """The limit on completion tokens: the agent's, or less where its context had no room for as many."""
+    constraint: str = ""
+    """What the completion had to match: see `Sampling.constraint`."""
+    masks: Masks | None = None
+    """Which tokens its constraint allowed; None until `masks.with_masks` makes them, and where there is no constraint."""
     status: EpisodeStatus
     is_served: bool = False
     """Whether the episode is from service: another version than the parent may have sampled it."""
@@ -96,6 +114,7 @@ def samples_of(
                 reward=reward_of[turn.turn_index],
                 temperature=turn.sampling.temperature,
                 max_tokens=turn.sampling.max_tokens,
+                constraint=turn.sampling.constraint,
                 status=trace.status,
                 is_served=SERVED in trace.outcome_metadata,
                 is_sibling=bool(trace.variant),

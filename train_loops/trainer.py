@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stores.logs import bound, carried
-from stores.manifest import Probe
+from stores.manifest import Probe, whole_model
 from stores.shown_advantages import write_advantages
 from stores.traces import TraceStore
 from stores.types import ModelVersionRef
@@ -194,8 +194,10 @@ class Worker:
     def _learn(self, job: TrainJob, store: WeightStore, *, trains_policy: bool) -> Learned:
         """Trains the engines on the job's rows; unless nothing was trained they then have weights that no version has."""
         from train_loops.learner import learn, read_rows
+        from train_loops.masks import with_masks
 
         assert self._models is not None
+        assert job.parent is not None
         started = time.perf_counter()
         samples, funnel = read_rows(
             TraceStore(job.traces_uri),
@@ -205,6 +207,7 @@ class Worker:
             config=job.train,
             credit_kind=job.credit_kind,
         )
+        samples = with_masks(samples, store.fetch(whole_model(job.parent)))
         read = time.perf_counter()
         # Before the first step: if it fails half-way the engines must not pass for the parent's.
         held, self._held = self._held, None

@@ -9,10 +9,11 @@ from itertools import accumulate
 from typing import Any
 
 from serve_apps.gateway.chat_reply import troupe_fields
-from serve_apps.gateway.model_call import Choice, ModelCall, room_for_completion, sample_choices, sampling_settings
+from serve_apps.gateway.model_call import Choice, ModelCall, room_for_completion, sample_choices
 from serve_apps.gateway.policy_stream import PolicyStreams
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.completion_request import CompletionRequest
+from serve_apps.openai_api.constraints import constraint_text
 from serve_apps.openai_api.protocol import ApiError
 from stores.types import Sampling
 
@@ -39,6 +40,7 @@ def _call(request: CompletionRequest, team: ServedTeam, model_group: str, prompt
         top_p=request.top_p,
         top_k=max(request.top_k, 0),
         min_p=request.min_p,
+        constraint=constraint_text(request.own_form, tokenizer.end_ids),
     )
     return ModelCall(
         request=request,
@@ -46,7 +48,7 @@ def _call(request: CompletionRequest, team: ServedTeam, model_group: str, prompt
         model_group=model_group,
         prompt_token_ids=ids,
         sampling=sampling,
-        settings=sampling_settings(request, request.own_form),
+        settings=request.engine_settings,
         top_logprobs=request.top_logprobs,
         id=f"cmpl-{secrets.token_hex(12)}",
     )

@@ -9,10 +9,10 @@ import asyncio
 import secrets
 from dataclasses import dataclass, replace
 
-from serve_apps.gateway.model_call import ModelCall, room_for_completion, sampling_settings
+from serve_apps.gateway.model_call import ModelCall, room_for_completion
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.chat_request import ChatRequest
-from serve_apps.openai_api.constraints import constraint_of, is_constrained, thoughts_of
+from serve_apps.openai_api.constraints import constraint_of, constraint_text, is_constrained, thoughts_of
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
 from serve_apps.tokenizer import PromptSettings
@@ -72,6 +72,10 @@ async def prepare_chat(
     prompt = tokenizer.encode_marked(marked)
     max_completion = room_for_completion(request.limit, len(prompt), team.acting.max_model_len[model_group])
     default = team.acting.sampling[agent] if agent is not None else Sampling(max_tokens=max_completion, temperature=1.0)
+    tools = OfferedTools(tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls)
+    if tools.needs_vllm or (tools.tools and is_constrained(request)):
+        await asyncio.to_thread(load_parsers)
+    constraint = constraint_of(request, tools, thoughts_of(marked, tokenizer.chat_template))
     sampling = replace(
         default,
         max_tokens=request.limit or min(default.max_tokens, max_completion),
@@ -79,11 +83,8 @@ async def prepare_chat(
         top_p=request.top_p,
         top_k=max(request.top_k, 0),
         min_p=request.min_p,
+        constraint=constraint_text(constraint, tokenizer.end_ids),
     )
-    tools = OfferedTools(tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls)
-    if tools.needs_vllm or (tools.tools and is_constrained(request)):
-        await asyncio.to_thread(load_parsers)
-    constraint = constraint_of(request, tools, thoughts_of(marked, tokenizer.chat_template))
     variables = request.template_variables
     return Chat(
         request=request,
@@ -95,6 +96,6 @@ async def prepare_chat(
         tools=tools,
         top_logprobs=request.top_logprobs,
         id=f"{kind}-{secrets.token_hex(12)}",
-        settings=sampling_settings(request, constraint),
+        settings=request.engine_settings,
         ignored=[*request.dropped, *sorted(variables.keys() - tokenizer.known_variables(variables).keys())],
     )

@@ -44,7 +44,8 @@ def trace_of(chat: Chat, *, task_id: str, seconds: float) -> Trace:
 def is_trainable(chat: Chat) -> bool:
     """Whether the trace of a chat can be trained on.
 
-    It can if one choice was sampled, by an agent, from the policy's own distribution: no filter, penalty or constraint changed it.
+    It can if one choice was sampled, by an agent, from the policy's own distribution: no filter or penalty changed it.
+    A constraint is part of the turn: the trainer applies it, too.
     """
     return chat.agent is not None and chat.request.n == 1 and chat.sampling.is_unfiltered and not chat.settings
 

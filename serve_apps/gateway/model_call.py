@@ -15,7 +15,6 @@ from serve_apps.gateway.policy_stream import Delta, PolicyStreams, SampleRequest
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.sampling_fields import SamplingFields
-from serve_apps.policy.wire import STRUCTURED_OUTPUTS
 from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
 from stores.types import Sampling
@@ -97,11 +96,6 @@ class ModelCall:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def sampling_settings(request: SamplingFields, constraint: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `ModelCall.settings`. Args: constraint: what the answer must match; empty: it may be any text."""
-    return request.engine_settings | ({STRUCTURED_OUTPUTS: dict(constraint)} if constraint else {})
-
-
 def room_for_completion(limit: int | None, num_prompt: int, context: int) -> int:
     """Returns the number of tokens that are left for a completion; ApiError 400 where that is less than asked for.
 
@@ -175,12 +169,6 @@ async def _sample_choice(
             if choice.finish_reason:
                 break
     if choice.finish_reason not in ("stop", "length"):
-        if (
-            STRUCTURED_OUTPUTS in call.settings
-        ):  # a form that vLLM takes and its grammars do not: the caller's, not the team's
-            raise ApiError(
-                400, "the engine cannot follow the form that is asked for: simplify it", code="invalid_value"
-            )
         raise ApiError(503, "the engine aborted the request", code="engine_unavailable", retry_after_s=2)
     rest = text_stream.end()
     choice.text += rest

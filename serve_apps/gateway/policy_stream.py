@@ -25,7 +25,7 @@ class SampleRequest:
     seed: int
     top_logprobs: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else changes the sampling: arguments of vLLM's `SamplingParams`, see `wire.STRUCTURED_OUTPUTS`."""
+    """What else changes the sampling: arguments of vLLM's `SamplingParams`."""
     is_whole: bool = False
     """Whether to send one delta once all is sampled: it costs less, and nobody reads the text before that."""
 

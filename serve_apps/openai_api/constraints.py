@@ -1,4 +1,7 @@
-"""constraints: what a request says its answer must look like -> arguments of vLLM's `StructuredOutputsParams`.
+"""constraints: what a request says its answer must look like -> the text of `Sampling.constraint`.
+
+The text is JSON: an argument of vLLM's `StructuredOutputsParams`, and `end_ids`, the tokens that may follow when the form is
+complete. The trainer makes the masks of such a turn again from it (`train_loops/masks.py`).
 
 tool_choice required, named      a call in the model's own format, by vLLM's structural tag of that format
 response_format, structured_outputs                                                  vLLM's own argument
@@ -9,7 +12,7 @@ a model that thinks              its thoughts, free, and then one of the above
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from serve_apps import thinking
@@ -28,8 +31,23 @@ def is_constrained(request: ChatRequest) -> bool:
     return request.must_call or bool(request.own_form)
 
 
+def constraint_text(arguments: Mapping[str, Any], end_ids: Collection[int]) -> str:
+    """Returns `Sampling.constraint`; empty where there are no arguments.
+
+    What vLLM would turn into another form first is written in that form: choices as a structural tag, `json_object` as a schema.
+    """
+    if not arguments:
+        return ""
+    form = dict(arguments)
+    if "choice" in form:
+        form = _structural_tag(_as_format(form))
+    elif "json_object" in form:
+        form = {"json": {"type": "object"}}
+    return json.dumps(form | {"end_ids": sorted(end_ids)}, ensure_ascii=False)
+
+
 def constraint_of(request: ChatRequest, tools: OfferedTools, thoughts: Thoughts) -> dict[str, Any]:
-    """Returns the arguments of `StructuredOutputsParams`; empty where the answer may be any text.
+    """Returns the argument of `StructuredOutputsParams`; empty where the answer may be any text.
 
     Imports vLLM where the answer may be a call; ApiError 400 where nothing can constrain the model's format of calls.
     """
@@ -121,7 +139,11 @@ def _tagged(form: Format, thoughts: Thoughts) -> dict[str, Any]:
         thought = {"type": "sequence", "elements": [_thoughts_from(thinking.OPEN), after_thoughts]}
         before = [{"type": "optional", "content": thought}]
     whole = {"type": "sequence", "elements": [*before, form]} if before else form
-    return {"structural_tag": json.dumps({"type": "structural_tag", "format": whole})}
+    return _structural_tag(whole)
+
+
+def _structural_tag(form: Format) -> dict[str, Any]:
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": form})}
 
 
 def _thoughts_from(begin: str) -> Format:

@@ -9,6 +9,7 @@ probe     logprobs of given sequences                (the proof of a sync)
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,7 +19,6 @@ from serve_apps.policy.wire import (
     CONTEXT,
     NO_VERSION,
     REFUSED,
-    STRUCTURED_OUTPUTS,
     WireDelta,
     WireProgress,
     WireRequest,
@@ -28,6 +28,9 @@ from stores.types import FinishReason
 
 FLUSH_S = 0.01
 """How long finished completions wait for others before they are sent back in one message."""
+GRAMMAR_FAILED = "error"
+"""The finish reason by which vLLM says that it takes a form but can make no grammar of it."""
+UNUSABLE_FORM = "the engine can make no grammar of the form that is asked for: simplify it"
 PULSE_S = 3.0
 """How often a batch is told how far it is, while the engine samples."""
 
@@ -124,7 +127,11 @@ class Generation:
                 version = int(spans[-1].version) if spans and route.lora_request is None else version
                 flat = completion.logprobs
                 own, top = _position_logprobs(flat, completion.token_ids, num_top) if flat is not None else ([], [])
-                yield WireDelta(list(completion.token_ids), own, top, completion.finish_reason or "", version, "")
+                reason = completion.finish_reason or ""
+                if request.constraint and reason == GRAMMAR_FAILED:
+                    yield WireDelta([], [], [], REFUSED, version, UNUSABLE_FORM)
+                    return
+                yield WireDelta(list(completion.token_ids), own, top, reason, version, "")
         except (ValueError, VLLMClientError) as error:  # how vLLM refuses a single request
             yield WireDelta([], [], [], REFUSED, version, str(error))
 
@@ -189,6 +196,8 @@ class Generation:
         except (ValueError, VLLMClientError) as error:  # how vLLM refuses a single request
             return _error_result(request, REFUSED, str(error))
         completion = output.outputs[0]
+        if request.constraint and completion.finish_reason == GRAMMAR_FAILED:
+            return _error_result(request, REFUSED, UNUSABLE_FORM)
         # With an adapter the spans are the base's, and a request ends with the version that it began with.
         spans = (completion.weight_versions or ()) if route.lora_request is None else ()
         return WireResult(
@@ -217,8 +226,9 @@ class Generation:
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
         ends = [] if more.get("ignore_eos") else self._stop_token_ids
-        if STRUCTURED_OUTPUTS in more:
-            more[STRUCTURED_OUTPUTS] = StructuredOutputsParams(**more[STRUCTURED_OUTPUTS])
+        if request.constraint:
+            form = {name: value for name, value in json.loads(request.constraint).items() if name != "end_ids"}
+            more["structured_outputs"] = StructuredOutputsParams(**form)
         return SamplingParams(
             max_tokens=request.max_tokens,
             temperature=request.temperature,

@@ -15,10 +15,6 @@ NO_VERSION = -1
 """Policy version of a request that nothing was sampled for."""
 
 
-STRUCTURED_OUTPUTS = "structured_outputs"
-"""The setting of a stream that constrains what is sampled: arguments of vLLM's `StructuredOutputsParams`."""
-
-
 class WireRequest(NamedTuple):
     """Asks for one completion."""
 
@@ -32,6 +28,8 @@ class WireRequest(NamedTuple):
     min_p: float
     model_group: str
     seed: int
+    constraint: str = ""
+    """As `Sampling.constraint`."""
 
 
 class WireResult(NamedTuple):
@@ -86,4 +84,5 @@ def wire_request(
         min_p=sampling.min_p,
         model_group=model_group,
         seed=seed,
+        constraint=sampling.constraint,
     )

@@ -18,10 +18,11 @@ from pydantic import Field
 
 from serve_apps.contracts import Parsed
 from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.constraints import constraint_of, constraint_text, is_constrained, thoughts_of
 from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
-from serve_apps.policy.client import ContextExhausted, PolicyCallError
+from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
 from serve_apps.recorder import Prompt, Recorder
@@ -186,8 +187,9 @@ class ProgramEpisode:
         offered = OfferedTools(
             tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls
         )
-        if offered.needs_vllm:
+        if offered.needs_vllm or (offered.tools and is_constrained(request)):
             await asyncio.to_thread(load_parsers)
+        constraint = constraint_of(request, offered, thoughts_of(prompt.text, tokenizer.chat_template))
         prefix = f"call_{secrets.token_hex(6)}"
         turn, parsed = await self._turn(
             agent,
@@ -203,6 +205,7 @@ class ProgramEpisode:
             request,
             offered,
             prefix,
+            constraint=constraint_text(constraint, tokenizer.end_ids),
         )
         self._unread[agent].clear()
         message = dict(parsed.data)
@@ -221,7 +224,7 @@ class ProgramEpisode:
         self._num_calls += 1
 
     async def _turn(
-        self, agent: str, prompt: Prompt, request: ChatRequest, offered: OfferedTools, prefix: str
+        self, agent: str, prompt: Prompt, request: ChatRequest, offered: OfferedTools, prefix: str, *, constraint: str
     ) -> tuple[Turn, Parsed]:
         def parse(text: str) -> Parsed:
             shown = _until(text, request.stops)
@@ -230,7 +233,9 @@ class ProgramEpisode:
             return Parsed(fields={}, fault="a tool call that cannot be read" if is_unreadable else "", data=message)
 
         try:
-            return await self.recorder.turn(agent, prompt, parse=parse, max_tokens=request.limit, stops=request.stops)
+            return await self.recorder.turn(
+                agent, prompt, parse=parse, max_tokens=request.limit, stops=request.stops, constraint=constraint
+            )
         except asyncio.CancelledError:
             self._num_calls -= 1  # the program went away, and may ask again
             raise
@@ -243,6 +248,10 @@ class ProgramEpisode:
                 code="context_length_exceeded",
                 param="messages",
             ) from None
+        except RequestRefused as error:
+            if not constraint:
+                raise
+            raise ApiError(400, f"the engine refuses this form: {error}", code="invalid_value") from None
         except (TimeoutError, PolicyCallError) as error:
             self.fail(error)
             raise ApiError(503, str(error), code="engine_unavailable") from None
@@ -275,14 +284,10 @@ def _refuse_other_sampling(request: ChatRequest) -> None:
     Temperature, `top_p`, `top_k`, `min_p` and penalties are the run's whatever a call says.
     """
     names = [name for name in FOREIGN_SAMPLING if name in request.engine_settings]
-    if request.must_call:
-        names.append("tool_choice")
-    if request.own_form:
-        names.append("response_format" if request.structured_outputs is None else "structured_outputs")
     if names:
         raise ApiError(
             400,
-            f"{names[0]} changes what is sampled, which an episode's turns do not record yet: leave it out here",
+            f"{names[0]} changes what is sampled, which an episode's turns do not record: leave it out here",
             code="unsupported_value",
             param=names[0],
         )

@@ -14,7 +14,6 @@ import pytest
 from gateway_scene import Scene
 
 from serve_apps.gateway.api_keys import make_key, write_keys
-from serve_apps.policy.wire import STRUCTURED_OUTPUTS
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -39,7 +38,7 @@ async def test_a_forced_call_constrains_the_engine_in_the_models_own_format(scen
     (call,) = answer.choices[0].message.tool_calls or ()
     assert call.type == "function" and json.loads(call.function.arguments) == {"a": 6}
     (request,) = scene.streams.requests
-    tag = json.loads(request.settings[STRUCTURED_OUTPUTS]["structural_tag"])
+    tag = json.loads(json.loads(request.sampling.constraint)["structural_tag"])
     assert tag["format"]["tags"][0]["begin"].startswith("<tool_call>") and tag["format"]["stop_after_first"]
     (figures,) = scene.service.figures()
     assert figures["sums"]["completion_tokens"][0] == 1, "it is counted as any answer"
@@ -54,14 +53,12 @@ async def test_what_is_asked_of_the_engine_reaches_it(scene: Scene) -> None:
             logit_bias={"7": -3},
             extra_body={"structured_outputs": {"choice": ["yes", "no"]}, "min_tokens": 2, "ignore_eos": True},
         )
-    asked = [dict(request.settings) for request in scene.streams.requests]
-    assert asked[0] == {STRUCTURED_OUTPUTS: {"json": SCHEMA}}
-    assert asked[1] == {
-        STRUCTURED_OUTPUTS: {"choice": ["yes", "no"]},
-        "logit_bias": {7: -3.0},
-        "min_tokens": 2,
-        "ignore_eos": True,
-    }
+    typed, chosen = scene.streams.requests
+    end_ids = sorted(scene.streams.tokenizer.end_ids)
+    assert json.loads(typed.sampling.constraint) == {"json": SCHEMA, "end_ids": end_ids} and not typed.settings
+    tag = json.loads(json.loads(chosen.sampling.constraint)["structural_tag"])
+    assert [choice["value"] for choice in tag["format"]["elements"]] == ["yes", "no"]
+    assert chosen.settings == {"logit_bias": {7: -3.0}, "min_tokens": 2, "ignore_eos": True}
 
 
 async def test_what_nobody_reads_is_named_and_cannot_break_the_headers(scene: Scene) -> None:

@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.policy.wire import STRUCTURED_OUTPUTS
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -142,7 +141,7 @@ async def test_typed_answers_and_forced_calls_constrain_the_engine(scene: Scene)
         await client.responses.create(
             model="demo/solver", input="x", tools=[ADD], tool_choice={"type": "function", "name": "add"}
         )
-    asked = [request.settings[STRUCTURED_OUTPUTS] for request in scene.streams.requests]
+    asked = [json.loads(request.sampling.constraint) for request in scene.streams.requests]
     assert asked[0]["json"]["properties"]["value"]["type"] == "integer"
     assert '"name": "add"' in json.loads(asked[1]["structural_tag"])["format"]["tags"][0]["begin"]
 

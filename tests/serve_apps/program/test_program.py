@@ -22,7 +22,7 @@ from pipelines.run.scoring import per_agent
 from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.policy.client import PolicyCallError
+from serve_apps.policy.client import PolicyCallError, RequestRefused
 from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import load_workflow
@@ -303,17 +303,46 @@ def test_streams_stops_and_limits_are_the_callers_and_the_sampling_is_the_runs(t
 
 def test_what_an_episode_cannot_do_is_refused_by_name(tiny_model: Path) -> None:
     body = (
-        "for more in ({'n': 2}, {'logprobs': True, 'top_logprobs': 3}, {'response_format': {'type': 'json_object'}},\n"
-        "             {'logit_bias': {'7': 5}}, {'extra_body': {'structured_outputs': {'regex': 'a'}}},\n"
-        "             {'tools': [{'type': 'function', 'function': {'name': 'f'}}], 'tool_choice': 'required'}):\n"
+        "for more in ({'n': 2}, {'logprobs': True, 'top_logprobs': 3}, {'logit_bias': {'7': 5}}):\n"
         "    try:\n"
         f"        {say('x').replace(', )', ', **more)')}\n"
         "    except Exception as e:\n        print(e.status_code, e.param)\n"
     )
     trace = play(Program(ONE, command=code(f"{body}\n{say('x')}")), tiny_model, by_turn("hm"))
-    refused = ("n", "top_logprobs", "response_format", "logit_bias", "structured_outputs", "tool_choice")
+    refused = ("n", "top_logprobs", "logit_bias")
     assert trace.answer.splitlines() == [f"400 {name}" for name in refused]
     assert len(trace.turns) == 1
+
+
+def test_what_an_answer_must_match_is_stored_with_its_turn(tiny_model: Path) -> None:
+    schema = {"type": "object", "properties": {"value": {"type": "boolean"}}}
+    forms = [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "v", "schema": schema}}},
+        {"extra_body": {"structured_outputs": {"choice": ["yes", "no"]}}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        {},
+    ]
+    body = "\n".join(say("x", **form) for form in forms)
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn('{"value": true}', "yes", MULTIPLY, "free"))
+    typed, chosen, forced, free = (turn.sampling.constraint for turn in trace.turns)
+    assert json.loads(typed) == {"json": schema, "end_ids": sorted(ChatTokenizer(tiny_model).end_ids)}
+    assert '"no"' in json.loads(chosen)["structural_tag"] and "<tool_call>" in json.loads(forced)["structural_tag"]
+    assert free == "" and all(turn.sampling.is_unfiltered for turn in trace.turns)
+
+
+def test_a_form_that_the_engine_refuses_is_the_programs_error(tiny_model: Path) -> None:
+    def refuse(call: AgentCall) -> str:
+        if call.request.sampling.constraint:
+            raise RequestRefused("no grammar")
+        return "free"
+
+    body = (
+        f"try:\n    {say('x', response_format={'type': 'json_object'})}\n"
+        f"except Exception as e:\n    print(e.status_code, e.body['message'])\n{say('x')}"
+    )
+    trace = play(Program(ONE, command=code(body)), tiny_model, refuse)
+    assert trace.answer == "400 the engine refuses this form: no grammar"
+    assert (trace.status, len(trace.turns)) == (EpisodeStatus.OK, 1)
 
 
 def test_a_posted_outcome_is_the_answer_and_its_score_is_paid(tiny_model: Path) -> None:

@@ -1,0 +1,169 @@
+"""masks: what a constrained turn could have said is made again from its constraint, and its logprobs are over that alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from train_loops import logprobs as logprobs_module
+from train_loops.batching import collate
+from train_loops.config import MismatchConfig
+from train_loops.logprobs import PolicyScorer
+from train_loops.masks import with_masks
+from train_loops.mismatch import measure
+from train_loops.rows import Sample
+
+pytestmark = pytest.mark.fast
+
+YES_OR_NO = {"grammar": 'root ::= "yes" | "no"'}
+SCHEMA = {
+    "type": "object",
+    "properties": {"value": {"type": "boolean"}},
+    "required": ["value"],
+    "additionalProperties": False,
+}
+PREFIX = "What is it? "
+
+
+class Rows:
+    """Makes rows of the tiny model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.end: int = self.tokenizer.eos_token_id
+
+    def row(self, text: str, form: dict[str, object] | None, *, number: int = 0) -> Sample:
+        """A row whose completion is `text` and the end of the turn."""
+        prompt, said = (self.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (PREFIX, text))
+        return Sample(
+            episode_id=f"e{number}",
+            group_id="g",
+            task_id="t",
+            agent="solver",
+            turn_index=0,
+            round_index=0,
+            episode_round=0,
+            token_ids=[*prompt, *said, self.end],
+            prompt_length=len(prompt),
+            rollout_logprobs=[-0.5] * (len(said) + 1),
+            reward=1.0,
+            temperature=0.7,
+            max_tokens=20,
+            status="ok",
+            constraint="" if form is None else json.dumps(form | {"end_ids": [self.end]}),
+        )
+
+
+@pytest.fixture(scope="module")
+def rows(tiny_model: Path) -> Rows:
+    return Rows(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def scorer(tiny_model: Path) -> PolicyScorer:
+    return PolicyScorer(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32))
+
+
+def begins(rows: Rows, allowed: list[str]) -> set[int]:
+    """The tokens that are a beginning of one of these texts."""
+    texts = {i: rows.tokenizer.decode([i]) for i in range(len(rows.tokenizer))}
+    special = set(rows.tokenizer.all_special_ids)
+    return {i for i, t in texts.items() if t and i not in special and any(a.startswith(t) for a in allowed)}
+
+
+def of_token(sample: Sample, position: int, vocabulary: int) -> set[int]:
+    """The tokens that a mask allows."""
+    assert sample.masks is not None
+    words = sample.masks.table[sample.masks.of_token[position]]
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocabulary]
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_every_position_allows_what_the_form_does(rows: Rows) -> None:
+    yes, free = with_masks([rows.row("yes", YES_OR_NO), rows.row("what", None)], rows.folder)
+    vocabulary = len(rows.tokenizer)
+    assert free.masks is None
+    assert of_token(yes, 0, vocabulary) == begins(rows, ["yes", "no"])
+    assert of_token(yes, yes.completion_length - 1, vocabulary) == {rows.end}, "only the end is left"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": SCHEMA},
+        {"json": json.dumps(SCHEMA)},
+        {"regex": r"\{\"value\": (true|false)\}"},
+        {"grammar": 'root ::= "{\\"value\\": " ("true" | "false") "}"'},
+        {"grammar": 'start: "{\\"value\\": " ("true" | "false") "}"'},
+        {"structural_tag": json.dumps({"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}})},
+    ],
+    ids=["schema", "schema as text", "regex", "ebnf", "lark", "structural tag"],
+)  # fmt: skip
+def test_every_kind_of_form_is_made_again_and_another_text_is_refused(rows: Rows, form: dict[str, object]) -> None:
+    (row,) = with_masks([rows.row('{"value": true}', form)], rows.folder)
+    assert row.masks is not None and (row.masks.of_token > 0).all()
+    with pytest.raises(
+        ValueError, match=r"episode e7, turn 0 \(solver\): token \d+ at position \d+ of the completion is not"
+    ):
+        with_masks([rows.row('{"worth": true}', form, number=7)], rows.folder)
+
+
+def test_logprobs_and_entropy_are_over_the_allowed_tokens_and_other_rows_stay(
+    rows: Rows, scorer: PolicyScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [
+        rows.row("yes", YES_OR_NO),
+        rows.row("what", None, number=1),
+        rows.row('{"value": true}', {"json": SCHEMA}, number=2),
+    ]
+    masked = with_masks(plain, rows.folder)
+    for pack in (False, True):
+        batch = collate(masked, [(0,), (1,), (2,)], pack=pack)
+        with torch.no_grad():
+            logprobs, entropy, _ = scorer(batch, with_entropy=True)
+        at = 0
+        for sample in masked:
+            with torch.no_grad():
+                logits = scorer.model(torch.tensor([list(sample.token_ids)])).logits[0].float() / sample.temperature
+            for position in range(sample.completion_length):
+                own = logits[sample.prompt_length + position - 1]
+                if sample.masks is not None:
+                    keep = sorted(of_token(sample, position, len(own)))
+                    own = torch.full_like(own, -torch.inf).index_copy(0, torch.tensor(keep), own[keep])
+                want = own.log_softmax(-1)
+                torch.testing.assert_close(logprobs[at], want[sample.token_ids[sample.prompt_length + position]])
+                torch.testing.assert_close(entropy[at], -(want.exp() * want.nan_to_num(neginf=0.0)).sum())
+                at += 1
+    monkeypatch.setattr(logprobs_module, "CHUNK_TOKENS", 3)
+    logprobs, entropy, _ = scorer(collate(masked, [(0,), (1,), (2,)]), with_entropy=True)
+    (logprobs + entropy).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in scorer.parameters() if p.grad is not None)
+    forced = collate(with_masks([rows.row("yes", {"grammar": 'root ::= "yes"'})], rows.folder), [(0,)])
+    assert float(scorer(forced)[0][-1]) == 0.0, "a token without an alternative is certain"
+
+
+def test_a_mask_that_is_not_the_engines_shows_as_a_difference_between_trainer_and_engine(
+    rows: Rows, scorer: PolicyScorer
+) -> None:
+    row = rows.row("yes", YES_OR_NO)
+
+    def old(sample: Sample) -> np.ndarray:
+        with torch.no_grad():
+            return scorer(collate([sample], [(0,)]))[0].double().numpy()
+
+    (right,) = with_masks([row], rows.folder)
+    wider = {"grammar": "root ::= [a-z]+"}
+    (wrong,) = with_masks([replace(row, constraint=json.dumps(wider | {"end_ids": [rows.end]}))], rows.folder)
+    engine = old(right)
+    gap = {
+        name: measure([old(sample)], [engine], ["solver"], config=MismatchConfig())["solver"].mean_abs
+        for name, sample in (("right", right), ("wrong", wrong), ("none", row))
+    }
+    assert gap["right"] == 0 and min(gap["wrong"], gap["none"]) > 0.5

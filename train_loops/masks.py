@@ -1,0 +1,114 @@
+"""masks: rows whose completions were constrained -> the tokens that could be sampled at each of their positions.
+
+    Sample.constraint --xgrammar--> grammar --the completion's tokens, one after another--> a mask per token
+
+The engine samples a constrained token from the softmax over those that its grammar allows. The logprob of a token under other
+weights is over the same tokens, and the grammar's state depends on the tokens before it alone. So the masks are made again here,
+from what is stored, by the library that the engine uses (vLLM's backend `xgrammar`), and the figures of agreement between trainer
+and engine hold for them as for every other row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from train_loops.rows import Masks, Sample
+
+
+def with_masks(samples: Sequence[Sample], folder: Path) -> list[Sample]:
+    """Returns the rows, those that have a constraint with their masks.
+
+    Args:
+        folder: the model with its tokenizer, in Hugging Face layout.
+
+    Raises:
+        ValueError: a row's completion is not what its constraint allows.
+    """
+    if not any(sample.constraint for sample in samples):
+        return list(samples)
+    grammars = _Grammars(folder)
+    kept: dict[bytes, int] = {}
+    rows = [_words(grammars, sample, kept) if sample.constraint else None for sample in samples]
+    table = np.frombuffer(b"".join(kept), dtype=np.int32).reshape(len(kept), -1)
+    return [
+        sample if of_token is None else replace(sample, masks=Masks(table=table, of_token=of_token))
+        for sample, of_token in zip(samples, rows, strict=True)
+    ]
+
+
+class _Grammars:
+    """Compiles constraints for one tokenizer, each once."""
+
+    def __init__(self, folder: Path) -> None:
+        import xgrammar
+        from transformers import AutoConfig, AutoTokenizer
+
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        self.vocabulary: int = config.get_text_config().vocab_size
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=self.vocabulary)
+        self._compiler = xgrammar.GrammarCompiler(info)
+        self._compiled: dict[str, tuple[Any, list[int]]] = {}
+
+    def matcher(self, constraint: str) -> Any:
+        """Returns a matcher at the beginning of the grammar; ValueError where the constraint is of no known kind."""
+        import xgrammar
+
+        if constraint not in self._compiled:
+            stated = json.loads(constraint)
+            end_ids = stated.pop("end_ids")
+            ((kind, form),) = stated.items()
+            self._compiled[constraint] = self._compile(kind, form), end_ids
+        grammar, end_ids = self._compiled[constraint]
+        return xgrammar.GrammarMatcher(grammar, override_stop_tokens=end_ids)
+
+    def _compile(self, kind: str, form: Any) -> Any:
+        """Compiles as vLLM's `XgrammarBackend.compile_grammar` does."""
+        match kind:
+            case "json":
+                return self._compiler.compile_json_schema(form if isinstance(form, str) else json.dumps(form))
+            case "regex":
+                return self._compiler.compile_regex(form)
+            case "grammar" if _is_lark(form):
+                return self._compiler.compile_lark(form)
+            case "grammar":
+                return self._compiler.compile_grammar(form)
+            case "structural_tag":
+                return self._compiler.compile_structural_tag(form)
+        raise ValueError(f"{kind!r} is no kind of constraint: json, regex, grammar and structural_tag are")
+
+
+def _words(grammars: _Grammars, sample: Sample, kept: dict[bytes, int]) -> NDArray[np.int64]:
+    """Returns the number of each completion token's mask in `kept`, and adds new ones there."""
+    import xgrammar
+
+    mask = xgrammar.allocate_token_bitmask(1, grammars.vocabulary)
+    if not kept:
+        kept[torch.full_like(mask, -1).numpy().tobytes()] = 0
+    matcher = grammars.matcher(sample.constraint)
+    of_token = np.zeros(sample.completion_length, dtype=np.int64)
+    for position, token in enumerate(sample.token_ids[sample.prompt_length :]):
+        if not matcher.is_terminated():
+            matcher.fill_next_token_bitmask(mask)
+            of_token[position] = kept.setdefault(mask.numpy().tobytes(), len(kept))
+            if not matcher.accept_token(token):
+                raise ValueError(
+                    f"episode {sample.episode_id}, turn {sample.turn_index} ({sample.agent}): token {token} at position {position} "
+                    f"of the completion is not allowed by the turn's constraint {sample.constraint[:200]}: was it sampled by "
+                    "an engine with another tokenizer or another version of xgrammar? Sample the episodes again"
+                )
+    return of_token
+
+
+def _is_lark(grammar: str) -> bool:
+    """Whether a grammar is written as Lark reads it, not as EBNF: by the rule of vLLM's `grammar_is_likely_lark`."""
+    lines = [line.split("#")[0].split("//")[0].strip() for line in grammar.splitlines()]
+    return any(lines) and not any("::=" in line for line in lines)
