@@ -25,16 +25,16 @@ def ask(prompt: str, client: Any) -> str:
     return str(reply.choices[0].message.content)
 
 
-def forced_and_typed(prompt: str, client: Any) -> str:
+async def forced_and_typed(prompt: str, client: Any) -> str:
     """Forces a call of the calculator, and then asks for the answer as an integer below 100."""
     messages: list[Any] = [{"role": "user", "content": prompt}]
-    forced = client.chat.completions.create(model="m", messages=messages, tools=TOOLS, tool_choice="required")
+    forced = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS, tool_choice="required")
     messages.append(forced.choices[0].message)
     for call in forced.choices[0].message.tool_calls or ():
         result = calculate(call.function.arguments)
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": BELOW_100}}
-    reply = client.chat.completions.create(model="m", messages=messages, response_format=form)
+    reply = await client.chat.completions.create(model="m", messages=messages, response_format=form)
     try:
         return str(json.loads(reply.choices[0].message.content)["value"])
     except (TypeError, ValueError):  # a demonstration's bare number, or what the token limit cut
