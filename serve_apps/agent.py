@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -65,6 +65,26 @@ def count_attempt() -> None:
     counter = _attempts.get(None)
     if counter is not None:
         counter[0] += 1
+
+
+_version: ContextVar[list[str]] = ContextVar("version")
+
+
+def note_version(version: str) -> None:
+    """Says what answers a tool's call, for its record: a server, its version, what it takes."""
+    noted = _version.get(None)
+    if noted is not None:
+        noted[0] = version
+
+
+@contextmanager
+def noted_version() -> Iterator[list[str]]:
+    """Yields a list of one text: the last that `note_version` was given inside the block."""
+    token = _version.set([""])
+    try:
+        yield _version.get()
+    finally:
+        _version.reset(token)
 
 
 @contextmanager
@@ -169,6 +189,9 @@ class Tool:
     timeout_cause: Literal[Cause.INFRASTRUCTURE, Cause.POLICY] = Cause.INFRASTRUCTURE
     """Who caused it where no answer comes within `timeout_s`. Say `policy` for a tool that a model's text can make slow, as
     one that runs code: otherwise such episodes are left out of training, and a policy may learn to have them left out."""
+
+    probe: Callable[[], Coroutine[Any, Any, str]] | None = None
+    """What `troupe validate` calls: it returns what answers, or raises ToolFault."""
 
     async def __call__(self, **arguments: Any) -> Any:
         """Calls the function with checked arguments; ToolError names those that do not fit."""

@@ -23,6 +23,7 @@ from serve_apps.agent import (
     ToolRaised,
     TracedText,
     counted_attempts,
+    noted_version,
     origins_of,
     traced,
 )
@@ -287,7 +288,7 @@ class Recorder:
         response, error = None, ""
         kind: type[ToolError] = ToolError
         is_ours_to_wait = tool.timeout_cause == Cause.INFRASTRUCTURE
-        with counted_attempts() as attempts:
+        with counted_attempts() as attempts, noted_version() as version:
             try:
                 is_known, response = self.playback.response(name, recorded) if self.playback else (False, None)
                 if not is_known:
@@ -302,7 +303,7 @@ class Recorder:
                     self._waited.append((started, self.clock.seconds))
                 error = f"given up after {seconds:.1f} s"
                 self.tool_calls[index] = replace(
-                    call, error=error, num_attempts=max(1, attempts[0]), duration_s=seconds
+                    call, error=error, num_attempts=max(1, attempts[0]), duration_s=seconds, version=version[0]
                 )
                 raise
             except ToolError as fault:
@@ -317,6 +318,7 @@ class Recorder:
             error=error,
             num_attempts=max(1, attempts[0]),
             duration_s=time.perf_counter() - start,
+            version=version[0],
         )
         if error and tool.fail_open:
             return tool.fallback

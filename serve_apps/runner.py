@@ -21,6 +21,7 @@ from serve_apps.acting_team import ActingTeam, Complete
 from serve_apps.agent import ToolError, ToolFault, ToolRaised
 from serve_apps.causes import AuthorError, CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode_resources import episode_resources
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.recorder import Recorder
@@ -54,7 +55,8 @@ async def run_attempt(recorder: Recorder, attempt: int) -> Trace:
     raised: BaseException | None = None
     try:
         async with recorder.clock.deadline(recorder.limits.episode_timeout_s):
-            returned = await recorder.team.workflow.run(recorder.spec.task, recorder.agents, recorder.tools)
+            with episode_resources():
+                returned = await recorder.team.workflow.run(recorder.spec.task, recorder.agents, recorder.tools)
         outcome = _recordable(returned)
         stop_reason, error = outcome.stop_reason, outcome.error
         if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in recorder.turns.values()):

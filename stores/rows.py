@@ -85,6 +85,7 @@ TOOL_CALL = pa.struct(
         ("start_s", pa.float64()),
         ("duration_s", pa.float64()),
         ("num_attempts", pa.int32()),
+        ("version", pa.string()),
     ]
 )
 EPISODES = pa.schema(

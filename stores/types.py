@@ -183,6 +183,8 @@ class ToolCall:
     start_s: float
     duration_s: float
     num_attempts: int = 1
+    version: str = ""
+    """What answered, where the tool says it: of an MCP server its name, its version, and a hash of the tool's schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ the tasks and the models. Imports no torch, ray or vllm.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipelines.models.folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
+from serve_apps.agent import ToolFault
 from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
@@ -32,7 +34,7 @@ def check(config: RunConfig) -> list[str]:
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
     check_tasks(config, check=workflow.check_task)
-    return [*_check_models(config), *workflow.preflight()]
+    return [*_check_models(config), *workflow.preflight(), *check_tools(workflow)]
 
 
 def _check_agents(config: RunConfig, workflow: Workflow) -> None:
@@ -79,6 +81,18 @@ def _check_control(config: RunConfig, workflow: Workflow) -> None:
         raise ValueError(
             f"evaluate.control.answer: {control.answer!r} is no field of the contract of {control.agent!r}{near(control.answer, fields)}"
         )
+
+
+def check_tools(workflow: Workflow) -> list[str]:
+    """Asks the services behind tools whether they answer; returns what they are."""
+    notes: list[str] = []
+    for name, tool in workflow.tools.items():
+        if tool.probe is not None:
+            try:
+                notes.append(f"tool {name}: {asyncio.run(tool.probe())}")
+            except ToolFault as fault:
+                raise ValueError(f"tool {name}: {fault}") from None
+    return notes
 
 
 def _check_baselines(config: RunConfig, kind: CreditKind) -> None:

@@ -15,6 +15,7 @@ from serve_apps.expressions import look_up
 from serve_apps.graph import Graph, load_graph
 from serve_apps.graph_spec import NodeSpec
 from serve_apps.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
+from serve_apps.tools.mcp_tools import mcp_tool
 from serve_apps.tools.retrieval import retriever_tool
 from serve_apps.workflow import Outcome, Workflow, load_object, together
 from stores.types import Task
@@ -30,8 +31,9 @@ class Declared(Workflow):
 
         Args:
             graph: YAML file.
-            tools: by name: `{retriever: {...}, top_k: 5}`, or `{path: "module:name", ...}` of a `Tool`, or of what makes one
-                from the further keys.
+            tools: by name: `{retriever: {...}, top_k: 5}`; `{mcp: {command: [...]}, tool: ...}`, see `mcp_tools`, where the tool's
+                name is that of the entry unless `tool` says another; or `{path: "module:name", ...}` of a `Tool`, or of what
+                makes one from the further keys.
         """
         self.graph = load_graph(graph)
         self.agents = {
@@ -177,8 +179,16 @@ def _tool(name: str, settings: Mapping[str, Any]) -> Tool:
         if not isinstance(made, Tool):
             raise TypeError(f"{place}.path: {settings['path']!r} is no Tool, and makes none")
         return made
+    if "mcp" in settings:
+        more = {key: value for key, value in settings.items() if key not in ("mcp", "tool")}
+        if not isinstance(settings["mcp"], Mapping):
+            raise TypeError(f"{place}.mcp: give `command` or `url`")
+        try:
+            return mcp_tool(str(settings.get("tool", name)), settings["mcp"], **more)
+        except TypeError as error:
+            raise TypeError(f"{place}: {error}") from None
     if "retriever" not in settings:
-        raise TypeError(f"{place}: give `retriever`, or `path` of a tool")
+        raise TypeError(f"{place}: give `retriever`, `mcp`, or `path` of a tool")
     unknown = sorted(settings.keys() - {"retriever", "top_k"})
     if unknown:
         raise TypeError(f"{place}: unknown {', '.join(unknown)}")
