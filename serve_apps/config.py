@@ -71,7 +71,16 @@ class ServeConfig(Settings):
                 "engine.trust_remote_code would run code out of the model folder, which is never done here: remove it, and take a "
                 "model that vLLM knows itself"
             )
+        for name in OF_CONSTRAINTS & engine.keys():
+            raise ValueError(
+                f"engine.{name} would change which tokens a constraint allows, and the trainer would make other masks than the engine: "
+                "remove it"
+            )
         return engine
+
+
+OF_CONSTRAINTS = frozenset({"structured_outputs_config", "reasoning_parser", "tokenizer_mode"})
+"""Settings of the engine that the masks of constrained turns depend on."""
 
 
 SHORTEST_SILENCE_S = 10.0

@@ -32,7 +32,7 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Parsed
 from serve_apps.episode_clock import EpisodeClock
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.policy.client import ContextExhausted, PolicyCallError
+from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.prompt_budget import fit_prompt
 from serve_apps.replay import Playback
 from serve_apps.text_stream import TextStream
@@ -166,7 +166,7 @@ class Recorder:
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request)
         try:
             completion = _cut_at(await self._answered(index, call), tokenizer, stops)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, RequestRefused):
             self._take_back(name, index, round_index)
             raise
         end = time.perf_counter()

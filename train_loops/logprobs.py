@@ -149,7 +149,7 @@ def _score(
         known = F.linear(h, weight[:num_known], None if bias is None else bias[:num_known])
         logits = at_least_float32(known) / t[:, None]
         if masks is not None and mask_ids is not None:
-            logits = logits.masked_fill(~_allowed(masks[mask_ids], logits.shape[-1]), FORBIDDEN)
+            logits.masked_fill_(_forbidden(masks[mask_ids], logits.shape[-1]), FORBIDDEN)
         logprobs = _gather(logits, ids)
         return torch.stack([logprobs, _entropy(logits) if with_entropy else torch.zeros_like(logprobs)])
 
@@ -162,9 +162,9 @@ def _score(
     return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts], dim=1)
 
 
-def _allowed(masks: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Unpacks masks, [N, ceil(V / 32)] int32, into [N, num_tokens] bool."""
-    eights = masks.view(torch.uint8)  # little-endian, as `rows.Masks` is
+def _forbidden(masks: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Unpacks masks, [N, ceil(V / 32)] int32, into [N, num_tokens] bool: True where a token could not be sampled."""
+    eights = (~masks).view(torch.uint8)  # little-endian, as `rows.Masks` is
     bits = torch.arange(8, device=masks.device, dtype=torch.uint8)
     return ((eights[:, :, None] >> bits) & 1).flatten(1)[:, :num_tokens].bool()
 

@@ -11,6 +11,8 @@ and engine hold for them as for every other row.
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,30 +24,45 @@ from numpy.typing import NDArray
 
 from train_loops.rows import Masks, Sample
 
+logger = logging.getLogger(__name__)
+
+CACHE_BYTES = 2**29
+"""How much memory compiled grammars may take, as in vLLM."""
+
 
 def with_masks(samples: Sequence[Sample], folder: Path) -> list[Sample]:
-    """Returns the rows, those that have a constraint with their masks.
+    """Returns the rows, those that have a constraint with their masks; rows from service of which none can be made are left out.
 
     Args:
         folder: the model with its tokenizer, in Hugging Face layout.
 
     Raises:
-        ValueError: a row's completion is not what its constraint allows.
+        ValueError: a row's completion is not what its constraint allows, or there is no grammar of the constraint.
     """
     if not any(sample.constraint for sample in samples):
         return list(samples)
     grammars = _Grammars(folder)
     kept: dict[bytes, int] = {}
-    rows = [_words(grammars, sample, kept) if sample.constraint else None for sample in samples]
+    rows: list[NDArray[np.int64] | None] = []
+    left: list[Sample] = []
+    for sample in samples:
+        try:
+            rows.append(_words(grammars, sample, kept) if sample.constraint else None)
+        except (ValueError, RuntimeError) as error:
+            if not sample.is_served:  # those were sampled by whatever service there was, and cannot be sampled again
+                raise ValueError(str(error)) from None
+            logger.warning("leaves out a row from service: %s", error)
+            continue
+        left.append(sample)
     table = np.frombuffer(b"".join(kept), dtype=np.int32).reshape(len(kept), -1)
     return [
         sample if of_token is None else replace(sample, masks=Masks(table=table, of_token=of_token))
-        for sample, of_token in zip(samples, rows, strict=True)
+        for sample, of_token in zip(left, rows, strict=True)
     ]
 
 
 class _Grammars:
-    """Compiles constraints for one tokenizer, each once."""
+    """Compiles constraints for one tokenizer; the compiler keeps what it has compiled, up to CACHE_BYTES."""
 
     def __init__(self, folder: Path) -> None:
         import xgrammar
@@ -55,20 +72,16 @@ class _Grammars:
         self.vocabulary: int = config.get_text_config().vocab_size
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=self.vocabulary)
-        self._compiler = xgrammar.GrammarCompiler(info)
-        self._compiled: dict[str, tuple[Any, list[int]]] = {}
+        self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
 
     def matcher(self, constraint: str) -> Any:
-        """Returns a matcher at the beginning of the grammar; ValueError where the constraint is of no known kind."""
+        """Returns a matcher at the beginning of the grammar; ValueError or RuntimeError where there is none of the constraint."""
         import xgrammar
 
-        if constraint not in self._compiled:
-            stated = json.loads(constraint)
-            end_ids = stated.pop("end_ids")
-            ((kind, form),) = stated.items()
-            self._compiled[constraint] = self._compile(kind, form), end_ids
-        grammar, end_ids = self._compiled[constraint]
-        return xgrammar.GrammarMatcher(grammar, override_stop_tokens=end_ids)
+        stated = json.loads(constraint)
+        end_ids = stated.pop("end_ids")
+        ((kind, form),) = stated.items()
+        return xgrammar.GrammarMatcher(self._compile(kind, form), override_stop_tokens=end_ids)
 
     def _compile(self, kind: str, form: Any) -> Any:
         """Compiles as vLLM's `XgrammarBackend.compile_grammar` does."""
@@ -93,7 +106,11 @@ def _words(grammars: _Grammars, sample: Sample, kept: dict[bytes, int]) -> NDArr
     mask = xgrammar.allocate_token_bitmask(1, grammars.vocabulary)
     if not kept:
         kept[torch.full_like(mask, -1).numpy().tobytes()] = 0
-    matcher = grammars.matcher(sample.constraint)
+    place = f"episode {sample.episode_id}, turn {sample.turn_index} ({sample.agent})"
+    try:
+        matcher = grammars.matcher(sample.constraint)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{place}: there is no grammar of its constraint {sample.constraint[:200]}: {error}") from None
     of_token = np.zeros(sample.completion_length, dtype=np.int64)
     for position, token in enumerate(sample.token_ids[sample.prompt_length :]):
         if not matcher.is_terminated():
@@ -101,8 +118,7 @@ def _words(grammars: _Grammars, sample: Sample, kept: dict[bytes, int]) -> NDArr
             of_token[position] = kept.setdefault(mask.numpy().tobytes(), len(kept))
             if not matcher.accept_token(token):
                 raise ValueError(
-                    f"episode {sample.episode_id}, turn {sample.turn_index} ({sample.agent}): token {token} at position {position} "
-                    f"of the completion is not allowed by the turn's constraint {sample.constraint[:200]}: was it sampled by "
+                    f"{place}: token {token} at position {position} of the completion is not allowed by the turn's constraint {sample.constraint[:200]}: was it sampled by "
                     "an engine with another tokenizer or another version of xgrammar? Sample the episodes again"
                 )
     return of_token
@@ -110,5 +126,4 @@ def _words(grammars: _Grammars, sample: Sample, kept: dict[bytes, int]) -> NDArr
 
 def _is_lark(grammar: str) -> bool:
     """Whether a grammar is written as Lark reads it, not as EBNF: by the rule of vLLM's `grammar_is_likely_lark`."""
-    lines = [line.split("#")[0].split("//")[0].strip() for line in grammar.splitlines()]
-    return any(lines) and not any("::=" in line for line in lines)
+    return bool(grammar) and not any("::=" in re.sub(r"(#|//).*$", "", line) for line in grammar.split("\n"))

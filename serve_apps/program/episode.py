@@ -251,6 +251,7 @@ class ProgramEpisode:
         except RequestRefused as error:
             if not constraint:
                 raise
+            self._num_calls -= 1  # it may ask again, without the form
             raise ApiError(400, f"the engine refuses this form: {error}", code="invalid_value") from None
         except (TimeoutError, PolicyCallError) as error:
             self.fail(error)

@@ -2,9 +2,10 @@
 
     mcp_tool("read_file", {command: [...]})  ──> Tool ──arguments, checked by the server's schema──> session ──> server
 
-A session belongs to the process, or to one episode (`session: episode`). It begins with the first call; one that broke is begun again by
-the next call. What a server answers, an error too, is the policy's: it chose the arguments. A server that does not start, or goes away,
-is a fault of the infrastructure: the episode is played again. Where a model's text can bring it down, say `timeout_cause: policy`.
+A session belongs to the process, or to one episode (`session: episode`). It begins with the first call; after a connection that broke the
+next call makes another. What a tool answers, an error too, is the policy's: it chose the arguments. A server that does not start, does
+not answer, or goes away is a fault of the infrastructure: the episode is played again. Where a model's text can bring it down, say
+`timeout_cause: policy`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import asyncio
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakKeyDictionary
 
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CHECK_S = 5.0
+"""How long a server may take to show that it is not stuck in a call that was given up."""
 TAIL = 2000
 """Characters of a server's standard error that an error quotes."""
 
@@ -119,48 +125,59 @@ def mcp_tool(
         try:
             return await session.version_of(tool)
         finally:
-            await session.end()
+            session.close()
+            await asyncio.wait([*_owners, asyncio.create_task(asyncio.sleep(0))])
 
     return Tool(
         call, timeout_s=timeout_s, fail_open=fail_open, fallback=fallback, timeout_cause=timeout_cause, probe=probe
     )
 
 
+@dataclass(eq=False, kw_only=True)
+class _Connection:
+    """A connection to one process of a server, or to its address, and the tools that it named."""
+
+    client: mcp.Client
+    errors: IO[bytes]
+    """What the server writes to standard error."""
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set where it shall end."""
+    tools: dict[str, mcp_types.Tool] = field(default_factory=dict)
+    has_new_tools: bool = False
+    """Whether the server said that its tools have changed."""
+    is_doubtful: bool = False
+    """Whether a call was given up: the server may be stuck in it."""
+
+
 class Session:
-    """A session with one server, in one event loop."""
+    """A session with one server, in one event loop. It outlives its connections: after one that broke, the next call makes another."""
 
     def __init__(self, server: McpServer) -> None:
         """Starts nothing yet."""
         self._server = server
-        self._opening = asyncio.Lock()
-        self._client: mcp.Client | None = None
-        self._tools: dict[str, mcp_types.Tool] | None = None
-        self._owner: asyncio.Task[None] | None = None
-        self._is_closed = asyncio.Event()
+        self._connecting: asyncio.Task[_Connection] | None = None
+        self._current: _Connection | None = None
+        self._is_over = False
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Calls a tool and returns its answer as text.
 
-        Raises ToolError where the arguments do not fit the tool's schema or the server answers with an error, and ToolFault where
-        the server has no such tool, does not start, or goes away.
+        Raises ToolError where the arguments do not fit the tool's schema or the tool answers with an error, and ToolFault where
+        the server has no such tool, does not start, does not answer, or goes away.
         """
-        import anyio
-        import httpx2
-        from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
-
+        connection = await self._connected()
+        tool = self._tool(connection, name)
+        note_version(self._version(connection, tool))
+        _check(arguments, tool)
         try:
-            tool = await self._tool(name)
-            note_version(self._version(tool))
-            _check(arguments, tool)
-            assert self._client is not None, "`_tool` opens the session"
-            result = await self._client.call_tool(name, dict(arguments))
-        except MCPError as error:
-            if error.code not in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
-                raise ToolError(f"{self._server.name}: {error.message}") from None
-            raise self._lost(name, error) from None
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError, httpx2.HTTPError) as error:
-            raise self._lost(name, error) from None
+            result = await connection.client.call_tool(name, dict(arguments))
+        except asyncio.CancelledError:
+            connection.is_doubtful = True
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a transport raises means that there is no answer
+            if _is_about_arguments(error):
+                raise ToolError(f"{name}: {error}") from None
+            raise self._lost(connection, f"{name} has no answer: {_first(error)}") from None
         text = _text_of(result)
         if result.is_error:
             raise ToolError(text or f"{name} failed and did not say why")
@@ -168,94 +185,107 @@ class Session:
 
     async def version_of(self, name: str) -> str:
         """Returns the server's name and version and the hash of the tool's schema; ToolFault as `call`."""
-        return self._version(await self._tool(name))
-
-    async def end(self) -> None:
-        """Ends the session and waits for the server's process to go."""
-        self.close()
-        if self._owner is not None:
-            await asyncio.wait([self._owner])
+        connection = await self._connected()
+        return self._version(connection, self._tool(connection, name))
 
     def close(self) -> None:
-        """Ends the session and, with it, the server's process, without waiting."""
-        self._is_closed.set()
+        """Ends the session and, with it, the server's process, without waiting. Later calls are refused."""
+        self._is_over = True
+        if self._current is not None:
+            self._current.closed.set()
+        elif self._connecting is not None:
+            self._connecting.cancel()
 
-    async def _tool(self, name: str) -> mcp_types.Tool:
-        async with self._opening:
-            if self._client is None:
-                await self._open()
-            if self._tools is None:
-                self._tools = await self._listed()
-        if name not in self._tools:
-            known = ", ".join(sorted(self._tools)) or "none"
-            raise ToolFault(f"{self._server.name} has no tool {name!r}; its tools are {known}")
-        return self._tools[name]
+    async def _connected(self) -> _Connection:
+        """Returns a connection that works, as far as is known; ToolFault where there is none.
 
-    async def _listed(self) -> dict[str, mcp_types.Tool]:
-        assert self._client is not None
-        tools: dict[str, mcp_types.Tool] = {}
-        cursor: str | None = None
-        while True:
-            page = await self._client.list_tools(cursor=cursor)
-            tools |= {tool.name: tool for tool in page.tools}
-            cursor = page.next_cursor
-            if not cursor:
-                break
-        for tool in tools.values():
-            _note_schema(self._server, tool)
-        return tools
+        The server starts in a task of its own: a caller that gives up does not stop it, and others wait for the same.
+        """
+        if self._is_over:
+            raise ToolFault(f"the session with {self._server.name} is over: its episode has ended")
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+        connecting = self._connecting
+        try:
+            connection = await asyncio.shield(connecting)
+        except ToolFault:
+            if self._connecting is connecting:
+                self._connecting = None
+            raise
+        self._current = connection if self._connecting is connecting else self._current
+        if connection.closed.is_set():
+            self._forget(connection)
+            return await self._connected()
+        try:
+            if connection.is_doubtful or connection.has_new_tools:
+                limit_s = CHECK_S if connection.is_doubtful else self._server.start_timeout_s
+                connection.has_new_tools = False
+                async with asyncio.timeout(limit_s):
+                    connection.tools = await self._listed(connection.client)
+                connection.is_doubtful = False
+        except ToolFault:
+            self._forget(connection)
+            raise
+        except Exception as error:  # noqa: BLE001 - as in `call`
+            logger.warning(
+                "the MCP server %s does not answer (%s): it is started again", self._server.name, _first(error)
+            )
+            self._forget(connection)
+            return await self._connected()
+        return connection
 
-    async def _open(self) -> None:
-        """Starts the server; ToolFault where it does not."""
-        self._is_closed = asyncio.Event()
-        opened: asyncio.Future[mcp.Client] = asyncio.get_running_loop().create_future()
-        with tempfile.TemporaryFile() as errors:
-            # A task of its own enters and leaves the session: whoever calls may be cancelled, or end before the session does.
-            self._owner = asyncio.create_task(self._own(opened, errors, self._is_closed))
-            _owners.add(self._owner)
-            self._owner.add_done_callback(_owners.discard)
-            try:
-                async with asyncio.timeout(self._server.start_timeout_s):
-                    self._client = await asyncio.shield(opened)
-            except (Exception, asyncio.CancelledError) as error:
-                self._owner.cancel()
-                if isinstance(error, asyncio.CancelledError):
-                    raise
-                why = (
-                    f"no answer within {self._server.start_timeout_s:g} s"
-                    if isinstance(error, TimeoutError)
-                    else _first(error)
-                )
-                errors.seek(0)
-                said = errors.read()[-TAIL:].decode(errors="replace").strip()
-                raise ToolFault(
-                    f"the MCP server {self._server.name} did not start: {why}" + (f"; it said: {said}" if said else "")
-                ) from None
+    async def _connect(self) -> _Connection:
+        """Starts the server and asks for its tools; ToolFault where that fails."""
+        await asyncio.to_thread(_import_client)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
+        opened: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+        # A task of its own enters and leaves the connection, as the library demands.
+        owner = asyncio.create_task(self._own(opened, errors))
+        _owners.add(owner)
+        owner.add_done_callback(_owners.discard)
+        try:
+            async with asyncio.timeout(self._server.start_timeout_s):
+                connection = await asyncio.shield(opened)
+                connection.tools = await self._listed(connection.client)
+                owner.add_done_callback(lambda _: errors.close())
+                return connection
+        except (Exception, asyncio.CancelledError) as error:
+            said = _tail(errors)
+            errors.close()
+            owner.cancel()
+            if isinstance(error, (asyncio.CancelledError, ToolFault)):
+                raise
+            limit = f"no answer within {self._server.start_timeout_s:g} s"
+            why = limit if isinstance(error, TimeoutError) else _first(error)
+            raise ToolFault(f"the MCP server {self._server.name} did not start: {why}{said}") from None
 
-    async def _own(self, opened: asyncio.Future[mcp.Client], errors: IO[bytes], closed: asyncio.Event) -> None:
+    async def _own(self, opened: asyncio.Future[_Connection], errors: IO[bytes]) -> None:
         from mcp import Client
 
+        connection: _Connection | None = None
+
         async def heard(message: Any) -> None:
-            if type(message).__name__ == "ToolListChangedNotification":
-                self._tools = None
+            if connection is not None and type(message).__name__ == "ToolListChangedNotification":
+                connection.has_new_tools = True
 
         try:
-            async with Client(self._transport(errors), message_handler=heard, cache=None) as client:
-                if not opened.done():
-                    opened.set_result(client)
-                await closed.wait()
-        except Exception as error:  # noqa: BLE001 - whatever a transport raises is why the session did not begin
+            async with AsyncExitStack() as stack:
+                transport = await self._transport(stack, errors)
+                client = await stack.enter_async_context(Client(transport, message_handler=heard, cache=None))
+                connection = _Connection(client=client, errors=errors)
+                opened.set_result(connection)
+                await connection.closed.wait()
+        except Exception as error:  # noqa: BLE001 - whatever a transport raises is why there is no connection
             if not opened.done():
                 opened.set_exception(error)
+                opened.exception()  # whoever waited may have given up
             else:
-                logger.debug("the session with %s ended with %s", self._server.name, _first(error))
+                logger.debug("the connection with %s ended with %s", self._server.name, _first(error))
         finally:
-            if self._owner is asyncio.current_task():  # a later session may have begun
-                self._client = self._tools = None
-            if not opened.done():
-                opened.cancel()
+            if connection is not None:
+                connection.closed.set()
 
-    def _transport(self, errors: IO[bytes]) -> AbstractAsyncContextManager[Any]:
+    async def _transport(self, stack: AsyncExitStack, errors: IO[bytes]) -> Any:
         from mcp import StdioServerParameters, stdio_client
         from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
@@ -264,7 +294,8 @@ class Session:
             headers = (
                 {"Authorization": f"Bearer {os.environ[server.token_variable]}"} if server.token_variable else None
             )
-            return streamable_http_client(server.url, http_client=create_mcp_http_client(headers=headers))
+            http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+            return streamable_http_client(server.url, http_client=http)
         command, *arguments = server.command
         taken = {name: os.environ[name] for name in server.inherit if name in os.environ}
         parameters = StdioServerParameters(
@@ -272,16 +303,49 @@ class Session:
         )
         return stdio_client(parameters, errlog=errors)  # type: ignore[arg-type]
 
-    def _version(self, tool: mcp_types.Tool) -> str:
-        info = None if self._client is None else self._client.server_info
+    async def _listed(self, client: mcp.Client) -> dict[str, mcp_types.Tool]:
+        """Returns the server's tools; ToolFault where the schema of one is none."""
+        import jsonschema
+
+        tools: dict[str, mcp_types.Tool] = {}
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            tools |= {tool.name: tool for tool in page.tools}
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        for tool in tools.values():
+            try:
+                _validator(tool).check_schema(tool.input_schema)
+            except jsonschema.exceptions.SchemaError as error:
+                raise ToolFault(
+                    f"the MCP server {self._server.name} gives tool {tool.name} a schema that is not valid: {error.message}"
+                ) from None
+            _note_schema(self._server, tool)
+        return tools
+
+    def _tool(self, connection: _Connection, name: str) -> mcp_types.Tool:
+        if name not in connection.tools:
+            known = ", ".join(sorted(connection.tools)) or "none"
+            raise ToolFault(f"{self._server.name} has no tool {name!r}; its tools are {known}")
+        return connection.tools[name]
+
+    def _version(self, connection: _Connection, tool: mcp_types.Tool) -> str:
+        info = connection.client.server_info
         server = f"{info.name} {info.version}" if info is not None else self._server.name
         return f"{server}, schema {_hash(tool)}"
 
-    def _lost(self, name: str, error: Exception) -> ToolFault:
-        """Forgets the broken session: the next call begins another."""
-        self._client = self._tools = None
-        self.close()
-        return ToolFault(f"the MCP server {self._server.name} went away during {name}: {_first(error)}")
+    def _lost(self, connection: _Connection, why: str) -> ToolFault:
+        """Gives a connection up, so that the next call makes another, and returns the fault."""
+        said = _tail(connection.errors)
+        self._forget(connection)
+        return ToolFault(f"the MCP server {self._server.name} went away: {why}{said}")
+
+    def _forget(self, connection: _Connection) -> None:
+        connection.closed.set()
+        if self._current is connection:  # a later one may have been made
+            self._current = self._connecting = None
 
 
 _owners: set[asyncio.Task[None]] = set()
@@ -317,17 +381,50 @@ def _note_schema(server: McpServer, tool: mcp_types.Tool) -> None:
 
 
 def _check(arguments: Mapping[str, Any], tool: mcp_types.Tool) -> None:
-    """Raises ToolError where arguments do not fit the tool's schema."""
+    """Raises ToolError where arguments do not fit the tool's schema, ToolFault where the schema cannot be followed."""
     import jsonschema
+    import referencing
 
     try:
-        validator = jsonschema.validators.validator_for(tool.input_schema, jsonschema.Draft202012Validator)
-        fault = jsonschema.exceptions.best_match(validator(tool.input_schema).iter_errors(dict(arguments)))
-    except jsonschema.exceptions.SchemaError as error:
-        raise ToolFault(f"the schema of tool {tool.name} is none: {error.message}") from None
+        fault = jsonschema.exceptions.best_match(_validator(tool).iter_errors(dict(arguments)))
+    except (referencing.exceptions.Unresolvable, re.error) as error:
+        raise ToolFault(f"the schema of tool {tool.name} cannot be followed: {error}") from None
     if fault is not None:
         place = ".".join(map(str, fault.absolute_path)) or "arguments"
         raise ToolError(f"{place}: {fault.message[:300]}")
+
+
+def _validator(tool: mcp_types.Tool) -> Any:
+    """Returns the validator of a tool's schema. References to other documents are not fetched."""
+    import jsonschema
+    import referencing
+
+    kind = jsonschema.validators.validator_for(tool.input_schema, jsonschema.Draft202012Validator)
+    return kind(tool.input_schema, registry=referencing.Registry())
+
+
+def _is_about_arguments(error: Exception) -> bool:
+    """Whether a server says that it was called wrongly. Its transports say everything else in the same class of error."""
+    from mcp import MCPError
+    from mcp_types import INVALID_PARAMS
+
+    return isinstance(error, MCPError) and error.code == INVALID_PARAMS
+
+
+def _import_client() -> None:
+    """Imports what a connection needs; the first time takes a second or more."""
+    for name in ("jsonschema", "mcp", "mcp.client.streamable_http"):
+        import_module(name)
+
+
+def _tail(errors: IO[bytes]) -> str:
+    """Returns the end of what a server wrote to standard error, as part of an error."""
+    if errors.closed:
+        return ""
+    errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, errors.tell() - TAIL))
+    said = errors.read().decode(errors="replace").strip()
+    return f"; it said: {said}" if said else ""
 
 
 def _text_of(result: mcp_types.CallToolResult) -> str:

@@ -56,13 +56,13 @@ class Scripted:
             self.num_open -= 1
 
 
-def deployed_team(model: Path, version: int, set_name: str) -> DeployedTeam:
+def deployed_team(model: Path, version: int, set_name: str, *, max_model_len: int = 256) -> DeployedTeam:
     team_spec = TeamSpec(
         workflow="serve_apps.workflows.math_chain:MathChain",
         settings={},
         group_of=dict.fromkeys(("solver", "verifier", "refiner", "finalizer"), "shared"),
         tokenizers={"shared": str(model)},
-        max_model_len={"shared": 256},
+        max_model_len={"shared": max_model_len},
         sampling=dict.fromkeys(
             ("solver", "verifier", "refiner", "finalizer"), Sampling(max_tokens=32, temperature=0.7)
         ),

@@ -167,3 +167,17 @@ def test_a_mask_that_is_not_the_engines_shows_as_a_difference_between_trainer_an
         for name, sample in (("right", right), ("wrong", wrong), ("none", row))
     }
     assert gap["right"] == 0 and min(gap["wrong"], gap["none"]) > 0.5
+
+
+def test_a_constraint_without_a_grammar_ends_the_job_by_name_and_a_served_row_is_left_out(rows: Rows) -> None:
+    broken = rows.row("yes", {"grammar": "root ::= ("}, number=5)
+    with pytest.raises(ValueError, match=r"episode e5, turn 0 \(solver\): there is no grammar of its constraint"):
+        with_masks([broken], rows.folder)
+    left = with_masks([replace(broken, is_served=True), rows.row("no", YES_OR_NO)], rows.folder)
+    assert [row.episode_id for row in left] == ["e0"]
+
+
+def test_lark_is_told_from_ebnf_as_the_engine_tells_it(rows: Rows) -> None:
+    odd = {"grammar": 'start: "yes" | "no" // either\u2028 not x ::= y'}
+    (row,) = with_masks([rows.row("yes", odd)], rows.folder)
+    assert row.masks is not None

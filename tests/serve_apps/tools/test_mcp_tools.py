@@ -117,7 +117,7 @@ async def test_a_server_that_is_killed_in_mid_episode_is_infrastructure_and_star
     first = await played(Scene(tools), ("pid", {}))
     lost = await played(Scene(tools), ("pid", {}), ("die", {}), attempts=2)
     assert (lost.status, lost.cause, lost.attempt) == (EpisodeStatus.TOOL_ERROR, Cause.INFRASTRUCTURE, 2)
-    assert "went away during die" in lost.error
+    assert "went away: die has no answer" in lost.error
     again = await played(Scene(tools), ("pid", {}))
     assert again.status is EpisodeStatus.OK and again.answer != first.answer
     psutil.Process(int(again.answer)).kill()  # between two episodes
@@ -165,12 +165,50 @@ async def test_a_tool_whose_schema_changes_between_episodes_is_said_and_stored(
     assert before.tool_calls[0].version != after.tool_calls[0].version
 
 
-async def test_a_slow_tool_ends_at_its_deadline_and_the_session_stays(played: Play) -> None:
+async def test_a_slow_tool_ends_at_its_deadline_and_later_calls_are_answered(played: Play) -> None:
     tools = {"sleep": tool("sleep", more={"timeout_s": 1.0}), "pid": tool("pid")}
     first = await played(Scene(tools), ("pid", {}))
-    late = await played(Scene(tools), ("sleep", {"seconds": 30}))
+    late = await played(Scene(tools), ("sleep", {"seconds": 60}))
     assert "no answer after 1 s" in late.error and late.cause is Cause.INFRASTRUCTURE
-    assert first.status is EpisodeStatus.OK
+    after = await played(Scene(tools), ("pid", {}))
+    assert (first.status, after.status) == (EpisodeStatus.OK, EpisodeStatus.OK)
+
+
+async def test_a_server_that_starts_slowly_is_there_for_the_call_after_the_one_that_gave_up() -> None:
+    slow = ["sh", "-c", f"sleep 3; exec {' '.join(COMMAND)}"]
+    tools = {"pid": mcp_tool("pid", {"command": slow, "folder": FOLDER}, timeout_s=1.0)}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await tools["pid"]()
+    async with asyncio.timeout(30):
+        assert int(await tools["pid"]()) > 0
+
+
+async def test_a_server_at_a_url_that_fails_is_infrastructure_and_is_asked_anew(played: Play) -> None:
+    import uvicorn
+
+    class Failing:
+        """Answers as an MCP server's proxy does while the server is down."""
+
+        num_asked = 0
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.num_asked += 1
+            await send({"type": "http.response.start", "status": 503, "headers": []})
+            await send({"type": "http.response.body", "body": b"down"})
+
+    failing = Failing()
+    server = uvicorn.Server(uvicorn.Config(failing, port=0, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    trace = await played(
+        Scene({"add": mcp_tool("add", {"url": f"http://127.0.0.1:{port}/mcp"})}), ("add", {}), attempts=2
+    )
+    assert (trace.cause, trace.attempt) == (Cause.INFRASTRUCTURE, 2) and "did not start" in trace.error
+    server.should_exit = True
+    await asyncio.wait_for(serving, 20)
 
 
 @pytest.mark.parametrize(

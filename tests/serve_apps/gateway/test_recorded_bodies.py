@@ -1,0 +1,62 @@
+"""Requests as clients sent them: 134 bodies that nine frameworks, and OpenAI's client with what it can say, sent by their own defaults.
+
+They were recorded by a server that answers anything (tests/clients/recorded_bodies.jsonl: client, path, body). The gateway takes all that
+vLLM's own request models take.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_apps.gateway.teams import TeamRoute
+from tests.serve_apps.gateway_scene import Scene, deployed_team
+
+BODIES = Path(__file__).parents[2] / "clients" / "recorded_bodies.jsonl"
+
+
+def recorded() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for line in BODIES.read_text().splitlines():
+        record = json.loads(line)
+        yield record["client"], record["path"], record["body"]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.test
+@pytest.mark.anyio
+async def test_every_recorded_body_is_answered(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue", max_model_len=8192)))
+    refused = []
+    async with scene.http() as client:
+        for number, (name, path, body) in enumerate(recorded(), 1):
+            answer = await client.post(path, json=body)
+            if answer.status_code != 200:
+                refused.append(f"line {number} ({name}): {answer.status_code} {answer.text[:300]}")
+    assert not refused, "\n".join(refused)
+    assert number >= 100
+
+
+@pytest.mark.nightly
+def test_vllms_own_request_models_take_them_too() -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    kinds = {
+        "/v1/chat/completions": ChatCompletionRequest,
+        "/v1/completions": CompletionRequest,
+        "/v1/responses": ResponsesRequest,
+    }
+    for _, path, body in recorded():
+        if body.get("tools") == []:  # which vLLM refuses, and the gateway takes
+            continue
+        kinds[path].model_validate(body)
