@@ -126,7 +126,6 @@ def mcp_tool(
             return await session.version_of(tool)
         finally:
             session.close()
-            await asyncio.wait([*_owners, asyncio.create_task(asyncio.sleep(0))])
 
     return Tool(
         call, timeout_s=timeout_s, fail_open=fail_open, fallback=fallback, timeout_cause=timeout_cause, probe=probe
@@ -156,7 +155,6 @@ class Session:
         """Starts nothing yet."""
         self._server = server
         self._connecting: asyncio.Task[_Connection] | None = None
-        self._current: _Connection | None = None
         self._is_over = False
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -191,8 +189,8 @@ class Session:
     def close(self) -> None:
         """Ends the session and, with it, the server's process, without waiting. Later calls are refused."""
         self._is_over = True
-        if self._current is not None:
-            self._current.closed.set()
+        if (connection := self._made()) is not None:
+            connection.closed.set()
         elif self._connecting is not None:
             self._connecting.cancel()
 
@@ -212,7 +210,6 @@ class Session:
             if self._connecting is connecting:
                 self._connecting = None
             raise
-        self._current = connection if self._connecting is connecting else self._current
         if connection.closed.is_set():
             self._forget(connection)
             return await self._connected()
@@ -344,8 +341,14 @@ class Session:
 
     def _forget(self, connection: _Connection) -> None:
         connection.closed.set()
-        if self._current is connection:  # a later one may have been made
-            self._current = self._connecting = None
+        if self._made() is connection:  # a later one may have been made
+            self._connecting = None
+
+    def _made(self) -> _Connection | None:
+        """Returns the connection; None where it is not made yet, or could not be."""
+        task = self._connecting
+        is_made = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if is_made and task is not None else None
 
 
 _owners: set[asyncio.Task[None]] = set()
