@@ -152,7 +152,7 @@ class Session:
     """A session with one server, in one event loop. It outlives its connections: after one that broke, the next call makes another."""
 
     def __init__(self, server: McpServer) -> None:
-        """Starts nothing yet."""
+        """Starts nothing yet: the first call does."""
         self._server = server
         self._connecting: asyncio.Task[_Connection] | None = None
         self._is_over = False

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stores.files import read_file, write_file
 from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, TeamRegistry
 from stores.team import Team
 from stores.types import ModelVersionRef
@@ -125,11 +126,13 @@ def test_a_team_file_that_was_changed_after_it_was_registered_is_refused(mlflow_
     registry = TeamRegistry(*mlflow_place)
     version = registry.register("changed", _team(1))
     entry = next(v for v in registry._client.search_model_versions("name = 'changed'"))
-    file = Path(entry.source.removeprefix("file://")) / "team.json"
-    file.write_text(file.read_text().replace(_team(1).workflow, "evilmod:Workflow"))
+    file = f"{entry.source.removeprefix('file://')}/team.json"
+    stored = read_file(file)
+    assert stored is not None
+    write_file(file, stored.replace(_team(1).workflow.encode(), b"evilmod:Workflow"))
     with pytest.raises(ValueError, match=rf"was changed after .*, the registry has {_team(1).sha256}"):
         registry.load("changed", version)
-    file.write_text(_team(1).to_json())
+    write_file(file, _team(1).to_json().encode())
     assert registry.load("changed", version) == (version, _team(1))
 
 
