@@ -42,22 +42,22 @@ def with_masks(samples: Sequence[Sample], folder: Path) -> list[Sample]:
     if not any(sample.constraint for sample in samples):
         return list(samples)
     grammars = _Grammars(folder)
-    kept: dict[bytes, int] = {}
+    number_of: dict[bytes, int] = {}
     rows: list[NDArray[np.int64] | None] = []
-    left: list[Sample] = []
+    used: list[Sample] = []
     for sample in samples:
         try:
-            rows.append(_words(grammars, sample, kept) if sample.constraint else None)
+            rows.append(_mask_numbers(grammars, sample, number_of) if sample.constraint else None)
         except (ValueError, RuntimeError) as error:
             if not sample.is_served:  # those were sampled by whatever service there was, and cannot be sampled again
                 raise ValueError(str(error)) from None
             logger.warning("leaves out a row from service: %s", error)
             continue
-        left.append(sample)
-    table = np.frombuffer(b"".join(kept), dtype=np.int32).reshape(len(kept), -1)
+        used.append(sample)
+    table = np.frombuffer(b"".join(number_of), dtype=np.int32).reshape(len(number_of), -1)
     return [
         sample if of_token is None else replace(sample, masks=Masks(table=table, of_token=of_token))
-        for sample, of_token in zip(left, rows, strict=True)
+        for sample, of_token in zip(used, rows, strict=True)
     ]
 
 
@@ -99,13 +99,13 @@ class _Grammars:
         raise ValueError(f"{kind!r} is no kind of constraint: json, regex, grammar and structural_tag are")
 
 
-def _words(grammars: _Grammars, sample: Sample, kept: dict[bytes, int]) -> NDArray[np.int64]:
-    """Returns the number of each completion token's mask in `kept`, and adds new ones there."""
+def _mask_numbers(grammars: _Grammars, sample: Sample, number_of: dict[bytes, int]) -> NDArray[np.int64]:
+    """Returns the number of each completion token's mask in `number_of`, and adds new ones there."""
     import xgrammar
 
     mask = xgrammar.allocate_token_bitmask(1, grammars.vocabulary)
-    if not kept:
-        kept[torch.full_like(mask, -1).numpy().tobytes()] = 0
+    if not number_of:
+        number_of[torch.full_like(mask, -1).numpy().tobytes()] = 0
     place = f"episode {sample.episode_id}, turn {sample.turn_index} ({sample.agent})"
     try:
         matcher = grammars.matcher(sample.constraint)
@@ -115,15 +115,15 @@ def _words(grammars: _Grammars, sample: Sample, kept: dict[bytes, int]) -> NDArr
     for position, token in enumerate(sample.token_ids[sample.prompt_length :]):
         if not matcher.is_terminated():
             matcher.fill_next_token_bitmask(mask)
-            of_token[position] = kept.setdefault(mask.numpy().tobytes(), len(kept))
+            of_token[position] = number_of.setdefault(mask.numpy().tobytes(), len(number_of))
             if not matcher.accept_token(token):
                 raise ValueError(
-                    f"{place}: token {token} at position {position} of the completion is not allowed by the turn's constraint {sample.constraint[:200]}: was it sampled by "
-                    "an engine with another tokenizer or another version of xgrammar? Sample the episodes again"
+                    f"{place}: token {token} at position {position} of the completion is not allowed by the turn's constraint "
+                    f"{sample.constraint[:200]}: was it sampled by an engine with another tokenizer or another version of xgrammar? Sample the episodes again"
                 )
     return of_token
 
 
 def _is_lark(grammar: str) -> bool:
     """Whether a grammar is written as Lark reads it, not as EBNF: by the rule of vLLM's `grammar_is_likely_lark`."""
-    return bool(grammar) and not any("::=" in re.sub(r"(#|//).*$", "", line) for line in grammar.split("\n"))
+    return bool(grammar) and not any("::=" in re.split("#|//", line, maxsplit=1)[0] for line in grammar.split("\n"))

@@ -5,16 +5,15 @@ messages --template--> prompt ids --policy app--> token ids --> text   (chat_rep
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from dataclasses import dataclass, replace
 
 from serve_apps.gateway.model_call import ModelCall, room_for_completion
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.chat_request import ChatRequest
-from serve_apps.openai_api.constraints import constraint_of, constraint_text, is_constrained, thoughts_of
+from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
+from serve_apps.openai_api.tool_formats import OfferedTools
 from serve_apps.tokenizer import PromptSettings
 from stores.types import Sampling
 
@@ -73,9 +72,6 @@ async def prepare_chat(
     max_completion = room_for_completion(request.limit, len(prompt), team.acting.max_model_len[model_group])
     default = team.acting.sampling[agent] if agent is not None else Sampling(max_tokens=max_completion, temperature=1.0)
     tools = OfferedTools(tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls)
-    if tools.needs_vllm or (tools.tools and is_constrained(request)):
-        await asyncio.to_thread(load_parsers)
-    constraint = constraint_of(request, tools, thoughts_of(marked, tokenizer.chat_template))
     sampling = replace(
         default,
         max_tokens=request.limit or min(default.max_tokens, max_completion),
@@ -83,7 +79,7 @@ async def prepare_chat(
         top_p=request.top_p,
         top_k=max(request.top_k, 0),
         min_p=request.min_p,
-        constraint=constraint_text(constraint, tokenizer.end_ids),
+        constraint=await prepared_constraint(request, tools, marked),
     )
     variables = request.template_variables
     return Chat(

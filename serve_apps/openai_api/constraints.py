@@ -11,6 +11,7 @@ a model that thinks              its thoughts, free, and then one of the above
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from typing import Any, Literal
 from serve_apps import thinking
 from serve_apps.openai_api.chat_request import ChatRequest, NamedTool
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.tool_formats import OfferedTools
+from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
 
 Thoughts = Literal["none", "possible", "begun"]
 """Whether a completion has thoughts: it cannot, it may begin with them, or the prompt has begun them."""
@@ -29,6 +30,15 @@ Format = dict[str, Any]
 def is_constrained(request: ChatRequest) -> bool:
     """Whether a request says what its answer must look like."""
     return request.must_call or bool(request.own_form)
+
+
+async def prepared_constraint(request: ChatRequest, tools: OfferedTools, prompt: str) -> str:
+    """Returns `Sampling.constraint` of a chat, with vLLM's parsers imported where they are needed; ApiError as `constraint_of`."""
+    if tools.needs_vllm or (tools.tools and is_constrained(request)):
+        await asyncio.to_thread(load_parsers)
+    tokenizer = tools.tokenizer
+    arguments = constraint_of(request, tools, thoughts_of(prompt, tokenizer.chat_template))
+    return constraint_text(arguments, tokenizer.end_ids)
 
 
 def constraint_text(arguments: Mapping[str, Any], end_ids: Collection[int]) -> str:

@@ -18,10 +18,10 @@ from pydantic import Field
 
 from serve_apps.contracts import Parsed
 from serve_apps.openai_api.chat_request import ChatRequest
-from serve_apps.openai_api.constraints import constraint_of, constraint_text, is_constrained, thoughts_of
+from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
-from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
+from serve_apps.openai_api.tool_formats import OfferedTools
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
@@ -187,9 +187,7 @@ class ProgramEpisode:
         offered = OfferedTools(
             tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls
         )
-        if offered.needs_vllm or (offered.tools and is_constrained(request)):
-            await asyncio.to_thread(load_parsers)
-        constraint = constraint_of(request, offered, thoughts_of(prompt.text, tokenizer.chat_template))
+        constraint = await prepared_constraint(request, offered, prompt.text)
         prefix = f"call_{secrets.token_hex(6)}"
         turn, parsed = await self._turn(
             agent,
@@ -205,7 +203,7 @@ class ProgramEpisode:
             request,
             offered,
             prefix,
-            constraint=constraint_text(constraint, tokenizer.end_ids),
+            constraint=constraint,
         )
         self._unread[agent].clear()
         message = dict(parsed.data)

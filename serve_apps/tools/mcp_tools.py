@@ -247,14 +247,14 @@ class Session:
                 owner.add_done_callback(lambda _: errors.close())
                 return connection
         except (Exception, asyncio.CancelledError) as error:
-            said = _tail(errors)
+            output = _tail(errors)
             errors.close()
             owner.cancel()
             if isinstance(error, (asyncio.CancelledError, ToolFault)):
                 raise
             limit = f"no answer within {self._server.start_timeout_s:g} s"
             why = limit if isinstance(error, TimeoutError) else _first(error)
-            raise ToolFault(f"the MCP server {self._server.name} did not start: {why}{said}") from None
+            raise ToolFault(f"the MCP server {self._server.name} did not start: {why}{output}") from None
 
     async def _own(self, opened: asyncio.Future[_Connection], errors: IO[bytes]) -> None:
         from mcp import Client
@@ -335,9 +335,9 @@ class Session:
 
     def _lost(self, connection: _Connection, why: str) -> ToolFault:
         """Gives a connection up, so that the next call makes another, and returns the fault."""
-        said = _tail(connection.errors)
+        output = _tail(connection.errors)
         self._forget(connection)
-        return ToolFault(f"the MCP server {self._server.name} went away: {why}{said}")
+        return ToolFault(f"the MCP server {self._server.name} went away: {why}{output}")
 
     def _forget(self, connection: _Connection) -> None:
         connection.closed.set()
@@ -426,8 +426,8 @@ def _tail(errors: IO[bytes]) -> str:
         return ""
     errors.seek(0, os.SEEK_END)
     errors.seek(max(0, errors.tell() - TAIL))
-    said = errors.read().decode(errors="replace").strip()
-    return f"; it said: {said}" if said else ""
+    text = errors.read().decode(errors="replace").strip()
+    return f"; it said: {text}" if text else ""
 
 
 def _text_of(result: mcp_types.CallToolResult) -> str:
