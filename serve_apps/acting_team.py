@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from serve_apps.parsers import Parsers
 from serve_apps.policy.client import PolicyClient
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Workflow
@@ -40,6 +41,12 @@ class ActingTeam:
     """The sampling settings of every agent."""
     policy_versions: Mapping[str, int]
     team_key: str
+    parsers: Mapping[str, Parsers] = field(default_factory=dict)
+    """What reads the completions of the model groups that it names; of the others their model folder says it."""
+
+    def parsers_of(self, model_group: str) -> Parsers:
+        """Returns what reads the completions of a model group."""
+        return self.parsers.get(model_group, Parsers())
 
 
 def via(client: PolicyClient) -> Complete:

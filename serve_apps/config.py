@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from serve_apps.parsers import Parsers
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -43,6 +44,14 @@ class ServeConfig(Settings):
     """The number of tokens per block of the KV cache. Only full blocks are cached, so a prompt that is shorter than one is
     computed again for each episode. `auto`: 32 on a CPU, the smallest that vLLM's attention takes there, and on a GPU what
     vLLM takes by itself."""
+    tool_parser: str = Field("auto", json_schema_extra=IDENTITY_IF_CHANGED)
+    """What reads the calls of tools in a completion: the name of a tool parser of vLLM, or `auto`: the one that the chat template
+    shows. With other parsers than `hermes`, `qwen3_coder`, `llama3_json` and `mistral`, an answer to a chat with tools is streamed when it
+    is complete."""
+    reasoning_parser: str = Field("auto", json_schema_extra=IDENTITY_IF_CHANGED)
+    """What tells thoughts from what is said in a completion: the name of a reasoning parser of vLLM, `auto`: the marks of the
+    chat template, such as `<think>`, or `none`: thoughts are left in the text. It is about answers to chats, and changes neither what
+    is sampled nor what workflows and judges read."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
     start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
@@ -56,6 +65,11 @@ class ServeConfig(Settings):
     def num_seqs(self) -> int:
         """Returns the number of sequences that all replicas together sample at once, at most."""
         return self.num_replicas * int(self.engine.get("max_num_seqs", self.max_num_seqs))
+
+    @property
+    def parsers(self) -> Parsers:
+        """Returns what reads the completions."""
+        return Parsers(tool=self.tool_parser, reasoning=self.reasoning_parser)
 
     @model_validator(mode="after")
     def _block_size_fits(self) -> Self:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam
 from serve_apps.config import EpisodeConfig
+from serve_apps.openai_api.answer_reader import answer_format
+from serve_apps.parsers import Parsers
 from serve_apps.tokenizer import load_tokenizer
 from serve_apps.workflow import load_workflow
 from stores.manifest import whole_model
@@ -30,6 +32,7 @@ class TeamSpec:
     policy_versions: dict[str, int]
     team_key: str
     limits: EpisodeConfig
+    parsers: dict[str, Parsers] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values only."""
@@ -43,21 +46,27 @@ class TeamSpec:
         }
         sampling = {name: Sampling(**of) for name, of in data["sampling"].items()}
         limits = EpisodeConfig.model_validate(data["limits"])
-        return cls(**{**data, "tokenizers": tokenizers, "sampling": sampling, "limits": limits})
+        parsers = {group: Parsers(**of) for group, of in data.get("parsers", {}).items()}
+        read = {"tokenizers": tokenizers, "sampling": sampling, "limits": limits, "parsers": parsers}
+        return cls(**{**data, **read})
 
     def build(self) -> ActingTeam:
-        """Loads the workflow and the tokenizers."""
+        """Loads the workflow and the tokenizers; ValueError where a parser does not fit its model."""
         folders = {
             group: source if isinstance(source, str) else str(fetch(whole_model(source), with_tensors=False))
             for group, source in self.tokenizers.items()
         }
+        tokenizers = {group: load_tokenizer(folder) for group, folder in folders.items()}
+        for group, parsers in self.parsers.items():
+            answer_format(tokenizers[group], parsers)
         return ActingTeam(
             workflow=load_workflow(self.workflow, self.settings),
             workflow_path=self.workflow,
             group_of=self.group_of,
-            tokenizers={group: load_tokenizer(folder) for group, folder in folders.items()},
+            tokenizers=tokenizers,
             max_model_len=self.max_model_len,
             sampling=self.sampling,
             policy_versions=self.policy_versions,
             team_key=self.team_key,
+            parsers=self.parsers,
         )

@@ -27,7 +27,7 @@ class TextStream:
             self.is_stopped = True
             shown, self._held = self._held[: min(positions)], ""
             return shown
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
@@ -41,9 +41,6 @@ class TextStream:
         return shown[: min(positions)] if positions else shown
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Returns how many characters at the end of `text` are the beginning of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+def overlap(text: str, mark: str) -> int:
+    """Returns how many characters at the end of `text` are the beginning of `mark`."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

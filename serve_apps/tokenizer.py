@@ -190,9 +190,10 @@ class ChatTokenizer:
         """The tokenizer as transformers and vLLM know it."""
         return self._tokenizer
 
-    def has_token(self, text: str) -> bool:
-        """Returns whether a text is one token of the vocabulary."""
-        return self._backend.token_to_id(text) is not None
+    def token_id(self, text: str) -> int | None:
+        """Returns the id of the token that is this text; None where the vocabulary has none."""
+        number: int | None = self._backend.token_to_id(text)
+        return number
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of text in which every token's text stands for the token: never of what a caller or a model wrote."""

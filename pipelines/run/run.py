@@ -174,6 +174,7 @@ class Run:
             policy_versions=versions,
             team_key=key,
             limits=self.config.collect.episode,
+            parsers={group: self.config.serve_config(group).parsers for group in models},
         )
 
     def sampling(self, name: str, agent: Agent, temperature: float | None = None) -> Sampling:

@@ -1,7 +1,7 @@
 """validate: a run config -> ValueError with key and fix for what cannot work, before anything starts.
 
 The fields by themselves are checked when they are parsed; here the config is compared with the workflow, the credit rule,
-the tasks and the models. Imports no torch, ray or vllm.
+the tasks and the models. Imports no torch, ray or vllm, but vllm where `serve.tool_parser` or `reasoning_parser` names one of its parsers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.agent import ToolFault
 from serve_apps.config import CPU_HEAD_SIZES
+from serve_apps.openai_api.answer_reader import answer_format
+from serve_apps.parsers import Parsers
+from serve_apps.tokenizer import load_tokenizer
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
 from stores.model_folder import Tensors, read_tensors, why_windowed
@@ -154,6 +157,7 @@ def _check_models(config: RunConfig) -> list[str]:
             raise ValueError(f"{key}: {error}") from None
         shape = checked.shape
         notes += [f"{key}: {note}" for note in checked.notes]
+        _check_parsers(config, group)
         notes += _check_packing(config, group, shape)
         _check_rank(config, group, shape)
         _check_heads(config, group, shape)
@@ -163,6 +167,16 @@ def _check_models(config: RunConfig) -> list[str]:
                 f"serve.max_model_len = {max_model_len} but the model of {group!r} takes {limit} tokens: lower it"
             )
     return [*notes, *plan_lines(config, models)]
+
+
+def _check_parsers(config: RunConfig, group: str) -> None:
+    """ValueError where a parser is named that vLLM does not have, or that does not fit the model."""
+    parsers = config.serve_config(group).parsers
+    if parsers != Parsers():
+        try:
+            answer_format(load_tokenizer(config.model_groups[group].model), parsers)
+        except ValueError as fault:
+            raise ValueError(f"model_groups.{group}: {fault}") from None
 
 
 def _check_packing(config: RunConfig, group: str, shape: dict[str, Any]) -> list[str]:

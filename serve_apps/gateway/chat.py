@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
+from typing import Any
 
 from serve_apps.gateway.model_call import ModelCall, room_for_completion
 from serve_apps.gateway.teams import ServedTeam
+from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.tool_formats import OfferedTools
 from serve_apps.tokenizer import PromptSettings
 from stores.types import Sampling
 
@@ -24,7 +25,12 @@ class Chat(ModelCall):
 
     request: ChatRequest
     agent: str | None
-    tools: OfferedTools
+    reader: AnswerReader
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The tokens of prompt and completions, as far as they have been sampled, and how many of them are thoughts."""
+        return super().usage | self.reader.usage([choice.token_ids for choice in self.choices.values()])
 
 
 def chat_prompt(request: ChatRequest, team: ServedTeam, model_group: str, agent: str | None) -> str:
@@ -71,7 +77,7 @@ async def prepare_chat(
     prompt = tokenizer.encode_marked(marked)
     max_completion = room_for_completion(request.limit, len(prompt), team.acting.max_model_len[model_group])
     default = team.acting.sampling[agent] if agent is not None else Sampling(max_tokens=max_completion, temperature=1.0)
-    tools = OfferedTools(tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls)
+    reader = AnswerReader.of(request, team.acting, model_group, tokenizer.plain(marked))
     sampling = replace(
         default,
         max_tokens=request.limit or min(default.max_tokens, max_completion),
@@ -79,7 +85,7 @@ async def prepare_chat(
         top_p=request.top_p,
         top_k=max(request.top_k, 0),
         min_p=request.min_p,
-        constraint=await prepared_constraint(request, tools, marked),
+        constraint=await prepared_constraint(request, reader),
     )
     variables = request.template_variables
     return Chat(
@@ -89,7 +95,7 @@ async def prepare_chat(
         agent=agent,
         prompt_token_ids=prompt,
         sampling=sampling,
-        tools=tools,
+        reader=reader,
         top_logprobs=request.top_logprobs,
         id=f"{kind}-{secrets.token_hex(12)}",
         settings=request.engine_settings,

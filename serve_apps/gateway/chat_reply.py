@@ -40,39 +40,40 @@ async def stream_chunks(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[di
 
     Where a choice begins a tool call, its text from there on is held back until the choice ends: callers need whole calls.
     """
-    num_shown: dict[int, int] = {}  # characters already sent, by choice
-    begun: set[int] = set()
-    with_tools = bool(chat.tools.tools)
+    sent: dict[int, tuple[str, str]] = {}  # thoughts and content, by choice
     async with aclosing(sample_choices(chat, streams)) as pieces:
         async for piece in pieces:
             choice = chat.choices[piece.choice.index] = piece.choice
-            if choice.index not in begun:
-                begun.add(choice.index)
+            if choice.index not in sent:
                 yield {**_chunk(chat, choice, {"role": "assistant", "content": ""}), **_prompt_ids(chat)}
-            start = num_shown.setdefault(choice.index, 0)
-            end = chat.tools.first_call(choice.text)
+            before = sent.get(choice.index, ("", ""))
+            shown = sent[choice.index] = chat.reader.shown(choice.text)
             about_tokens = _about_tokens(chat, piece.delta) if piece.delta else {}
-            if end > start or about_tokens:
-                num_shown[choice.index] = max(start, end)
-                yield _chunk(chat, choice, {"content": choice.text[start:end]}, **about_tokens)
+            if (delta := _delta(chat, before, shown)) or about_tokens:
+                yield _chunk(chat, choice, delta or {"content": ""}, **about_tokens)
             if piece.delta is None:
-                for chunk in _last_chunks(chat, choice, num_shown[choice.index], with_tools=with_tools):
+                for chunk in _last_chunks(chat, choice, shown):
                     yield chunk
     if chat.request.stream_options and chat.request.stream_options.include_usage:
         yield {**_envelope(chat), "choices": [], "usage": chat.usage}
 
 
-def _last_chunks(chat: Chat, choice: Choice, num_shown: int, *, with_tools: bool) -> list[dict[str, Any]]:
+def _delta(chat: Chat, before: tuple[str, str], now: tuple[str, str]) -> dict[str, str]:
+    """The part of a message by which it has grown; empty where it has not."""
+    thoughts, content = (new[len(old) :] for old, new in zip(before, now, strict=True))
+    return chat.reader.reasoning(thoughts) | ({"content": content} if content else {})
+
+
+def _last_chunks(chat: Chat, choice: Choice, shown: tuple[str, str]) -> list[dict[str, Any]]:
     """The chunks that end a choice: what was held back, as tool calls or text, and the finish reason."""
     chunks = []
-    reason = choice.finish_reason
-    if with_tools:
-        message, reason = _message(chat, choice)
-        if calls := message.get("tool_calls"):
-            indexed = [{"index": i, **call} for i, call in enumerate(calls)]
-            chunks.append(_chunk(chat, choice, {"tool_calls": indexed}))
-        elif choice.text[num_shown:]:
-            chunks.append(_chunk(chat, choice, {"content": choice.text[num_shown:]}))
+    message, reason = _message(chat, choice)
+    calls = message.get("tool_calls")
+    content = shown[1] if calls else message["content"]
+    if delta := _delta(chat, shown, (message.get("reasoning") or shown[0], content)):
+        chunks.append(_chunk(chat, choice, delta))
+    if calls:
+        chunks.append(_chunk(chat, choice, {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
     last = _chunk(chat, choice, {}, finish_reason=reason)
     return [*chunks, {**last, "troupe": troupe_fields(chat, [choice])}]
 
@@ -88,7 +89,7 @@ def _choice_body(chat: Chat, choice: Choice) -> dict[str, Any]:
 
 def _message(chat: Chat, choice: Choice) -> tuple[dict[str, Any], str]:
     """Returns the assistant's message and its finish reason."""
-    message = chat.tools.message(choice.text, id_prefix=f"{chat.id}_{choice.index}")
+    message = chat.reader.message(choice.text, id_prefix=f"{chat.id}_{choice.index}")
     has_ended = choice.finish_reason == "stop"
     return message, "tool_calls" if has_ended and "tool_calls" in message else choice.finish_reason
 

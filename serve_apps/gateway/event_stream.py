@@ -14,7 +14,7 @@ from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
 from serve_apps.openai_api.http_errors import STREAM
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.responses import event_text
+from serve_apps.openai_api.response_events import event_text
 
 StartStream = Callable[[AsyncGenerator[str], dict[str, str], Callable[[], None]], Response]
 """(events, headers, on_end) -> the response that streams the events and calls `on_end` after the last."""

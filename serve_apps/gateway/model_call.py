@@ -90,7 +90,7 @@ class ModelCall:
         return len(self.choices) == self.request.n and all(choice.finish_reason for choice in self.choices.values())
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """The tokens of prompt and completions, as far as they have been sampled."""
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices.values())
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -19,7 +19,8 @@ from serve_apps.gateway.event_stream import named_events, released_unless_stream
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import model_of, team_of_model
 from serve_apps.openai_api.http_errors import unless_gone
-from serve_apps.openai_api.responses import Item, ResponsesRequest, chat_of, response_events, response_of
+from serve_apps.openai_api.response_events import response_events
+from serve_apps.openai_api.responses import Item, ResponsesRequest, chat_of, response_of
 
 router = APIRouter()
 

@@ -101,8 +101,9 @@ class Message(Lenient):
     name: str | None = None
     tool_calls: Annotated[list[ToolCallOfModel], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    """The thoughts that belong to the content; templates of reasoning models read them. `reasoning_content` is the same."""
     reasoning_content: str | None = None
-    """The thoughts that belong to the content; templates of reasoning models read them."""
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -110,7 +111,7 @@ class Message(Lenient):
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Message:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and not self.thoughts:
             raise ValueError(f"a message of role {self.role!r} has neither content nor tool calls")
         if self.role == "tool" and not self.tool_call_id:
             raise ValueError("a message of role 'tool' needs tool_call_id, the id of the call that it answers")
@@ -128,9 +129,14 @@ class Message(Lenient):
             message["tool_call_id"] = self.tool_call_id
         if self.name:
             message["name"] = self.name
-        if self.reasoning_content:
-            message["reasoning_content"] = self.reasoning_content
+        if self.thoughts:
+            message |= {"reasoning": self.thoughts, "reasoning_content": self.thoughts}
         return message
+
+    @property
+    def thoughts(self) -> str | None:
+        """The thoughts, under whichever key they came."""
+        return self.reasoning or self.reasoning_content
 
     @property
     def text(self) -> str | None:
@@ -173,6 +179,8 @@ class ChatRequest(SamplingFields):
     parallel_tool_calls: bool = True
     chat_template_kwargs: JsonSchema | None = None
     """Variables of the chat template, such as `enable_thinking`."""
+    include_reasoning: bool = True
+    """Whether the answer shows the thoughts of a model that thinks."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """Variable of the chat template, where it has one of this name; so is `verbosity`."""
     verbosity: Literal["low", "medium", "high"] | None = None

@@ -14,15 +14,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from serve_apps import thinking
+from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest, NamedTool
 from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.thoughts import ThoughtReader
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
 
-Thoughts = Literal["none", "possible", "begun"]
-"""Whether a completion has thoughts: it cannot, it may begin with them, or the prompt has begun them."""
 Format = dict[str, Any]
 """A format of xgrammar's structural tags."""
 
@@ -32,13 +31,12 @@ def is_constrained(request: ChatRequest) -> bool:
     return request.must_call or bool(request.own_form)
 
 
-async def prepared_constraint(request: ChatRequest, tools: OfferedTools, prompt: str) -> str:
+async def prepared_constraint(request: ChatRequest, reader: AnswerReader) -> str:
     """Returns `Sampling.constraint` of a chat, with vLLM's parsers imported where they are needed; ApiError as `constraint_of`."""
+    tools = reader.tools
     if tools.needs_vllm or (tools.tools and is_constrained(request)):
         await asyncio.to_thread(load_parsers)
-    tokenizer = tools.tokenizer
-    arguments = constraint_of(request, tools, thoughts_of(prompt, tokenizer.chat_template))
-    return constraint_text(arguments, tokenizer.end_ids)
+    return constraint_text(constraint_of(request, tools, reader.thoughts), tools.tokenizer.end_ids)
 
 
 def constraint_text(arguments: Mapping[str, Any], end_ids: Collection[int]) -> str:
@@ -56,7 +54,7 @@ def constraint_text(arguments: Mapping[str, Any], end_ids: Collection[int]) -> s
     return json.dumps(form | {"end_ids": sorted(end_ids)}, ensure_ascii=False)
 
 
-def constraint_of(request: ChatRequest, tools: OfferedTools, thoughts: Thoughts) -> dict[str, Any]:
+def constraint_of(request: ChatRequest, tools: OfferedTools, thoughts: ThoughtReader) -> dict[str, Any]:
     """Returns the argument of `StructuredOutputsParams`; empty where the answer may be any text.
 
     Imports vLLM where the answer may be a call; ApiError 400 where nothing can constrain the model's format of calls.
@@ -66,20 +64,12 @@ def constraint_of(request: ChatRequest, tools: OfferedTools, thoughts: Thoughts)
     if request.must_call:
         return _tagged(_call_format(request, tools), thoughts)
     own = request.own_form
-    if thoughts == "none" and not tools.tools:
+    if thoughts.thoughts == "none" and not tools.tools:
         return own
     form = _as_format(own)
     if tools.tools:
         form = {"type": "or", "elements": [form, _call_format(request, tools)]}
     return _tagged(form, thoughts)
-
-
-def thoughts_of(prompt: str, template: str) -> Thoughts:
-    """Returns whether a completion of this prompt may have thoughts, by its end and the model's chat template."""
-    if prompt.rstrip().endswith(thinking.OPEN):
-        return "begun"
-    is_closed = prompt.rstrip().endswith(thinking.CLOSE)  # a template writes empty thoughts where they are turned off
-    return "possible" if thinking.CLOSE in template and not is_closed else "none"
 
 
 def _as_format(arguments: Mapping[str, Any]) -> Format:
@@ -139,14 +129,15 @@ def _call_format(request: ChatRequest, tools: OfferedTools) -> Format:
     return form
 
 
-def _tagged(form: Format, thoughts: Thoughts) -> dict[str, Any]:
+def _tagged(form: Format, thoughts: ThoughtReader) -> dict[str, Any]:
     """Returns the argument for a format that follows on thoughts."""
     before: list[Format] = []
     after_thoughts = {"type": "regex", "pattern": r"\n{0,2}"}
-    if thoughts == "begun":
-        before = [_thoughts_from(""), after_thoughts]
-    elif thoughts == "possible":
-        thought = {"type": "sequence", "elements": [_thoughts_from(thinking.OPEN), after_thoughts]}
+    marks = thoughts.marks
+    if marks is not None and thoughts.thoughts == "begun":
+        before = [_thought("", marks.end), after_thoughts]
+    elif marks is not None and thoughts.thoughts == "possible":
+        thought = {"type": "sequence", "elements": [_thought(marks.begin, marks.end), after_thoughts]}
         before = [{"type": "optional", "content": thought}]
     whole = {"type": "sequence", "elements": [*before, form]} if before else form
     return _structural_tag(whole)
@@ -156,5 +147,5 @@ def _structural_tag(form: Format) -> dict[str, Any]:
     return {"structural_tag": json.dumps({"type": "structural_tag", "format": form})}
 
 
-def _thoughts_from(begin: str) -> Format:
-    return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": thinking.CLOSE}
+def _thought(begin: str, end: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}

@@ -23,8 +23,7 @@ class KeptResponses:
         self._items: dict[str, OrderedDict[str, tuple[Sequence[Item], int]]] = {}
 
     def add(self, response_id: str, owner: str, items: Sequence[Item]) -> None:
-        """Keeps all items up to a response, its own included, less thoughts."""
-        items = [item for item in items if item.get("type") != "reasoning"]
+        """Keeps all items up to a response, its own included."""
         of_owner = self._items.setdefault(owner, OrderedDict())
         of_owner[response_id] = items, len(json.dumps(items)) + ITEM_CHARACTERS * len(items)
         while sum(size for _, size in of_owner.values()) > self._max_characters:

@@ -1,17 +1,15 @@
-"""responses: OpenAI's Responses API as a form of the chat API: what is asked, answered and streamed in the one is told in the other.
+"""responses: OpenAI's Responses API as a form of the chat API: what is asked and answered in the one is told in the other.
 
     POST /v1/responses ──chat_of──> ChatRequest ──> chat completion  ──response_of──────> response
-                                               └──> its chunks       ──response_events──> server-sent events
+                                               └──> its chunks       ──response_events──> server-sent events (`response_events`)
 
-A response is what one completion says: a message, and after it the calls of functions.
+A response is what one completion says: its thoughts, a message, and after it the calls of functions.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -67,12 +65,22 @@ class CallOutputItem(Body):
     output: Texts
 
 
+class ReasoningText(Body):
+    """One text of thoughts."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
 class ReasoningItem(Body):
-    """Thoughts of an earlier response; they are left out, as chat templates leave them out."""
+    """Thoughts of an earlier response. They belong to the message or the call that follows."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
 
 
 class FunctionOnOffer(Body):
@@ -218,82 +226,34 @@ def response_of(request: ResponsesRequest, reply: Mapping[str, Any]) -> dict[str
     is_cut = choice["finish_reason"] == "length"
     status = "incomplete" if is_cut else "completed"
     output: list[Item] = []
+    if thoughts := message.get("reasoning"):
+        output.append(reasoning_item(new_id("rs"), thoughts))
     if message["content"] or not calls:
-        output.append(_message_item(_new_id("msg"), message["content"] or "", status=status))
-    output += [_call_item(_new_id("fc"), call) for call in calls]
-    return _response(request, reply, output, status=status, usage=reply["usage"])
-
-
-async def response_events(
-    request: ResponsesRequest, chunks: AsyncIterator[dict[str, Any]]
-) -> AsyncGenerator[dict[str, Any]]:
-    """Yields the chunks of a chat completion of one choice as the events of a response; the last one has it whole."""
-    numbers = itertools.count()
-
-    def event(kind: str, **data: Any) -> dict[str, Any]:
-        return {"type": kind, "sequence_number": next(numbers), **data}
-
-    output: list[Item] = []
-    text, reason = "", ""
-    envelope: dict[str, Any] = {}
-    usage: dict[str, int] = {}
-    message_id = _new_id("msg")
-    place = {"item_id": message_id, "output_index": 0, "content_index": 0}
-    async for chunk in chunks:
-        if not envelope:
-            envelope = dict(chunk)
-            begun = _response(request, chunk, [], status="in_progress", usage=None)
-            yield event("response.created", response=begun)
-            yield event("response.in_progress", response=begun)
-        envelope |= {name: chunk[name] for name in ("troupe", "usage") if name in chunk}
-        usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            delta = choice["delta"]
-            if delta.get("content"):
-                if not text:
-                    item = _message_item(message_id, None, status="in_progress")
-                    yield event("response.output_item.added", output_index=0, item=item)
-                    yield event("response.content_part.added", **place, part=_text_part(""))
-                text += delta["content"]
-                yield event("response.output_text.delta", **place, delta=delta["content"], logprobs=[])
-            for call in delta.get("tool_calls") or ():
-                output.append(_call_item(_new_id("fc"), call))
-            reason = choice["finish_reason"] or reason
-    status = "incomplete" if reason == "length" else "completed"
-    if text or not output:
-        item = _message_item(message_id, text, status=status)
-        if not text:
-            yield event("response.output_item.added", output_index=0, item=item)
-            yield event("response.content_part.added", **place, part=_text_part(""))
-        yield event("response.output_text.done", **place, text=text, logprobs=[])
-        yield event("response.content_part.done", **place, part=_text_part(text))
-        yield event("response.output_item.done", output_index=0, item=item)
-        output.insert(0, item)
-    for index, item in enumerate(output):
-        if item["type"] == "function_call":
-            at = {"item_id": item["id"], "output_index": index}
-            begun = {**item, "arguments": "", "status": "in_progress"}
-            yield event("response.output_item.added", output_index=index, item=begun)
-            yield event("response.function_call_arguments.delta", **at, delta=item["arguments"])
-            yield event("response.function_call_arguments.done", **at, arguments=item["arguments"], name=item["name"])
-            yield event("response.output_item.done", output_index=index, item=item)
-    whole = _response(request, envelope, output, status=status, usage=usage)
-    yield event(f"response.{status}", response=whole)
+        output.append(message_item(new_id("msg"), message["content"] or "", status=status))
+    output += [call_item(new_id("fc"), call) for call in calls]
+    return response_body(request, reply, output, status=status, usage=reply["usage"])
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Returns the messages of items; what one completion said, its text and its calls, becomes one message again."""
     messages: list[dict[str, Any]] = []
+    thoughts: dict[str, str] = {}
     for item in items:
         kind = item.get("type", "message")
         last = messages[-1] if messages else {}
-        if kind == "message":
+        if kind == "reasoning":
+            thoughts = {"reasoning": _text(item["content"])} if item.get("content") else {}
+        elif kind == "message":
             messages.append({"role": item["role"], "content": _text(item["content"])})
+            if item["role"] == "assistant":
+                messages[-1] |= thoughts
+                thoughts = {}
         elif kind == "function_call":
             call = {"name": item["name"], "arguments": item["arguments"]}
             calls = {"id": item["call_id"], "type": "function", "function": call}
-            if last.get("role") != "assistant":
-                last = {"role": "assistant", "content": None}
+            if last.get("role") != "assistant" or thoughts:
+                last = {"role": "assistant", "content": None, **thoughts}
+                thoughts = {}
                 messages.append(last)
             last.setdefault("tool_calls", []).append(calls)
         elif kind == "function_call_output":
@@ -312,14 +272,20 @@ def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
     return {"type": form.type, "json_schema": {"name": form.name, "schema": form.json_schema or {}}}
 
 
-def _response(
+def response_body(
     request: ResponsesRequest,
     reply: Mapping[str, Any],
     output: list[Item],
     *,
     status: str,
-    usage: Mapping[str, int] | None,
+    usage: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
+    """Returns a response in OpenAI's form.
+
+    Args:
+        reply: the chat completion, or one of its chunks.
+        usage: that of the chat completion; None while the response is under way.
+    """
     return {
         "id": reply["id"],
         "object": "response",
@@ -348,35 +314,41 @@ def _response(
     }
 
 
-def _usage(usage: Mapping[str, int]) -> dict[str, Any]:
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    details = usage.get("completion_tokens_details", {})
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
         "total_tokens": usage["total_tokens"],
     }
 
 
-def _message_item(item_id: str, text: str | None, *, status: str) -> Item:
-    content = [] if text is None else [_text_part(text)]
+def message_item(item_id: str, text: str | None, *, status: str) -> Item:
+    """Returns a message with one text; with none where the message has only begun."""
+    content = [] if text is None else [text_part(text)]
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _text_part(text: str) -> dict[str, Any]:
+def reasoning_item(item_id: str, thoughts: str, *, status: str = "completed") -> Item:
+    """Returns thoughts; their summary is empty, since none is made."""
+    content = [{"type": "reasoning_text", "text": thoughts}] if thoughts else []
+    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Returns a text as a part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _call_item(item_id: str, call: Mapping[str, Any]) -> Item:
+def call_item(item_id: str, call: Mapping[str, Any]) -> Item:
+    """Returns a call of a function, given as a chat completion has it."""
     function = call["function"]
     about = {"name": function["name"], "arguments": function["arguments"]}
     return {"id": item_id, "type": "function_call", "call_id": call["id"], **about, "status": "completed"}
 
 
-def _new_id(kind: str) -> str:
+def new_id(kind: str) -> str:
+    """Returns a new id that begins with the kind of what it names."""
     return f"{kind}_{secrets.token_hex(12)}"
-
-
-def event_text(event: Mapping[str, Any]) -> str:
-    """Returns an event as it is sent: named by its `type`, with all of it as data."""
-    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"

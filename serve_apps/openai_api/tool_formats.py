@@ -4,8 +4,10 @@
     qwen3_coder   <tool_call><function=NAME><parameter=P>...</parameter></function></tool_call>   ┐
     llama3_json   {"name": ..., "parameters": {...}}, or the same after <|python_tag|>             ├ read by vLLM's tool parsers
     mistral       [TOOL_CALLS] [{"name": ..., "arguments": {...}}], or [TOOL_CALLS]NAME{...}       ┘
+    any other     what vLLM's parser of this name reads, when the completion has ended
 
-The chat template and the vocabulary say which format it is. vLLM is imported when a call in its formats may have to be read.
+The chat template and the vocabulary say which of the first four it is; `serve.tool_parser` names any. vLLM is imported when a call
+in its formats may have to be read.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from serve_apps.openai_api.tool_calls import OPEN, CalledTool, message_of, parse_tool_calls, said_parts
+from serve_apps.text_stream import overlap
 from serve_apps.tokenizer import ChatTokenizer
 
 MAX_CHARACTERS = 65_536
@@ -31,8 +34,8 @@ class ToolFormat:
 
     name: str
     """The name of vLLM's parser."""
-    begins: tuple[str, ...]
-    """Texts of which one stands where a call begins."""
+    begins: tuple[str, ...] = ()
+    """Texts of which one stands where a call begins; none: a call may begin anywhere, with anything."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Tags that must be closed: an unfinished call is none."""
 
@@ -45,6 +48,7 @@ QWEN3_CODER = ToolFormat(
 )
 LLAMA3_JSON = ToolFormat(name="llama3_json", begins=("<|python_tag|>", "{"))
 MISTRAL = ToolFormat(name="mistral", begins=("[TOOL_CALLS]",))
+FORMATS = {known.name: known for known in (HERMES, QWEN3_CODER, LLAMA3_JSON, MISTRAL)}
 
 
 def tool_format(tokenizer: ChatTokenizer) -> ToolFormat:
@@ -56,9 +60,21 @@ def tool_format(tokenizer: ChatTokenizer) -> ToolFormat:
         return HERMES
     if "[TOOL_CALLS]" in template:
         return MISTRAL
-    if '"parameters"' in template.replace("\\", "") and tokenizer.has_token("<|python_tag|>"):
+    if '"parameters"' in template.replace("\\", "") and tokenizer.token_id("<|python_tag|>") is not None:
         return LLAMA3_JSON
     return HERMES
+
+
+def format_of_parser(name: str) -> ToolFormat:
+    """Returns the format that vLLM's tool parser of this name reads; ValueError where vLLM has no such parser."""
+    if name in FORMATS:
+        return FORMATS[name]
+    from vllm.tool_parsers import ToolParserManager
+
+    names = ToolParserManager.list_registered()
+    if name not in names:
+        raise ValueError(f"serve.tool_parser = {name!r}: vLLM has no such parser; it has {', '.join(sorted(names))}")
+    return ToolFormat(name=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +82,11 @@ class OfferedTools:
     """Reads the calls of the tools that one request offers."""
 
     tokenizer: ChatTokenizer
+    format: ToolFormat
     tools: Sequence[Mapping[str, Any]] = ()
     """In OpenAI's form; empty: nothing is a call."""
     is_single: bool = False
     """Whether an answer has at most one call; further ones are left out."""
-    format: ToolFormat = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "format", tool_format(self.tokenizer) if self.tools else HERMES)
 
     @property
     def names(self) -> set[str]:
@@ -94,14 +107,16 @@ class OfferedTools:
         """Returns the length of the text before a call, or before what may become the beginning of one."""
         if not self.tools:
             return len(text)
+        if not self.format.begins:
+            return 0
         starts = [start for mark in self.format.begins if (start := text.find(mark)) >= 0]
-        starts += [len(text) - overlap for mark in self.format.begins if (overlap := _overlap(text, mark))]
+        starts += [len(text) - held for mark in self.format.begins if (held := overlap(text, mark))]
         return min(starts, default=len(text))
 
     def is_unreadable(self, content: str | None) -> bool:
         """Whether content that was left as text holds what looks like a call, outside of thoughts."""
-        text, mark = content or "", self.format.begins[0]
-        return bool(self.tools) and any(text.find(mark, begin, end) >= 0 for begin, end in said_parts(text))
+        text, marks = content or "", self.format.begins[:1]
+        return bool(self.tools) and any(text.find(m, begin, end) >= 0 for m in marks for begin, end in said_parts(text))
 
     def _read(self, text: str) -> tuple[str, list[CalledTool]]:
         if self.format is HERMES:
@@ -125,6 +140,8 @@ class OfferedTools:
 
     def _parts_with_calls(self, text: str) -> list[tuple[int, int]]:
         """Returns begin and end of what a model says outside of its thoughts, where a call may begin in it."""
+        if not self.format.begins:
+            return said_parts(text)
         is_call = text.lstrip().startswith(self.format.begins)  # tags of thoughts are within its data
         parts = [(0, len(text))] if is_call else said_parts(text)
         return [(begin, end) for begin, end in parts if any(text.find(m, begin, end) >= 0 for m in self.format.begins)]
@@ -172,8 +189,3 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Returns how many characters at the end of `text` are the beginning of `mark`."""
-    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

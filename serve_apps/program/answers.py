@@ -6,15 +6,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from serve_apps.openai_api.answer_reader import REASONING_KEYS, AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest
-from serve_apps.tokenizer import ChatTokenizer
 from stores.types import FinishReason, Turn
 
 
 def answer_body(
-    episode_id: str, request: ChatRequest, turn: Turn, message: Mapping[str, Any], tokenizer: ChatTokenizer
+    episode_id: str, request: ChatRequest, turn: Turn, message: Mapping[str, Any], reader: AnswerReader
 ) -> dict[str, Any]:
     """Returns the chat completion that answers a request. Args: message: the assistant's message of the turn."""
+    tokenizer = reader.tools.tokenizer
     reason = "length" if turn.finish_reason is FinishReason.LENGTH else "stop"
     if reason == "stop" and "tool_calls" in message:
         reason = "tool_calls"
@@ -38,6 +39,7 @@ def answer_body(
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
+            **reader.usage([turn.completion_token_ids]),
         },
         "troupe": {"agent": turn.agent, "turn": turn.turn_index, "temperature": turn.sampling.temperature},
     }
@@ -49,7 +51,8 @@ def as_chunks(body: Mapping[str, Any], *, with_usage: bool) -> list[dict[str, An
     message = choice["message"]
     envelope = {k: v for k, v in body.items() if k not in ("choices", "usage", "object")}
     envelope["object"] = "chat.completion.chunk"
-    parts: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"] or ""}]
+    thoughts = {key: message[key] for key in REASONING_KEYS if key in message}
+    parts: list[dict[str, Any]] = [{"role": "assistant", **thoughts, "content": message["content"] or ""}]
     if calls := message.get("tool_calls"):
         parts.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
     chunks = [

@@ -17,11 +17,11 @@ from typing import Any
 from pydantic import Field
 
 from serve_apps.contracts import Parsed
+from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
-from serve_apps.openai_api.tool_formats import OfferedTools
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
@@ -184,10 +184,8 @@ class ProgramEpisode:
             variables=tokenizer.known_variables(request.template_variables),
         )
         prompt = _rendered(lambda: conversations.prompt(messages, tools=request.shown_tools, settings=settings))
-        offered = OfferedTools(
-            tokenizer=tokenizer, tools=request.callable_tools, is_single=not request.parallel_tool_calls
-        )
-        constraint = await prepared_constraint(request, offered, prompt.text)
+        reader = AnswerReader.of(request, team, team.group_of[agent], prompt.text)
+        constraint = await prepared_constraint(request, reader)
         prefix = f"call_{secrets.token_hex(6)}"
         turn, parsed = await self._turn(
             agent,
@@ -201,7 +199,7 @@ class ProgramEpisode:
                 parents=results if prompt.continues is None else (prompt.continues, *results),
             ),
             request,
-            offered,
+            reader,
             prefix,
             constraint=constraint,
         )
@@ -212,7 +210,7 @@ class ProgramEpisode:
         for call in message.get("tool_calls", ()):
             of = call["function"]
             self._asked[call["id"]] = _Asked(agent, of["name"], of["arguments"], turn.turn_index, now)
-        return answer_body(self.id, request, turn, message, tokenizer)
+        return answer_body(self.id, request, turn, message, reader)
 
     def _count(self) -> None:
         """Counts one more call; ApiError where that is too many."""
@@ -222,12 +220,12 @@ class ProgramEpisode:
         self._num_calls += 1
 
     async def _turn(
-        self, agent: str, prompt: Prompt, request: ChatRequest, offered: OfferedTools, prefix: str, *, constraint: str
+        self, agent: str, prompt: Prompt, request: ChatRequest, reader: AnswerReader, prefix: str, *, constraint: str
     ) -> tuple[Turn, Parsed]:
         def parse(text: str) -> Parsed:
             shown = _until(text, request.stops)
-            message = offered.message(shown, id_prefix=prefix)
-            is_unreadable = offered.is_unreadable(message["content"])
+            message = reader.message(shown, id_prefix=prefix)
+            is_unreadable = reader.tools.is_unreadable(message["content"])
             return Parsed(fields={}, fault="a tool call that cannot be read" if is_unreadable else "", data=message)
 
         try:

@@ -18,7 +18,8 @@ from fastapi.routing import APIRoute
 
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import STREAM, unless_gone
-from serve_apps.openai_api.responses import ResponsesRequest, chat_of, event_text, response_events, response_of
+from serve_apps.openai_api.response_events import event_text, response_events
+from serve_apps.openai_api.responses import ResponsesRequest, chat_of, response_of
 from serve_apps.program.answers import as_chunks
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 

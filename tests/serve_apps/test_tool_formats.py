@@ -70,7 +70,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokenizer]:
 
 
 def offered(chat: ChatTokenizer) -> OfferedTools:
-    return OfferedTools(tokenizer=chat, tools=[TOOL])
+    return OfferedTools(tokenizer=chat, format=tool_format(chat), tools=[TOOL])
 
 
 def test_template_and_vocabulary_say_the_format(chats: dict[str, ChatTokenizer]) -> None:
@@ -207,7 +207,7 @@ def test_what_may_become_a_call_is_held_back(
 
 
 def test_without_tools_nothing_is_a_call() -> None:
-    none = OfferedTools(tokenizer=ByteTokenizer())
+    none = OfferedTools(tokenizer=ByteTokenizer(), format=HERMES)
     assert none.message(CALLS["qwen"], id_prefix="p")["content"] == CALLS["qwen"]
     assert none.first_call(CALLS["qwen"]) == len(CALLS["qwen"])
     assert not none.needs_vllm and not none.is_unreadable(CALLS["qwen"])
@@ -230,10 +230,10 @@ def test_ids_and_missing_content_reach_the_template() -> None:
 def test_calls_of_hermes_are_read_without_vllm(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.small_tokenizers import build; "
-        "from serve_apps.tokenizer import ChatTokenizer; from serve_apps.openai_api.tool_formats import OfferedTools; "
+        "from serve_apps.tokenizer import ChatTokenizer; from serve_apps.openai_api.tool_formats import HERMES, OfferedTools; "
         "from serve_apps.gateway import chat_reply; from serve_apps.program import episode; "
         f"chat = ChatTokenizer(build('qwen', Path({str(tmp_path / 'q')!r}))); "
-        f"tools = OfferedTools(tokenizer=chat, tools=[{TOOL!r}]); "
+        f"tools = OfferedTools(tokenizer=chat, format=HERMES, tools=[{TOOL!r}]); "
         f"assert tools.message({CALLS['qwen']!r}, id_prefix='p')['tool_calls']; "
         "assert not tools.needs_vllm and 'vllm' not in sys.modules"
     )

@@ -120,7 +120,7 @@ async def test_a_response_continues_another_by_its_id_and_only_by_its_own_caller
 def test_the_oldest_responses_make_room() -> None:
     kept = KeptResponses(max_characters=1000)
     for name in ("a", "b"):
-        kept.add(name, "key", [{"type": "message", "content": "x" * 60}, {"type": "reasoning"}])
+        kept.add(name, "key", [{"type": "message", "content": "x" * 60}])
     kept.add("c", "another key", [{"type": "message", "content": "x" * 60}])
     assert kept.items("b", "key") and kept.items("c", "another key") and kept.items(None, "key") == ()
     with pytest.raises(ApiError, match="'a' is not kept"):

@@ -10,9 +10,10 @@ import pytest
 import xgrammar
 
 from serve_apps.openai_api.chat_request import ChatRequest
-from serve_apps.openai_api.constraints import Thoughts, constraint_of, thoughts_of
+from serve_apps.openai_api.constraints import constraint_of
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.tool_formats import OfferedTools
+from serve_apps.openai_api.thoughts import KNOWN_MARKS, ThoughtReader, Thoughts
+from serve_apps.openai_api.tool_formats import OfferedTools, tool_format
 from serve_apps.tokenizer import ChatTokenizer
 from tests.small_tokenizers import QWEN, build
 
@@ -39,7 +40,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 def constraint(tokenizer: ChatTokenizer, thoughts: Thoughts = "none", **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "6*7?"}]
     request = ChatRequest.model_validate({"model": "m", "messages": messages} | more)
-    return constraint_of(request, OfferedTools(tokenizer=tokenizer, tools=request.callable_tools), thoughts)
+    tools = OfferedTools(tokenizer=tokenizer, format=tool_format(tokenizer), tools=request.callable_tools)
+    return constraint_of(request, tools, ThoughtReader(marks=KNOWN_MARKS[0], thoughts=thoughts))
 
 
 def takes(tokenizer: ChatTokenizer, arguments: dict[str, Any], text: str) -> bool:
@@ -109,14 +111,6 @@ def test_a_model_may_think_before_what_is_asked_for(qwen: ChatTokenizer, asked: 
     assert not takes(qwen, begun, f"hm</think>{wrong}")
 
 
-def test_thoughts_are_seen_in_the_end_of_the_prompt_and_in_the_template() -> None:
-    thinks = "{{ '<think>' }} {{ '</think>' }}"
-    assert thoughts_of("<|im_start|>assistant\n<think>\n", thinks) == "begun"
-    assert thoughts_of("<|im_start|>assistant\n", thinks) == "possible"
-    assert thoughts_of("<|im_start|>assistant\n<think>\n\n</think>\n\n", thinks) == "none", "they are turned off"
-    assert thoughts_of("<|im_start|>assistant\n", "plain") == "none"
-
-
 def test_what_has_no_grammar_is_refused_by_name(tmp_path: Path, qwen: ChatTokenizer) -> None:
     mistral = ChatTokenizer(build("mistral", tmp_path / "mistral"))
     with pytest.raises(ApiError, match="vLLM has no grammar of the format 'mistral'"):
@@ -133,7 +127,7 @@ def test_calls_of_qwen_coder_and_llama_are_forced_in_their_words(tmp_path: Path)
     required = constraint(tokenizer, tools=[tool("add")], tool_choice="required")
     text = "<tool_call>\n<function=add>\n<parameter=answer>\n42\n</parameter>\n</function>\n</tool_call>"
     assert takes(tokenizer, required, text)
-    offered = OfferedTools(tokenizer=tokenizer, tools=[tool("add")])
+    offered = OfferedTools(tokenizer=tokenizer, format=tool_format(tokenizer), tools=[tool("add")])
     (call,) = offered.message(text, id_prefix="x")["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"answer": 42}, "what is forced is also read"
     llama = ChatTokenizer(build("llama", tmp_path / "llama"))

@@ -29,6 +29,7 @@ from serve_apps.workflow import load_workflow
 from serve_apps.workflows.program import Program
 from stores.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+from tests.small_tokenizers import QWEN, build
 
 pytestmark = pytest.mark.test
 
@@ -201,6 +202,27 @@ def test_one_call_twice_in_two_spellings_leaves_the_conversation_whole(tiny_mode
     assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "grown": 2}}
     assert [turn.completion_text for turn in trace.turns] == [MULTIPLY, spelled, "48"]
     assert MULTIPLY in trace.turns[2].prompt_text and spelled in trace.turns[2].prompt_text
+
+
+@pytest.mark.parametrize("sends_thoughts", [False, True])
+def test_thoughts_of_a_turn_stand_beside_its_content_and_the_conversation_stays_whole(
+    tmp_path: Path, sends_thoughts: bool
+) -> None:
+    folder = build("qwen", tmp_path / "qwen")
+    (folder / "chat_template.jinja").write_text(QWEN + "{# <think></think> #}")
+    body = (
+        "chat = [{'role': 'user', 'content': 'x'}]\n"
+        "first = client.chat.completions.create(model='m', messages=chat).choices[0].message.model_dump()\n"
+        f"back = first if {sends_thoughts} else {{'role': 'assistant', 'content': first['content']}}\n"
+        "chat += [back, {'role': 'user', 'content': 'y'}]\n"
+        "last = client.chat.completions.create(model='m', messages=chat).choices[0].message\n"
+        "print(first['reasoning'], first['content'], last.content)"
+    )
+    says = by_turn("<think>hm</think>6", "7")
+    trace = play(Program(ONE, command=code(body)), folder, says, max_model_len=512)
+    assert trace.answer == "hm 6 7", "an answer without thoughts is all content"
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "grown": 1}}
+    assert [turn.completion_text for turn in trace.turns] == ["<think>hm</think>6", "7"]
 
 
 def test_a_choice_of_no_tool_keeps_the_tools_in_the_prompt_and_reads_no_call(tiny_model: Path) -> None:

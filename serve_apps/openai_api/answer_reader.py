@@ -1,0 +1,97 @@
+"""answer_reader: a completion -> the assistant's message in OpenAI's form: its thoughts, what it says, what it calls.
+
+tokenizer, names of parsers ──> AnswerFormat     how the completions of a model group are read
+a request and its prompt    ──> AnswerReader     how those of this prompt are read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from serve_apps.acting_team import ActingTeam
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.thoughts import ThoughtMarks, ThoughtReader, marks_of_parser, thought_marks
+from serve_apps.openai_api.tool_formats import OfferedTools, ToolFormat, format_of_parser, tool_format
+from serve_apps.parsers import Parsers
+from serve_apps.tokenizer import ChatTokenizer
+
+REASONING_KEYS = ("reasoning", "reasoning_content")
+"""The keys of thoughts in a message: vLLM's own one, and the one that most clients read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """How the completions of a model group are read."""
+
+    tools: ToolFormat
+    thoughts: ThoughtMarks | None
+    """None: the model does not think, or its thoughts are left in the text."""
+
+
+@lru_cache(maxsize=64)
+def answer_format(tokenizer: ChatTokenizer, parsers: Parsers) -> AnswerFormat:
+    """Returns the format that the model folder shows, or that the parsers name.
+
+    ValueError where vLLM has no such parser, or where it does not fit the model. Imports vLLM where a parser is named.
+    """
+    thoughts: ThoughtMarks | None = None
+    if parsers.reasoning == "auto":
+        thoughts = thought_marks(tokenizer)
+    elif parsers.reasoning != "none":
+        thoughts = marks_of_parser(parsers.reasoning, tokenizer)
+    tools = tool_format(tokenizer) if parsers.tool == "auto" else format_of_parser(parsers.tool)
+    return AnswerFormat(tools=tools, thoughts=thoughts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerReader:
+    """Reads the completions of one prompt."""
+
+    thoughts: ThoughtReader
+    tools: OfferedTools
+    are_thoughts_shown: bool = True
+
+    @classmethod
+    def of(cls, request: ChatRequest, team: ActingTeam, model_group: str, prompt: str) -> AnswerReader:
+        """Returns the reader of the completions that answer a request.
+
+        Args: prompt: what the model reads.
+        """
+        tokenizer = team.tokenizers[model_group]
+        form = answer_format(tokenizer, team.parsers_of(model_group))
+        tools = OfferedTools(
+            tokenizer=tokenizer,
+            format=form.tools,
+            tools=request.callable_tools,
+            is_single=not request.parallel_tool_calls,
+        )
+        thoughts = ThoughtReader.of(prompt, form.thoughts)
+        return cls(thoughts=thoughts, tools=tools, are_thoughts_shown=request.include_reasoning)
+
+    def message(self, text: str, *, id_prefix: str) -> dict[str, Any]:
+        """Returns the message of a whole completion; its content is empty where the thoughts were cut."""
+        thoughts, said = self.thoughts.split(text)
+        return {**self.tools.message(said, id_prefix=id_prefix), **self.reasoning(thoughts)}
+
+    def reasoning(self, thoughts: str | None) -> dict[str, str]:
+        """Returns the keys that show thoughts in a message, or in a part of one."""
+        return dict.fromkeys(REASONING_KEYS, thoughts) if thoughts and self.are_thoughts_shown else {}
+
+    def shown(self, text: str) -> tuple[str, str]:
+        """Returns thoughts and content of a completion that may still grow, as far as they are certain.
+
+        What may become a call is held back.
+        """
+        thoughts, said = self.thoughts.split(text, is_growing=True)
+        return thoughts or "", said[: self.tools.first_call(said)]
+
+    def usage(self, completions: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Returns what OpenAI's `usage` says about the thoughts in completions, each given as its token ids."""
+        counts = [self.thoughts.num_tokens(self.tools.tokenizer, token_ids) for token_ids in completions]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts):
+            return {}
+        return {"completion_tokens_details": {"reasoning_tokens": sum(known)}}
