@@ -94,6 +94,12 @@ def write_keys(path: Path, keys: list[ApiKey]) -> None:
     scratch.replace(path)
 
 
+def key_header(headers: Mapping[str, str]) -> str | None:
+    """Returns what a request sends as `Authorization`; Anthropic's clients send their key as `x-api-key`."""
+    own = headers.get("x-api-key")
+    return headers.get("authorization") or (f"Bearer {own}" if own else None)
+
+
 class KeyRing:
     """The keys that are valid now. If the file is broken while the gateway runs, the last good keys stay valid."""
 

@@ -1,4 +1,4 @@
-"""chat_api: `POST /v1/chat/completions` and `POST /v1/workflows/{team}/runs`, at once or as a stream.
+"""chat_api: `POST /v1/chat/completions`, at once or as a stream.
 
 request ──> API key ──> slot and team ──> reply or events ──> counted ──> captured, if allowed ──> copied to the candidate
 """
@@ -15,15 +15,13 @@ from serve_apps.gateway.api_state import ServiceDependency
 from serve_apps.gateway.chat import Chat, prepare_chat
 from serve_apps.gateway.chat_reply import complete_chat, reply_body, stream_chunks
 from serve_apps.gateway.chat_trace import is_trainable, trace_of
-from serve_apps.gateway.event_stream import chat_events, data_events, released_unless_streamed
-from serve_apps.gateway.figures import chat_figures, run_figures
+from serve_apps.gateway.event_stream import chat_events, released_unless_streamed
+from serve_apps.gateway.figures import chat_figures
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
 from serve_apps.gateway.teams import model_of, team_of_model
-from serve_apps.gateway.workflow_runs import WorkflowRun, episode_spec, run_workflow, stream_workflow
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import unless_gone
-from serve_apps.openai_api.protocol import RunRequest
 
 router = APIRouter()
 
@@ -45,23 +43,6 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     return JSONResponse(reply, headers=chat.headers)
 
 
-@router.post("/v1/workflows/{team}/runs")
-async def create_workflow_run(team: str, body: RunRequest, request: Request, service: ServiceDependency) -> Response:
-    """Runs the whole workflow of a team on one task; returns its answer, or server-sent events with one per turn."""
-    key = service.authorize(request, "call", counts=True)
-    slot = await service.take_slot(team, body.user, key)
-    on_end = partial(_run_ended, service, slot, key, body)
-    with released_unless_streamed(service, slot) as start_stream:
-        spec = episode_spec(slot.team, body)
-        headers = slot.team.headers(spec.episode_id)
-        if body.stream:
-            events = data_events(service, slot, stream_workflow(service, slot.team, spec, on_end=on_end))
-            return start_stream(events, headers, lambda: None)
-        run = await unless_gone(request, service.within_timeout(run_workflow(service, slot.team, spec)))
-    on_end(run)
-    return JSONResponse(run.reply, headers=headers)
-
-
 def chat_ended(service: Service, slot: Slot, key: ApiKey, chat: Chat) -> None:
     """Counts a chat that has ended, complete or not; a complete one may be captured and copied to the candidate."""
     if not chat.is_complete:
@@ -73,11 +54,3 @@ def chat_ended(service: Service, slot: Slot, key: ApiKey, chat: Chat) -> None:
         trace = trace_of(chat, task_id=task_id, seconds=slot.seconds)
         service.keep_trace(trace, team=chat.team, key=key, is_trainable=is_trainable(chat))
     service.send_shadow(slot, chat.request, key=key, task_id=task_id, is_kept=is_kept)
-
-
-def _run_ended(service: Service, slot: Slot, key: ApiKey, body: RunRequest, run: WorkflowRun) -> None:
-    service.count_answer(slot, key, run.reply["usage"]["completion_tokens"], run_figures(run.reply))
-    is_kept = service.capture.should_keep(body.store)
-    if is_kept:
-        service.keep_trace(run.trace, team=run.team, key=key, is_trainable=True)
-    service.send_shadow(slot, body, key=key, task_id=run.trace.task.task_id, is_kept=is_kept)

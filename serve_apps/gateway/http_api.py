@@ -1,6 +1,6 @@
 """http_api: the FastAPI application of one gateway replica. Errors have OpenAI's form.
 
-request ──> RequestLimits ──> chat_api | episode_api | admin_api | dashboard | the small routes of this module ──> Service
+request ──> RequestLimits ──> chat_api | workflow_api | mcp_api | episode_api | admin_api | dashboard | the small routes here ──> Service
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
-from serve_apps.gateway import admin_api, bare_api, chat_api, dashboard, responses_api
+from serve_apps.gateway import admin_api, bare_api, chat_api, dashboard, messages_api, responses_api, workflow_api
 from serve_apps.gateway.api_keys import SCOPES
 from serve_apps.gateway.api_state import ApiState, ServiceDependency, set_state
 from serve_apps.gateway.episode_api import episode_router
 from serve_apps.gateway.episodes import GatewayEpisodes
+from serve_apps.gateway.mcp_api import McpEndpoint
 from serve_apps.gateway.request_limits import RequestLimits
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import Production, team_of_model
@@ -48,8 +49,15 @@ router = APIRouter()
 
 def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     """Builds the application; teams may be added to `service` later."""
+    workflow_tools = McpEndpoint(service)
     api = FastAPI(
-        title="Troupe gateway", version="1", openapi_url=None, docs_url=None, redoc_url=None, responses=ERROR_RESPONSES
+        title="Troupe gateway",
+        version="1",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        responses=ERROR_RESPONSES,
+        lifespan=workflow_tools.lifespan,
     )
     state = ApiState(
         service=service,
@@ -61,13 +69,16 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     for routes in (
         router,
         chat_api.router,
+        workflow_api.router,
         responses_api.router,
+        messages_api.router,
         bare_api.router,
         episode_router(service, episodes),
         admin_api.router,
         dashboard.router,
     ):
         api.include_router(routes)
+    api.router.routes.append(workflow_tools.route)
     api.add_middleware(RequestLimits, service=service)
     if origins := service.config.allowed_origins:
         headers = ["x-request-id", "x-troupe-team", "x-troupe-ignored"]

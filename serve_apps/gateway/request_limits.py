@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_apps.config import LOOPBACK
+from serve_apps.gateway.api_keys import key_header
 from serve_apps.gateway.service import Service
 from serve_apps.openai_api.protocol import ApiError
 
@@ -78,7 +79,7 @@ class RequestLimits:
         if scope["method"] not in WITH_BODY:
             return None
         try:
-            self._service.keys.find(Headers(scope=scope).get("authorization"))
+            self._service.keys.find(key_header(Headers(scope=scope)))
         except ApiError as error:
             return error
         return None

@@ -17,7 +17,7 @@ from fastapi import Request
 
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.admission import Admission
-from serve_apps.gateway.api_keys import ApiKey, KeyRing, Scope
+from serve_apps.gateway.api_keys import ApiKey, KeyRing, Scope, key_header
 from serve_apps.gateway.capture import Capture, Captured
 from serve_apps.gateway.figures import Tally
 from serve_apps.gateway.metrics import GatewayMetrics
@@ -97,7 +97,7 @@ class Service:
             scopes: one of them is enough.
             counts: whether the request counts towards the key's rate.
         """
-        key = self.keys.check(request.headers.get("authorization"), *scopes)
+        key = self.keys.check(key_header(request.headers), *scopes)
         if counts:
             try:
                 self.admission.count_request(key)

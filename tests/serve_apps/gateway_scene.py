@@ -20,7 +20,7 @@ from serve_apps.gateway.shadow_player import ShadowPlayer
 from serve_apps.gateway.teams import DeployedTeam, Production, TeamRoute
 from serve_apps.team_spec import TeamSpec
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
-from stores.types import Sampling
+from stores.types import Completion, FinishReason, GenerateRequest, Sampling
 
 
 class Scripted:
@@ -106,3 +106,26 @@ class Scene:
         async with self.http() as http:
             client = openai.AsyncOpenAI(api_key=key, base_url="http://gateway/v1", http_client=http, max_retries=0)
             yield client
+
+
+class Engine:
+    """A ServeClient that returns the texts of a test, one after the other; then `end`."""
+
+    def __init__(self, scene: Scene, *says: str) -> None:
+        self.tokenizer, self.left = scene.streams.tokenizer, list(says)
+        self.seen: list[GenerateRequest] = []
+        self.pause = asyncio.Event()
+        self.pause.set()
+        self.error: Exception | None = None
+        self.version = 3
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        self.seen.append(request)
+        await self.pause.wait()
+        if self.error is not None:
+            raise self.error
+        ids = self.tokenizer.encode_completion(self.left.pop(0) if self.left else "end")
+        logprobs = [-0.5] * len(ids)
+        return Completion(
+            token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP, policy_version=self.version
+        )

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_scene import Scene, deployed_team
+from gateway_scene import Engine, Scene, deployed_team
 from waits import until
 
 from pipelines.credit.rule import caller_credit
@@ -21,7 +21,7 @@ from serve_apps.gateway.api_keys import make_key, write_keys
 from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.client import PolicyCallError
 from stores.served import ServedStore
-from stores.types import SERVED, Completion, EpisodeStatus, FinishReason, GenerateRequest, Sampling, Trace
+from stores.types import SERVED, EpisodeStatus, Sampling, Trace
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 MULTIPLY = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*8"}}</tool_call>'
@@ -30,29 +30,6 @@ PROGRAM: dict[str, Any] = {
     "agents": {"calculator": {"max_tokens": 120}},
     "function": "pipelines.examples.calculator.program:answer",
 }
-
-
-class Engine:
-    """A ServeClient that returns the texts of a test, one after the other; then `end`."""
-
-    def __init__(self, scene: Scene, *says: str) -> None:
-        self.tokenizer, self.left = scene.streams.tokenizer, list(says)
-        self.seen: list[GenerateRequest] = []
-        self.pause = asyncio.Event()
-        self.pause.set()
-        self.error: Exception | None = None
-        self.version = 3
-
-    async def generate(self, request: GenerateRequest) -> Completion:
-        self.seen.append(request)
-        await self.pause.wait()
-        if self.error is not None:
-            raise self.error
-        ids = self.tokenizer.encode_completion(self.left.pop(0) if self.left else "end")
-        logprobs = [-0.5] * len(ids)
-        return Completion(
-            token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP, policy_version=self.version
-        )
 
 
 def program_team(model: Path, version: int, set_name: str) -> DeployedTeam:

@@ -1,0 +1,85 @@
+"""messages_api: `POST /v1/messages`: a chat in the form of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+
+from serve_apps.gateway.api_state import ServiceDependency
+from serve_apps.gateway.chat import chat_prompt, prepare_chat
+from serve_apps.gateway.chat_api import chat_ended
+from serve_apps.gateway.chat_reply import complete_chat, stream_chunks
+from serve_apps.gateway.event_stream import chat_events, released_unless_streamed
+from serve_apps.gateway.teams import model_of, team_of_model
+from serve_apps.openai_api.http_errors import unless_gone
+from serve_apps.openai_api.messages import (
+    CountRequest,
+    MessagesRequest,
+    anthropic_error,
+    chat_of_messages,
+    message_events,
+    message_of,
+)
+from serve_apps.openai_api.protocol import ApiError, invalid_body_error
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class AnthropicRoute(APIRoute):
+    """Answers errors in Anthropic's form."""
+
+    def get_route_handler(self) -> Handler:
+        """Returns the handler of the route."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RequestValidationError as fault:
+                error = invalid_body_error(list(fault.errors()))
+            except ApiError as fault:
+                error = fault
+            return JSONResponse(anthropic_error(error.body), status_code=error.status, headers=error.headers)
+
+        return handle
+
+
+router = APIRouter(route_class=AnthropicRoute)
+
+
+@router.post("/v1/messages")
+async def create_message(body: MessagesRequest, request: Request, service: ServiceDependency) -> Response:
+    """Answers with an agent or a model group, at once or as server-sent events; tools, forms and limits are those of a chat."""
+    key = service.authorize(request, "call", counts=True)
+    team = team_of_model(service.teams, body.model).name
+    asked = await asyncio.to_thread(chat_of_messages, body)
+    slot = await service.take_slot(team, body.user, key)
+    with released_unless_streamed(service, slot) as start_stream:
+        chat = await prepare_chat(asked, slot.team, *model_of(slot.team, body.model), kind="msg")
+        if body.stream:
+            events = message_events(chat_events(service, slot, stream_chunks(chat, service.streams)))
+            return start_stream(events, chat.headers, partial(chat_ended, service, slot, key, chat))
+        reply = await unless_gone(request, service.within_timeout(complete_chat(chat, service.streams)))
+    chat_ended(service, slot, key, chat)
+    return JSONResponse(message_of(reply), headers=chat.headers)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: CountRequest, request: Request, service: ServiceDependency) -> dict[str, int]:
+    """Returns the number of tokens of a message's prompt as an agent or a model group gets it."""
+    service.authorize(request, "call", counts=True)
+    team = team_of_model(service.teams, body.model).champion
+    group, agent = model_of(team, body.model)
+
+    def count() -> int:
+        tokenizer = team.acting.tokenizers[group]
+        return len(tokenizer.encode_marked(chat_prompt(chat_of_messages(body), team, group, agent)))
+
+    return {"input_tokens": await asyncio.to_thread(count)}

@@ -1,0 +1,106 @@
+"""messages: Anthropic's Messages API as a form of the chat API, by the code of vLLM's own server.
+
+    POST /v1/messages ──chat_of_messages──> ChatRequest ──> chat completion ──message_of──────> message
+                                                        └──> its events      ──message_events──> server-sent events
+
+vLLM's models and converters need no engine. They are imported with the first request, which takes seconds once per process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Annotated, Any, cast
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from serve_apps.openai_api.chat_request import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatRequest
+from serve_apps.openai_api.protocol import Body, RequestBody, invalid_body_error
+from serve_apps.openai_api.sampling_fields import JsonSchema
+
+
+class AnyMessage(Body):
+    """A message, of which the bounds alone are looked at here; vLLM's model reads the rest."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: str
+    content: str | Annotated[list[JsonSchema], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class CountRequest(RequestBody):
+    """The body of `POST /v1/messages/count_tokens`: what of a message is read by the model."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: str | Annotated[list[JsonSchema], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    tools: Annotated[list[JsonSchema], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+
+
+class MessagesRequest(CountRequest):
+    """The body of `POST /v1/messages`."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool = False
+
+    @property
+    def user(self) -> str | None:
+        """The id of the user who asks."""
+        metadata = (self.model_extra or {}).get("metadata")
+        user = metadata.get("user_id") if isinstance(metadata, dict) else None
+        return user if isinstance(user, str) else None
+
+
+def chat_of_messages(request: CountRequest) -> ChatRequest:
+    """Returns the chat that a request asks for; ApiError 400 where vLLM's model or the chat API refuses it. Imports vLLM."""
+    from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    kind = AnthropicMessagesRequest if isinstance(request, MessagesRequest) else AnthropicCountTokensRequest
+    try:
+        asked = kind.model_validate(request.model_dump(exclude_unset=True))
+        chat = AnthropicServingMessages.to_chat_completion_request(asked)
+        return ChatRequest.model_validate(chat.model_dump(mode="json", exclude_unset=True, exclude_none=True))
+    except ValidationError as error:
+        raise invalid_body_error(list(error.errors())) from None
+
+
+def message_of(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a chat completion of one choice as a message."""
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
+
+    nobody = cast(AnthropicServingMessages, None)  # the converters use nothing of a server
+    message = AnthropicServingMessages.messages_full_converter(nobody, ChatCompletionResponse.model_validate(reply))
+    body: dict[str, Any] = message.model_dump(mode="json", exclude_none=True)
+    return {"stop_reason": None, "stop_sequence": None, **body, "troupe": reply["troupe"]}
+
+
+async def message_events(events: AsyncIterator[str]) -> AsyncGenerator[str]:
+    """Yields the data lines of a streamed chat completion as the events of a message; an error ends them."""
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    errors: list[str] = []
+
+    async def until_error() -> AsyncGenerator[str]:
+        async for event in events:
+            if event.startswith('data: {"error"'):
+                errors.append(event)
+                return
+            yield event
+
+    nobody = cast(AnthropicServingMessages, None)
+    async for event in AnthropicServingMessages.message_stream_converter(nobody, until_error()):
+        yield event
+    for error in errors:
+        body = anthropic_error(json.loads(error.removeprefix("data: ")))
+        yield f"event: error\ndata: {json.dumps(body)}\n\n"
+
+
+def anthropic_error(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an error's body in Anthropic's form; its kinds are OpenAI's, but for those of servers."""
+    error = body["error"]
+    kind = {"server_error": "api_error"}.get(error["type"], error["type"])
+    return {"type": "error", "error": {"type": kind, "message": error["message"]}}

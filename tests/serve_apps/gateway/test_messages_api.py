@@ -1,0 +1,141 @@
+"""Anthropic's Messages API with its official client: text, calls, thoughts, streams, tokens and errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from gateway_scene import Scene, deployed_team
+
+from serve_apps.gateway.api_keys import make_key, write_keys
+from serve_apps.gateway.teams import TeamRoute
+
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
+
+ADD: Any = {
+    "name": "add",
+    "description": "Add.",
+    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+}
+CALL = 'I add. <tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
+HELLO: Any = [{"role": "user", "content": "What is 6*7?"}]
+
+
+@asynccontextmanager
+async def client_of(scene: Scene, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
+    transport = httpx2.ASGITransport(scene.api, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        yield anthropic.AsyncAnthropic(api_key=key, base_url="http://gateway", http_client=http, max_retries=0)
+
+
+@pytest.fixture
+def scene(tiny_model: Path) -> Scene:
+    scene = Scene(tiny_model)
+    scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue", max_model_len=1024)))
+    return scene
+
+
+async def test_a_message_has_the_text_the_usage_and_the_team(scene: Scene) -> None:
+    async with client_of(scene) as client:
+        message = await client.messages.create(
+            model="demo/solver", messages=HELLO, system="Be short.", max_tokens=20, extra_body={"temperature": 0.5}
+        )
+        count = await client.messages.count_tokens(model="demo/solver", messages=HELLO, system="Be short.")
+    assert [block.text for block in message.content if block.type == "text"] == ["It is 42."]
+    assert (message.stop_reason, message.role, message.model) == ("end_turn", "assistant", "demo/solver")
+    assert message.model_extra and message.model_extra["troupe"]["team"] == "demo"
+    (request,) = scene.streams.requests
+    messages = [{"role": "system", "content": "Be short."}, *HELLO]
+    assert list(request.prompt_token_ids) == scene.streams.tokenizer.encode_chat(messages)
+    assert (request.sampling.max_tokens, request.sampling.temperature) == (20, 0.5)
+    assert message.usage.input_tokens == count.input_tokens == len(request.prompt_token_ids)
+    assert scene.service.admission.num_in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_go_out_and_their_results_come_back(scene: Scene, stream: bool) -> None:
+    scene.streams.text = CALL
+    ask: Any = {"model": "demo/solver", "messages": HELLO, "tools": [ADD], "max_tokens": 100}
+    async with client_of(scene) as client:
+        if stream:
+            async with client.messages.stream(**ask) as events:
+                kinds = [event.type async for event in events]
+                message = await events.get_final_message()
+            assert (
+                (kinds[0], kinds[-1]) == ("message_start", "message_stop") and "text" in kinds and "input_json" in kinds
+            )
+        else:
+            message = await client.messages.create(**ask)
+        text, call = message.content
+        assert text.type == "text" and text.text.strip() == "I add."
+        assert call.type == "tool_use" and (call.name, call.input) == ("add", {"a": 6})
+        assert message.stop_reason == "tool_use"
+        scene.streams.text = "13"
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "13"}
+        back: Any = [*HELLO, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+        await client.messages.create(**ask | {"messages": back})
+    prompt = scene.streams.tokenizer.decode(scene.streams.requests[-1].prompt_token_ids)
+    assert "I add." in prompt and '"arguments": {"a": 6}' in prompt and "tool\n13" in prompt
+
+
+async def test_a_call_can_be_forced(scene: Scene) -> None:
+    async with client_of(scene) as client:
+        await client.messages.create(
+            model="demo/solver", messages=HELLO, tools=[ADD], tool_choice={"type": "any"}, max_tokens=100
+        )
+    assert "structural_tag" in scene.streams.requests[0].sampling.constraint
+
+
+async def test_a_message_that_was_cut_says_so(scene: Scene) -> None:
+    async with client_of(scene) as client:
+        message = await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=2)
+    assert message.stop_reason == "max_tokens"
+
+
+async def test_errors_have_anthropics_form(scene: Scene, tiny_model: Path, tmp_path: Path) -> None:
+    async with client_of(scene) as client:
+        with pytest.raises(anthropic.NotFoundError, match="there is no model 'demo/nobody'") as missing:
+            await client.messages.create(model="demo/nobody", messages=HELLO, max_tokens=5)
+        image: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+        with pytest.raises(anthropic.BadRequestError, match="content"):
+            await client.messages.create(
+                model="demo/solver", messages=[{"role": "user", "content": [image]}], max_tokens=5
+            )
+        scene.streams.error = ConnectionError("the engine is gone")
+        with pytest.raises(anthropic.APIStatusError):
+            async with client.messages.stream(model="demo/solver", messages=HELLO, max_tokens=5) as events:
+                await events.get_final_message()
+    body = missing.value.response.json()
+    assert body["type"] == "error" and body["error"]["type"] == "not_found_error"
+
+
+async def test_a_key_may_come_as_anthropics_clients_send_it(tiny_model: Path, tmp_path: Path) -> None:
+    secret, key = make_key("caller", scopes=("call",), expires_at=None, requests_per_minute=None)
+    write_keys(tmp_path / "keys.json", [key])
+    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    async with client_of(scene, secret) as client:
+        assert (await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)).content
+    async with client_of(scene, "wrong") as client:
+        with pytest.raises(anthropic.AuthenticationError):
+            await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", [{"role": "user", "content": [{}] * 5000}]),
+        ("messages", [{"role": "user", "content": "x"}] * 5000),
+        ("tools", [ADD] * 200),
+        ("max_tokens", 0),
+    ],
+)
+async def test_a_list_without_end_is_refused(scene: Scene, field: str, value: Any) -> None:
+    body = {"model": "demo/solver", "messages": HELLO, "max_tokens": 5, field: value}
+    async with scene.http() as http:
+        answer = await http.post("/v1/messages", json=body)
+    assert answer.status_code == 400 and field in answer.json()["error"]["message"]
