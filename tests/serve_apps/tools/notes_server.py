@@ -58,6 +58,16 @@ def die() -> str:
 
 
 @SERVER.tool()
+def log(mebibytes: int) -> str:
+    """Writes to standard error."""
+    for _ in range(mebibytes):
+        sys.stderr.write("x" * 2**20)
+    sys.stderr.write("the end\n")
+    sys.stderr.flush()
+    return "logged"
+
+
+@SERVER.tool()
 def sleep(seconds: float) -> str:
     """Takes its time."""
     time.sleep(seconds)

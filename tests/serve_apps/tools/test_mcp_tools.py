@@ -21,6 +21,8 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.tools.mcp_server import McpServer
+from serve_apps.tools.mcp_session import TAIL, Session
 from serve_apps.tools.mcp_tools import mcp_tool
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.workflows.declared import Declared
@@ -308,3 +310,26 @@ async def test_a_server_at_a_url_is_called_with_its_token(monkeypatch: pytest.Mo
     assert set(seen) == {"Bearer t0ken"} and os.getpid()
     server.should_exit = True
     await asyncio.wait_for(serving, 20)
+
+
+async def test_what_a_server_logs_is_kept_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that writes and writes to standard error fills no disk, and what it said last is told."""
+    monkeypatch.setattr("serve_apps.tools.mcp_session.CHECK_S", 0.2)
+    server = McpServer(command=tuple(COMMAND), folder=FOLDER)
+    session = Session(server)
+    assert await session.call("log", {"mebibytes": 6}) == "logged"
+    (file,) = {Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_large(fd)}
+    async with asyncio.timeout(30):
+        while file.stat().st_size > TAIL:
+            await asyncio.sleep(0.05)
+    with pytest.raises(ToolFault, match=r"it said: x+the end$"):
+        await session.call("die", {})
+    session.close()
+
+
+def _is_large(fd: str) -> bool:
+    try:
+        stat = os.stat(f"/proc/self/fd/{fd}")
+    except OSError:
+        return False
+    return stat.st_nlink == 0 and stat.st_size > 2**22
