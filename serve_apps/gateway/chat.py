@@ -77,7 +77,7 @@ async def prepare_chat(
     prompt = tokenizer.encode_marked(marked)
     max_completion = room_for_completion(request.limit, len(prompt), team.acting.max_model_len[model_group])
     default = team.acting.sampling[agent] if agent is not None else Sampling(max_tokens=max_completion, temperature=1.0)
-    reader = AnswerReader.of(request, team.acting, model_group, tokenizer.plain(marked))
+    reader = AnswerReader.of(request, tokenizer, team.acting.parsers_of(model_group), tokenizer.plain(marked))
     sampling = replace(
         default,
         max_tokens=request.limit or min(default.max_tokens, max_completion),

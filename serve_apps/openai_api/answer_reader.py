@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from serve_apps.acting_team import ActingTeam
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.thoughts import ThoughtMarks, ThoughtReader, marks_of_parser, thought_marks
 from serve_apps.openai_api.tool_formats import OfferedTools, ToolFormat, format_of_parser, tool_format
@@ -55,13 +54,14 @@ class AnswerReader:
     are_thoughts_shown: bool = True
 
     @classmethod
-    def of(cls, request: ChatRequest, team: ActingTeam, model_group: str, prompt: str) -> AnswerReader:
+    def of(cls, request: ChatRequest, tokenizer: ChatTokenizer, parsers: Parsers, prompt: str) -> AnswerReader:
         """Returns the reader of the completions that answer a request.
 
-        Args: prompt: what the model reads.
+        Args:
+            tokenizer, parsers: those of the model group.
+            prompt: what the model reads.
         """
-        tokenizer = team.tokenizers[model_group]
-        form = answer_format(tokenizer, team.parsers_of(model_group))
+        form = answer_format(tokenizer, parsers)
         tools = OfferedTools(
             tokenizer=tokenizer,
             format=form.tools,

@@ -184,7 +184,7 @@ class ProgramEpisode:
             variables=tokenizer.known_variables(request.template_variables),
         )
         prompt = _rendered(lambda: conversations.prompt(messages, tools=request.shown_tools, settings=settings))
-        reader = AnswerReader.of(request, team, team.group_of[agent], prompt.text)
+        reader = AnswerReader.of(request, tokenizer, team.parsers_of(team.group_of[agent]), prompt.text)
         constraint = await prepared_constraint(request, reader)
         prefix = f"call_{secrets.token_hex(6)}"
         turn, parsed = await self._turn(
