@@ -19,9 +19,7 @@ from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.agent import ToolFault
 from serve_apps.config import CPU_HEAD_SIZES
-from serve_apps.openai_api.answer_reader import answer_format
 from serve_apps.parsers import Parsers
-from serve_apps.tokenizer import load_tokenizer
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
 from stores.model_folder import Tensors, read_tensors, why_windowed
@@ -172,11 +170,15 @@ def _check_models(config: RunConfig) -> list[str]:
 def _check_parsers(config: RunConfig, group: str) -> None:
     """ValueError where a parser is named that vLLM does not have, or that does not fit the model."""
     parsers = config.serve_config(group).parsers
-    if parsers != Parsers():
-        try:
-            answer_format(load_tokenizer(config.model_groups[group].model), parsers)
-        except ValueError as fault:
-            raise ValueError(f"model_groups.{group}: {fault}") from None
+    if parsers == Parsers():
+        return
+    from serve_apps.openai_api.answer_reader import answer_format
+    from serve_apps.tokenizer import load_tokenizer
+
+    try:
+        answer_format(load_tokenizer(config.model_groups[group].model), parsers)
+    except ValueError as fault:
+        raise ValueError(f"model_groups.{group}: {fault}") from None
 
 
 def _check_packing(config: RunConfig, group: str, shape: dict[str, Any]) -> list[str]:
