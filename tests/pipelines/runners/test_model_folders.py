@@ -253,6 +253,16 @@ def test_the_tiny_model_is_ok(tiny_model: Path) -> None:
     check(config_of(tiny_model))
 
 
+@pytest.mark.test
+def test_a_parser_must_be_vllms_and_fit_the_model(tiny_model: Path) -> None:
+    group = {"model_groups.solver_verifier.model": str(tiny_model), "serve.gpus": 1}
+    with pytest.raises(
+        ValueError, match=r"model_groups.solver_verifier: serve.tool_parser = 'hermez': vLLM has no such"
+    ):
+        check(load_config(DEMO, {**group, "serve.tool_parser": "hermez"}))
+    check(load_config(DEMO, {**group, "serve.tool_parser": "pythonic", "serve.reasoning_parser": "none"}))
+
+
 def test_a_folder_is_read_without_torch_and_transformers(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     code = (
