@@ -65,7 +65,9 @@ up() {
     fi
   done
   mkdir -p $state
-  "$ray" get-auth-token --generate >/dev/null # without the token other users of this machine cannot connect
+  # Without the token other users of this machine cannot connect: Ray writes it, and would let them read it.
+  (umask 077 && "$ray" get-auth-token --generate >/dev/null)
+  if [ -O ~/.ray/auth_token ]; then chmod 600 ~/.ray/auth_token; fi # of an earlier Ray
   echo "$port" >$state/port
   echo "$dashboard_port" >$state/dashboard_port
   for _ in 1 2; do # Ray gives up its start where the machine stalls for 30 s

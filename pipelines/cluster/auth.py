@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
+from contextlib import suppress
 from pathlib import Path
+
+OTHERS = 0o077
+"""The permissions of everybody but the owner."""
 
 
 def auth_token() -> str:
@@ -18,4 +23,25 @@ def auth_token() -> str:
 
 def token_path() -> Path:
     """Where Ray looks for the token."""
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or _default_path())
+
+
+def keep_token_private() -> None:
+    """Makes the token that a new local head uses, readable by its owner only: Ray would let every user of the machine read it.
+
+    A file that is there keeps its token and loses the permissions of others. A token from elsewhere (RAY_AUTH_TOKEN,
+    RAY_AUTH_TOKEN_PATH) is left alone.
+    """
+    if not auth_token() and os.environ.get("RAY_AUTH_MODE", "") != "disabled":
+        _default_path().parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another process was faster; Ray reads what that one wrote
+            descriptor = os.open(_default_path(), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+    path = _default_path()
+    if path.is_file() and path.stat().st_uid == os.geteuid() and path.stat().st_mode & OTHERS:
+        path.chmod(0o600)
+
+
+def _default_path() -> Path:
+    return Path.home() / ".ray" / "auth_token"

@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any
 
-from pipelines.cluster.auth import auth_token
+from pipelines.cluster.auth import auth_token, keep_token_private
 from pipelines.cluster.faults import InfrastructureLost
 from stores.proxies import ask_directly, is_loopback
 
@@ -40,6 +40,7 @@ def connect(address: str = "") -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if not address:
         check_temporary_folder()
+        keep_token_private()
         ray.init(address="local", include_dashboard=True, **quiet)
         return
     check_answers(address)
