@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 MAX_OUTPUT = 1_000_000
 """The number of bytes of output that are kept; further output is read and dropped."""
+END_S = 5.0
+"""Seconds that a killed program may take to end."""
 TAIL = 2_000
 """The number of characters of standard error that an error quotes."""
 
@@ -61,8 +63,9 @@ async def run_process(
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            await process.wait()
+        # A process that left the group may hold the output open, for which `wait` waits as well.
+        with suppress(ProcessLookupError, TimeoutError):
+            await asyncio.wait_for(process.wait(), timeout=END_S)
     return Ended(exit_code=exit_code, output=output, error_tail=errors[-TAIL:])
 
 

@@ -3,7 +3,8 @@
     program ── OPENAI_BASE_URL = http://127.0.0.1:PORT/v1/episodes/EPISODE ──> ProgramEpisode.chat ──> policy app
 
 It runs in the process that plays the episode, a collector or a gateway replica, and in its event loop, so that turns are
-recorded where they are sampled. It is started with the first episode and ends with the loop.
+recorded where they are sampled. It is started with the first episode and ends with the loop. For programs in containers it
+listens on a Unix socket instead: see `serve_apps.program.container`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,25 +29,39 @@ from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 from serve_apps.program.routes import episode_routes
 
 START_S = 10.0
+SOCKET = "unix"
+"""In place of a host: a Unix socket."""
+SOCKET_NAME = "episodes.sock"
+FORWARDED_PORT = 8000
+"""The port at which a container's program finds the socket."""
 
 
 class EpisodeServer:
     """Serves the episodes under way in this event loop, by id."""
 
     def __init__(self, host: str) -> None:
-        """Binds a port; `start` serves it. Args: host: the address that programs reach this machine by."""
+        """Binds a port, or a socket; `start` serves it.
+
+        Args: host: the address that programs reach this machine by; or `SOCKET`.
+        """
         self.host = host
         self.episodes: dict[str, ProgramEpisode] = {}
-        # Of this protocol by name: asyncio turns Nagle off for no other, and every answer would wait 40 ms for an ACK.
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.bind((host, 0))
-        self.port: int = self._socket.getsockname()[1]
+        self._folder = tempfile.TemporaryDirectory(prefix="troupe-episodes-") if host == SOCKET else None
+        self._socket = _bound(host) if self.folder is None else _bound_in(self.folder)
+        self._address = f"127.0.0.1:{FORWARDED_PORT}"
+        if self.folder is None:
+            self._address = f"{host}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(build_api(self.episodes), log_config=None, access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         self._serving: asyncio.Task[None] | None = None
         self._is_starting = asyncio.Lock()
         self._http: Any = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the socket; None where a port is served."""
+        return None if self._folder is None else Path(self._folder.name)
 
     async def start(self) -> None:
         """Starts the server and returns when it listens."""
@@ -71,16 +88,32 @@ class EpisodeServer:
         key = episode.id if episode.id not in self.episodes else f"{episode.id}-{secrets.token_hex(4)}"
         self.episodes[key] = episode
         try:
-            yield f"http://{self.host}:{self.port}/v1/episodes/{key}"
+            yield f"http://{self._address}/v1/episodes/{key}"
         finally:
             del self.episodes[key]
+
+
+def _bound(host: str) -> socket.socket:
+    # Of this protocol by name: asyncio turns Nagle off for no other, and every answer would wait 40 ms for an ACK.
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.bind((host, 0))
+    return bound
+
+
+def _bound_in(folder: Path) -> socket.socket:
+    """Binds a socket that every user may connect to, as to a port: each episode has a key, and containers have users of their own."""
+    folder.chmod(0o711)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(str(folder / SOCKET_NAME))
+    (folder / SOCKET_NAME).chmod(0o666)
+    return bound
 
 
 _servers: WeakKeyDictionary[Any, dict[str, EpisodeServer]] = WeakKeyDictionary()
 
 
 async def episode_server(host: str) -> EpisodeServer:
-    """Returns the running server of this event loop on an address."""
+    """Returns the running server of this event loop on an address, or on a socket for `SOCKET`."""
     of_loop = _servers.setdefault(asyncio.get_running_loop(), {})
     if host not in of_loop:
         of_loop[host] = EpisodeServer(host)

@@ -30,9 +30,10 @@ from serve_apps.agent import Agent
 from serve_apps.causes import AuthorError
 from serve_apps.contracts import Raw
 from serve_apps.policy.client import ContextExhausted
+from serve_apps.program.container import Container
 from serve_apps.program.episode import ProgramEpisode
-from serve_apps.program.process import ProgramError, run_process
-from serve_apps.program.server import EpisodeServer, episode_server
+from serve_apps.program.process import Ended, ProgramError, run_process
+from serve_apps.program.server import SOCKET, EpisodeServer, episode_server
 from serve_apps.program.workers import Workers
 from serve_apps.reference_fields import public_task
 from serve_apps.workflow import Outcome, Workflow, load_object
@@ -66,7 +67,8 @@ class Program(Workflow):
                 are filled in.
             function: `module:name`, called as `function(prompt, client)`; async with an `openai.AsyncOpenAI`, otherwise in a
                 process of its own with an `openai.OpenAI`. It returns the answer, or {"answer", "score", "metadata"}.
-            container: {image, arguments, engine}: what `docker run` (or another engine) starts, on the host's network.
+            container: {image, arguments, engine, options, network, forwarder_image}, see `serve_apps.program.container.Container`:
+                what `docker run` (or another engine) starts, in a network in which the episode's API alone is in reach.
             answer: the part of the output that is the answer where no outcome was posted.
             stdin: the prompt is written to the program's standard input.
             folder: working directory of a command.
@@ -74,7 +76,7 @@ class Program(Workflow):
             inherit: names of variables that a command gets from this process, beside PATH and HOME. It gets no others: the
                 environment of a trainer has passwords of databases and buckets.
             stays: the command plays one episode after the other, as JSON lines: see `serve_apps.program.workers`.
-            host: the address that programs reach this machine by.
+            host: the address that programs reach this machine by; not for containers without a network.
             failure: what a program that fails after the model answered it makes of its episode. `error`: the worst outcome of
                 the credit rule; `no_answer`: the rule judges an empty answer. A program none of whose calls was answered is a
                 fault of the set-up in both cases.
@@ -95,10 +97,11 @@ class Program(Workflow):
         self.agents = {
             name: Agent(prompt="{messages}", contract=Raw(), **settings) for name, settings in agents.items()
         }
+        self.container = Container(**container) if container else None
         self.command = list(command or [])
-        if container:
-            self.command = _container_command(**container)
-        self.function_path, self.is_container = function, bool(container)
+        if self.container:
+            self.command = self.container.run_command("NAME", self.container.network, [], self.container.arguments)
+        self.function_path = function
         self.answer, self.stdin, self.folder, self.host, self.failure = answer, stdin, folder, host, failure
         self.environment, self.inherit = dict(environment or {}), tuple(inherit)
         self._function = load_object(function, place="workflow.settings.function") if function else None
@@ -134,7 +137,8 @@ class Program(Workflow):
         where they failed.
         """
         episode = ProgramEpisode(recorder=agents.recorder, id=agents.episode.episode_id)
-        server = await episode_server(self.host)
+        is_isolated = self.container is not None and self.container.is_isolated
+        server = await episode_server(SOCKET if is_isolated else self.host)
         with server.playing(episode) as url:
             result, error = await self._played(task, episode, server, url)
         if not episode.recorder.turns and not episode.exhausted:
@@ -191,14 +195,7 @@ class Program(Workflow):
         }
         variables |= direct_hosts(variables, self.host)
         fields = {"prompt": task.prompt, "task_id": task.task_id, "task": json.dumps(public_task(task))}
-        command = [_filled(part, fields) for part in self.command]
-        if self.is_container:
-            position = command.index("--rm") + 1
-            # By name alone, so that no value, such as the episode's key, stands among the machine's processes.
-            command[position:position] = [part for name in variables for part in ("--env", name)]
-        ended = await run_process(
-            command, environment=variables, stdin=task.prompt if self.stdin else None, folder=self.folder
-        )
+        ended = await self._run(variables, fields, server)
         if ended.exit_code != 0:
             raise ProgramError(
                 f"exit code {ended.exit_code}; {ended.error_tail.strip() or 'nothing on standard error'}"
@@ -206,6 +203,17 @@ class Program(Workflow):
         text = ended.output.strip()
         answer = text.rpartition("\n")[2] if self.answer == "last_line" else text
         return _Result(value=answer, error_tail=ended.error_tail.strip())
+
+    async def _run(self, variables: Mapping[str, str], fields: Mapping[str, str], server: EpisodeServer) -> Ended:
+        """Runs the command or the container to its end. Args: fields: what `{prompt}` and its like stand for."""
+        stdin = fields["prompt"] if self.stdin else None
+        if self.container is None:
+            command = [_filled(part, fields) for part in self.command]
+            return await run_process(command, environment=variables, stdin=stdin, folder=self.folder)
+        arguments = [_filled(part, fields) for part in self.container.arguments]
+        async with self.container.started(server.folder, self._named_variables()) as (name, network):
+            command = self.container.run_command(name, network, list(variables), arguments)
+            return await run_process(command, environment=variables, stdin=stdin, folder=self.folder)
 
     def _named_variables(self) -> dict[str, str]:
         """Returns the variables that the configuration names."""
@@ -245,12 +253,6 @@ def _without_answers(episode: ProgramEpisode, result: _Result, error: Exception 
     if result.error_tail is None:
         return f"{calls}; it returned {str(result.value)[:80]!r}"
     return f"{calls}; it ended with exit code 0; {result.error_tail or 'nothing on standard error'}"
-
-
-def _container_command(
-    image: str, arguments: Sequence[str] = (), engine: str = "docker", options: Sequence[str] = ()
-) -> list[str]:
-    return [engine, "run", "--rm", "--network", "host", *options, image, *arguments]
 
 
 _FIELD = re.compile(r"{(prompt|task_id|task)}")

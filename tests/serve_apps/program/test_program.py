@@ -521,6 +521,17 @@ def test_a_program_that_never_ends_is_ended_with_what_it_started(tiny_model: Pat
     assert not _is_alive(int(file.read_text()))
 
 
+@pytest.mark.nightly
+def test_a_program_whose_output_another_process_holds_open_does_not_hold_its_episode(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "pid"
+    away = f"import subprocess\np = subprocess.Popen(['sleep', '600'], start_new_session=True)\nopen({str(file)!r}, 'w').write(str(p.pid))\n"
+    trace = play(Program(ONE, command=[sys.executable, "-c", away]), tiny_model, by_turn(), timeout_s=3)
+    assert trace.status == EpisodeStatus.TIMEOUT
+    psutil.Process(int(file.read_text())).kill()
+
+
 def _is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
@@ -544,7 +555,8 @@ def test_a_tool_call_that_cannot_be_read_is_a_broken_format(tiny_model: Path) ->
 
 
 def test_a_container_is_started_with_the_episodes_variables(tiny_model: Path, tmp_path: Path) -> None:
-    """The engine is a stand-in that prints what it was started with; the key stands among its variables alone."""
+    """The engine is a stand-in that prints what it was started with; the key stands among its variables alone. The network of this
+    machine, which is asked for by name, has no forwarder."""
     engine = tmp_path / "docker"
     ask = (
         "import json, os, sys, httpx\nprint(*sys.argv[1:], sep='\\n')\nenv = os.environ\n"
@@ -552,11 +564,15 @@ def test_a_container_is_started_with_the_episodes_variables(tiny_model: Path, tm
         "httpx.post(env['OPENAI_BASE_URL'] + '/chat/completions', headers={'Authorization': 'Bearer ' + env['OPENAI_API_KEY']},"
         " json={'model': 'm', 'messages': [{'role': 'user', 'content': 'x'}]})\n"
     )
-    engine.write_text(f"#!{sys.executable}\n{ask}")
+    engine.write_text(f"#!{sys.executable}\nimport sys\nif sys.argv[1] == 'rm': sys.exit()\n{ask}")
     engine.chmod(0o755)
-    container = {"image": "me/agent:1", "arguments": ["--ask", "{prompt}"], "engine": str(engine)}
+    container = {"image": "me/agent:1", "arguments": ["--ask", "{prompt}"], "engine": str(engine), "network": "host"}
     *lines, values = play(Program(ONE, container=container), tiny_model, by_turn("hm")).answer.splitlines()
-    assert lines[:2] == ["run", "--rm"] and lines[-3:] == ["me/agent:1", "--ask", "7+6*8"]
+    assert (
+        lines[:3] == ["run", "--rm", "--name"]
+        and lines[4:6] == ["--network", "host"]
+        and lines[-3:] == ["me/agent:1", "--ask", "7+6*8"]
+    )
     variables = {name: json.loads(values)[name] for i, name in enumerate(lines) if lines[i - 1] == "--env"}
     assert variables["OPENAI_BASE_URL"] + "/agents/calculator" == variables["TROUPE_CALCULATOR_URL"]
     assert variables["OPENAI_API_KEY"] and not any(variables["OPENAI_API_KEY"] in line for line in lines)
