@@ -9,7 +9,12 @@ if [ -e "$file" ]; then
   exit 1
 fi
 cat >"$file" <<END
+POSTGRES_PASSWORD=$(random 24)
 PGPASSWORD=$(random 24)
+MLFLOW_PGPASSWORD=$(random 24)
+AIRFLOW_PGPASSWORD=$(random 24)
+MLFLOW_PASSWORD=$(random 24)
+MLFLOW_SECRET_KEY=$(random 32)
 AWS_SECRET_ACCESS_KEY=$(random 24)
 RAY_AUTH_TOKEN=$(random 32)
 AIRFLOW_JWT_SECRET=$(random 64)

@@ -3,8 +3,11 @@
 FROM python:3.11-slim-bookworm
 
 WORKDIR /opt/troupe
+COPY infra/locks/build.txt infra/locks/build.txt
 COPY infra/locks/airflow.txt infra/locks/airflow.txt
-RUN pip install --no-cache-dir --no-deps -r infra/locks/airflow.txt
+# Without isolation: what builds a source package has a hash, too.
+RUN pip install --no-cache-dir --require-hashes -r infra/locks/build.txt \
+ && pip install --no-cache-dir --no-deps --no-build-isolation --require-hashes -r infra/locks/airflow.txt
 
 COPY pyproject.toml README.md LICENSE ./
 COPY dags dags
@@ -13,7 +16,7 @@ COPY serve_apps serve_apps
 COPY train_loops train_loops
 COPY stores stores
 COPY infra/cluster infra/cluster
-RUN pip install --no-cache-dir --no-deps -e . \
+RUN pip install --no-cache-dir --no-deps --no-build-isolation -e . \
  && useradd --uid 50000 --gid 0 --create-home airflow \
  && mkdir -p /opt/airflow/logs \
  && chown -R airflow /opt/airflow

@@ -8,9 +8,12 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/troupe
+COPY infra/locks/build.txt infra/locks/build.txt
 COPY infra/locks/cluster.txt infra/locks/cluster.txt
-RUN pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
-    -r infra/locks/cluster.txt
+# Without isolation: what builds a source package has a hash, too.
+RUN pip install --no-cache-dir --require-hashes -r infra/locks/build.txt \
+ && pip install --no-cache-dir --no-deps --no-build-isolation --require-hashes \
+    --find-links https://download.pytorch.org/whl/cpu/torch/ -r infra/locks/cluster.txt
 
 COPY pyproject.toml README.md LICENSE ./
 COPY dags dags
@@ -20,8 +23,8 @@ COPY train_loops train_loops
 COPY stores stores
 COPY infra/runs infra/runs
 COPY infra/cluster infra/cluster
-RUN pip install --no-cache-dir --no-deps -e . \
- && useradd --uid 1000 --create-home troupe \
+RUN pip install --no-cache-dir --no-deps --no-build-isolation -e . \
+ && useradd --uid 10001 --create-home troupe \
  && mkdir /cache \
  && chown -R troupe /opt/troupe /cache
 

@@ -9,8 +9,11 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/troupe
+COPY infra/locks/build.txt infra/locks/build.txt
 COPY infra/locks/gpu.txt infra/locks/gpu.txt
-RUN pip install --no-cache-dir --no-deps -r infra/locks/gpu.txt
+# Without isolation: what builds a source package has a hash, too.
+RUN pip install --no-cache-dir --require-hashes -r infra/locks/build.txt \
+ && pip install --no-cache-dir --no-deps --no-build-isolation --require-hashes -r infra/locks/gpu.txt
 
 COPY pyproject.toml README.md LICENSE ./
 COPY dags dags
@@ -20,8 +23,8 @@ COPY train_loops train_loops
 COPY stores stores
 COPY infra/runs infra/runs
 COPY infra/cluster infra/cluster
-RUN pip install --no-cache-dir --no-deps -e . \
- && useradd --uid 1000 --create-home troupe \
+RUN pip install --no-cache-dir --no-deps --no-build-isolation -e . \
+ && useradd --uid 10001 --create-home troupe \
  && mkdir /cache \
  && chown -R troupe /opt/troupe /cache
 

@@ -18,6 +18,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from locks import lock
 
 from pipelines.cli.options import load
 from pipelines.config.run_config import load_config
@@ -29,16 +30,15 @@ ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
 KUBERNETES = "1.33"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINS = dict(
-    line.partition(" ; ")[0].split("==")
-    for name in ("cluster", "airflow")
-    for line in (INFRA / "locks" / f"{name}.txt").read_text().splitlines()
-)
+PINS = dict(line.partition(" ; ")[0].split("==") for name in ("cluster", "airflow") for line in lock(name))
 DOCKERFILES = sorted((INFRA / "containers").glob("*.Dockerfile"))
 IMAGES = {path.stem for path in DOCKERFILES}
 FOREIGN_IMAGES = {"postgres": "15.18-bookworm", "minio/minio": "RELEASE.2025-09-07T16-13-09Z"}
-FOREIGN_VARIABLES = {"POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"}
-"""Read by those images."""
+FOREIGN_VARIABLES = {
+    *("POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"),
+    *("TROUPE_PGPASSWORD", "MLFLOW_PGPASSWORD", "AIRFLOW_PGPASSWORD"),
+}
+"""Read by those images, and by `databases.sh` in one of them."""
 BIN = Path(sys.executable).parent
 
 
@@ -57,7 +57,7 @@ def compose() -> dict[str, Any]:
 def pod_templates(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            if key == "template" and "containers" in item.get("spec", {}):
+            if key in ("template", "submitterPodTemplate") and "containers" in item.get("spec", {}):
                 yield item
             else:
                 yield from pod_templates(item)
@@ -115,13 +115,14 @@ def test_what_manifests_refer_to_by_name_exists() -> None:
     names = {(document["kind"], document["metadata"]["name"]) for _, document in documents()}
     text = "\n".join(path.read_text() for path in (INFRA / "kuberay").glob("*.yaml"))
     for kind, pattern in (
-        ("ConfigMap", r"configMapRef: \{name: ([\w-]+)\}"),
+        ("ConfigMap", r"configMap(?:Ref)?: \{name: ([\w-]+)\}"),
+        ("ServiceAccount", r"serviceAccountName: ([\w-]+)"),
         ("PersistentVolumeClaim", r"claimName: ([\w-]+)"),
     ):
         assert {(kind, name) for name in re.findall(pattern, text)} <= names
     described = (INFRA / "docs" / "guides" / "cluster.md").read_text()
     secrets = set(re.findall(r"secret(?:Ref: \{name|Name): ([\w-]+)", text))
-    assert secrets == {"troupe-credentials", "troupe-ray-token"}
+    assert len(secrets) == 8
     for secret in secrets:
         assert f"kubectl create secret generic {secret}" in described
     assert ("Service", "mlflow") in names, "run configs call it http://mlflow:5000"
@@ -137,6 +138,9 @@ def test_compose_has_the_shape_that_compose_files_have() -> None:
         assert set(needed) <= set(services), name
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
+            if source.startswith("/"):
+                assert source == volume, f"{name}: {volume} is a folder of the machine"
+                continue
             place = INFRA / "compose" / source
             assert place.is_file() if source.startswith(".") else source in data["volumes"], f"{name}: {volume}"
         for port in service.get("ports", []):
@@ -160,8 +164,14 @@ def test_versions_are_those_of_the_locks() -> None:
         text = path.read_text()
         (base,) = re.findall(r"^FROM python:(\d+\.\d+)-", text, re.MULTILINE)
         assert PROJECT["project"]["requires-python"].startswith(f">={base},")
-        (lock,) = re.findall(r"-r (infra/locks/\w+\.txt)", text)
-        assert (ROOT / lock).is_file()
+        installs = [
+            " ".join(line.split()) for line in re.split(r"\n| && ", text.replace("\\\n", " ")) if "pip install" in line
+        ]
+        *locked, project = installs
+        assert all("--require-hashes" in line for line in locked) and project.endswith("--no-build-isolation -e .")
+        build, packages = (re.findall(r"-r (infra/locks/\w+\.txt)", line) for line in locked)
+        assert build == ["infra/locks/build.txt"] and "--no-build-isolation" in locked[1]
+        assert all((ROOT / name).is_file() for name in packages) and len(packages) == 1
         assert f"-t troupe-{path.stem}:{PROJECT['project']['version']} ." in text
 
 
@@ -214,8 +224,9 @@ def test_no_secret_is_written_down(tmp_path: Path) -> None:
 
 def variables() -> set[str]:
     found = {name for service in compose()["services"].values() for name in service.get("environment", {})}
+    passed = {s["configMapRef"]["name"] for c in containers() for s in c.get("envFrom", []) if "configMapRef" in s}
     for _, document in documents():
-        if document["kind"] == "ConfigMap":
+        if document["kind"] == "ConfigMap" and document["metadata"]["name"] in passed:
             found |= set(document["data"])
     found |= {v["name"] for c in containers() for v in c.get("env", [])}
     for path in DOCKERFILES:
@@ -225,12 +236,14 @@ def variables() -> set[str]:
 
 
 def test_every_environment_variable_is_read_by_somebody() -> None:
+    import mlflow
     import psycopg
     import ray
     from airflow import config_templates
 
     libpq = {option.envvar.decode() for option in psycopg.pq.Conninfo.get_defaults() if option.envvar}
     airflow = yaml.safe_load((Path(config_templates.__file__).parent / "config.yml").read_text())
+    in_mlflow = (Path(mlflow.__file__).parent / "environment_variables.py").read_text()
     private = Path(ray.__file__).parent / "_private"
     in_ray = "".join(p.read_text() for p in (private / "ray_constants.py", *private.glob("authentication/*.py")))
     ours = "".join(
@@ -242,6 +255,8 @@ def test_every_environment_variable_is_read_by_somebody() -> None:
             assert key.lower() in airflow[section.lower()]["options"], name
         elif name.startswith("PG"):
             assert name in libpq, name
+        elif name.startswith("MLFLOW_"):
+            assert f'"{name}"' in in_mlflow, name
         elif name.startswith("AWS_"):
             assert name in S3_VARIABLES, f"{name}: the tests on S3 run without it"
         elif name.startswith("RAY_"):
@@ -249,7 +264,7 @@ def test_every_environment_variable_is_read_by_somebody() -> None:
         elif name.startswith("TROUPE_"):
             assert f'"{name}"' in ours, name
         else:
-            assert name in {"AIRFLOW_HOME", "PYTHONUNBUFFERED"}, name
+            assert name in {"AIRFLOW_HOME", "HOME", "PYTHONUNBUFFERED"}, name
 
 
 S3_VARIABLES = {
