@@ -177,6 +177,47 @@ class GatewayEpisodesConfig(Settings):
     for an engine to begin on it does not count."""
 
 
+ENVIRONMENT = "environment"
+"""The `telemetry.endpoint` that leaves the address of the collector to the variables of OpenTelemetry."""
+
+
+class TelemetryConfig(Settings):
+    """This section sends spans to an OpenTelemetry collector: of requests, model calls, tool calls and whole episodes. They hold
+    numbers and names, and no texts unless `texts` is set."""
+
+    endpoint: str = ""
+    """The base URL of a collector that takes OTLP over HTTP, such as `http://collector:4318`; spans go to `/v1/traces` below it.
+    `environment`: as OTEL_EXPORTER_OTLP_ENDPOINT says. Empty: there are no spans."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """The HTTP headers that the collector asks for, each with the name of the environment variable that holds its value, such as
+    `{authorization: OTLP_AUTHORIZATION}`. It is read where the spans are made: on the Ray nodes."""
+    sample: float = Field(1.0, ge=0, le=1)
+    """The share of the traces that begin here which is recorded; a caller that sends `traceparent` has decided it for its own.
+    The variable OTEL_TRACES_SAMPLER takes precedence."""
+    texts: bool = False
+    """Whether spans hold prompts, completions, arguments and results of tools, and messages of errors. Those of requests with
+    `store: false` never do."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_a_url(cls, value: str) -> str:
+        if value not in ("", ENVIRONMENT) and not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+            raise ValueError(
+                f"{value!r} is no base URL of a collector: write it as http://HOST:4318, or `{ENVIRONMENT}`"
+            )
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _are_named(cls, value: dict[str, str]) -> dict[str, str]:
+        for header, variable in value.items():
+            if not re.fullmatch("[A-Z_][A-Z0-9_]*", variable):
+                raise ValueError(
+                    f"{header}: give the name of an environment variable, in capitals, and not the value itself"
+                )
+        return value
+
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Hosts that only this machine reaches."""
 
@@ -229,6 +270,8 @@ class GatewayConfig(Settings):
     """The limits of episodes that callers' programs play through the gateway."""
     call: CallConfig = CallConfig()
     """How the model calls of whole workflows reach the policy apps."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Where spans of requests go. By default there are none."""
 
     @model_validator(mode="after")
     def _others_need_a_key(self) -> Self:
@@ -236,6 +279,15 @@ class GatewayConfig(Settings):
             raise ValueError(
                 f"gateway.host = {self.host!r} is reached from other machines, and there is no gateway.keys_file: make one "
                 "with `troupe key`, or listen on 127.0.0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _spans_hold_what_may_be_stored(self) -> Self:
+        if self.telemetry.texts and self.capture.redact:
+            raise ValueError(
+                "gateway.telemetry.texts would send texts to the collector that gateway.capture.redact keeps out of the store: set texts "
+                "to false, or drop redact"
             )
         return self
 

@@ -35,6 +35,8 @@ from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.prompt_budget import fit_prompt
 from serve_apps.replay import Playback
+from serve_apps.telemetry.episodes import NO_EPISODE_SPANS, EpisodeSpans
+from serve_apps.telemetry.spans import Span
 from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome
@@ -81,6 +83,7 @@ class Recorder:
         self.num_events = 0
         self.rounds: dict[str, int] = {}
         self.playback = None if spec.script is None else Playback(spec.script)
+        self.spans: EpisodeSpans = NO_EPISODE_SPANS
         self.clock = EpisodeClock()
         self.began = self.clock.began
         self._waited: list[tuple[float, float]] = []
@@ -105,6 +108,10 @@ class Recorder:
         return Calls(self._use, self.team.workflow.tools, self)
 
     async def _ask(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
+        with self.spans.agent(name):
+            return await self._reply(name, agent, inputs)
+
+    async def _reply(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
         group = self.team.group_of[name]
         tokenizer = self.team.tokenizers[group]
         limit = self.team.max_model_len[group]
@@ -145,6 +152,22 @@ class Recorder:
 
         Raises ContextExhausted, CallTimeout or PolicyCallError, as a workflow's agent call does, and RequestRefused.
         """
+        with self.spans.turn(name, self.team.group_of[name]) as span:
+            return await self._turn(
+                name, prompt, span, parse=parse, max_tokens=max_tokens, stops=stops, constraint=constraint
+            )
+
+    async def _turn(
+        self,
+        name: str,
+        prompt: Prompt,
+        span: Span,
+        *,
+        parse: Callable[[str], Parsed],
+        max_tokens: int | None,
+        stops: Sequence[str],
+        constraint: str,
+    ) -> tuple[Turn, Parsed]:
         index = self._next_event()
         round_index = self.rounds.get(name, 0)
         self.rounds[name] = round_index + 1
@@ -200,6 +223,7 @@ class Recorder:
             cut=prompt.cut,
             num_cached_tokens=completion.num_cached_tokens,
         )
+        span.record(self.turns[index])
         meant = self.team.policy_versions[group]
         if completion.policy_version != meant:
             raise PolicyCallError(
@@ -228,6 +252,7 @@ class Recorder:
             start_s=began - self.began,
             duration_s=time.perf_counter() - began,
         )
+        self.spans.used(self.tool_calls[index])
         self._texts[index] = (response,)
         return index
 
@@ -271,6 +296,10 @@ class Recorder:
         return sampling if room >= sampling.max_tokens else replace(sampling, max_tokens=room)
 
     async def _use(self, name: str, tool: Tool, request: Mapping[str, Any]) -> Any:
+        with self.spans.tool(name) as span:
+            return await self._call_tool(name, tool, request, span)
+
+    async def _call_tool(self, name: str, tool: Tool, request: Mapping[str, Any], span: Span) -> Any:
         index = self._next_event()
         start, started = time.perf_counter(), self.clock.seconds
         recorded = {key: UNRECORDED if key in tool.unrecorded else value for key, value in request.items()}
@@ -320,6 +349,7 @@ class Recorder:
             duration_s=time.perf_counter() - start,
             version=version[0],
         )
+        span.record(self.tool_calls[index])
         if error and tool.fail_open:
             return tool.fallback
         if error:

@@ -25,6 +25,7 @@ from serve_apps.episode_resources import episode_resources
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.recorder import Recorder
+from serve_apps.telemetry.episodes import Served, episode_spans
 from serve_apps.workflow import SCORE, Outcome
 from stores.types import Cause, EpisodeStatus, FinishReason, Trace
 
@@ -34,22 +35,34 @@ WORKFLOW_RAISED, TOOL_RAISED = "workflow_raised", "tool_raised"
 """The stop reasons of episodes in which the code of the workflow, or of a tool, raised an error of its own."""
 
 
-async def run_episode(spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> Trace:
+async def run_episode(
+    spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig, served: Served | None = None
+) -> Trace:
     """Runs one episode to its end, whatever happens; only cancellation escapes.
 
     A failure that the infrastructure caused is an attempt, repeated with the same seed; the last attempt is recorded. A
     turn that was sampled by another version than the team's is such a failure, too.
+
+    Args: served: what its spans say of whom it answers; None: nobody.
     """
     for attempt in range(1, limits.max_attempts + 1):
         recorder = Recorder(spec, team, complete, limits)
-        trace = await run_attempt(recorder, attempt)
+        trace = await run_attempt(recorder, attempt, served=served)
         if trace.cause is not Cause.INFRASTRUCTURE:
             break
     return trace
 
 
-async def run_attempt(recorder: Recorder, attempt: int) -> Trace:
+async def run_attempt(recorder: Recorder, attempt: int, *, served: Served | None = None) -> Trace:
     """Runs the recorder's episode once; whatever the workflow raises becomes a status. Only cancellation escapes."""
+    workflow = recorder.team.workflow_path
+    with episode_spans(recorder.spec, workflow=workflow, attempt=attempt, served=served) as recorder.spans:
+        trace = await _play(recorder, attempt)
+        recorder.spans.record(trace)
+        return trace
+
+
+async def _play(recorder: Recorder, attempt: int) -> Trace:
     started_at = time.time()
     status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
     raised: BaseException | None = None

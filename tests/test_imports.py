@@ -26,6 +26,7 @@ HEAVY = (
     "pyarrow",
     "jinja2",
     "plotly",
+    "opentelemetry",
 )
 LIGHT = (
     "stores.types",
@@ -49,6 +50,7 @@ OWNERS = {
     "mlflow": ("stores",),
     "sqlalchemy": ("stores",),
     "ray.data": ("pipelines",),
+    "opentelemetry": ("serve_apps",),
 }
 WARMED = {("pipelines/episodes/collector.py", "lancedb"), ("pipelines/episodes/collector.py", "ray.serve")}
 """A collector imports these before its first episode, so that none waits for it; it uses nothing of them."""

@@ -31,6 +31,7 @@ from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadowing import ServePlayer
 from serve_apps.gateway.teams import TeamRoute, build_teams, parse_teams
 from serve_apps.policy.app_list import new_entry
+from serve_apps.telemetry.export import begin_export, end_export
 from stores.logs import bound, configure
 
 logger = logging.getLogger(__name__)
@@ -78,9 +79,13 @@ class Gateway:
     """One replica of the gateway."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        """Binds its sockets; Serve then calls `reconfigure` with the teams. ValueError where the port is taken."""
+        """Binds its sockets; Serve then calls `reconfigure` with the teams.
+
+        ValueError where the port is taken, or a variable of `telemetry.headers` is not set.
+        """
         configure()
         config = GatewayConfig.model_validate(args)
+        begin_export(config.telemetry, service="troupe-gateway")
         cluster = sha256(ray.get_runtime_context().gcs_address.encode()).hexdigest()[
             :16
         ]  # tells apart, not where it is
@@ -149,6 +154,7 @@ class Gateway:
             await self._serving
         await self._episodes.close()
         await self._service.capture.close()
+        await asyncio.to_thread(end_export)
 
 
 def _own_socket(host: str) -> tuple[socket.socket, str]:

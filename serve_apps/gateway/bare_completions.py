@@ -8,8 +8,9 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import Any
 
+from serve_apps.gateway.call_spans import traced_choices
 from serve_apps.gateway.chat_reply import troupe_fields
-from serve_apps.gateway.model_call import Choice, ModelCall, room_for_completion, sample_choices
+from serve_apps.gateway.model_call import Choice, ModelCall, room_for_completion
 from serve_apps.gateway.policy_stream import PolicyStreams
 from serve_apps.gateway.teams import ServedTeam
 from serve_apps.openai_api.completion_request import CompletionRequest
@@ -57,7 +58,7 @@ def _call(request: CompletionRequest, team: ServedTeam, model_group: str, prompt
 async def complete(calls: Sequence[ModelCall], streams: PolicyStreams) -> dict[str, Any]:
     """Samples all choices of all prompts, one prompt after the other, and returns the whole reply."""
     for call in calls:
-        async with aclosing(sample_choices(call, streams)) as pieces:
+        async with aclosing(traced_choices(call, streams)) as pieces:
             async for piece in pieces:
                 call.choices[piece.choice.index] = piece.choice
     choices = [
@@ -73,7 +74,7 @@ async def stream_completion(calls: Sequence[ModelCall], streams: PolicyStreams) 
     options = calls[0].request.stream_options
     num_characters: dict[int, int] = {}  # of the tokens already sent, by index
     for number, call in enumerate(calls):
-        async with aclosing(sample_choices(call, streams)) as pieces:
+        async with aclosing(traced_choices(call, streams)) as pieces:
             async for piece in pieces:
                 choice = call.choices[piece.choice.index] = piece.choice
                 index = number * call.request.n + choice.index

@@ -6,14 +6,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from serve_apps.gateway.call_spans import traced_choices
 from serve_apps.gateway.chat import Chat
-from serve_apps.gateway.model_call import Choice, ModelCall, sample_choices
+from serve_apps.gateway.model_call import Choice, ModelCall
 from serve_apps.gateway.policy_stream import Delta, PolicyStreams
 
 
 async def complete_chat(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:
     """Samples all choices and returns the whole reply, as `POST /v1/chat/completions` does."""
-    async with aclosing(sample_choices(chat, streams)) as pieces:
+    async with aclosing(traced_choices(chat, streams)) as pieces:
         async for piece in pieces:
             chat.choices[piece.choice.index] = piece.choice
     return reply_body(chat)
@@ -41,7 +42,7 @@ async def stream_chunks(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[di
     Where a choice begins a tool call, its text from there on is held back until the choice ends: callers need whole calls.
     """
     sent: dict[int, tuple[str, str]] = {}  # thoughts and content, by choice
-    async with aclosing(sample_choices(chat, streams)) as pieces:
+    async with aclosing(traced_choices(chat, streams)) as pieces:
         async for piece in pieces:
             choice = chat.choices[piece.choice.index] = piece.choice
             if choice.index not in sent:

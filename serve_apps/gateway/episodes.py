@@ -56,7 +56,13 @@ class GatewayEpisodes:
         episode = begin_episode(self._service, team, request, key)
         self._open[episode.id] = episode
         self._service.num_episodes += 1
-        recording = self._recordings[episode.id] = asyncio.ensure_future(run_attempt(episode.recorder, 1))
+        recording = self._recordings[episode.id] = asyncio.ensure_future(
+            run_attempt(
+                episode.recorder,
+                1,
+                served=episode.team.in_spans(episode_id=episode.id, hides_texts=episode.store is False),
+            )
+        )
         recording.add_done_callback(lambda task: self._episode_ended(episode, task))
         return episode
 
@@ -83,6 +89,7 @@ class GatewayEpisodes:
             body.store is False
         ):  # a caller who says so in one call means the whole episode, which holds this call's text
             episode.store = False
+            episode.recorder.spans.hide_texts()
         if not episode.first_question:
             episode.first_question = body.last_user_text
         with episode.call_in_flight():

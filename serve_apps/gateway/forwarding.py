@@ -14,6 +14,7 @@ from serve_apps.gateway.peer_replicas import PeerAddresses
 from serve_apps.gateway.service import Service
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import ApiError
+from serve_apps.telemetry.spans import trace_headers
 
 FORWARDED = "x-troupe-forwarded"
 """Header of a call that has come from another replica: it is not forwarded again."""
@@ -56,7 +57,10 @@ class Forwarding:
 
     async def _forward(self, request: Request, address: str) -> Response:
         """Returns the other replica's response. Its connection is closed when the caller leaves, so that it stops too."""
-        headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name))} | {FORWARDED: "1"}
+        headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name))} | {
+            FORWARDED: "1",
+            **trace_headers(),
+        }
         url = httpx.URL(address).copy_with(raw_path=request.scope.get("raw_path") or request.url.path.encode())
         forwarded = self._http.build_request(request.method, url, headers=headers, content=await request.body())
         response = await unless_gone(request, self._http.send(forwarded, stream=True))

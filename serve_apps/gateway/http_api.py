@@ -25,6 +25,7 @@ from serve_apps.gateway.teams import Production, team_of_model
 from serve_apps.gateway.trace_reader import TraceReader
 from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
+from serve_apps.telemetry.requests import RequestSpans
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -79,6 +80,8 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     ):
         api.include_router(routes)
     api.router.routes.append(workflow_tools.route)
+    if service.config.telemetry.endpoint:  # inside of the limits: requests without a key make no spans
+        api.add_middleware(RequestSpans)
     api.add_middleware(RequestLimits, service=service)
     if origins := service.config.allowed_origins:
         headers = ["x-request-id", "x-troupe-team", "x-troupe-ignored"]

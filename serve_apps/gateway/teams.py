@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from serve_apps.acting_team import ActingTeam
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.team_spec import TeamSpec
+from serve_apps.telemetry.episodes import Served
 
 
 class DeployedTeam(BaseModel):
@@ -114,6 +115,16 @@ class ServedTeam:
     def headers(self, request_id: str) -> dict[str, str]:
         """The HTTP headers of a reply: which request it answers and which team gave it."""
         return {"x-request-id": request_id, "x-troupe-team": self.fingerprint}
+
+    def in_spans(self, *, episode_id: str = "", hides_texts: bool = False) -> Served:
+        """Returns what the spans of an episode say of this team; see `Served`."""
+        return Served(
+            team=self.name,
+            team_version=self.version,
+            alias=self.alias,
+            episode_id=episode_id,
+            hides_texts=hides_texts,
+        )
 
 
 @dataclass(kw_only=True)

@@ -30,9 +30,10 @@ async def create_workflow_run(team: str, body: RunRequest, request: Request, ser
         spec = episode_spec(slot.team, body)
         headers = slot.team.headers(spec.episode_id)
         if body.stream:
-            events = data_events(service, slot, stream_workflow(service, slot.team, spec, on_end=on_end))
-            return start_stream(events, headers, lambda: None)
-        run = await unless_gone(request, service.within_timeout(run_workflow(service, slot.team, spec)))
+            turns = stream_workflow(service, slot.team, spec, store=body.store, on_end=on_end)
+            return start_stream(data_events(service, slot, turns), headers, lambda: None)
+        work = run_workflow(service, slot.team, spec, store=body.store)
+        run = await unless_gone(request, service.within_timeout(work))
     on_end(run)
     return JSONResponse(run.reply, headers=headers)
 

@@ -28,13 +28,23 @@ class WorkflowRun:
         self.reply = _reply_of(team, trace)
 
 
-async def run_workflow(service: Service, team: ServedTeam, spec: EpisodeSpec) -> WorkflowRun:
-    """Runs the episode of a task; ApiError 503 where the infrastructure failed."""
-    return WorkflowRun(team, await _run_episode(service, team, spec, via(service.client(team))))
+async def run_workflow(
+    service: Service, team: ServedTeam, spec: EpisodeSpec, *, store: bool | None = None
+) -> WorkflowRun:
+    """Runs the episode of a task; ApiError 503 where the infrastructure failed.
+
+    Args: store: what the caller says of its texts.
+    """
+    return WorkflowRun(team, await _run_episode(team, spec, via(service.client(team)), store))
 
 
 async def stream_workflow(
-    service: Service, team: ServedTeam, spec: EpisodeSpec, *, on_end: Callable[[WorkflowRun], None]
+    service: Service,
+    team: ServedTeam,
+    spec: EpisodeSpec,
+    *,
+    store: bool | None = None,
+    on_end: Callable[[WorkflowRun], None],
 ) -> AsyncGenerator[dict[str, Any]]:
     """Yields a `start` event, a `turn` event after each model call, and a `result` event with the reply.
 
@@ -57,7 +67,7 @@ async def stream_workflow(
         )
         return completion
 
-    episode = asyncio.ensure_future(_run_episode(service, team, spec, complete_and_report))
+    episode = asyncio.ensure_future(_run_episode(team, spec, complete_and_report, store))
     try:
         yield {"event": "start", "id": spec.episode_id, "troupe": team.reply_fields}
         while not episode.done() or not events.empty():
@@ -76,8 +86,9 @@ async def stream_workflow(
             await episode
 
 
-async def _run_episode(service: Service, team: ServedTeam, spec: EpisodeSpec, complete: Complete) -> Trace:
-    trace = await run_episode(spec, team=team.acting, complete=complete, limits=team.team_spec.limits)
+async def _run_episode(team: ServedTeam, spec: EpisodeSpec, complete: Complete, store: bool | None) -> Trace:
+    served = team.in_spans(hides_texts=store is False)
+    trace = await run_episode(spec, team=team.acting, complete=complete, limits=team.team_spec.limits, served=served)
     if trace.cause is Cause.INFRASTRUCTURE or trace.status is EpisodeStatus.TIMEOUT:
         raise ApiError(503, f"the workflow did not end: {trace.error}", code=trace.status.value, retry_after_s=2)
     return trace

@@ -23,11 +23,13 @@ import pytest
 import torch
 import xgrammar
 from safetensors.torch import load_file, save_file
+from seen_spans import Collector, Seen, collector, tree_of
 from servers import free_port
 from transformers import AutoModelForCausalLM
+from waits import wait_until
 
 from pipelines.examples.calculator import program as calculator
-from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig
+from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig, TelemetryConfig
 from serve_apps.gateway.app import shadows_name
 from serve_apps.gateway.figures import by_version
 from serve_apps.gateway.routes import RouteError, gateway_apps, gateway_statuses, gateway_teams, route
@@ -55,6 +57,8 @@ class Served:
     config: GatewayConfig
     refs: list[ModelVersionRef]
     state_file: Path
+    collector: Collector
+    """Gets the spans of its requests."""
     apps: dict[str, str] = field(default_factory=lambda: {"blue": "demo-blue-g", "green": "demo-green-g"})
 
     @property
@@ -108,12 +112,19 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local
                 folder, model_group="g", version=version, parent=None, run_id="r", iteration=version, probe=probe
             )
         )
-    config = GatewayConfig(port=free_port(), request_timeout_s=60, num_replicas=2)
-    served = Served(config, refs, scratch / "apps.json")
-    ensure_apps([served.policy_app(0)], state_file=served.state_file, timeout_s=240)
-    served.route(0)
-    yield served
-    remove_apps([*served.apps.values(), *gateway_apps(served.config)])
+    with collector() as running:
+        telemetry = TelemetryConfig(endpoint=running.endpoint)
+        config = GatewayConfig(port=free_port(), request_timeout_s=60, num_replicas=2, telemetry=telemetry)
+        served = Served(config, refs, scratch / "apps.json", running)
+        ensure_apps([served.policy_app(0)], state_file=served.state_file, timeout_s=240)
+        served.route(0)
+        yield served
+        served.route(0)
+        last = httpx.post(f"{served.url}/v1/chat/completions", json=ASK, timeout=60).json()["id"]
+        remove_apps([*served.apps.values(), *gateway_apps(served.config)])
+        assert last in {span.attributes.get("gen_ai.response.id") for span in running.spans}, (
+            "sent at the replica's end"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -365,6 +376,40 @@ def test_an_unchanged_program_runs_its_episode_through_any_replica(served: Serve
     assert ended["num_turns"] >= 4 and ended["troupe"]["team_version"] == 10, ended
     late = httpx.post(f"{addresses[1]}{episode['base_url']}/outcome", json={"score": 1}, timeout=10)
     assert late.status_code == 410 and late.headers["content-type"] == "application/json"
+
+
+def test_a_collector_gets_the_spans_of_requests_in_the_trace_of_their_caller(served: Served) -> None:
+    trace_id = os.urandom(16).hex()
+    headers = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    first, second = (status["address"] for status in gateway_statuses(served.config))
+    with httpx.Client(headers=headers, timeout=60) as http:
+        chat = http.post(f"{first}/v1/chat/completions", json=ASK).json()
+        run = http.post(f"{first}/v1/workflows/demo/runs", json={"prompt": "12 + 3"}).json()
+        episode = http.post(f"{first}/v1/episodes", json={"team": "demo", "prompt": "7+6*8"}).json()
+        by_other = http.post(f"{second}{episode['agents']['solver']}/chat/completions", json=ASK).json()
+        http.post(f"{second}{episode['base_url']}/outcome", json={"score": 1})
+    answers = {chat["id"], run["id"], episode["id"], by_other["id"]}
+
+    def spans() -> list[Seen]:
+        return [span for span in [*served.collector.spans] if span.trace_id == trace_id]
+
+    wait_until(
+        lambda: answers <= {span.attributes.get("gen_ai.response.id") for span in spans()} and len(spans()) >= 18
+    )
+    assert {span.service for span in spans()} == {"troupe-gateway"}
+    tree = dict(branch for branch in tree_of(spans(), "00f067aa0ba902b7") if not isinstance(branch, str))
+    assert tree.pop("POST /v1/chat/completions") == ["chat demo/solver"]
+    ((name, turns),) = tree.pop("POST /v1/workflows/{team}/runs")
+    assert name == "invoke_workflow demo" and len(turns) == len(run["turns"])
+    assert turns == [(f"invoke_agent {turn['agent']}", ["chat g"]) for turn in run["turns"]]
+    assert tree.pop("POST /v1/episodes") == ["invoke_workflow demo"]
+    call = "POST /v1/episodes/{episode_id}/agents/{agent}/chat/completions"
+    assert tree.pop(call) == [(call, ["chat g"])], "the other replica forwards the call, and its trace"
+    (asked,) = [span for span in spans() if span.attributes.get("gen_ai.response.id") == chat["id"]]
+    assert asked.attributes["gen_ai.usage.output_tokens"] == chat["usage"]["completion_tokens"]
+    assert asked.attributes["gen_ai.usage.input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert asked.attributes["gen_ai.response.finish_reasons"] == [chat["choices"][0]["finish_reason"]]
+    assert "12 + 3" not in repr(served.collector.spans)
 
 
 def test_a_killed_replica_comes_back_with_its_teams_and_retrying_callers_see_no_error(served: Served) -> None:

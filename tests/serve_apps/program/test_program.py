@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from seen_spans import exported, spans_of
 
 from pipelines.credit.posted_score import PostedScore
 from pipelines.examples.calculator import program as calculator
@@ -638,7 +639,7 @@ def test_demonstrations_of_the_calculator_run_through_the_program_itself(tiny_mo
 
 
 def test_many_programs_play_side_by_side(tiny_model: Path) -> None:
-    """Turns of one never reach another."""
+    """Turns of one never reach another, nor do their spans."""
     tokenizer = ChatTokenizer(tiny_model)
     program = Program(ONE, function="pipelines.examples.calculator.program:answer")
 
@@ -661,5 +662,11 @@ def test_many_programs_play_side_by_side(tiny_model: Path) -> None:
         limits = EpisodeConfig()
         return await asyncio.gather(*(run_episode(s, team=team, complete=complete, limits=limits) for s in specs))
 
-    traces = asyncio.run(all_of_them())
+    with exported() as memory:
+        traces = asyncio.run(all_of_them())
+        spans = spans_of(memory)
     assert [t.answer for t in traces] == [f"task{i}" for i in range(60)]
+    episodes = {span.span_id: span.attributes["troupe.episode_id"] for span in spans if not span.parent_id}
+    calls = [span for span in spans if span.name == "chat g"]
+    assert [episodes[call.parent_id] for call in calls] == [call.attributes["troupe.episode_id"] for call in calls]
+    assert set(episodes.values()) == {t.episode_id for t in traces} and len(calls) == sum(len(t.turns) for t in traces)

@@ -1,0 +1,164 @@
+"""spans: a piece of work -> its span, which is that of the work inside; where this process exports none, one that does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from serve_apps.telemetry.export import current_export
+from serve_apps.telemetry.names import ERROR_TYPE
+from serve_apps.telemetry.texts import clipped
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link
+    from opentelemetry.trace import Span as OtelSpan
+
+    from serve_apps.telemetry.otlp import Export
+
+Attributes = Mapping[str, Any]
+Kind = Literal["client", "server", "internal"]
+CANCELLED = "cancelled"
+"""The `error.type` of work that was given up: its caller has left, or nobody needs it any more."""
+
+
+class Span:
+    """Is a span that nobody records."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def record(self, result: Any) -> None:
+        """Takes what came of the work. What a span says of it is settled where the span is opened."""
+
+
+NO_SPAN = Span()
+
+
+class LiveSpan(Span):
+    """Is a span that ends with its block, with the error that the block raises.
+
+    What an error says may quote a caller: it stands in the span only where texts do.
+    """
+
+    def __init__(
+        self,
+        span: OtelSpan,
+        *,
+        is_current: bool,
+        with_messages: bool,
+        describe: Callable[[Any], Attributes],
+    ) -> None:
+        self.span = span
+        self._is_current, self._with_messages, self._describe = is_current, with_messages, describe
+        self._token: Any = None
+
+    def __enter__(self) -> Self:
+        if self._is_current:
+            from opentelemetry import context, trace
+
+            self._token = context.attach(trace.set_span_in_context(self.span))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            from opentelemetry import context
+
+            context.detach(self._token)
+        if error is not None:
+            self.fail(error_type(error), str(error))
+        self.span.end()
+
+    def record(self, result: Any) -> None:
+        """Sets what the span says of a result; with an `error.type` among it the span has failed."""
+        if not self.span.is_recording():
+            return
+        attributes = self._describe(result)
+        self.span.set_attributes(attributes)
+        if ERROR_TYPE in attributes:
+            self.fail(attributes[ERROR_TYPE])
+
+    def fail(self, kind: str, message: str = "") -> None:
+        """Marks the work as failed."""
+        from opentelemetry.trace import Status, StatusCode
+
+        self.span.set_attribute(ERROR_TYPE, kind)
+        self.span.set_status(Status(StatusCode.ERROR, clipped(message) if self._with_messages else None))
+
+
+def open_span(
+    export: Export,
+    name: str,
+    attributes: Attributes,
+    *,
+    kind: Kind = "internal",
+    parent: Context | None = None,
+    links: Sequence[Link] = (),
+    start_time_ns: int | None = None,
+    is_current: bool = True,
+    with_messages: bool = False,
+    describe: Callable[[Any], Attributes] = dict,
+) -> LiveSpan:
+    """Returns a span that has begun, to be used as a block.
+
+    Args:
+        parent: the context whose span it belongs to; None: the current one.
+        is_current: whether spans of the work inside belong to it. Not in a generator, whose blocks may end in another task.
+        with_messages: whether the messages of errors may stand in it.
+        describe: the result of the work -> attributes; see `Span.record`.
+    """
+    from opentelemetry.trace import SpanKind
+
+    span = export.tracer.start_span(
+        name,
+        context=parent,
+        kind=SpanKind[kind.upper()],
+        attributes=attributes,
+        links=links,
+        start_time=start_time_ns,
+        record_exception=False,
+        set_status_on_exception=False,
+    )
+    return LiveSpan(span, is_current=is_current, with_messages=with_messages, describe=describe)
+
+
+def error_type(error: BaseException) -> str:
+    """Returns a name for an error, one of few: an API error's code, or the class."""
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+        return CANCELLED
+    code = getattr(error, "code", None)
+    return code if isinstance(code, str) and code else type(error).__name__
+
+
+@contextmanager
+def outside_of_spans() -> Iterator[None]:
+    """Keeps what is begun inside, and outlives the current span, from belonging to it."""
+    if current_export() is None:
+        yield
+        return
+    from opentelemetry import context
+
+    token = context.attach(context.Context())
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+def trace_headers() -> dict[str, str]:
+    """Returns the headers (`traceparent`) by which the receiver of a request lets its spans belong to the current one."""
+    headers: dict[str, str] = {}
+    if current_export() is not None:
+        from opentelemetry import propagate
+
+        propagate.inject(headers)
+    return headers
