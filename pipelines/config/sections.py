@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serve_apps.config import CallConfig, EpisodeConfig
+from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
 from serve_apps.proof_limits import Limits, limits_for
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
@@ -222,6 +222,8 @@ class CollectConfig(Settings):
     """The limits within which an episode must end."""
     call: CallConfig = CallConfig()
     """How model calls reach the policy apps."""
+    telemetry: TelemetryConfig = Field(TelemetryConfig(), json_schema_extra=NOT_IDENTITY)
+    """Where spans of the episodes go that the run samples, to train on and to evaluate. By default there are none."""
 
     @model_validator(mode="after")
     def _dynamic_sampling_can_be(self) -> Self:

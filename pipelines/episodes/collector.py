@@ -24,11 +24,12 @@ import numpy as np
 
 from pipelines.cluster.observe import episode_points, log_failed
 from serve_apps.acting_team import ActingTeam, via
-from serve_apps.config import CallConfig
+from serve_apps.config import CallConfig, TelemetryConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CountingClient
 from serve_apps.runner import run_episode
 from serve_apps.team_spec import TeamSpec
+from serve_apps.telemetry.export import begin_export, flush_export
 from stores.logs import carried
 from stores.metrics import send
 from stores.traces import TraceStore
@@ -140,6 +141,7 @@ class Collector:
         capacity: Mapping[str, int],
         store: TraceStore,
         call: CallConfig,
+        telemetry: TelemetryConfig,
         in_flight: int,
         write_batch: int,
         place: str,
@@ -153,6 +155,7 @@ class Collector:
         A restarted collector is handed the same specs again and skips what is stored. Args: capacity: by application, the
         model calls that may be under way at once, for all `num_places` collectors together.
         """
+        await asyncio.to_thread(begin_export, telemetry, service="troupe-episodes")
         team: ActingTeam = team_spec.build()
         for line in team.workflow.preflight():
             logger.info("%s", line)
@@ -193,6 +196,7 @@ class Collector:
                 continue
             before, told, told_at = told, client.counts, time.monotonic()
             yield {**summary, "calls": np.array([json.dumps(asdict(told - before))])}
+        await asyncio.to_thread(flush_export)
 
     async def stop(self, pass_id: str, *, is_cut: bool) -> None:
         """Begins no group of a pass any more; `is_cut`: also drops those under way, but for what has finished."""

@@ -332,7 +332,13 @@ def _run(
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # hands on every batch at once, so that progress is shown as it happens
     early_stop = EarlyStop(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
-    work = {**work, "call": config.call, "early_stop": early_stop, "num_places": config.num_workers}
+    work = {
+        **work,
+        "call": config.call,
+        "telemetry": config.telemetry,
+        "early_stop": early_stop,
+        "num_places": config.num_workers,
+    }
     work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch, "log": carry()}
     workers = collectors(config.num_workers)
     shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(workers)))]

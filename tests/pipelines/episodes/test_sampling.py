@@ -12,6 +12,7 @@ from typing import Any
 import one_call
 import psutil
 import pytest
+from seen_spans import collector, tree_of
 from test_watchdog import KEY, fake_run, stacks_of
 
 from pipelines.cluster.stack_dumps import processes_of
@@ -20,7 +21,7 @@ from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.sampling import InfrastructureFailures, PromptsTooLong, Sampled, sample_episodes
 from pipelines.run.run import plain
 from pipelines.run.watchdog import StageHung, Watchdog
-from serve_apps.config import CallConfig, EpisodeConfig
+from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import CONTEXT_EXHAUSTED
 from serve_apps.team_spec import TeamSpec
@@ -100,6 +101,22 @@ def sizes(store: TraceStore, sampled: Sampled) -> dict[str, int]:
     for trace in store.read_traces(sampled.traces):
         found[trace.task.task_id] = found.get(trace.task.task_id, 0) + 1
     return found
+
+
+def test_the_spans_of_a_pass_are_at_the_collector_when_it_ends_and_the_next_pass_may_have_none(
+    app: str, store: TraceStore, tiny_model: Path
+) -> None:
+    with collector() as running:
+        config = CONFIG.model_copy(update={"telemetry": TelemetryConfig(endpoint=running.endpoint)})
+        sampled = sample(store, app, tiny_model, tasks(3), config)
+        spans = [*running.spans]
+        assert tree_of(spans) == [("invoke_workflow OneCall", [("invoke_agent solver", ["chat team"])])] * 3 * SIZE
+        assert {span.service for span in spans} == {"troupe-episodes"}
+        episodes = {trace.episode_id: trace.task.task_id for trace in store.read_traces(sampled.traces)}
+        named = [span.attributes for span in spans if not span.parent_id]
+        assert {about["troupe.episode_id"]: about["troupe.task_id"] for about in named} == episodes
+        sample(store, app, tiny_model, tasks(4), CONFIG)
+    assert running.spans == spans
 
 
 def test_a_spent_budget_ends_with_complete_groups_and_a_repetition_plays_no_more(
