@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from stores.proxies import ask_directly, is_loopback
-from stores.sqlite_urls import absolute_sqlite
+from stores.sqlite_reading import SqliteReader
+from stores.sqlite_urls import absolute_sqlite, sqlite_file
+from stores.store_faults import name_sqlite_faults
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,10 +49,12 @@ def absolute(uri: str) -> str:
 
 
 @cache
-def connect(tracking_uri: str) -> MlflowClient:
+def connect(tracking_uri: str, *, is_read_only: bool = False) -> MlflowClient:
     """Returns the client of an MLflow store or server; a SQLite store is created if there is none (10 s).
 
-    Raises RegistryUnreachable for a server that does not answer.
+    Args: is_read_only: a SQLite store is there, and nothing is written beside it.
+
+    Raises RegistryUnreachable for a server that does not answer, UnreadableStore for a damaged SQLite store.
     """
     if is_loopback(tracking_uri):
         ask_directly()
@@ -63,7 +67,13 @@ def connect(tracking_uri: str) -> MlflowClient:
 
     # It logs every error with a traceback before it raises it.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    with _alone(tracking_uri):
+    if file := sqlite_file(tracking_uri):
+        name_sqlite_faults(sa.Engine)  # MLflow makes engines of its own
+        if is_read_only or file.is_file():
+            SqliteReader(file).check(
+                table="alembic_version" if is_read_only else ""
+            )  # MLflow would try a damaged one for minutes
+    with _alone(tracking_uri, is_read_only=is_read_only):
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
         try:
             client.search_experiments(max_results=1)
@@ -138,14 +148,23 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 @contextmanager
-def _alone(tracking_uri: str) -> Iterator[None]:
+def _alone(tracking_uri: str, *, is_read_only: bool) -> Iterator[None]:
     """Lets one process at a time create the tables of a SQLite store: MLflow's own migration does not lock them."""
-    if not tracking_uri.startswith("sqlite:///"):
+    path = sqlite_file(tracking_uri)
+    if path is None:
         yield
         return
-    path = Path(sa.make_url(tracking_uri).database or "")
+    lock = path.with_name(path.name + ".lock")
+    if is_read_only:
+        with (
+            suppress(OSError),
+            lock.open() as file,
+        ):  # until nobody makes tables; where it cannot be opened, nobody does
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("w") as file:
+    with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         escaped = Path(tracking_uri.removeprefix("sqlite:///")).parent
         is_made_by_mlflow = not escaped.exists()  # it makes the folder that the escaped path names, too

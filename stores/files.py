@@ -64,8 +64,22 @@ def write_file(location: str, data: bytes) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    temporary.replace(target)
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)  # on a full disk a part of it would stay
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def move_file(location: str, target: str) -> None:
+    """Moves a file to another place of the same file system, for which a local disk needs no room."""
+    from pyarrow.fs import LocalFileSystem
+
+    filesystem, path = open_filesystem(location)
+    filesystem, target_path = filesystem or LocalFileSystem(), open_filesystem(target)[1]
+    filesystem.create_dir(target_path.rpartition("/")[0], recursive=True)
+    filesystem.move(path, target_path)
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -113,17 +127,6 @@ def remove_folder(location: str, *, keeps_folder: bool = False) -> None:
     filesystem = filesystem or LocalFileSystem()
     try:
         filesystem.delete_dir_contents(path) if keeps_folder else filesystem.delete_dir(path)
-    except FileNotFoundError:
-        return
-
-
-def remove_file(location: str) -> None:
-    """Removes a file; nothing happens if there is none."""
-    from pyarrow.fs import LocalFileSystem
-
-    filesystem, path = open_filesystem(location)
-    try:
-        (filesystem or LocalFileSystem()).delete_file(path)
     except FileNotFoundError:
         return
 

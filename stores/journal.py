@@ -21,17 +21,21 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateTable
 
 from stores.process import is_dead, this_process
+from stores.sqlite_reading import SqliteReader
 from stores.sqlite_urls import absolute_sqlite
+from stores.store_faults import UnreadableStore, name_sqlite_faults
 from stores.waiting import waiting
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RUNNING, DONE, FAILED, FREE = "running", "done", "failed", "free"
 LOCK = "lock"
@@ -165,9 +169,11 @@ class Lease:
 class Journal:
     """The journal at a SQLAlchemy URL. Cheap to make and to pickle: every process connects for itself."""
 
-    def __init__(self, url: str) -> None:
-        """Args: url: SQLAlchemy URL, for SQLite as `sqlite_url` makes it; there file and folder are made, a relative path
-        is made absolute.
+    def __init__(self, url: str, *, is_read_only: bool = False) -> None:
+        """Args:
+            url: SQLAlchemy URL, for SQLite as `sqlite_url` makes it; there file and folder are made, a relative path is made
+                absolute.
+            is_read_only: nothing is made, changed or locked: a journal on a read-only mount or a full disk can be read, too.
 
         ValueError for a URL that names no database, or one whose driver is not installed.
         """
@@ -182,6 +188,9 @@ class Journal:
         if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
             raise ValueError(f"journal {url!r} has no file: other processes must see it, use sqlite:///PATH")
         self.url = parsed.render_as_string(hide_password=False)
+        self.is_read_only = is_read_only
+        is_file = parsed.get_backend_name() == "sqlite"
+        self._reader = SqliteReader(parsed.database or "") if is_read_only and is_file else None
         self._engine: tuple[int, sa.Engine] | None = None
 
     @property
@@ -190,7 +199,7 @@ class Journal:
         return sa.make_url(self.url).render_as_string(hide_password=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "_engine": None}
+        return self.__dict__ | {"_engine": None}
 
     def begin_run(self, run_id: str, config_sha256: str, config_json: str) -> None:
         """Creates the run, or finds it; ValueError if its config is another one.
@@ -300,16 +309,14 @@ class Journal:
         query = sa.select(STAGES).where(mine).order_by(STAGES.c.iteration, STAGES.c.started_at)
         if iteration is not None:
             query = query.where(STAGES.c.iteration == iteration)
-        with self._connect() as connection:
-            return [_stage_row(row) for row in connection.execute(query)]
+        return [self._stage_row(row) for row in self._read(lambda connection: connection.execute(query).all())]
 
     def latest(self, run_id: str) -> StageRow | None:
         """The stage of a run that was started last; None where none ever was."""
         mine = (STAGES.c.run_id == run_id) & (STAGES.c.stage != LOCK)
         query = sa.select(STAGES).where(mine).order_by(STAGES.c.started_at.desc()).limit(1)
-        with self._connect() as connection:
-            row = connection.execute(query).one_or_none()
-        return None if row is None else _stage_row(row)
+        row = self._read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else self._stage_row(row)
 
     def finished(
         self,
@@ -332,14 +339,13 @@ class Journal:
         query = sa.select(STAGES.c.iteration).where(is_wanted, STAGES.c.status.in_(states))
         if among is not None:
             query = query.where(STAGES.c.iteration.in_(among))
-        with self._connect() as connection:
-            return list(connection.execute(query.distinct().order_by(STAGES.c.iteration)).scalars())
+        query = query.distinct().order_by(STAGES.c.iteration)
+        return list(self._read(lambda connection: connection.execute(query).scalars().all()))
 
     def runs(self) -> list[RunRow]:
         """Every run, oldest first."""
-        with self._connect() as connection:
-            rows = connection.execute(sa.select(RUNS).order_by(RUNS.c.created_at, RUNS.c.run_id))
-            return [RunRow(**row._mapping) for row in rows]
+        query = sa.select(RUNS).order_by(RUNS.c.created_at, RUNS.c.run_id)
+        return [RunRow(**row._mapping) for row in self._read(lambda connection: connection.execute(query).all())]
 
     def put_value(self, run_id: str, name: str, value: Mapping[str, Any]) -> None:
         """Keeps a small fact of a run (JSON values) under a name of `RunValue`; the last writer wins."""
@@ -359,19 +365,22 @@ class Journal:
     def value(self, run_id: str, name: str) -> dict[str, Any] | None:
         """A fact kept by `put_value`, else None."""
         is_row = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
-        with self._connect() as connection:
-            text = connection.execute(sa.select(VALUES.c.value).where(is_row)).scalar_one_or_none()
-        return None if text is None else json.loads(text)
+        query = sa.select(VALUES.c.value).where(is_row)
+        text = self._read(lambda connection: connection.execute(query).scalar_one_or_none())
+        return None if text is None else self._parsed(text, run_id, name)
 
     def values(self, run_id: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Returns the facts of these names that were kept by `put_value`, by name."""
-        wanted, found = list(names), dict[str, dict[str, Any]]()
-        with self._connect() as connection:
+        wanted = list(names)
+
+        def read(connection: sa.Connection) -> list[sa.Row[Any]]:
+            rows: list[sa.Row[Any]] = []
             for start in range(0, len(wanted), MAX_NAMES):
                 is_wanted = (VALUES.c.run_id == run_id) & VALUES.c.name.in_(wanted[start : start + MAX_NAMES])
-                rows = connection.execute(sa.select(VALUES.c.name, VALUES.c.value).where(is_wanted))
-                found |= {row.name: json.loads(row.value) for row in rows}
-        return found
+                rows += connection.execute(sa.select(VALUES.c.name, VALUES.c.value).where(is_wanted))
+            return rows
+
+        return {row.name: self._parsed(row.value, run_id, row.name) for row in self._read(read)}
 
     def _acquire(self, key: StageKey, owner: str, lease_s: float, wait_s: float) -> Lease | dict[str, Any]:
         """A lease, or the ref if the stage is done."""
@@ -422,8 +431,11 @@ class Journal:
                     is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
                     moved = STAGES.update().where(is_row).values(expires_at=time.time() + lease_s)
                     is_ours = connection.execute(moved).rowcount == 1
-            except OperationalError as error:  # busy or unreachable: the lease is ours for as long as it lasts
-                logger.warning("%s: heartbeat failed: %s", lease.key, error.orig)
+            except (
+                OperationalError,
+                OSError,
+            ) as error:  # busy, unreachable, disk full: the lease is ours while it lasts
+                logger.warning("%s: heartbeat failed: %s", lease.key, getattr(error, "orig", error))
                 is_ours = time.time() < expires_at
             else:
                 expires_at = time.time() + lease_s
@@ -438,9 +450,9 @@ class Journal:
             return connection.execute(STAGES.update().where(is_row).values(values)).rowcount == 1
 
     def _row(self, key: StageKey) -> StageRow | None:
-        with self._connect() as connection:
-            row = connection.execute(sa.select(STAGES).where(_is_row(key))).one_or_none()
-        return None if row is None else _stage_row(row)
+        query = sa.select(STAGES).where(_is_row(key))
+        row = self._read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else self._stage_row(row)
 
     def _insert(self, table: sa.Table, row: Mapping[str, Any]) -> bool:
         """False if there is a row of this key already."""
@@ -451,14 +463,37 @@ class Journal:
             return False
         return True
 
+    def _read(self, work: Callable[[sa.Connection], T]) -> T:
+        """What `work` reads in one transaction; where the journal is only read it may be called again."""
+        if self._reader is not None:
+            return self._reader.read(work)
+        with self._connect() as connection:
+            return work(connection)
+
+    def _parsed(self, text: str, run_id: str, name: str) -> dict[str, Any]:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise UnreadableStore(
+                f"the journal {self.shown_url} is damaged: what it has of run {run_id!r} as {name!r} is no JSON ({error}); "
+                "put a copy of it back"
+            ) from None
+
+    def _stage_row(self, row: sa.Row[Any]) -> StageRow:
+        values = dict(row._mapping)
+        name = f"{values['stage']} of iteration {values['iteration']}"
+        ref = None if values["ref"] is None else self._parsed(values["ref"], values["run_id"], name)
+        return StageRow(**{**values, "ref": ref})
+
     def _connect(self) -> Any:
         """A transaction as a context manager; engine and tables are made when first needed, once per process."""
         if self._engine is None or self._engine[0] != os.getpid():
-            self._engine = (os.getpid(), _open_engine(self.url))
+            assert self._reader is None, f"{self.shown_url} is only read here"
+            self._engine = (os.getpid(), _open_engine(self.url, is_read_only=self.is_read_only))
         return self._engine[1].begin()
 
 
-def _open_engine(url: str) -> sa.Engine:
+def _open_engine(url: str, *, is_read_only: bool = False) -> sa.Engine:
     parsed = sa.make_url(url)
     if parsed.get_backend_name() != "sqlite":
         is_libpq = parsed.get_dialect().driver in ("psycopg", "psycopg2")
@@ -466,7 +501,10 @@ def _open_engine(url: str) -> sa.Engine:
     else:
         Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
         engine = sa.create_engine(url, connect_args={"timeout": 30})
+        name_sqlite_faults(engine)
         sa.event.listen(engine, "connect", _use_wal)
+    if is_read_only and sa.inspect(engine).has_table(RUNS.name):  # a replica refuses to make tables, even those it has
+        return engine
     for tries_left in (2, 1, 0):
         try:
             with engine.begin() as connection:
@@ -495,11 +533,6 @@ def _parts(key: StageKey) -> dict[str, Any]:
 
 def _is_row(key: StageKey) -> sa.ColumnElement[bool]:
     return sa.and_(*(STAGES.c[name] == value for name, value in _parts(key).items()))
-
-
-def _stage_row(row: sa.Row[Any]) -> StageRow:
-    values = dict(row._mapping)
-    return StageRow(**{**values, "ref": None if values["ref"] is None else json.loads(values["ref"])})
 
 
 def _differences(old: Any, new: Any, place: str = "") -> list[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from stores.experiment import absolute, connect, numbers, open_experiment, open_run
 from stores.files import read_file
+from stores.sqlite_urls import sqlite_file
 from stores.team import Team, TeamVersion
 from stores.team_page import KEY_TAG, about_name, about_version, tags_of
 
@@ -39,9 +40,14 @@ MODEL_TAG = "troupe.model_id"
 class TeamRegistry:
     """The teams in one MLflow store or server. It is cheap to create and to pickle."""
 
-    def __init__(self, tracking_uri: str, artifact_root: str) -> None:
-        """Args: tracking_uri: `sqlite:///PATH` or a server; artifact_root: folder or URI."""
+    def __init__(self, tracking_uri: str, artifact_root: str, *, is_read_only: bool = False) -> None:
+        """Args:
+        tracking_uri: `sqlite:///PATH` or a server.
+        artifact_root: folder or URI.
+        is_read_only: nothing is made: a file that is not there is a store without teams.
+        """
         self.tracking_uri, self.artifact_root = absolute(tracking_uri), absolute(artifact_root)
+        self.is_read_only = is_read_only
 
     def register(self, name: str, team: Team, *, code: Path | None = None) -> int:
         """Registers the team under this name and returns its version; a team that is registered already keeps its version.
@@ -76,7 +82,10 @@ class TeamRegistry:
         if entry is None:
             raise ValueError(f"no team {name!r} {version!r} in {self.tracking_uri}: {self._existing(name)}")
         file = f"{entry.source}/{TEAM_FILE}"
-        team, registered = Team.from_json(self._read(file)), entry.tags.get(KEY_TAG)
+        try:
+            team, registered = Team.from_json(self._read(file)), entry.tags.get(KEY_TAG)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{file} is damaged, it is no JSON ({error}): put a copy of it back") from None
         if team.sha256 != registered:
             raise ValueError(
                 f"{file} was changed after team {name!r} {entry.version} was registered: its hash is {team.sha256}, the "
@@ -126,11 +135,17 @@ class TeamRegistry:
 
     def names(self) -> list[str]:
         """Returns every team that has a version or had one, sorted."""
-        return sorted(m.name for m in self._client.search_registered_models())
+        return [] if self._is_missing else sorted(m.name for m in self._client.search_registered_models())
 
     @property
     def _client(self) -> MlflowClient:
-        return connect(self.tracking_uri)
+        return connect(self.tracking_uri, is_read_only=self.is_read_only)
+
+    @property
+    def _is_missing(self) -> bool:
+        """True where this store is only read, and its file is not there."""
+        file = sqlite_file(self.tracking_uri)
+        return self.is_read_only and file is not None and not file.is_file()
 
     def _read(self, uri: str) -> str:
         """Reads a small artifact. Files that need no server are read directly: MLflow would show a progress bar."""
@@ -188,6 +203,8 @@ class TeamRegistry:
                 raise
 
     def _versions(self, name: str) -> dict[int, ModelVersion]:
+        if self._is_missing:
+            return {}
         entries = self._client.search_model_versions(f"name = {_quote(name)}", max_results=10_000)
         return {int(v.version): v for v in sorted(entries, key=lambda v: int(v.version))}
 
@@ -195,6 +212,8 @@ class TeamRegistry:
         """Reads aliases from the registered model: a version that a search returns does not know its aliases."""
         from mlflow.exceptions import MlflowException
 
+        if self._is_missing:
+            return {}
         try:
             model = self._client.get_registered_model(name)
         except MlflowException as error:

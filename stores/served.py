@@ -80,7 +80,8 @@ class ServedStore(TraceStore):
         new_rows = [asdict(f) | {"feedback_id": f"{f.trace_id}/{f.key}"} for f in feedback]
         merge = self._tables.open("feedback").merge_insert("feedback_id").use_index(False)
         merge = merge.when_matched_update_all().when_not_matched_insert_all()
-        merge.execute(pa.Table.from_pylist(new_rows, schema=FEEDBACK), timeout=timedelta(minutes=1))
+        with self._tables.naming("feedback"):
+            merge.execute(pa.Table.from_pylist(new_rows, schema=FEEDBACK), timeout=timedelta(minutes=1))
 
     def write_judged(self, traces: Sequence[Trace], feedback: Sequence[Feedback]) -> None:
         """Stores episodes together with the feedback that came with them."""
@@ -93,7 +94,9 @@ class ServedStore(TraceStore):
         query = self._tables.open("feedback").search().select([f.name for f in FEEDBACK if f.name != "feedback_id"])
         if trace_ids is not None:
             query = query.where(f"trace_id IN ({quoted(trace_ids)})" if trace_ids else "false")
-        return sorted((Feedback(**row) for row in query.to_list()), key=lambda f: f.at)
+        with self._tables.naming("feedback"):
+            found = query.to_list()
+        return sorted((Feedback(**row) for row in found), key=lambda f: f.at)
 
     def judged(self, *, since: float) -> list[tuple[Trace, Feedback]]:
         """Returns episodes begun since then (Unix seconds) that have feedback, each with the newest, oldest episode first."""
@@ -118,7 +121,7 @@ class ServedStore(TraceStore):
 
     def kept_of(self, team: str, version: int) -> int:
         """Counts the stored answers of a team version."""
-        column = self._tables.open("episodes").search().select(["outcome_metadata"]).to_arrow()["outcome_metadata"]
+        column = self._tables.scan("episodes", "", ["outcome_metadata"])["outcome_metadata"]
         served = (json.loads(text).get(SERVED, {}) for text in column.to_pylist())
         return sum((about.get("team"), about.get("team_version")) == (team, version) for about in served)
 

@@ -36,3 +36,11 @@ def absolute_sqlite(text: str) -> sa.URL:
         url = sa.make_url(text)
     is_file = url.database and url.database != ":memory:"
     return url.set(database=str(Path(url.database or "").absolute())) if is_file else url
+
+
+def sqlite_file(text: str) -> Path | None:
+    """Returns the file that a SQLite URL names; None for any other URL."""
+    if not text.startswith("sqlite:///"):
+        return None
+    database = absolute_sqlite(text).database
+    return None if database in (None, "", ":memory:") else Path(database or "")

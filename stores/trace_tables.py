@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from stores import rows
 from stores.files import is_uri, lancedb_options, local_path
+from stores.store_faults import damaged_table, lance_fault
 from stores.trace_filters import equals
 from stores.types import RewardsRef, TracesRef, hinted_iteration
 
@@ -65,8 +66,14 @@ class TraceTables:
     # ---- opening
 
     def open(self, name: str) -> Table:
-        """Opens the table at its newest version; ValueError where it is not there."""
-        return self.connect().open_table(name)
+        """Opens the table at its newest version; ValueError where it is not there, UnreadableStore where it is damaged."""
+        if self._is_missing:  # to connect would make the folder
+            raise ValueError(f"table {name} was not found: there is no {self.uri}")
+        with self.naming(name):
+            table = self.connect().open_table(name)
+            if not table.schema.names:  # what LanceDB makes of a manifest of zeros
+                raise damaged_table(self._described(name), self._folder_of(name), "its newest manifest is empty")
+            return table
 
     def open_if_there(self, name: str) -> Table | None:
         """Opens the table at its newest version; None where it is not there."""
@@ -75,7 +82,19 @@ class TraceTables:
         except ValueError as error:
             if "not found" not in str(error):
                 raise
+            self._check_absent(name)
             return None
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Has what LanceDB says of this table's files name the table, see `store_faults`; "" names the whole store."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            fault = lance_fault(error, self._described(name), self._folder_of(name))
+            if fault is None:
+                raise
+            raise fault from error
 
     def open_iteration(self, kind: str, run_id: str, iteration: int) -> Table:
         """Opens the table that holds this iteration's rows; it is made if it is not there."""
@@ -83,8 +102,10 @@ class TraceTables:
 
     def open_pinned(self, ref: TracesRef | RewardsRef) -> Table:
         """Opens the table at the version that `ref` pins; ValueError where this store does not have the pin."""
-        table = self.open_if_there(self.name_for(kind_of(ref), ref.run_id, ref.iteration))
-        tagged = None if table is None else table.tags.list().get(ref.tag)
+        name = self.name_for(kind_of(ref), ref.run_id, ref.iteration)
+        table = self.open_if_there(name)
+        with self.naming(name):
+            tagged = None if table is None else table.tags.list().get(ref.tag)
         # a later version is right: `TraceUpkeep.move_pins` moved the tag
         if table is None or tagged is None or tagged["version"] < ref.version:
             state = f"is at version {tagged['version']}" if tagged else "does not exist"
@@ -92,7 +113,8 @@ class TraceTables:
                 f"{ref.tag} at version {ref.version} was pinned in {ref.uri}, but the tag {state} in {self.uri}: "
                 "open the store that the ref names, or run the stage that pinned it again"
             )
-        table.checkout(tagged["version"])
+        with self.naming(name):
+            table.checkout(tagged["version"])
         return table
 
     # ---- choosing
@@ -132,12 +154,15 @@ class TraceTables:
     def all_names(self) -> list[str]:
         """Names every table at the URI."""
         names: list[str] = []
-        page = self.connect().list_tables(limit=PAGE)
-        while True:
-            names += page.tables
-            if not page.page_token:
-                return names
-            page = self.connect().list_tables(page_token=page.page_token, limit=PAGE)
+        if self._is_missing:
+            return names
+        with self.naming(""):
+            page = self.connect().list_tables(limit=PAGE)
+            while True:
+                names += page.tables
+                if not page.page_token:
+                    return names
+                page = self.connect().list_tables(page_token=page.page_token, limit=PAGE)
 
     # ---- rows of a table that may not be there
 
@@ -147,7 +172,8 @@ class TraceTables:
         if table is not None:
             query = table.search().select(episode_columns(table))
             query = query.where(where) if where else query
-            yield from (query if limit is None else query.limit(limit)).to_batches(256)
+            with self.naming(name):
+                yield from (query if limit is None else query.limit(limit)).to_batches(256)
 
     def scan(self, name: str, where: str, columns: Sequence[str]) -> pa.Table:
         """Returns these columns of the matching rows; no row where the table is not there."""
@@ -156,7 +182,27 @@ class TraceTables:
             schema = self._schema_of(name)
             return pa.schema([schema.field(column) for column in columns]).empty_table()
         query = table.search().select(list(columns))
-        return (query.where(where) if where else query).to_arrow()
+        with self.naming(name):
+            return (query.where(where) if where else query).to_arrow()
+
+    @property
+    def _is_missing(self) -> bool:
+        """Whether nothing was ever stored in a folder of this machine."""
+        return not is_uri(self.uri) and not local_path(self.uri).is_dir()
+
+    def _check_absent(self, name: str) -> None:
+        """Raises UnreadableStore where a table that LanceDB does not find has rows: who made it anew would lose them."""
+        if not is_uri(self.uri) and any((local_path(self.uri) / f"{name}.lance" / "data").glob("*")):
+            reason = "there are data files, but no version in _versions"
+            raise damaged_table(self._described(name), self._folder_of(name), reason)
+
+    def _folder_of(self, name: str) -> str:
+        return f"{self.uri}/{name}.lance" if name else self.uri
+
+    def _described(self, name: str) -> str:
+        match = _NAME.fullmatch(name)
+        of_run = f" (iteration {match['iteration']} of run {match['run']!r})" if match else ""
+        return f"table {name}{of_run} in {self.uri}" if name else f"the store {self.uri}"
 
     def _schema_of(self, name: str) -> pa.Schema:
         return self.schemas[name.partition(".")[0]]
@@ -179,7 +225,7 @@ class TraceTables:
         table = self.open_if_there(name)
         if table is not None:
             return table
-        with self._one_at_a_time():
+        with self._one_at_a_time(), self.naming(name):
             try:
                 return self.connect().create_table(name, schema=self._schema_of(name))
             except ValueError as error:

@@ -47,13 +47,8 @@ class TraceUpkeep:
         """
         for name, first in drop_before.items():
             table = self._tables.open(name)
-            # Merging takes long: it is done first, so that the ages below are still right when versions are dropped.
-            _optimize(table, cleanup_older_than=FOR_EVER)
-            ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
-            first_kept = min((v for v in ages if v >= first), default=table.version)
-            kept_versions = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
-            oldest = max(ages.get(version, FOR_EVER) for version in kept_versions)
-            _optimize(table, cleanup_older_than=oldest + timedelta(seconds=margin_s))
+            with self._tables.naming(name):
+                _compact(table, first, margin_s)
 
     def newest_versions(self, tables: Iterable[str] | None = None) -> dict[str, int]:
         """Returns the newest version by table, of these tables or of all."""
@@ -113,6 +108,16 @@ class TraceUpkeep:
         """Removes tags, given with their tables."""
         for tag, name in tables.items():
             self._tables.open(name).tags.delete(tag)
+
+
+def _compact(table: Table, first: int, margin_s: float) -> None:
+    # Merging takes long: it is done first, so that the ages below are still right when versions are dropped.
+    _optimize(table, cleanup_older_than=FOR_EVER)
+    ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
+    first_kept = min((v for v in ages if v >= first), default=table.version)
+    kept_versions = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
+    oldest = max(ages.get(version, FOR_EVER) for version in kept_versions)
+    _optimize(table, cleanup_older_than=oldest + timedelta(seconds=margin_s))
 
 
 def _optimize(table: Table, *, cleanup_older_than: timedelta) -> None:

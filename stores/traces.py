@@ -141,10 +141,12 @@ class TraceStore(TraceUpkeep):
         `excluded_groups` stay stored, but readers of the ref do not see them.
         """
         where = equals(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
-        table = self._tables.open_iteration("episodes", run_id, iteration)
-        count = _count_unique(table, "episode_id", where)
-        tag, version = _pin(table, count, run_id, f"it{iteration}", purpose, team_key)
         excluded = tuple(sorted(excluded_groups))
+        table = self._tables.open_iteration("episodes", run_id, iteration)
+        with self._tables.naming(table.name):
+            count = _count_unique(table, "episode_id", where)
+            tag, version = _pin(table, count, run_id, f"it{iteration}", purpose, team_key)
+            num_episodes = table.count_rows(where + without_groups(excluded)) if excluded else count
         return TracesRef(
             uri=self.uri,
             version=version,
@@ -153,7 +155,7 @@ class TraceStore(TraceUpkeep):
             iteration=iteration,
             purpose=purpose,
             team_key=team_key,
-            num_episodes=table.count_rows(where + without_groups(excluded)) if excluded else count,
+            num_episodes=num_episodes,
             excluded_groups=excluded,
         )
 
@@ -175,22 +177,24 @@ class TraceStore(TraceUpkeep):
             unscored: ids of episodes that need none either.
         """
         where = equals(run_id=run_id, iteration=iteration, purpose=purpose, credit_version=credit_version)
-        table = self._tables.open_iteration("rewards", run_id, iteration)
-        _count_unique(table, "reward_id", where)
-        of_traces = self._tables.open_pinned(traces)
-        counted = pinned_by(traces) + with_cause(causes, of_traces)
         left_out = set(unscored)
-        episodes = [e for e in _column(of_traces, "episode_id", counted).to_pylist() if e not in left_out]
-        scored = set(_column(table, "episode_id", where).to_pylist())
+        of_traces = self._tables.open_pinned(traces)
+        with self._tables.naming(of_traces.name):
+            counted = pinned_by(traces) + with_cause(causes, of_traces)
+            episodes = [e for e in _column(of_traces, "episode_id", counted).to_pylist() if e not in left_out]
+        table = self._tables.open_iteration("rewards", run_id, iteration)
+        with self._tables.naming(table.name):
+            _count_unique(table, "reward_id", where)
+            scored = set(_column(table, "episode_id", where).to_pylist())
         missing = [e for e in episodes if e not in scored]
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(episodes)} episodes of {traces.tag} have no rewards of credit version "
                 f"{credit_version!r}, the first is {missing[0]}: run the score stage to its end"
             )
-        tag, version = _pin(
-            table, len(episodes), run_id, f"it{iteration}", purpose, traces.team_key, credit_version[:16]
-        )
+        parts = (run_id, f"it{iteration}", purpose, traces.team_key, credit_version[:16])
+        with self._tables.naming(table.name):
+            tag, version = _pin(table, len(episodes), *parts)
         return RewardsRef(
             uri=self.uri,
             version=version,
@@ -229,7 +233,8 @@ class TraceStore(TraceUpkeep):
         table = self._tables.open_pinned(ref)
         condition = " AND ".join(where) + with_status(statuses) + with_cause(causes, table)
         names = list(columns) if columns is not None else episode_columns(table)
-        yield from table.search().where(condition).select(names).to_batches(batch_size)
+        with self._tables.naming(table.name):
+            yield from table.search().where(condition).select(names).to_batches(batch_size)
 
     def read_traces(
         self,
@@ -247,9 +252,11 @@ class TraceStore(TraceUpkeep):
     def read_rewards(self, ref: RewardsRef) -> Iterator[EpisodeRewards]:
         """Yields the pinned rewards of the episodes of the ref's team, in no particular order."""
         team = self.stored_ids(run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, team_key=ref.team_key)
-        query = self._tables.open_pinned(ref).search().where(pinned_by(ref)).select(rows.REWARDS.names)
-        for batch in query.to_batches(1024):
-            yield from (r for r in rows.rewards_of(batch) if r.episode_id in team)
+        table = self._tables.open_pinned(ref)
+        query = table.search().where(pinned_by(ref)).select(rows.REWARDS.names)
+        with self._tables.naming(table.name):
+            for batch in query.to_batches(1024):
+                yield from (r for r in rows.rewards_of(batch) if r.episode_id in team)
 
     def get_trace(self, episode_id: str, *, run_id: str | None = None) -> Trace:
         """Returns the episode with this id, or with the only id that starts with it.
@@ -423,7 +430,8 @@ class TraceStore(TraceUpkeep):
         table = self._tables.open(name)
         columns = [column for column in rows.LISTED if column in table.schema.names]
         query = table.search().where(f"episode_id IN ({quoted(ids)})").select(columns)
-        rows_by_id = {row["episode_id"]: row for row in query.to_list()}
+        with self._tables.naming(name):
+            rows_by_id = {row["episode_id"]: row for row in query.to_list()}
         return [rows_by_id[i] for i in ids]
 
     def _find(self, where: str, *, limit: int, names: Sequence[str] = ("episodes",)) -> list[Trace]:
@@ -450,7 +458,8 @@ class TraceStore(TraceUpkeep):
         merge = target.merge_insert(KEYS[kind]).use_index(False).when_not_matched_insert_all()
         if replaced:
             merge = merge.when_matched_update_all(where=f"target.cause IN ({quoted(replaced)})")
-        return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
+        with self._tables.naming(target.name):
+            return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
 
 
 def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:

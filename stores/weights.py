@@ -20,7 +20,7 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from stores.files import FileEntry, is_uri, list_files, local_path, read_file, remove_file, remove_folder, write_file
+from stores.files import FileEntry, is_uri, list_files, local_path, move_file, read_file, remove_folder
 from stores.manifest import Manifest, Probe, read_manifest, removed_at, tensors_of, verify_folder
 from stores.types import ModelVersionRef
 from stores.weight_cache import fetch
@@ -120,9 +120,8 @@ class WeightStore:
         """
         uri = self.uri_of(model_group, version)
         size_bytes = sum(file.size_bytes for file in list_files(uri))
-        if (data := read_file(f"{uri}/{MANIFEST}")) is not None:
-            write_file(removed_at(uri), data)
-        remove_file(f"{uri}/{MANIFEST}")
+        if read_file(f"{uri}/{MANIFEST}") is not None:
+            move_file(f"{uri}/{MANIFEST}", removed_at(uri))
         remove_folder(uri)
         return size_bytes
 

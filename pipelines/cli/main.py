@@ -217,7 +217,7 @@ def print_serve_config(
     from pipelines.report.inspect import serve_config
 
     name, alias = split_team(team)
-    run = existing_run(name, root)
+    run = existing_run(name, root, is_read_only=True)
     print(yaml.safe_dump(serve_config(run, alias), sort_keys=False), end="")
     if any(s.gpus == 0 and s.threads == "auto" for s in map(run.config.serve_config, run.config.model_groups)):
         print(
@@ -231,13 +231,20 @@ def print_serve_config(
 def runs(
     root: Annotated[str, typer.Option(help="The folder that holds the runs, or the URL of their journal.")] = "runs",
 ) -> None:
-    """List the runs: how many iterations are done, the last stage, and the champion."""
+    """List the runs: how many iterations are done, the last stage, and the champion.
+
+    A journal that cannot be read is named after the others, with what can be done, and the command exits with 2.
+    """
     from rich.console import Console
 
     from pipelines.report.inspect import runs_table
     from pipelines.run.stored_runs import journals
+    from stores.store_faults import UnreadableStore
 
-    Console().print(runs_table(journals(root)))
+    table, faults = runs_table(journals(root))
+    Console().print(table)
+    if faults:
+        raise UnreadableStore("\n".join(faults))
 
 
 @app.command()
@@ -252,7 +259,7 @@ def show(
 
     from pipelines.report.inspect import episode_view
 
-    Console().print(episode_view(existing_run(config, root), episode))
+    Console().print(episode_view(existing_run(config, root, is_read_only=True), episode))
 
 
 @app.command()
@@ -271,7 +278,7 @@ def diff(
 
     from pipelines.report.inspect import diff_view
 
-    Console().print(diff_view(existing_run(config, root), task, first, second))
+    Console().print(diff_view(existing_run(config, root, is_read_only=True), task, first, second))
 
 
 @app.command()
@@ -289,19 +296,23 @@ def export(
     """Write a model version as a Hugging Face folder (an adapter as a peft folder) after checking its hashes."""
     from pipelines.report.inspect import export_version
 
-    print(export_version(existing_run(config, root), model_group, version, out, is_merged=is_merged))
+    run = existing_run(config, root, is_read_only=True)
+    print(export_version(run, model_group, version, out, is_merged=is_merged))
 
 
 @app.command()
 @reports_errors
 def report(
     config: RunArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder that the two files are written to. Default: the folder of the run.")
+    ] = None,
     root: Root = "runs",
 ) -> None:
     """Write report.json and report.html anew from what is stored."""
     from pipelines.report.record import write_reports
 
-    _, paths = write_reports(existing_run(config, root))
+    _, paths = write_reports(existing_run(config, root, is_read_only=True), out=out)
     for path in paths.values():
         print(path)
 
@@ -319,7 +330,7 @@ def maintain(
     from pipelines.runners.maintain import described
     from pipelines.runners.maintain import maintain as maintain_run
 
-    ref = maintain_run(existing_run(config, root), is_dry_run=dry_run)
+    ref = maintain_run(existing_run(config, root, is_read_only=dry_run), is_dry_run=dry_run)
     print("\n".join(described(ref)))
     jobs.hand_back(ref)
 

@@ -71,36 +71,41 @@ def split_team(text: str) -> tuple[str, str]:
     return name, alias
 
 
-def open_run(config: Path, changes: list[str] | None) -> Run:
+def open_run(config: Path, changes: list[str] | None, *, is_read_only: bool = False) -> Run:
     """The run of a config file."""
     from pipelines.run.run import Run
 
-    return Run(load(config, changes))
+    return Run(load(config, changes), is_read_only=is_read_only)
 
 
-def find_run(name: str, root: str, changes: list[str] | None = None) -> Run:
-    """A run by its config file, by its name from the config that came with the job, or from the one its journal keeps."""
+def find_run(name: str, root: str, changes: list[str] | None = None, *, is_read_only: bool = False) -> Run:
+    """A run by its config file, by its name from the config that came with the job, or from the one its journal keeps.
+
+    Args: is_read_only: for commands that only show it; its disk may be read-only or full.
+    """
     from pipelines.run.run import Run
     from pipelines.run.stored_runs import stored_run
 
     if config := config_of_job(name):
-        return Run(config)
+        return Run(config, is_read_only=is_read_only)
     if Path(name).is_file() or name.endswith((".yaml", ".yml")):
-        return open_run(Path(name), changes)
+        return open_run(Path(name), changes, is_read_only=is_read_only)
     add_user_code()
-    run = stored_run(name, root)
+    run = stored_run(name, root, is_read_only=is_read_only)
     for key, value in overrides(changes or []).items():
         raise ValueError(f"--set {key}={value}: a run given by name keeps its config; give the RUN.yaml to change it")
     return run
 
 
-def existing_run(name: str, root: str) -> Run:
-    """A run that has been started; ValueError where it has not, rather than making one."""
-    run = find_run(name, root)
+def existing_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
+    """A run that has been started; ValueError where it has not, rather than making one. Args: is_read_only: see `find_run`."""
+    from stores.journal import Journal
+
+    run = find_run(name, root, is_read_only=is_read_only)
     is_file = not run.config.storage.journal
     if is_file and not Path(run.folder, "journal.db").is_file():
         raise ValueError(f"run {run.run_id!r} has not been started: there is no {run.folder}/journal.db")
-    if not is_file and run.run_id not in {row.run_id for row in run.journal.runs()}:
+    if run.run_id not in {row.run_id for row in Journal(run.journal.url, is_read_only=True).runs()}:
         raise ValueError(f"run {run.run_id!r} has not been started: it is not in {run.journal.shown_url}")
     return run
 

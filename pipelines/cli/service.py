@@ -209,15 +209,16 @@ def lineage(
     from pipelines.report.lineage import lineage_of_team
 
     if "@" in what:
-        run, version, team = _team(what, root)
-        hand_back(lineage_of_team(run, version, team))
+        name, alias = split_team(what)
+        run = existing_run(name, root, is_read_only=True)
+        hand_back(lineage_of_team(run, *run.load_team(alias)))
     elif not run_name:
         raise ValueError(
             f"{what!r}: give TEAM@ALIAS or TEAM@VERSION (an answer's `system_fingerprint` is one), or the id of an episode "
             "or answer and --run RUN"
         )
     else:
-        hand_back(lineage_of_id(existing_run(run_name, root), what))
+        hand_back(lineage_of_id(existing_run(run_name, root, is_read_only=True), what))
 
 
 @reports_errors

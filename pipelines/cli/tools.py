@@ -51,12 +51,12 @@ def graph(
     from pipelines.report.draw import draw_graph, draw_traces
     from serve_apps.workflows.declared import Declared
 
-    run = find_run(config, root)
+    run = find_run(config, root, is_read_only=True)
     workflow = run.workflow
     if isinstance(workflow, Declared):
         drawing = draw_graph(workflow.graph, title=run.run_id)
     else:
-        stored = existing_run(config, root).traces
+        stored = existing_run(config, root, is_read_only=True).traces
         traces = stored.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=500)
         if not traces:
             raise ValueError(f"run {run.run_id!r} has no stored episodes yet: a Python workflow is drawn from them")

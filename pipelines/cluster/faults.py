@@ -87,10 +87,13 @@ LOST = {
 """Classes, with all that inherit from them, after which the same command may succeed. For a `TrainJobError` the class that
 it names counts."""
 
-REFUSED = {"AuthenticationError"}
+REFUSED = {"AuthenticationError", "UnreadableStore"}
 """Classes that are bad input though no ValueError."""
+FULL = {errno.ENOSPC, errno.EDQUOT}
+NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 NO_SPACE = re.compile(rf"{re.escape(os.strerror(errno.ENOSPC))}|database or disk is full|OutOfDiskError")
+FULL_FILE = re.compile(rf"{re.escape(os.strerror(errno.ENOSPC))}: '(?P<file>[^'\n]{{1,1000}})'")
 NO_MEMORY = re.compile(
     r"running low on memory|OutOfMemoryError|CUDA out of memory|can't allocate memory|Cannot allocate memory|"
     r"No available memory for the cache blocks|larger than the available KV cache",
@@ -158,9 +161,11 @@ def diagnose(error: BaseException) -> Fault:
             kind=FaultKind.INTERRUPTED, message="interrupted: what is finished is kept, the same command goes on"
         )
     chain = list(_chain(error))
+    if full := [link for link in chain if getattr(link, "errno", None) in FULL or NO_SPACE.search(str(link))]:
+        return Fault(kind=FaultKind.FAILED, message=_disk_full(full))
     for link in chain:
-        if getattr(link, "errno", None) == errno.ENOSPC or NO_SPACE.search(str(link)):
-            return Fault(kind=FaultKind.FAILED, message=_disk_full(link))
+        if isinstance(link, OSError) and link.errno in NOT_ALLOWED and link.filename:
+            return Fault(kind=FaultKind.BAD_INPUT, message=_not_allowed(link))
     for link in chain:
         if _is_memory(link):
             return Fault(kind=FaultKind.OUT_OF_MEMORY, message=_memory_message(link))
@@ -241,9 +246,21 @@ def _message_of(error: BaseException) -> str:
     return str(error) if is_clear else f"{type(error).__name__}: {error}"
 
 
-def _disk_full(error: BaseException) -> str:
-    target = getattr(error, "filename", None) or "a store"
-    return f"disk full while writing {target}: free some space, what is finished is kept; the same command goes on"
+def _disk_full(errors: list[BaseException]) -> str:
+    files = [getattr(error, "filename", None) for error in errors]
+    quoted = [match["file"] for error in errors if (match := FULL_FILE.search(str(error)))]
+    target = next((file for file in [*files, *quoted] if file), "a store")
+    return (
+        f"disk full while writing {target}: free some space, what is finished is kept; the same command goes on. "
+        "`troupe maintain --run RUN --dry-run` says what a run does not need any more"
+    )
+
+
+def _not_allowed(error: OSError) -> str:
+    return (
+        f"{error.filename} cannot be used: {error.strerror}. Let this user use it, or give another place (storage.root or "
+        "--root for runs, --out for what a command writes)"
+    )
 
 
 def _memory_message(error: BaseException) -> str:

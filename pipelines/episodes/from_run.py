@@ -113,7 +113,7 @@ def read_source(run: Run, iteration: int, source: TracesSource) -> tuple[TracesR
     Raises ValueError where there are none, where agents belong to other model groups there, or where another tokenizer
     made the token ids.
     """
-    other = stored_run(source.run, source.store)
+    other = stored_run(source.run, source.store, is_read_only=True)
     collected = other.iteration(source.iteration).find(Collected)
     if collected is None:
         done = [row.iteration for row in other.journal.stages(source.run) if row.stage == "collect" and row.ref]

@@ -21,6 +21,7 @@ from serve_apps.workflows.alone import PATH as ALONE
 from stores.manifest import REMOVED
 from stores.run_values import RunValue
 from stores.stage_results import Decided
+from stores.store_faults import UnreadableStore
 from stores.types import EpisodeRewards, Purpose, Trace
 
 if TYPE_CHECKING:
@@ -31,23 +32,33 @@ NUM_NEWEST = 200
 VERSIONS_BY_PURPOSE = (Purpose.TEST, Purpose.GATE, Purpose.TRAIN)
 
 
-def runs_table(journals: Sequence[Journal]) -> Table:
-    """One row per run: finished iterations, running or failed stage, champion."""
+def runs_table(journals: Sequence[Journal]) -> tuple[Table, list[str]]:
+    """One row per run: finished iterations, running or failed stage, champion; and what is wrong with unreadable journals."""
     table = Table("run", "iterations done", "last stage", "status", "error", "champion")
+    faults: list[str] = []
     for journal in journals:
-        for row in journal.runs():
-            done = len(journal.finished(row.run_id, Decided.STAGE, after=0))
-            last = journal.latest(row.run_id)
-            champion = journal.value(row.run_id, RunValue.CHAMPION)
-            table.add_row(
-                row.run_id,
-                str(done),
-                str(last.key) if last else "",
-                last.status if last else "",
-                (last.error or "")[:60] if last else "",
-                f"team {champion['team_version']}" if champion else "",
-            )
-    return table
+        try:
+            rows = [_run_row(journal, row.run_id) for row in journal.runs()]
+        except (UnreadableStore, OSError) as error:
+            faults.append(str(error))
+            continue
+        for row in rows:
+            table.add_row(*row)
+    return table, faults
+
+
+def _run_row(journal: Journal, run_id: str) -> list[str]:
+    done = len(journal.finished(run_id, Decided.STAGE, after=0))
+    last = journal.latest(run_id)
+    champion = journal.value(run_id, RunValue.CHAMPION)
+    return [
+        run_id,
+        str(done),
+        str(last.key) if last else "",
+        last.status if last else "",
+        (last.error or "")[:60] if last else "",
+        f"team {champion['team_version']}" if champion else "",
+    ]
 
 
 def episode_view(run: Run, episode_id: str) -> RenderableType:

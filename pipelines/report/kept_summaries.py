@@ -5,14 +5,15 @@
 
 What `record` reads of earlier iterations is bounded: `so-far`, and the figures of those that its warnings are compared with.
 A run of an earlier version has none of this: all is computed once then. Figures are kept from when `record` of their
-iteration has begun: the seconds of an iteration are known only after its last stage.
+iteration has begun: the seconds of an iteration are known only after its last stage. A run that is only read keeps nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.monitoring.training_warnings import TrainingWarning, compared_iterations, latest_warnings
 from pipelines.report.so_far import SoFar
@@ -21,10 +22,13 @@ from pipelines.run.run import Run
 from stores.run_values import RunValue
 from stores.stage_results import Decided
 
+logger = logging.getLogger(__name__)
+
 RECORD = "record"
 """The journal's stage that shows an iteration to people."""
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 class Summaries:
@@ -50,7 +54,7 @@ class Summaries:
         """Returns what the finished iterations add up to, and keeps it as far as their `record` has begun."""
         journal, run_id = self._run.journal, self._run.run_id
         kept = journal.value(run_id, RunValue.SO_FAR)
-        so_far = SoFar() if kept is None else SoFar.from_json(kept)
+        so_far = (None if kept is None else self._parsed(RunValue.SO_FAR, kept, SoFar.from_json)) or SoFar()
         if so_far.missing and journal.finished(run_id, Decided.STAGE, among=so_far.missing):
             so_far = SoFar()  # an iteration was finished after a later one: all is added up again, in order
         numbers = [n for n in journal.finished(run_id, Decided.STAGE, after=so_far.last) if n > 0]
@@ -74,7 +78,19 @@ class Summaries:
         names = {RunValue.SUMMARY.of(number): number for number in unread}
         kept = self._run.journal.values(self._run.run_id, names)
         for name, number in names.items():
-            self._rows[number] = _from_json(kept[name]) if name in kept else figures_of_iteration(self._run, number)
+            row = self._parsed(name, kept[name], _from_json) if name in kept else None
+            self._rows[number] = figures_of_iteration(self._run, number) if row is None else row
+
+    def _parsed(self, name: str, data: Row, parse: Callable[[Row], T]) -> T | None:
+        """What was kept; None where it is damaged: it is computed anew then."""
+        try:
+            return parse(data)
+        except (KeyError, TypeError, AttributeError) as error:
+            journal = self._run.journal.shown_url
+            logger.warning(
+                "%s of run %s in %s is damaged (%r): it is computed anew", name, self._run.run_id, journal, error
+            )
+            return None
 
     def _with_warnings(self, row: Row) -> Row:
         """Adds the warnings to figures that are computed, and keeps both once `record` of the iteration has begun."""
@@ -85,12 +101,15 @@ class Summaries:
         row = row | {"warnings": latest_warnings([*history, row])}
         self._rows[number] = row
         run = self._run
-        if run.journal.finished(run.run_id, RECORD, among=[number], is_begun_enough=True):
+        is_kept = not run.is_read_only and run.journal.finished(
+            run.run_id, RECORD, among=[number], is_begun_enough=True
+        )
+        if is_kept:
             run.journal.put_value(run.run_id, RunValue.SUMMARY.of(number), _to_json(row))
         return row
 
     def _keep(self, so_far: SoFar) -> None:
-        if so_far.last:
+        if so_far.last and not self._run.is_read_only:
             self._run.journal.put_value(self._run.run_id, RunValue.SO_FAR, so_far.to_json())
 
 

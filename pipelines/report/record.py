@@ -13,6 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pipelines.cluster.observe import send_stage_points
@@ -159,8 +160,11 @@ def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
     return next((r for r in rewards if r.credit_version == run.credit_version), None)
 
 
-def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
-    """Writes report.json and report.html from what is stored so far; returns the former's content and both paths."""
+def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Writes report.json and report.html from what is stored so far; returns the former's content and both paths.
+
+    Args: out: the folder that they are written to; default that of the run. ValueError where nothing can be written to it.
+    """
     from pipelines.report.sections import Example, ExampleEpisode, ReportData, render
 
     summaries = Summaries(run)
@@ -193,9 +197,17 @@ def write_reports(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
     contents = {"json": json.dumps(report, indent=2), "html": render(data)}
-    paths = {kind: f"{run.folder}/report.{kind}" for kind in contents}
+    folder = run.folder if out is None else str(out)
+    paths = {kind: f"{folder}/report.{kind}" for kind in contents}
     for kind, path in paths.items():
-        write_file(path, contents[kind].encode())
+        try:
+            write_file(path, contents[kind].encode())
+        except OSError as error:
+            if not run.is_read_only:
+                raise
+            raise ValueError(
+                f"run {run.run_id!r}: {path} cannot be written ({error.strerror}): name another folder with --out"
+            ) from None
     return report, paths
 
 

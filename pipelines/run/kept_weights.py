@@ -20,6 +20,7 @@ from pipelines.run.run import Run
 from stores.files import FileEntry, list_files, read_file, remove_folder
 from stores.journal import StageRow
 from stores.stage_results import Collected, Trained, TrainedTeam, result_of
+from stores.store_faults import UnreadableStore
 from stores.types import ModelVersionRef
 from train_loops.config import TEAM
 
@@ -197,7 +198,8 @@ def _released(run: Run) -> Iterator[Mapping[str, int]]:
 
 def _deployed(run: Run) -> Iterator[Mapping[str, int]]:
     """What the run's apps serve, and what a replica of them loads first when it starts again."""
-    apps = [json.loads(stored) for file in (STATE_FILE, DEPLOYED_FILE) if (stored := read_file(f"{run.folder}/{file}"))]
+    files = [f"{run.folder}/{name}" for name in (STATE_FILE, DEPLOYED_FILE)]
+    apps = [_parsed(stored, file) for file in files if (stored := read_file(file))]
 
     def find(value: Any) -> Iterator[Mapping[str, int]]:
         if isinstance(value, list):
@@ -210,3 +212,13 @@ def _deployed(run: Run) -> Iterator[Mapping[str, int]]:
                 yield from find(item)
 
     yield from find(apps)
+
+
+def _parsed(stored: bytes, file: str) -> Any:
+    try:
+        return json.loads(stored)
+    except ValueError as error:
+        raise UnreadableStore(
+            f"{file} is damaged, it is no JSON ({error}), so that nobody knows which versions are deployed: put a copy of it back, "
+            "or deploy the run's team again"
+        ) from None

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 class Run:
     """An opened run. Everything is made when first asked for, so that a stage imports only what it uses."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, is_read_only: bool = False) -> None:
+        """Args: is_read_only: journal and registry are only read, and nothing is made: their disk may be read-only or full."""
         self.config = config
         self.run_id = config.run
+        self.is_read_only = is_read_only
 
     @property
     def folder(self) -> str:
@@ -50,7 +52,8 @@ class Run:
         from stores.journal import Journal
         from stores.sqlite_urls import sqlite_url
 
-        return Journal(self.config.storage.journal or sqlite_url(_join(self.folder, "journal.db")))
+        url = self.config.storage.journal or sqlite_url(_join(self.folder, "journal.db"))
+        return Journal(url, is_read_only=self.is_read_only)
 
     def hold_engines(self, *, wait_s: float = 0.0) -> AbstractContextManager[Lease]:
         """Keeps others from changing what the engines serve; waits while somebody else does something with them.
@@ -103,7 +106,7 @@ class Run:
         """Team versions and their aliases."""
         from stores.registry import TeamRegistry
 
-        return TeamRegistry(*self._mlflow)
+        return TeamRegistry(*self._mlflow, is_read_only=self.is_read_only)
 
     @cached_property
     def tracker(self) -> RunTracker:
@@ -275,7 +278,10 @@ def _naming(key: str, uri: str) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        raise ValueError(f"{key}: nothing can be stored at {uri}: {error.strerror or error}") from None
+        raise ValueError(
+            f"{key}: nothing can be stored at {uri}: {error.strerror or error}. Give a place that this user may write; what only "
+            "reads a run (runs, show, lineage, export, report --out) needs none"
+        ) from None
     except RuntimeError as error:
         if not str(error).startswith("lance error"):
             raise

@@ -8,30 +8,58 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.config.run_config import parse_config
 from pipelines.run.run import Run
+from stores.store_faults import UnreadableStore
 
 if TYPE_CHECKING:
-    from stores.journal import Journal
+    from stores.journal import Journal, RunRow
 
 
 def journals(root: str) -> list[Journal]:
-    """The journals of the runs in a folder, or the one at a URL."""
+    """The journals of the runs in a folder, or the one at a URL; they are only read."""
     from stores.journal import Journal
     from stores.sqlite_urls import sqlite_url
 
     if "://" in root:
-        return [Journal(root)]
-    return [Journal(sqlite_url(path.resolve())) for path in sorted(Path(root).glob("*/journal.db"))]
+        return [Journal(root, is_read_only=True)]
+    files = sorted(Path(root).glob("*/journal.db"))
+    return [Journal(sqlite_url(path.resolve()), is_read_only=True) for path in files]
 
 
-def stored_run(name: str, root: str) -> Run:
-    """The run of this name, with the config that its journal keeps; ValueError, naming those there are, without one."""
-    rows = {row.run_id: (journal, row) for journal in journals(root) for row in journal.runs()}
+def stored_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
+    """The run of this name, with the config that its journal keeps.
+
+    Raises ValueError, naming those there are, without one; UnreadableStore where its journal is damaged, or one that may be its.
+    """
+    rows: dict[str, tuple[Journal, RunRow]] = {}
+    faults: list[Exception] = []
+    for journal in journals(root):
+        try:
+            rows |= {row.run_id: (journal, row) for row in journal.runs()}
+        except (UnreadableStore, OSError) as error:  # the journals of other runs are no concern of this one's reader
+            is_likely = f"/{name}/" in journal.shown_url
+            faults.insert(0 if is_likely else len(faults), error)
     if name not in rows:
-        raise ValueError(
-            f"no run {name!r} below {root}; there are: {', '.join(sorted(rows)) or 'none'} (or give its RUN.yaml)"
-        )
+        _raise_missing(name, root, sorted(rows), faults)
     journal, row = rows[name]
-    data: dict[str, Any] = json.loads(row.config_json)
+    data = _parsed(row, journal)
     if "://" not in root:
         data["storage"]["root"] = root  # folders move
-    return Run(parse_config(data, f"the config of run {name!r} in {journal.shown_url}"))
+    place = f"the config of run {name!r} in {journal.shown_url}"
+    return Run(parse_config(data, place), is_read_only=is_read_only)
+
+
+def _raise_missing(name: str, root: str, known: list[str], faults: list[Exception]) -> None:
+    if faults:
+        also = f" Other journals below {root} cannot be read either." if len(faults) > 1 else ""
+        raise UnreadableStore(f"run {name!r} is in no journal below {root} that can be read. {faults[0]}.{also}")
+    raise ValueError(f"no run {name!r} below {root}; there are: {', '.join(known) or 'none'} (or give its RUN.yaml)")
+
+
+def _parsed(row: RunRow, journal: Journal) -> dict[str, Any]:
+    try:
+        return json.loads(row.config_json)
+    except ValueError as error:
+        raise UnreadableStore(
+            f"the journal {journal.shown_url} is damaged: the config that it keeps of run {row.run_id!r} is no JSON ({error}); "
+            "give its RUN.yaml instead of its name"
+        ) from None

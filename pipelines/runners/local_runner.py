@@ -85,7 +85,7 @@ def train_on_traces(
 
     run = Run(config)
     parsed = parse_source(run, source, store)
-    stored_run(parsed.run, parsed.store)  # an unknown one is refused before anything starts
+    stored_run(parsed.run, parsed.store, is_read_only=True)  # an unknown one is refused before anything starts
     run.begin()
     with screen.stage("connect"):
         connect(address)

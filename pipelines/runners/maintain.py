@@ -9,10 +9,14 @@
 
 Safe while the run goes on: what a stage may read now is newer than what is removed, and a table version is removed one
 maintenance after it was replaced, so that its readers can finish. Two maintenances of a run at once are one: the second waits.
+
+On a full disk weights, checkpoints and copies go first, since that takes no room; to merge files and drop table versions takes some.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +33,8 @@ from stores.stage_results import Decided
 from stores.trace_tables import iteration_of_table
 from stores.types import Purpose, RewardsRef, TracesRef
 from stores.weight_cache import cache_folder, evict
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +61,19 @@ class Plan:
 def maintain(run: Run, *, is_dry_run: bool = False) -> dict[str, Any]:
     """Removes what nothing needs any more and reports what that did and freed, in JSON values; the journal keeps it.
 
-    A dry run changes nothing and reports what would be removed.
+    A dry run changes nothing and reports what would be removed. Raises OSError where the disk is so full that nothing of the
+    run could make room for the rest.
     """
-    run.traces.create()
     if is_dry_run:
         return _report(run, plan(run))
-    before = _last_maintenance(run)
-    key = StageKey(_journal_name(run), 0 if before is None else before.iteration + 1, "maintain")
     with bound(run=run.run_id, stage="maintain"):
-        return run.journal.once(key, lambda lease: _work(run, before), owner=stage_owner())
+        try:
+            return _maintain(run)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not (freed := _make_room(run)):
+                raise
+            logger.warning("%s: disk full; freed %s first", error.filename, _megabytes(freed))
+            return _maintain(run)
 
 
 def described(report: Mapping[str, Any]) -> list[str]:
@@ -129,30 +139,58 @@ def _last_maintenance(run: Run) -> StageRow | None:
     return done[-1] if done else None
 
 
+def _maintain(run: Run) -> dict[str, Any]:
+    run.traces.create()
+    before = _last_maintenance(run)
+    key = StageKey(_journal_name(run), 0 if before is None else before.iteration + 1, "maintain")
+    return run.journal.once(key, lambda lease: _work(run, before), owner=stage_owner())
+
+
+def _make_room(run: Run) -> int:
+    """Removes what takes no room to remove, without the lease, for which there is none; returns the bytes.
+
+    Whatever it removes another maintenance may be removing at the same time: each removal can be done twice.
+    """
+    reading = Run(run.config, is_read_only=True)  # not even the files that a journal needs to be opened find room
+    chosen = plan(reading)
+    freed = sum(_report(reading, chosen)[part]["freed_bytes"] for part in ("weights", "checkpoints"))
+    return int(freed + _remove(reading, chosen))
+
+
+def _remove(run: Run, chosen: Plan) -> int:
+    """Removes weights, checkpoints and leftovers that were chosen, and this machine's copies; returns the bytes of the copies."""
+    for folder in chosen.checkpoints:
+        remove_folder(folder, keeps_folder=True)  # Ray Train may know it, and fails where it is gone
+    for folder in chosen.leftovers:
+        remove_folder(folder)
+    rows = run.journal.stages(run.run_id)
+    kept = maintained_versions(run, rows, chosen.last_old)  # somebody may have promoted since the plan
+    for group, versions in chosen.versions.items():
+        for version in set(versions) - kept[group]:
+            run.weights.remove(group, version)
+    return sum(evict(copy) for copy in cache_folder().glob("*"))
+
+
 def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     chosen = plan(run)
     report = _report(run, chosen)
+    report["cache"]["freed_bytes"] = _remove(run, chosen)
     traces, size_before = run.traces, _size(run.traces_uri)
     num_before = traces.num_versions(chosen.tables)
     is_settled = before is not None and (before.ended_at or 0) < time.time() - run.config.maintain.reader_grace_s
     drop_before = before.ref["newest"] if is_settled and before is not None and before.ref is not None else {}
     traces.drop_pins(chosen.stray_tags)
     margin_s = min(60.0, max(1.0, run.config.maintain.reader_grace_s))
-    traces.compact(drop_before={name: drop_before.get(name, 0) for name in chosen.tables}, margin_s=margin_s)
+    try:
+        traces.compact(drop_before={name: drop_before.get(name, 0) for name in chosen.tables}, margin_s=margin_s)
+    except OSError as error:
+        logger.warning(
+            "%s is not merged: %s; weights, checkpoints and copies are removed", error.filename, error.strerror
+        )
+        raise
     report["traces"] |= {"tags_moved": traces.move_pins(chosen.old_refs)}
     num_versions = traces.num_versions(chosen.tables)
     report["traces"] |= {"versions": [num_before, num_versions], "bytes": [size_before, _size(run.traces_uri)]}
-    kept = maintained_versions(
-        run, run.journal.stages(run.run_id), chosen.last_old
-    )  # somebody may have promoted meanwhile
-    for group, versions in chosen.versions.items():
-        for version in set(versions) - kept[group]:
-            run.weights.remove(group, version)
-    for folder in chosen.leftovers:
-        remove_folder(folder)
-    for folder in chosen.checkpoints:
-        remove_folder(folder, keeps_folder=True)  # Ray Train may know it, and fails where it is gone
-    report["cache"]["freed_bytes"] = sum(evict(copy) for copy in cache_folder().glob("*"))
     freed = size_before - report["traces"]["bytes"][1]
     report["freed_bytes"] = freed + sum(report[part]["freed_bytes"] for part in ("weights", "checkpoints", "cache"))
     newest = traces.newest_versions(chosen.tables)

@@ -22,6 +22,7 @@ from serve_apps.gateway.redaction import Redaction
 from serve_apps.gateway.teams import ServedTeam, TeamStores
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 from stores.served import Feedback, ServedStore
+from stores.store_faults import UnreadableStore
 from stores.types import SERVED, Trace
 
 logger = logging.getLogger(__name__)
@@ -122,10 +123,18 @@ class Capture:
             await asyncio.shield(self._flush())  # `close` cancels this task: a write that has begun must end
 
     async def store_feedback(self, uris: list[str], trace_id: str, feedback: FeedbackRequest, key: ApiKey) -> Feedback:
-        """Stores a caller's feedback on an answer that it got; ApiError 404 where no such answer of this caller is stored."""
-        uri = await self._find_uri(uris, trace_id, key)
+        """Stores a caller's feedback on an answer that it got.
+
+        ApiError 404 where no such answer of this caller is stored, 503 where the store cannot be read or written.
+        """
         stored = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
-        await asyncio.to_thread(lambda: self._store(uri).write_feedback(self._redaction.clean(stored)))
+        try:
+            uri = await self._find_uri(uris, trace_id, key)
+            await asyncio.to_thread(lambda: self._store(uri).write_feedback(self._redaction.clean(stored)))
+        except (UnreadableStore, OSError) as error:
+            logger.warning("feedback on %s is not stored: %s", trace_id, error)
+            reason = "the store of answers cannot be used now: try again later; the gateway's log says why"
+            raise ApiError(503, reason, code="store_unreadable") from error
         self._count("feedback", 1)
         return stored
 

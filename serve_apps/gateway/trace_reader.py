@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,11 @@ from serve_apps.openai_api.protocol import ApiError
 from serve_apps.tokenizer import ChatTokenizer
 from stores.served import ServedStore
 from stores.shown_advantages import read_advantages
+from stores.store_faults import UnreadableStore
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, Turn
+
+logger = logging.getLogger(__name__)
 
 StoreName = Literal["run", "served"]
 
@@ -48,7 +52,7 @@ class TraceReader:
     async def read(self, work: Callable[[], Mapping[str, Any]]) -> bytes:
         """Runs `work` in a thread and returns its result as JSON.
 
-        ApiError 429 where too many reads wait, 504 where it takes too long.
+        ApiError 429 where too many reads wait, 504 where it takes too long, 503 where the store cannot be read.
         """
         if self._num_reads >= MAX_READS:
             raise ApiError(429, "too many traces are being read: try again later", code="overloaded", retry_after_s=1)
@@ -59,7 +63,11 @@ class TraceReader:
         done, _ = await asyncio.wait({reading}, timeout=READ_TIMEOUT_S)
         if not done:
             raise ApiError(504, f"the trace store did not answer within {READ_TIMEOUT_S:g} s", code="timeout")
-        return reading.result()
+        try:
+            return reading.result()
+        except (UnreadableStore, OSError) as error:
+            logger.warning("a store cannot be read: %s", error)
+            raise ApiError(503, f"the store cannot be read: {error}", code="store_unreadable") from error
 
     def _read_ended(self, _: asyncio.Future[bytes]) -> None:
         self._num_reads -= 1

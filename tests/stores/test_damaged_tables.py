@@ -1,0 +1,140 @@
+"""A damaged or unwritable table of a trace store is named with its run and iteration; nothing is made anew over it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mounts import on_full_disk, on_read_only_mount
+
+from stores.store_faults import UnreadableStore
+from stores.traces import TraceStore
+from stores.types import Purpose, Trace, TracesRef
+
+pytestmark = pytest.mark.test
+
+KEY = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team"}
+NAME = r"table episodes\.run\.it3 \(iteration 3 of run 'run'\) in .*traces is damaged \("
+WAY_OUT = r"put a copy of .*traces/episodes\.run\.it3\.lance back"
+USE = """
+import json, sys
+from stores.traces import TraceStore
+store, said = TraceStore(sys.argv[1]), {}
+for name, work in {
+    "read": lambda: len(store.find_traces(run_id="run")),
+    "absent": lambda: store.newest_episodes(limit=5, run_id="other"),
+    "write": lambda: store.begin(run_id="run", iteration=9),
+}.items():
+    try:
+        said[name] = work()
+    except OSError as error:
+        said[name] = [error.errno, error.filename]
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture
+def ref(tmp_path: Path, make_trace: Callable[..., Trace]) -> TracesRef:
+    """The pin of six episodes."""
+    store = TraceStore(str(tmp_path / "traces"))
+    store.create()
+    store.write_episodes([make_trace(i) for i in range(6)])
+    return store.pin_episodes(**KEY)
+
+
+@pytest.fixture
+def table(ref: TracesRef) -> Path:
+    """The folder of their table."""
+    return Path(ref.uri) / "episodes.run.it3.lance"
+
+
+def cut_data(table: Path) -> None:
+    for file in (table / "data").iterdir():
+        os.truncate(file, file.stat().st_size // 2)
+
+
+def lose_data(table: Path) -> None:
+    for file in (table / "data").iterdir():
+        file.unlink()
+
+
+def overwrite_data(table: Path) -> None:
+    for file in (table / "data").iterdir():
+        file.write_bytes(b"garbage" * (file.stat().st_size // 7))
+
+
+def manifests(table: Path) -> list[Path]:
+    return sorted((table / "_versions").glob("*.manifest"))
+
+
+def lose_manifests(table: Path) -> None:
+    for file in manifests(table):
+        file.unlink()
+
+
+def cut_manifests(table: Path) -> None:
+    for file in manifests(table):
+        os.truncate(file, 100)
+
+
+def zero_manifests(table: Path) -> None:
+    for file in manifests(table):
+        file.write_bytes(bytes(file.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [cut_data, lose_data, overwrite_data, lose_manifests, cut_manifests, zero_manifests])
+def test_who_reads_a_damaged_table_is_told_which_and_what_to_do(
+    damage: Callable[[Path], None], ref: TracesRef, table: Path, make_trace: Callable[..., Trace]
+) -> None:
+    store = TraceStore(ref.uri)
+    store.write_episodes([make_trace(0, iteration=4)])
+    damage(table)
+    for read in (
+        lambda: store.find_traces(run_id="run"),
+        lambda: store.get_trace(make_trace(0).episode_id, run_id="run"),
+        lambda: list(store.read_traces(ref)),
+    ):
+        with pytest.raises(UnreadableStore, match=NAME) as fault:
+            read()
+        assert fault.match(WAY_OUT)
+    assert len(store.find_traces(run_id="run", iteration=4)) == 1, "other iterations can be read"
+
+
+@pytest.mark.parametrize("damage", [lose_manifests, cut_manifests, zero_manifests])
+def test_a_writer_does_not_begin_a_damaged_table_anew(
+    damage: Callable[[Path], None], ref: TracesRef, table: Path, make_trace: Callable[..., Trace]
+) -> None:
+    damage(table)
+    before = {file: file.read_bytes() for file in table.rglob("*") if file.is_file()}
+    with pytest.raises(UnreadableStore, match=NAME):
+        TraceStore(ref.uri).write_episodes([make_trace(7)])
+    assert {file: file.read_bytes() for file in table.rglob("*") if file.is_file()} == before
+
+
+def test_a_table_that_a_killed_process_began_is_completed(ref: TracesRef, make_trace: Callable[..., Trace]) -> None:
+    (Path(ref.uri) / "episodes.run.it4.lance").mkdir()
+    store = TraceStore(ref.uri)
+    assert store.find_traces(run_id="run", iteration=4) == []
+    assert store.write_episodes([make_trace(0, iteration=4)]) == 1
+
+
+def test_reading_makes_no_store(tmp_path: Path) -> None:
+    store = TraceStore(str(tmp_path / "nowhere"))
+    assert store.find_traces() == store.newest_episodes(limit=3) == []
+    with pytest.raises(ValueError, match=r"no episode 'x' in .*nowhere"):
+        store.get_trace("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_episodes_are_read_on_a_read_only_mount_and_a_full_disk_and_writers_are_told_why(ref: TracesRef) -> None:
+    for run, number in ((on_read_only_mount, errno.EROFS), (on_full_disk, errno.ENOSPC)):
+        done = run(Path(ref.uri), [sys.executable, "-c", USE, ref.uri])
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert said["read"] == 6 and said["absent"] == []
+        assert said["write"][0] == number and said["write"][1].startswith(ref.uri)

@@ -1,0 +1,179 @@
+"""stores.sqlite_reading: every committed row is read, whatever lies beside the file, and nothing is written there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from mounts import on_full_disk, on_read_only_mount
+
+from stores.journal import Journal
+from stores.sqlite_reading import SqliteReader
+from stores.sqlite_urls import sqlite_url
+from stores.store_faults import UnreadableStore
+
+pytestmark = pytest.mark.fast
+
+READ = """
+import sys
+from stores.journal import Journal
+from stores.sqlite_urls import sqlite_url
+print([row.run_id for row in Journal(sqlite_url(sys.argv[1]), is_read_only=True).runs()])
+"""
+WRITE = """
+import os, sys, time
+from stores.journal import Journal
+from stores.sqlite_urls import sqlite_url
+Journal(sqlite_url(sys.argv[1])).begin_run("second", "sha", "{}")
+print("written", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A journal with one run, closed by its writer."""
+    file = tmp_path / "q?a 50%" / "journal.db"
+    journal = Journal(sqlite_url(file))
+    journal.begin_run("first", "sha", "{}")
+    assert journal._engine is not None
+    journal._engine[1].dispose()
+    assert [path.name for path in file.parent.iterdir()] == ["journal.db"]
+    return file
+
+
+@contextmanager
+def writer(file: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has committed a second run and still has the journal open."""
+    process = subprocess.Popen([sys.executable, "-c", WRITE, file], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "written\n"
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def count(connection: sa.Connection) -> int:
+    return int(connection.exec_driver_sql("SELECT count(*) FROM runs").scalar_one())
+
+
+def test_reading_a_journal_writes_nothing_beside_it(file: Path) -> None:
+    before = content(file.parent)
+    assert [row.run_id for row in Journal(sqlite_url(file), is_read_only=True).runs()] == ["first"]
+    assert content(file.parent) == before
+    with pytest.raises(AssertionError, match="is only read here"):
+        Journal(sqlite_url(file), is_read_only=True).put_value("first", "name", {})
+
+
+@pytest.mark.test
+def test_a_closed_journal_is_read_on_a_read_only_mount_and_on_a_full_disk(file: Path) -> None:
+    for run in (on_read_only_mount, on_full_disk):
+        done = run(file.parent, [sys.executable, "-c", READ, file])
+        assert done.stdout == "['first']\n", done.stderr
+
+
+@pytest.mark.test
+def test_what_a_live_or_killed_writer_committed_is_read_on_a_read_only_mount(file: Path) -> None:
+    with writer(file):
+        live = on_read_only_mount(file.parent, [sys.executable, "-c", READ, file])
+    assert live.stdout == "['first', 'second']\n", live.stderr
+    assert file.with_name("journal.db-wal").stat().st_size, "its writer was killed"
+    for run in (on_read_only_mount, on_full_disk):
+        killed = run(file.parent, [sys.executable, "-c", READ, file])
+        assert killed.stdout == "['first', 'second']\n", killed.stderr
+    file.with_name("journal.db-shm").unlink()  # as in a copy that leaves it out
+    for run in (on_read_only_mount, on_full_disk):
+        copied = run(file.parent, [sys.executable, "-c", READ, file])
+        assert copied.stdout == "['first', 'second']\n", copied.stderr
+
+
+def test_a_writer_that_comes_during_an_immutable_read_has_it_repeated(file: Path) -> None:
+    attempts = []
+
+    def work(connection: sa.Connection) -> int:
+        number = count(connection)
+        attempts.append(number)
+        if len(attempts) == 1:
+            Journal(sqlite_url(file)).begin_run("second", "sha", "{}")
+            with sqlite3.connect(file) as other:
+                other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return number
+
+    assert SqliteReader(file).read(work) == 2
+    assert attempts == [1, 2]
+
+
+def test_a_file_that_never_rests_ends_in_one_message(file: Path) -> None:
+    def work(connection: sa.Connection) -> int:
+        os.utime(file, ns=(0, os.stat(file).st_mtime_ns + 1))
+        return count(connection)
+
+    with pytest.raises(TimeoutError, match=r"journal\.db was changed during each of 5 attempts"):
+        SqliteReader(file).read(work)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason", "is_read_only"),
+    [
+        ("header", "file is not a database", True),
+        ("header", "file is not a database", False),
+        ("cut", "malformed", True),
+        ("cut", "malformed", False),
+        ("foreign", "no such table", True),
+    ],
+)
+def test_a_damaged_journal_is_named_with_what_to_do(file: Path, damage: str, reason: str, is_read_only: bool) -> None:
+    if damage == "header":
+        file.write_bytes(b"garbage" + file.read_bytes()[7:])
+    if damage == "cut":
+        os.truncate(file, file.stat().st_size // 2)
+    if damage == "foreign":
+        file.unlink()
+        sqlite3.connect(file).execute("CREATE TABLE other (a)").connection.close()
+    before = content(file.parent)
+    with pytest.raises(
+        UnreadableStore, match=rf"journal\.db is damaged \(.*{reason}.*put a copy of it back.*\.recover"
+    ):
+        Journal(sqlite_url(file), is_read_only=is_read_only).runs()
+    assert content(file.parent)["journal.db"] == before["journal.db"]
+
+
+def test_a_value_that_is_no_json_is_named_with_run_and_name(file: Path) -> None:
+    Journal(sqlite_url(file)).put_value("first", "champion", {})
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE run_values SET value = '{'")
+    with pytest.raises(
+        UnreadableStore, match=r"journal\.db is damaged: what it has of run 'first' as 'champion' is no"
+    ):
+        Journal(sqlite_url(file), is_read_only=True).value("first", "champion")
+
+
+def test_a_missing_journal_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableStore, match=r"nowhere/journal\.db does not exist"):
+        Journal(sqlite_url(tmp_path / "nowhere" / "journal.db"), is_read_only=True).runs()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.test
+def test_a_writer_on_a_full_or_read_only_disk_is_told_the_file_and_the_reason(file: Path) -> None:
+    write = WRITE.replace("time.sleep(600)", "")
+    for run, name in ((on_read_only_mount, errno.EROFS), (on_full_disk, errno.ENOSPC)):
+        done = run(file.parent, [sys.executable, "-c", write, file])
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == f"OSError: [Errno {name}] {os.strerror(name)}: '{file}'"
+    assert shutil.disk_usage(file.parent).free
