@@ -27,7 +27,7 @@ from stores.types import (
 MakeTrace = Callable[..., Trace]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_trace() -> MakeTrace:
     """`make_trace(index, **changes)`: an episode of two agents of two model groups and one tool call."""
 
@@ -79,7 +79,7 @@ def make_trace() -> MakeTrace:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_rewards() -> Callable[..., EpisodeRewards]:
     """`make_rewards(trace, credit_version=..., outcome=...)`: the outcome to every turn."""
 

@@ -161,7 +161,7 @@ def diagnose(error: BaseException) -> Fault:
             kind=FaultKind.INTERRUPTED, message="interrupted: what is finished is kept, the same command goes on"
         )
     chain = list(_chain(error))
-    if full := [link for link in chain if getattr(link, "errno", None) in FULL or NO_SPACE.search(str(link))]:
+    if full := [link for link in chain if _is_full(link)]:
         return Fault(kind=FaultKind.FAILED, message=_disk_full(full))
     for link in chain:
         if isinstance(link, OSError) and link.errno in NOT_ALLOWED and link.filename:
@@ -204,6 +204,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _names(error: BaseException) -> set[str]:
     """Names of the classes of an error; for a job that failed in a trainer, also of the one that was raised there."""
     return {cls.__name__ for cls in type(error).__mro__} | {str(getattr(error, "kind", ""))}
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether a disk is full; a message that explains more than that stays as it is."""
+    is_explained = "UnreadableStore" in _names(error)
+    return not is_explained and (getattr(error, "errno", None) in FULL or bool(NO_SPACE.search(str(error))))
 
 
 def _is_memory(error: BaseException) -> bool:

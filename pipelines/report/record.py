@@ -9,6 +9,7 @@ The last task of a DAG run, and what the local runner calls after each iteration
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -205,8 +206,9 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         except OSError as error:
             if not run.is_read_only:
                 raise
+            reason = "disk full" if error.errno == errno.ENOSPC else error.strerror
             raise ValueError(
-                f"run {run.run_id!r}: {path} cannot be written ({error.strerror}): name another folder with --out"
+                f"run {run.run_id!r}: {path} cannot be written ({reason}): name another folder with --out"
             ) from None
     return report, paths
 

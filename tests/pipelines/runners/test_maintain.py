@@ -11,32 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from played_run import GROUP, Play
 from pyarrow.fs import FileType, LocalFileSystem
-from stage_records import collected, finish, scored, trained
+from stage_records import collected, finish
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
 from pipelines.report.inspect import export_version
 from pipelines.report.lineage import lineage_of_team
-from pipelines.run.champions import set_champion
 from pipelines.run.kept_weights import DEPLOYED_FILE, checkpoint_files, drop_unneeded, version_of_checkpoint
 from pipelines.run.run import Run
 from pipelines.runners.maintain import maintain, plan
-from pipelines.stages.promote import register_team
 from stores.files import list_files, open_filesystem, read_file, write_file
-from stores.manifest import Probe
-from stores.stage_results import WarmStarted
 from stores.trace_tables import TraceTables, iteration_of_table, table_name
-from stores.types import EpisodeRewards, ModelVersionRef, Purpose, RewardsRef, Trace, TracesRef
+from stores.types import Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
-PROBE = Probe(sequences=((1, 2, 3),), logprobs=((-0.1, -0.2),))
-GROUP = "team"
-
-Play = Callable[[Run, int], None]
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=[pytest.mark.needs_program("psql"), pytest.mark.nightly])])
@@ -61,61 +54,6 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     opened = Run(load_config(SMALL, changes))
     opened.open()
     return opened
-
-
-@pytest.fixture
-def play(make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards], tiny_model: Path) -> Play:
-    """`play(run, k)`: what iteration k leaves behind, as the stages would; k = 0 is the warm start."""
-
-    def weights(run: Run, k: int) -> ModelVersionRef:
-        checkpoint = f"{run.folder}/checkpoints/{run.run_id}-{GROUP}/{GROUP}-v{k}-{k:08x}"
-        write_file(f"{checkpoint}/policy.json", b"{}" * 50)
-        return run.weights.commit(
-            tiny_model,
-            model_group=GROUP,
-            version=k,
-            parent=k - 1 if k else None,
-            run_id=run.run_id,
-            iteration=k,
-            probe=PROBE,
-            checkpoint=checkpoint,
-        )
-
-    def collect(run: Run, k: int) -> dict[str, Any]:
-        where = {"run_id": run.run_id, "iteration": k, "purpose": Purpose.TRAIN, "team_key": f"team-{k}"}
-        for start in range(0, 8, 2):
-            run.traces.write_episodes([make_trace(i, **where) for i in range(start, start + 2)])
-        pinned = run.traces.pin_episodes(**where)
-        return collected(traces=pinned, policy_versions={GROUP: k - 1}).to_json()
-
-    def score(run: Run, k: int, traces: TracesRef) -> dict[str, Any]:
-        run.traces.write_rewards([make_rewards(t) for t in run.traces.read_traces(traces)])
-        ref = run.traces.pin_rewards(
-            run_id=run.run_id, iteration=k, purpose=Purpose.TRAIN, credit_version="c1", traces=traces
-        )
-        return scored(rewards=ref).to_json()
-
-    def play(run: Run, k: int) -> None:
-        if k == 0:
-            run.journal.once(
-                run.key(0, "warmstart"),
-                lambda lease: WarmStarted(models={GROUP: weights(run, 0)}, metrics={}).to_json(),
-            )
-            return
-        run.journal.once(run.key(k, "collect"), lambda lease: collect(run, k))
-        run.journal.once(run.key(k, "score"), lambda lease: score(run, k, run.iteration(k).collected.traces))
-        run.journal.once(run.key(k, "train", GROUP), lambda lease: trained(model=weights(run, k)).to_json())
-        verdict = "promote" if k in (3, 4) else "reject"
-
-        def promote(lease: Any) -> dict[str, Any]:
-            version = register_team(run, run.trained(k), iteration=k, evaluation={"accuracy": k / 10})
-            if verdict == "promote":
-                set_champion(run, run.trained(k), version, reason="")
-            return {"verdict": verdict, "condition": "", "team_version": version}
-
-        run.journal.once(run.key(k, "promote"), promote)
-
-    return play
 
 
 def refs(run: Run) -> list[TracesRef | RewardsRef]:
