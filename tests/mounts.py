@@ -42,8 +42,18 @@ def on_full_disk(
     return _run(f"export T=$(mktemp -d) && {copy} && mount --bind $T {at}", command)
 
 
-def _run(mounts: str, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+def in_small_disk(
+    folder: Path, command: Sequence[str | Path], *, size_mib: int, cwd: Path, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command that sees an empty file system of this size at `folder`; what it leaves there is gone afterwards."""
+    mount = f"mount -t tmpfs -o size={size_mib}m none {shlex.quote(str(folder))}"
+    return _run(mount, command, cwd=cwd, timeout_s=timeout_s)
+
+
+def _run(
+    mounts: str, command: Sequence[str | Path], *, cwd: Path | None = None, timeout_s: float = 300
+) -> subprocess.CompletedProcess[str]:
     if not _is_allowed():
         pytest.skip("mount namespaces are not allowed here")
     script = f"{{ {mounts}; }} && exec {shlex.join(map(str, command))}"
-    return subprocess.run([*NAMESPACE, "sh", "-c", script], capture_output=True, text=True, timeout=300)
+    return subprocess.run([*NAMESPACE, "sh", "-c", script], cwd=cwd, capture_output=True, text=True, timeout=timeout_s)

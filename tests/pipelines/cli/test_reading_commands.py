@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 from mounts import on_full_disk, on_read_only_mount
-from played_run import GROUP
+from played_run import GROUP, SMALL
+from typer.testing import CliRunner
 
+from pipelines.cli.main import app
+from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from stores.types import Purpose
+from stores.types import Purpose, Trace
 
-pytestmark = pytest.mark.test
+pytestmark = pytest.mark.nightly
 
 COMMANDS = Path(__file__).with_name("commands.py")
 Done = list[tuple[int, str]]
@@ -103,19 +106,32 @@ def test_a_folder_of_somebody_else_is_read_as_well(played_run: Run, tmp_path: Pa
     assert code == 2 and f"{root}/small/journal.db" in text and "Permission denied" in text
 
 
-def test_a_damaged_journal_is_named_and_other_runs_are_shown(played_run: Run, tmp_path: Path) -> None:
-    root = tmp_path / "runs"
-    shutil.copytree(played_run.config.storage.root, root)
-    (root / "other").mkdir()
-    (root / "other" / "journal.db").write_bytes(b"garbage" * 1000)
-    episode = played_run.traces.newest_episodes(limit=1)[0]["episode_id"]
-    runs, show, other, yaml = here(
-        [["runs"], ["show", episode, "--run", "small"], ["show", episode, "--run", "other"], ["graph", "small"]], root
-    )
-    fault = f"{root}/other/journal.db is damaged (file is not a database): put a copy of it back"
-    assert runs[0] == 2 and "small" in runs[1] and fault in runs[1].replace("\n", "")
-    assert show[0] == yaml[0] == 0
-    assert other[0] == 2 and f"run 'other' is in no journal below {root} that can be read. {fault}" in other[1]
+@pytest.mark.test
+def test_a_damaged_journal_is_named_and_other_runs_are_shown(tmp_path: Path, make_trace: Callable[..., Trace]) -> None:
+    small = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
+    small.open()
+    small.traces.write_episodes([trace := make_trace(run_id="small")])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "journal.db").write_bytes(b"garbage" * 1000)
+    fault = f"{tmp_path}/other/journal.db is damaged (file is not a database): put a copy of it back"
+    for command, code, text in (
+        (["runs"], 2, fault),
+        (["show", trace.episode_id, "--run", "small"], 0, "expected 5 or five"),
+        (
+            ["show", trace.episode_id, "--run", "other"],
+            2,
+            f"'other' is in no journal below {tmp_path} that can be read. {fault}",
+        ),
+        (
+            ["show", trace.episode_id, "--run", "third"],
+            2,
+            f"'third' is in no journal below {tmp_path} that can be read. {fault}",
+        ),
+    ):
+        done = CliRunner().invoke(app, [*command, "--root", str(tmp_path)])
+        assert done.exit_code == code, done.output
+        assert text in done.output
+        assert command != ["runs"] or "small" in done.output
 
 
 def test_damaged_stores_of_a_run_are_named_by_every_reader(played_run: Run, tmp_path: Path) -> None:

@@ -198,6 +198,20 @@ async def test_no_request_fails_if_the_store_cannot_be_written(tiny_model: Path,
     assert 'troupe_gateway_captured_total{outcome="failed"} 1.0' in metrics
 
 
+async def test_feedback_that_cannot_be_stored_is_refused_without_the_stores_place(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    scene, _ = scene_of(tiny_model, tmp_path)
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+        await scene.service.capture.close()
+        for file in (tmp_path / "served" / "episodes.lance" / "data").iterdir():
+            file.write_bytes(file.read_bytes()[:100])
+        refused = await http.post(f"/v1/traces/{answer['id']}/feedback", json={"score": 1})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "store_unreadable"
+    assert str(tmp_path) not in refused.text
+
+
 async def test_old_answers_are_removed_together_with_their_feedback(tiny_model: Path, tmp_path: Path) -> None:
     scene, store = scene_of(tiny_model, tmp_path)
     async with scene.http() as http:

@@ -210,3 +210,16 @@ async def test_slow_reads_are_limited_in_number_and_time(monkeypatch: pytest.Mon
     open_again.set()
     await until(lambda: not reader._num_reads)
     assert await reader.read(dict) == b"{}"
+
+
+async def test_a_damaged_store_is_named_and_only_its_reader_gets_an_error(tiny_model: Path, tmp_path: Path) -> None:
+    traces = fill(tmp_path, tiny_model)
+    for file in (tmp_path / "traces").glob("episodes.*.lance/data/*"):
+        file.write_bytes(file.read_bytes()[:100])
+    scene = Scene(tiny_model)
+    scene.serve(team_route(tiny_model, tmp_path))
+    for path in ("teams/demo/traces", f"teams/demo/traces/{traces[0].episode_id}"):
+        error = (await ask(scene, path, 503))["error"]
+        assert error["code"] == "store_unreadable" and "table episodes." in error["message"]
+        assert "is damaged" in error["message"] and "put a copy of" in error["message"]
+    await ask(scene, "status")
