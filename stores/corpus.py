@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stores.files import is_uri, local_path
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from lancedb.table import Table
@@ -120,11 +122,14 @@ class Corpus:
     def _table(self) -> Table:
         import lancedb
 
+        missing = f"corpus: {self.uri} holds no table {TABLE!r}: build it with `troupe corpus`"
+        if not is_uri(self.uri) and not local_path(self.uri).is_dir():  # to connect would make the folder
+            raise ValueError(missing)
         database = lancedb.connect(self.uri)
         try:
             return database.open_table(TABLE)
         except (ValueError, FileNotFoundError):
-            raise ValueError(f"corpus: {self.uri} holds no table {TABLE!r}: build it with `troupe corpus`") from None
+            raise ValueError(missing) from None
 
     def _by_text(self, query: str, limit: int) -> list[Document]:
         from lancedb.query import MatchQuery

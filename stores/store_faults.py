@@ -89,10 +89,7 @@ def lance_fault(error: Exception, name: str, folder: str) -> Exception | None:
 
 def damaged_table(name: str, folder: str, reason: str) -> UnreadableStore:
     """Returns the error for a table whose files are there and cannot be read."""
-    return UnreadableStore(
-        f"{name} is damaged ({reason}): put a copy of {folder} back. Nothing was changed, and other iterations have tables "
-        "of their own"
-    )
+    return UnreadableStore(f"{name} is damaged ({reason}): put a copy of {folder} back. Nothing was changed")
 
 
 def _why_not_written(file: Path) -> int | None:

@@ -77,6 +77,16 @@ def test_every_command_that_only_reads_works_without_a_writable_disk(
     assert content(root) == before
 
 
+def test_commands_that_write_say_where_they_cannot_and_end_with_2_on_a_read_only_mount(played_run: Run) -> None:
+    root = Path(played_run.config.storage.root)
+    commands = [["serve", "small@champion"], ["maintain", "--run", "small"], ["canary", "small@candidate"]]
+    serve, maintain, canary = said(on_read_only_mount(root, words(commands, root)))
+    for code, text in (serve, canary):
+        assert code == 2
+        assert f"storage.root: nothing can be stored at {root}/small: Read-only file system. Give a place" in text
+    assert maintain[0] == 2 and f"{root}/small/journal.db cannot be used: Read-only file system" in maintain[1]
+
+
 def test_a_report_that_cannot_be_written_says_where_it_can(played_run: Run) -> None:
     root = Path(played_run.config.storage.root)
     for place, reason in ((on_read_only_mount, "Read-only file system"), (on_full_disk, "disk full")):
