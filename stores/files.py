@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,6 +72,17 @@ def write_file(location: str, data: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)  # on a full disk a part of it would stay
         raise OSError(error.errno, error.strerror, path) from error
+
+
+@contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Has an error of the operating system that names no file, as that of a failed write, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def move_file(location: str, target: str) -> None:

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.files import open_filesystem
+from stores.files import naming_file, open_filesystem
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -105,13 +105,14 @@ class LocalWriter:
         """Copies a file and returns its sha256."""
         path = self.scratch / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with source.open("rb") as reader, path.open("wb") as writer:
+        with naming_file(self.target / name), source.open("rb") as reader, path.open("wb") as writer:
             return copy(reader, writer)
 
     def finish(self, manifest: bytes) -> None:
         """Writes the manifest and renames the folder to the target."""
         self.scratch.mkdir(parents=True, exist_ok=True)
-        (self.scratch / MANIFEST).write_bytes(manifest)
+        with naming_file(self.target / MANIFEST):
+            (self.scratch / MANIFEST).write_bytes(manifest)
         rename(self.scratch, self.target)
 
 

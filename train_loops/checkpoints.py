@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stores.files import naming_file
 from train_loops.weight_writer import write_safetensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -135,7 +136,9 @@ def save_checkpoint(
             Path(folder) / f"{tag}.safetensors", {full: shapes[name] for full, (name, _) in names.items()}, tensors()
         )
         about = {"state": dict(state), "num_steps": num_steps}
-        (Path(folder) / f"{tag}.json").write_text(json.dumps(about))
+        file = Path(folder) / f"{tag}.json"
+        with naming_file(file):
+            file.write_text(json.dumps(about))
         return
     for _ in tensors():  # the others take part in every collective
         pass

@@ -26,6 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stores.files import naming_file
 from stores.logs import bound, carried
 from stores.manifest import Probe, whole_model
 from stores.shown_advantages import write_advantages
@@ -294,10 +295,11 @@ class Worker:
             else:
                 out = export_adapter(self._models.policy, scratch)
             if dist.get_rank() == 0:
-                (out / RESULT_FILE).write_text(json.dumps(_result(None, learned)))
-                write_advantages(out, learned.advantages)
-                if learned.log_ratios:
-                    (out / LOG_RATIOS_FILE).write_text(json.dumps(learned.log_ratios))
+                with naming_file(out):
+                    (out / RESULT_FILE).write_text(json.dumps(_result(None, learned)))
+                    write_advantages(out, learned.advantages)
+                    if learned.log_ratios:
+                        (out / LOG_RATIOS_FILE).write_text(json.dumps(learned.log_ratios))
                 ref = store.commit(
                     out,
                     model_group=job.model_group,

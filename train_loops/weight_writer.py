@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from stores.files import naming_file
+
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes by their name in the header of safetensors."""
 NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
@@ -42,10 +44,14 @@ def write_safetensors(
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for (name, shape), tensor in zip(shapes.items(), tensors, strict=True):
-            assert tuple(tensor.shape) == tuple(shape), f"{name} is {tuple(tensor.shape)}, announced as {tuple(shape)}"
-            data = tensor.to(DTYPES[names[name]]).contiguous()
-            file.write(data.reshape(-1).view(torch.uint8).numpy().data if data.numel() else b"")
+    try:
+        with naming_file(path), part.open("wb") as file:
+            file.write(len(encoded).to_bytes(8, "little") + encoded)
+            for (name, shape), tensor in zip(shapes.items(), tensors, strict=True):
+                assert tuple(tensor.shape) == tuple(shape), f"{name} is {tuple(tensor.shape)}, not {tuple(shape)}"
+                data = tensor.to(DTYPES[names[name]]).contiguous()
+                file.write(data.reshape(-1).view(torch.uint8).numpy().data if data.numel() else b"")
+    except OSError:
+        part.unlink(missing_ok=True)  # on a full disk it takes what others need
+        raise
     os.replace(part, path)

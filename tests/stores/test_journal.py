@@ -116,6 +116,17 @@ def test_a_killed_owner_on_this_machine_is_replaced_at_once(journal: Journal, tm
     owner.communicate()
 
 
+def test_a_journal_that_is_only_read_has_what_was_written(journal: Journal) -> None:
+    journal.begin_run("run", "sha", "{}")
+    journal.put_value("run", "name", {"x": 1})
+    journal.once(KEY, lambda lease: {"version": 3})
+    reading = pickle.loads(pickle.dumps(Journal(journal.url, is_read_only=True)))
+    assert reading.runs() == journal.runs() and reading.stages("run") == journal.stages("run")
+    assert reading.latest("run") == journal.latest("run") and reading.ref(KEY) == {"version": 3}
+    assert reading.value("run", "name") == {"x": 1} == reading.values("run", ["name", "other"])["name"]
+    assert reading.finished("run", "train") == [2]
+
+
 @pytest.mark.nightly
 def test_an_owner_that_stopped_beating_is_replaced_when_its_lease_ends_and_records_nothing(
     journal: Journal, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mounts import on_full_disk
 
 from stores.manifest import Manifest, Probe, read_safetensors_header, verify_folder
 from stores.types import ModelVersionRef
@@ -197,3 +199,19 @@ def test_the_header_of_a_safetensors_file_is_read_without_torch(tmp_path: Path, 
 def test_a_model_group_that_cannot_name_a_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="cannot name a folder"):
         WeightStore(str(tmp_path)).uri_of(name, 1)
+
+
+def test_a_version_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    commit = (
+        "import sys; from stores.manifest import Probe; from stores.weights import WeightStore\n"
+        "probe = Probe(sequences=((1, 2),), logprobs=((-0.1,),))\n"
+        "store = WeightStore(sys.argv[1])\n"
+        "try: store.commit(sys.argv[2], model_group='g', version=1, parent=None, run_id='r', iteration=1, probe=probe)\n"
+        "except OSError as error: print(error.errno, error.filename, sorted(store.versions('g')))\n"
+        "import os; print([n for n in os.listdir(sys.argv[1] + '/g') if n[:1] != '.' or os.listdir(sys.argv[1] + '/g/' + n)])\n"
+    )
+    store = tmp_path / "weights"
+    done = on_full_disk(store, [sys.executable, "-c", commit, store, tiny_model], spare_kib=200)
+    named = f"{errno.ENOSPC} {store}/g/v1/"
+    assert done.stdout.startswith(named) and done.stdout.endswith("[]\n[]\n"), done.stdout + done.stderr
