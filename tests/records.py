@@ -29,54 +29,55 @@ MakeTrace = Callable[..., Trace]
 
 @pytest.fixture(scope="session")
 def make_trace() -> MakeTrace:
-    """`make_trace(index, **changes)`: an episode of two agents of two model groups and one tool call."""
+    """`make_trace(index, **changes)`, see `build_trace`."""
+    return build_trace
 
-    def make(index: int = 0, **changes: Any) -> Trace:
-        key = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team"}
-        key |= {name: changes.pop(name) for name in list(changes) if name in key}
-        name = episode_id(**key, task_id=f"t{index // 2}", episode_index=index % 2)
-        trace = Trace(
-            **key,
-            episode_id=name,
-            workflow="package.module:Flow",
-            task=Task(
-                task_id=f"t{index // 2}",
-                prompt="2 + 3 = ?",
-                answers=("5", "five"),
-                source="sums",
-                metadata={"level": 2, "tags": ["a"], "nested": {"x": None}},
-            ),
-            group_id=f"g{index // 2}",
-            episode_index=index % 2,
-            variant="",
-            seed=2**31 - 1,
-            status=EpisodeStatus.OK,
-            stop_reason="answered",
-            error="",
-            answer="5",
-            outcome_metadata={"votes": {"5": 2}},
-            policy_versions={"small": 4, "large": 2},
-            is_version_mixed=False,
-            turns=(_turn(0, "solver", "small", index), _turn(2, "verifier", "large", index)),
-            tool_calls=(
-                ToolCall(
-                    call_index=1,
-                    tool="search",
-                    caller="solver",
-                    parents=(0,),
-                    request={"query": "it's 2 + 3", "top": 3},
-                    response=[{"text": "five"}],
-                    error="",
-                    start_s=0.15,
-                    duration_s=0.05,
-                ),
-            ),
-            started_at=1_700_000_000.125,
-            duration_s=1.5,
-        )
-        return replace(trace, **changes)
 
-    return make
+def build_trace(index: int = 0, **changes: Any) -> Trace:
+    """An episode of two agents of two model groups and one tool call."""
+    key = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team"}
+    key |= {name: changes.pop(name) for name in list(changes) if name in key}
+    name = episode_id(**key, task_id=f"t{index // 2}", episode_index=index % 2)
+    trace = Trace(
+        **key,
+        episode_id=name,
+        workflow="package.module:Flow",
+        task=Task(
+            task_id=f"t{index // 2}",
+            prompt="2 + 3 = ?",
+            answers=("5", "five"),
+            source="sums",
+            metadata={"level": 2, "tags": ["a"], "nested": {"x": None}},
+        ),
+        group_id=f"g{index // 2}",
+        episode_index=index % 2,
+        variant="",
+        seed=2**31 - 1,
+        status=EpisodeStatus.OK,
+        stop_reason="answered",
+        error="",
+        answer="5",
+        outcome_metadata={"votes": {"5": 2}},
+        policy_versions={"small": 4, "large": 2},
+        is_version_mixed=False,
+        turns=(_turn(0, "solver", "small", index), _turn(2, "verifier", "large", index)),
+        tool_calls=(
+            ToolCall(
+                call_index=1,
+                tool="search",
+                caller="solver",
+                parents=(0,),
+                request={"query": "it's 2 + 3", "top": 3},
+                response=[{"text": "five"}],
+                error="",
+                start_s=0.15,
+                duration_s=0.05,
+            ),
+        ),
+        started_at=1_700_000_000.125,
+        duration_s=1.5,
+    )
+    return replace(trace, **changes)
 
 
 @pytest.fixture(scope="session")

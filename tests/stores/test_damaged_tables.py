@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mounts import on_full_disk, on_read_only_mount
+from mounts import in_small_disk, on_full_disk, on_read_only_mount
 
 from stores.store_faults import UnreadableStore
 from stores.traces import TraceStore
@@ -138,3 +138,15 @@ def test_episodes_are_read_on_a_read_only_mount_and_a_full_disk_and_writers_are_
         said = json.loads(done.stdout)
         assert said["read"] == 6 and said["absent"] == []
         assert said["write"][0] == number and said["write"][1].startswith(ref.uri)
+
+
+def test_a_stage_that_met_a_full_disk_goes_on_without_loss_once_there_is_room(tmp_path: Path) -> None:
+    folder, tests = tmp_path / "run", Path(__file__).parents[1]
+    folder.mkdir()
+    scene = Path(__file__).with_name("stage_on_full_disk.py")
+    command = ["env", f"PYTHONPATH={tests}", sys.executable, scene, folder, "both"]
+    done = in_small_disk(folder, command, size_mib=4, cwd=tests.parent, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    full, again = map(json.loads, done.stdout.splitlines())
+    assert full["errno"] == errno.ENOSPC and full["file"].startswith(str(folder))
+    assert again == {"was_stored": 20, "num_episodes": 40}

@@ -21,6 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from pipelines.cluster.faults import FaultKind, InfrastructureLost, OutOfMemory, diagnose
 from stores.journal import LeaseLost
+from stores.store_faults import UnreadableStore
 from train_loops.trainer_handle import TrainJobError
 
 pytestmark = pytest.mark.fast
@@ -83,6 +84,12 @@ def caused_by(cause: Exception) -> RuntimeError:
         (MlflowException("Registered Model with name=demo not found"), FaultKind.FAILED, 1),
         (RayServeException("no such app"), FaultKind.FAILED, 1),
         (OSError(errno.ENOSPC, "No space left on device", "/data/x"), FaultKind.FAILED, 1),
+        (UnreadableStore("/data/journal.db is damaged"), FaultKind.BAD_INPUT, 2),
+        (UnreadableStore("/data/journal.db: [Errno 28] No space left on device: '/tmp/x'"), FaultKind.BAD_INPUT, 2),
+        (raised_in_a_task(UnreadableStore("table x is damaged")), FaultKind.BAD_INPUT, 2),
+        (OSError(errno.EROFS, "Read-only file system", "/data/x"), FaultKind.BAD_INPUT, 2),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), FaultKind.BAD_INPUT, 2),
+        (PermissionError(errno.EPERM, "Operation not permitted"), FaultKind.FAILED, 1),
         (OutOfMemoryError(MEMORY.format(kind="Task", name="hog")), FaultKind.OUT_OF_MEMORY, 3),
         (OutOfMemory("Cannot allocate memory"), FaultKind.OUT_OF_MEMORY, 3),
         (MemoryError(), FaultKind.OUT_OF_MEMORY, 3),
@@ -123,6 +130,19 @@ def test_out_of_memory_names_the_process_and_what_to_lower(name: str, says: str)
         (raised_in_a_task(ActorDiedError()), "infrastructure lost, repeat: what is finished is kept"),
         (raised_in_a_task(KeyError("x")), "KeyError: 'x'"),
         (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "disk full while writing /data/x: free some"),
+        (
+            raised_in_a_task(OSError(errno.ENOSPC, "No space left on device", "/data/x")),
+            "full while writing /data/x: free",
+        ),
+        (
+            TrainJobError("OSError", "[Errno 28] No space left on device: '/data/x y'"),
+            "full while writing /data/x y: free",
+        ),
+        (UnreadableStore("j.db: No space left on device"), "j.db: No space left on device"),
+        (
+            OSError(errno.EROFS, "Read-only file system", "/data/x"),
+            "/data/x cannot be used: Read-only file system. Let",
+        ),
         (OperationalError("INSERT", {}, Exception("database or disk is full")), "disk full while writing a store"),
     ],
 )
