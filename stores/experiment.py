@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from stores.proxies import ask_directly, is_loopback
 from stores.sqlite_reading import SqliteReader
 from stores.sqlite_urls import absolute_sqlite, sqlite_file
-from stores.store_faults import name_sqlite_faults
+from stores.store_faults import UnreadableStore, name_sqlite_faults
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -69,10 +69,14 @@ def connect(tracking_uri: str, *, is_read_only: bool = False) -> MlflowClient:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     if file := sqlite_file(tracking_uri):
         name_sqlite_faults(sa.Engine)  # MLflow makes engines of its own
+        reader = SqliteReader(file)
+        if is_read_only and reader.pending and not os.access(file.parent, os.W_OK):
+            raise UnreadableStore(
+                f"{file} was not closed by its last writer, and MLflow cannot complete it where it lies: copy it with "
+                f"{reader.pending[0].name} to a folder that can be written (storage.mlflow)"
+            )
         if is_read_only or file.is_file():
-            SqliteReader(file).check(
-                table="alembic_version" if is_read_only else ""
-            )  # MLflow would try a damaged one for minutes
+            reader.check(table="alembic_version" if is_read_only else "")  # MLflow would try a damaged one for minutes
     with _alone(tracking_uri, is_read_only=is_read_only):
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
         try:

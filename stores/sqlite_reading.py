@@ -55,7 +55,7 @@ class SqliteReader:
             raise UnreadableStore(f"{self.file} does not exist")
         for _ in range(ATTEMPTS):
             before = _state(self.file)
-            is_alone = not any(self._pending())
+            is_alone = not self.pending
             try:
                 result = self._read_with("immutable=1" if is_alone else "mode=ro", work)
             except DBAPIError as error:
@@ -74,7 +74,8 @@ class SqliteReader:
         if table and table not in names:
             raise damaged(self.file, f"it has no table {table}")
 
-    def _pending(self) -> list[Path]:
+    @property
+    def pending(self) -> list[Path]:
         """Files beside this one without which its content is not complete."""
         beside = (self.file.with_name(self.file.name + end) for end in PENDING)
         return [part for part in beside if part.is_file() and part.stat().st_size]
@@ -87,7 +88,7 @@ class SqliteReader:
         """Reads a copy in the temporary folder, in which SQLite completes what was not."""
         try:
             with tempfile.TemporaryDirectory(prefix="troupe-") as folder:
-                parts = [self.file, *self._pending()]
+                parts = [self.file, *self.pending]
                 before = [_state(part) for part in parts]
                 for part in parts:
                     shutil.copyfile(part, Path(folder, part.name))

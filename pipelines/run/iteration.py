@@ -53,7 +53,11 @@ class Iteration:
         from stores.journal import StageKey
 
         ref = self.journal.ref(StageKey(self.run_id, self.number, kind.STAGE, model_group))
-        return None if ref is None else kind.from_json(ref)
+        try:
+            return None if ref is None else kind.from_json(ref)
+        except ValueError as error:
+            place = f"iteration {self.number} of run {self.run_id!r} in {self.journal.shown_url}"
+            raise ValueError(f"{place}: {error}") from None
 
     @property
     def collected(self) -> Collected:

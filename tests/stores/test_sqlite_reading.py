@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 from mounts import on_full_disk, on_read_only_mount
 
+from stores.experiment import connect
 from stores.journal import Journal
 from stores.sqlite_reading import SqliteReader
 from stores.sqlite_urls import sqlite_url
@@ -26,12 +27,14 @@ pytestmark = pytest.mark.fast
 
 READ = """
 import sys
+from stores.experiment import connect
 from stores.journal import Journal
 from stores.sqlite_urls import sqlite_url
 print([row.run_id for row in Journal(sqlite_url(sys.argv[1]), is_read_only=True).runs()])
 """
 WRITE = """
 import os, sys, time
+from stores.experiment import connect
 from stores.journal import Journal
 from stores.sqlite_urls import sqlite_url
 Journal(sqlite_url(sys.argv[1])).begin_run("second", "sha", "{}")
@@ -177,3 +180,25 @@ def test_a_writer_on_a_full_or_read_only_disk_is_told_the_file_and_the_reason(fi
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1] == f"OSError: [Errno {name}] {os.strerror(name)}: '{file}'"
     assert shutil.disk_usage(file.parent).free
+
+
+def test_an_mlflow_store_that_mlflow_would_have_to_complete_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mlflow.db"
+    sqlite3.connect(file).execute("CREATE TABLE alembic_version (version_num)").connection.close()
+    file.with_name("mlflow.db-journal").write_bytes(b"left by a killed writer")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as on a read-only mount
+    with pytest.raises(
+        UnreadableStore, match=r"mlflow\.db was not closed by its last writer.*copy it with mlflow\.db-jou"
+    ):
+        connect(sqlite_url(file), is_read_only=True)
+
+
+def test_an_mlflow_store_that_is_damaged_is_refused_before_mlflow_tries(tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.db"
+    for content, reason in ((b"garbage" * 1000, "file is not a database"), (b"", "it has no table alembic_version")):
+        file.write_bytes(content)
+        with pytest.raises(UnreadableStore, match=rf"mlflow\.db is damaged \({reason}\): put a copy of it back"):
+            connect(sqlite_url(file), is_read_only=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]

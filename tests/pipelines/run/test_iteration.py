@@ -63,3 +63,12 @@ def test_a_team_that_was_trained_by_one_stage_is_read_by_model_group(tmp_path: P
     records.finish(run, 1, team, "team")
     assert (run.iteration(1).trained, run.iteration(1).find_team()) == (groups, team)
     assert run.iteration(1).failed_groups == {"b": "training failed: x"}
+
+
+def test_a_result_that_cannot_be_read_is_named_with_its_run_and_journal(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    run.journal.once(run.key(2, Collected.STAGE), lambda lease: {"num_new": 4})
+    with pytest.raises(
+        ValueError, match=r"iteration 2 of run 'small' in sqlite:.*journal\.db: the result of stage 'collect'"
+    ):
+        _ = run.iteration(2).collected
