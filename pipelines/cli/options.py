@@ -100,12 +100,17 @@ def find_run(name: str, root: str, changes: list[str] | None = None, *, is_read_
 def existing_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
     """A run that has been started; ValueError where it has not, rather than making one. Args: is_read_only: see `find_run`."""
     from stores.journal import Journal
+    from stores.store_faults import UnreadableStore
 
     run = find_run(name, root, is_read_only=is_read_only)
     is_file = not run.config.storage.journal
     if is_file and not Path(run.folder, "journal.db").is_file():
         raise ValueError(f"run {run.run_id!r} has not been started: there is no {run.folder}/journal.db")
-    if run.run_id not in {row.run_id for row in Journal(run.journal.url, is_read_only=True).runs()}:
+    try:
+        known = {row.run_id for row in Journal(run.journal.url, is_read_only=True).runs()}
+    except UnreadableStore as error:
+        raise UnreadableStore(f"run {run.run_id!r}: {error}") from None
+    if run.run_id not in known:
         raise ValueError(f"run {run.run_id!r} has not been started: it is not in {run.journal.shown_url}")
     return run
 

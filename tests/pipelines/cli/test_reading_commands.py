@@ -122,6 +122,8 @@ def test_a_damaged_journal_is_named_and_other_runs_are_shown(tmp_path: Path, mak
     small.open()
     small.traces.write_episodes([trace := make_trace(run_id="small")])
     (tmp_path / "other").mkdir()
+    config = SMALL.read_text().replace("run: small", f"run: other\nstorage: {{root: {tmp_path}}}")
+    (tmp_path / "other.yaml").write_text(config)
     (tmp_path / "other" / "journal.db").write_bytes(b"garbage" * 1000)
     fault = f"{tmp_path}/other/journal.db is damaged (file is not a database): put a copy of it back"
     for command, code, text in (
@@ -132,6 +134,7 @@ def test_a_damaged_journal_is_named_and_other_runs_are_shown(tmp_path: Path, mak
             2,
             f"'other' is in no journal below {tmp_path} that can be read. {fault}",
         ),
+        (["show", trace.episode_id, "--run", str(tmp_path / "other.yaml")], 2, f"run 'other': {fault}"),
         (
             ["show", trace.episode_id, "--run", "third"],
             2,
