@@ -1,7 +1,7 @@
-"""Requests as clients sent them: 134 bodies that nine frameworks, and OpenAI's client with what it can say, sent by their own defaults.
+"""Requests as clients sent them: 165 bodies that 15 frameworks, and OpenAI's client with what it can say, sent by their own defaults.
 
-They were recorded by a server that answers anything (tests/clients/recorded_bodies.jsonl: client, path, body). The gateway takes all that
-vLLM's own request models take.
+They were recorded by a server that answers anything, and on their way to a gateway (tests/clients/recorded_bodies.jsonl: client, path, body).
+The gateway takes all that vLLM's own request models take.
 """
 
 from __future__ import annotations
