@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from serve_apps.end_tokens import configured_end_ids
+from serve_apps.template_process import TemplateFault, render
 from stores.files import read_json_object
 
 TEMPLATE = "chat_template.jinja"
@@ -19,6 +18,16 @@ EXCHANGE = (
     {"role": "user", "content": QUESTION},
 )
 """A plain conversation, which every template has to write."""
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+CALLED = (
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+    },
+    {"role": "tool", "tool_call_id": "call00001", "content": "1"},
+)
+"""A call of a tool and its answer."""
 
 
 def check_chat_files(folder: Path, *, vocab_size: int | None = None) -> None:
@@ -96,25 +105,18 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _rendered(file: Path, template: str, named: Mapping[str, str]) -> str:
-    """Returns a plain conversation as the template writes it, in an environment like that of transformers."""
+    """Returns a plain conversation as the template writes it. With tools, or without a last header, it has to end as well."""
+    plain = {"messages": EXCHANGE, "tools": None, "documents": None, "add_generation_prompt": True, **named}
+    others = [
+        {**plain, "add_generation_prompt": False},
+        {**plain, "messages": [*EXCHANGE[:1], *CALLED], "tools": [TOOL]},
+    ]
     try:
-        text = (
-            _environment()
-            .from_string(template)
-            .render(
-                messages=[dict(message) for message in EXCHANGE],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **named,
-            )
-        )
-        text.encode()  # a template may write half of a surrogate pair, which no tokenizer takes
-    except Exception as error:  # noqa: BLE001 - a template is a program that may raise anything, and it is raised again in words
-        number = getattr(error, "lineno", None)
-        line = f", line {number}" if number else ""
+        (text,) = render(template, [plain], may_refuse=others)
+    except TemplateFault as fault:
+        line = f", line {fault.line}" if fault.line else ""
         raise ValueError(
-            f"{file}{line}: the chat template fails on a plain conversation (user, assistant, user): {str(error) or type(error).__name__}; correct it, or copy it from "
+            f"{file}{line}: the chat template fails on a plain conversation (user, assistant, user): {fault}; correct it, or copy it from "
             "the model's source"
         ) from None
     if QUESTION not in text:
@@ -122,33 +124,3 @@ def _rendered(file: Path, template: str, named: Mapping[str, str]) -> str:
             f"{file}: the chat template leaves out what the user says (it wrote {text[:60]!r}): copy it from the model's source"
         )
     return text
-
-
-def _environment() -> Any:
-    from jinja2 import TemplateError, nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """Reads `{% generation %}`, with which templates mark what assistants say; it writes what is inside."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja's own declaration
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def as_json(value: Any, **settings: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False, **settings})
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = as_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = datetime.now().strftime
-    return environment

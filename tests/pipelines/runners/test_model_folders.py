@@ -13,6 +13,7 @@ import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.runners.validate import check
+from serve_apps import template_process
 from tests.model_folders import CONFIG, SHAPES, change_json, tensors_of, write_model, write_tensors
 
 pytestmark = pytest.mark.fast
@@ -172,6 +173,45 @@ def test_a_broken_folder_is_refused_with_the_file_and_the_fix(case: str, whole: 
     message = str(caught.value)
     assert message.startswith("model_groups.solver_verifier.model: ") and str(folder) in message
     assert file in message and said in message, message
+
+
+FOR_YEARS = "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}"
+END = "{% endfor %}" * 3
+ALL = "{% for m in messages %}{{ m.content }}{% endfor %}"
+ENDLESS = {
+    # a chat template, what the message says, seconds that it gets
+    "loops for years": (FOR_YEARS + END + ALL, "did not end within 2 s", 2.0),
+    "loops where there are tools": (
+        "{% if tools %}" + FOR_YEARS + END + "{% endif %}" + ALL,
+        "did not end within 3 s",
+        3.0,
+    ),
+    "loops where no answer is asked for": (
+        "{% if not add_generation_prompt %}" + FOR_YEARS + END + "{% endif %}" + ALL,
+        "did not end within 3 s",
+        3.0,
+    ),
+    "writes without end": (FOR_YEARS + "{{ 'a' * 1000 }}" + END, "it writes more than 1,000,000 characters", 30.0),
+    "fills the memory": (
+        "{% set ns = namespace(a='a') %}{% for i in range(99) %}{% set ns.a = ns.a * 9 %}{% endfor %}" + ALL,
+        "it needs more than 1024 MiB of memory",
+        30.0,
+    ),
+}
+
+
+@pytest.mark.test
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_template_that_does_not_end_is_given_up(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(tmp_path / "model")
+    template, said, limit_s = ENDLESS[case]
+    (folder / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr(template_process, "LIMIT_S", limit_s)
+    with pytest.raises(ValueError) as caught:
+        check(config_of(folder))
+    message = str(caught.value)
+    assert str(folder / "chat_template.jinja") in message and said in message, message
+    assert "correct it, or copy it from the model's source" in message
 
 
 def test_no_end_token_at_all_is_refused(tmp_path: Path) -> None:
