@@ -13,19 +13,17 @@ import asyncio
 import logging
 import socket
 from collections.abc import Mapping
-from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import httpx
 import ray
-import uvicorn
 from ray import serve
 
 from serve_apps.config import GatewayConfig
-from serve_apps.gateway.connections import ConnectionLimits, LimitedConnection
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.http_api import build_api
+from serve_apps.gateway.http_server import DRAIN_S, make_server
 from serve_apps.gateway.peer_replicas import ServePeers
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadowing import ServePlayer
@@ -38,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 DEPLOYMENT = "Gateway"
 IMPORT_PATH = "serve_apps.gateway.app:build_app"
-DRAIN_S = 20.0
-"""How long a replica that must stop may take to finish the requests that it has begun."""
 
 
 def app_name(config: GatewayConfig) -> str:
@@ -95,19 +91,7 @@ class Gateway:
         self._service = Service(config, name=cluster, peers=peers, player=player, address=address)
         self._episodes = GatewayEpisodes(self._service)
         self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own_socket]
-        limits = ConnectionLimits(max_open=config.max_connections, head_timeout_s=config.receive_timeout_s)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                build_api(self._service, self._episodes),
-                http=partial(LimitedConnection, limits=limits),  # type: ignore[arg-type]
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=int(DRAIN_S),
-                timeout_keep_alive=75,
-                server_header=False,
-            )
-        )
-        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        self._server = make_server(build_api(self._service, self._episodes), config)
         self._serving: asyncio.Task[None] | None = None
         self._error = ""
         """Why the last `user_config` was refused; empty where it was not."""

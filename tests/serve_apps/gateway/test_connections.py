@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,27 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from waits import until
 
 from serve_apps.gateway.connections import ConnectionLimits, LimitedConnection
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield b"x" * 65_536
+        await asyncio.sleep(0)
+
+
 @asynccontextmanager
 async def served(**limits: Any) -> AsyncIterator[tuple[int, ConnectionLimits]]:
     api = FastAPI()
+
+    @api.get("/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(endless(), media_type="text/plain")
 
     @api.get("/slow/{seconds}")
     async def slow(seconds: float) -> str:
@@ -99,6 +111,42 @@ async def test_half_open_connections_keep_nobody_out_and_no_answer_is_lost() -> 
         assert (await under_way).json() == "answered"
         for _, writer in opened:
             writer.close()
+
+
+@pytest.mark.parametrize("head", [b"GET /slow/0 HTTP/1.1\r\nX-A: ", b"GET /"])
+async def test_a_head_without_end_is_refused_while_it_comes(head: bytes) -> None:
+    async with served() as (port, limits):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"a" * 70_000)
+        assert (await reader.read(20)).startswith(b"HTTP/1.1 431")
+        writer.close()
+        await until(lambda: not limits.waiting)
+
+
+async def test_more_requests_than_may_wait_on_a_connection_end_it() -> None:
+    async with served() as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /slow/0 HTTP/1.1\r\nHost: a\r\n\r\n" * 10)
+        got = b""
+        while got.count(b"answered") < 10:
+            got += await reader.read(4096)
+        writer.write(b"GET /slow/0.2 HTTP/1.1\r\nHost: a\r\n\r\n" * 1000)
+        assert b"400 Bad Request" in await reader.read(1 << 20)
+        writer.close()
+
+
+async def test_a_caller_who_reads_nothing_of_an_answer_is_left() -> None:
+    async with served(stalled_s=0.3) as (port, limits):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.sleep(1)
+        with suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                while await reader.read(1 << 20):
+                    pass
+        writer.close()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            assert (await client.get("/slow/0")).json() == "answered" and len(limits.waiting) == 1
 
 
 async def test_where_all_have_requests_a_further_connection_is_closed() -> None:
