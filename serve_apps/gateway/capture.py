@@ -9,6 +9,7 @@ be written the pending episodes are lost, but no request fails.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import deque
@@ -33,6 +34,10 @@ Captured = Literal["kept", "dropped"]
 RETENTION_INTERVAL_S = 3600.0
 """Between two searches for episodes that are older than `keep_days`."""
 BATCH_SIZE = 64
+MAX_CHARACTERS = 64_000_000
+"""Characters of all episodes that wait to be written."""
+MAX_SEARCHES = 16
+"""Answers that are looked for at once, to store feedback on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,8 @@ class Pending:
     """What is stored about how it was served (`SERVED`)."""
     feedback: Feedback | None
     """Its caller's feedback, where it came with the episode."""
+    size: int
+    """Its characters, about."""
 
 
 class Capture:
@@ -60,6 +67,9 @@ class Capture:
         self._redaction = Redaction(config.redact)
         self._pending: deque[Pending] = deque()
         self._writing: list[Pending] = []
+        self._num_characters = 0
+        """Of the pending episodes and those that are being written."""
+        self._num_searches = 0
         self._stores: dict[str, ServedStore] = {}
         self._num_allowed = 0
         self._writer: asyncio.Task[None] | None = None
@@ -92,9 +102,12 @@ class Capture:
 
         Args: score: the caller's feedback on it, -1 to 1, if it is known already.
         """
-        if stores is None or len(self._pending) >= self._config.max_pending:
+        size = _size_of(trace)
+        is_full = len(self._pending) >= self._config.max_pending or self._num_characters + size > MAX_CHARACTERS
+        if stores is None or is_full:
             self._count("dropped", 1)
             return "dropped"
+        self._num_characters += size
         served = {
             "team": team.name,
             "team_version": team.version,
@@ -105,7 +118,7 @@ class Capture:
         feedback = None
         if score is not None:
             feedback = Feedback(trace_id=trace.episode_id, key=key.name, at=time.time(), score=score)
-        self._pending.append(Pending(uri=stores.served, trace=trace, served=served, feedback=feedback))
+        self._pending.append(Pending(uri=stores.served, trace=trace, served=served, feedback=feedback, size=size))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.ensure_future(self._write_repeatedly())
         return "kept"
@@ -127,9 +140,15 @@ class Capture:
 
         ApiError 404 where no such answer of this caller is stored, 503 where the store cannot be read or written.
         """
+        if self._num_searches >= MAX_SEARCHES:
+            raise ApiError(429, "too much feedback is being stored: try again later", code="overloaded", retry_after_s=1)
         stored = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
         try:
-            uri = await self._find_uri(uris, trace_id, key)
+            self._num_searches += 1
+            try:
+                uri = await self._find_uri(uris, trace_id, key)
+            finally:
+                self._num_searches -= 1
             await asyncio.to_thread(lambda: self._store(uri).write_feedback(self._redaction.clean(stored)))
         except (UnreadableStore, OSError) as error:
             logger.warning("feedback on %s is not stored: %s", trace_id, error)
@@ -181,6 +200,7 @@ class Capture:
                 by_uri.setdefault(pending.uri, []).append(pending)
             for uri, of_uri in by_uri.items():
                 await self._write(uri, of_uri)
+            self._num_characters -= sum(pending.size for pending in self._writing)
             self._writing = []
         for uri in self._stores:
             await self._drop_old(uri)
@@ -215,6 +235,11 @@ class Capture:
         else:
             if num_dropped:
                 logger.info("removed %d served episodes older than %g days", num_dropped, self._config.keep_days)
+
+
+def _size_of(trace: Trace) -> int:
+    turns = sum(len(t.prompt_text) + len(t.completion_text) + 8 * len(t.prompt_token_ids) for t in trace.turns)
+    return turns + len(trace.task.prompt) + len(json.dumps([trace.task.metadata, trace.outcome_metadata], default=str))
 
 
 def _stored(pending: Pending, redacted: Trace | None) -> Trace:

@@ -28,6 +28,8 @@ from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 from serve_apps.runner import run_attempt
 from stores.types import Trace
 
+MAX_CHARACTERS = 64_000_000
+"""Characters of the requests of all open episodes."""
 MAX_ENDED = 1000
 """Number of ended episodes whose end is remembered."""
 
@@ -45,15 +47,19 @@ class GatewayEpisodes:
         """Begins an episode on a team; ApiError 404 without such a team, 429 where too many episodes are open."""
         config = self._service.config.episodes
         team = self._service.team(request.team).choose_contender(request.user)
-        if len(self._open) >= config.max_open:
+        num_own = sum(episode.key.name == key.name for episode in self._open.values())
+        share = self._service.share_of_a_key
+        if len(self._open) >= config.max_open or num_own >= max(1, int(share * config.max_open)):
             raise ApiError(
                 429,
-                f"{len(self._open)} episodes are open here, and at most {config.max_open} may be: end some, or try again "
-                "later",
+                f"{len(self._open)} episodes are open here, {num_own} of them of API key {key.name!r}, and at most {config.max_open} may "
+                "be: end some, or try again later",
                 code="too_many_episodes",
                 retry_after_s=5,
             )
+        self._check_kept(key, request.num_characters)
         episode = begin_episode(self._service, team, request, key)
+        episode.num_characters += request.num_characters
         self._open[episode.id] = episode
         self._service.num_episodes += 1
         recording = self._recordings[episode.id] = asyncio.ensure_future(
@@ -92,6 +98,8 @@ class GatewayEpisodes:
             episode.recorder.spans.hide_texts()
         if not episode.first_question:
             episode.first_question = body.last_user_text
+        self._check_kept(episode.key, body.num_characters)
+        episode.num_characters += body.num_characters
         with episode.call_in_flight():
             reply = await self._sample_turn(episode, agent, body)
         return {
@@ -136,6 +144,19 @@ class GatewayEpisodes:
                 reply = await service.within_timeout(episode.chat(agent, body))
         service.count_answer(slot, episode.key, reply["usage"]["completion_tokens"], chat_figures(reply))
         return reply
+
+    def _check_kept(self, key: ApiKey, num_more: int) -> None:
+        """ApiError 429 where open episodes keep too much: what a call says stays in memory until its episode ends."""
+        num_own = sum(e.num_characters for e in self._open.values() if e.key.name == key.name) + num_more
+        num = sum(e.num_characters for e in self._open.values()) + num_more
+        if num > MAX_CHARACTERS or num_own > self._service.share_of_a_key * MAX_CHARACTERS:
+            raise ApiError(
+                429,
+                f"open episodes keep {num:,} characters of requests here, {num_own:,} of them of API key {key.name!r}, and at most "
+                f"{MAX_CHARACTERS:,} are kept: end some, or try again later",
+                code="too_many_episodes",
+                retry_after_s=5,
+            )
 
     async def _check_open(self, episode: OpenEpisode) -> None:
         """ApiError 410 where the episode has ended or is about to: a call that comes now would not be in its trace."""

@@ -44,9 +44,14 @@ def chat_figures(answer: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def run_figures(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the figures of a workflow run, from the reply as its caller got it."""
+def run_figures(answer: Mapping[str, Any]) -> dict[str, float] | None:
+    """Returns the figures of a workflow run, from the reply as its caller got it.
+
+    None where the task did not fit into the context, so that no agent said anything: it is the caller's, and says nothing of a team.
+    """
     turns = answer["turns"]
+    if not turns and answer["status"] == "truncated":
+        return None
     formats = {"format_share": sum(turn["is_format_ok"] for turn in turns) / len(turns)} if turns else {}
     return {
         "completion_tokens": answer["usage"]["completion_tokens"],

@@ -32,6 +32,8 @@ class OpenEpisode(ProgramEpisode):
     store: bool | None
     idle_s: float
     num_calls_in_flight: int = 0
+    num_characters: int = 0
+    """Characters of the requests that it was opened with and that its program has made."""
     first_question: str = ""
     """The last user message of the first call: it serves as the task's prompt where the caller gave none."""
     _called_at: float = field(default_factory=time.monotonic)

@@ -28,7 +28,7 @@ from serve_apps.gateway.slots import InFlight, Slot
 from serve_apps.gateway.teams import Production, ServedTeam
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.kept_responses import KeptResponses
-from serve_apps.openai_api.protocol import ApiError, FeedbackRequest, RunRequest
+from serve_apps.openai_api.protocol import MAX_ECHO, ApiError, FeedbackRequest, RunRequest
 from serve_apps.policy.serve_client import ServeClient
 from stores.served import Feedback
 from stores.types import Trace
@@ -84,7 +84,7 @@ class Service:
         if name not in self.teams:
             raise ApiError(
                 404,
-                f"there is no team {name!r}; teams are {', '.join(sorted(self.teams)) or 'none: no team is deployed'}",
+                f"there is no team {name[:MAX_ECHO]!r}; teams are {', '.join(sorted(self.teams)) or 'none: no team is deployed'}",
                 code="team_not_found",
                 param="team",
             )
@@ -151,9 +151,13 @@ class Service:
             code="team_gone",
         )
 
+    @property
+    def share_of_a_key(self) -> float:
+        """The share of places that one key may have; where there are several keys, one of them never has all."""
+        return self.config.key_share if self.keys.num_callers > 1 else 1.0
+
     async def _enter(self, key: ApiKey) -> None:
-        """Takes a place; where there are several keys, one of them never has all."""
-        await self.admission.enter(key.name, share=self.config.key_share if self.keys.num_callers > 1 else 1.0)
+        await self.admission.enter(key.name, share=self.share_of_a_key)
 
     def _slot_of(self, team: ServedTeam, key: ApiKey) -> Slot:
         return Slot(team, key=key.name, admission=self.admission, in_flight=self._in_flight)

@@ -67,7 +67,7 @@ class ShadowPlayer:
         spec = episode_spec(team, request)
         run = await run_workflow(self.service, team, replace(spec, task=replace(spec.task, task_id=job.task_id)))
         trace = run.trace if job.is_kept else None
-        return ShadowResult(outcome="answered", figures=run_figures(run.reply), trace=trace, is_trainable=True)
+        return ShadowResult(outcome="answered", figures=run_figures(run.reply) or {}, trace=trace, is_trainable=True)
 
 
 def _failed(job: ShadowJob, error: BaseException) -> ShadowResult:

@@ -7,11 +7,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 MAX_DEPTH = 20
+MAX_CONTAINERS = 20_000
+"""Objects and lists in a body: what reads them takes microseconds for each, and all requests wait meanwhile."""
+MAX_KEYS = 2_000
+"""Keys of one object in a body: each may be an error of its own."""
+MAX_VALUES = 50_000
+"""Values in what is stored with an episode, and in a schema."""
+MAX_ECHO = 200
+"""Characters of what a caller sent that an error repeats."""
 
 
 class ApiError(Exception):
@@ -49,17 +65,21 @@ class Body(BaseModel):
 
 
 class RequestBody(Body):
-    """The whole body of a request: JSON that can be stored."""
+    """The whole body of a request: JSON that can be stored, and is not made to be slow to read."""
 
-    @model_validator(mode="before")
+    _num_characters: int = PrivateAttr(0)
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _can_be_stored(cls, value: Any) -> Any:
-        """Refuses what JSON's parser lets through: half a surrogate pair, NaN and infinity.
+    def _can_be_stored(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Refuses what JSON's parser lets through: half a surrogate pair, NaN and infinity, values without end.
 
-        Neither Arrow nor a tokenizer takes them, which would show when others' episodes are stored with this one.
+        Neither Arrow nor a tokenizer takes the first two, which would show when others' episodes are stored with this one.
         """
+        _not_too_many(value)
         try:
-            json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode()
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+            text.encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
             raise ValueError(f"the text {half!r} is half of a surrogate pair, which is no character") from None
@@ -67,14 +87,41 @@ class RequestBody(Body):
             raise ValueError("values are nested too deep") from None
         except ValueError:
             raise ValueError("a number is NaN or infinite, which JSON does not have") from None
-        return value
+        model = handler(value)
+        model._num_characters = len(text)
+        return model
+
+    @property
+    def num_characters(self) -> int:
+        """The characters of the body as JSON: how much work it may be."""
+        return self._num_characters
+
+
+def _not_too_many(value: Any) -> None:
+    """Raises ValueError where a value has too many objects and lists, or one with too many keys; looks at no more than that."""
+    num, todo = 0, [value]
+    while todo:
+        container = todo.pop()
+        if isinstance(container, dict):
+            if len(container) > MAX_KEYS:
+                raise ValueError(f"an object has {len(container)} keys, and at most {MAX_KEYS} are accepted")
+            todo += [item for item in container.values() if isinstance(item, dict | list)]
+        elif isinstance(container, list):
+            todo += [item for item in container if isinstance(item, dict | list)]
+        num += 1
+        if num + len(todo) > MAX_CONTAINERS:
+            raise ValueError(f"there are more than the {MAX_CONTAINERS} objects and lists that are accepted")
 
 
 def not_too_deep(value: dict[str, Any]) -> dict[str, Any]:
-    """Returns a value; ValueError where it is nested more than MAX_DEPTH deep."""
+    """Returns a value; ValueError where it is nested more than MAX_DEPTH deep, or has more than MAX_VALUES values."""
     # Level by level and not by recursion, which too deep a value would break.
     level: list[Any] = [value]
+    num = 0
     for _ in range(MAX_DEPTH):
+        num += sum(len(container) for container in level if isinstance(container, dict | list))
+        if num > MAX_VALUES:
+            raise ValueError(f"there are more than the {MAX_VALUES} values that are accepted")
         level = [item for container in level if isinstance(container, dict | list) for item in _items_of(container)]
     if any(isinstance(item, dict | list) for item in level):
         raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
@@ -139,9 +186,9 @@ class FeedbackRequest(RequestBody):
 def invalid_body_error(errors: list[Any]) -> ApiError:
     """Turns pydantic's errors about a body into one ApiError 400 that names the first field."""
     first: Mapping[str, Any] = errors[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    field = ".".join(str(part)[:MAX_ECHO] for part in first["loc"] if part != "body")[:MAX_ECHO] or None
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = str(first["msg"])[: 5 * MAX_ECHO].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"unknown or unsupported field {field!r}{more}", code="unsupported_field", param=field)
     if first["type"] == "json_invalid":
