@@ -143,17 +143,16 @@ class Capture:
         if self._num_searches >= MAX_SEARCHES:
             raise ApiError(429, "too much feedback is being stored: try again later", code="overloaded", retry_after_s=1)
         stored = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
+        self._num_searches += 1
         try:
-            self._num_searches += 1
-            try:
-                uri = await self._find_uri(uris, trace_id, key)
-            finally:
-                self._num_searches -= 1
+            uri = await self._find_uri(uris, trace_id, key)
             await asyncio.to_thread(lambda: self._store(uri).write_feedback(self._redaction.clean(stored)))
         except (UnreadableStore, OSError) as error:
             logger.warning("feedback on %s is not stored: %s", trace_id, error)
             reason = "the store of answers cannot be used now: try again later; the gateway's log says why"
             raise ApiError(503, reason, code="store_unreadable") from error
+        finally:
+            self._num_searches -= 1
         self._count("feedback", 1)
         return stored
 

@@ -15,11 +15,12 @@ from fastapi.responses import JSONResponse, Response
 from serve_apps.gateway.api_state import EpisodesDependency, ServiceDependency
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.forwarding import forwarding_route
+from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.service import Service
 from serve_apps.openai_api.protocol import EpisodeRequest
 from serve_apps.program.routes import episode_routes
 
-router = APIRouter()
+router = APIRouter(route_class=LongBodyRoute)
 
 
 def episode_router(service: Service, episodes: GatewayEpisodes) -> APIRouter:

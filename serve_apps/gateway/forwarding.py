@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
 
+from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.peer_replicas import PeerAddresses
 from serve_apps.gateway.service import Service
 from serve_apps.openai_api.http_errors import unless_gone
@@ -72,7 +73,7 @@ def forwarding_route(service: Service) -> type[APIRoute]:
     """Returns a class of routes whose calls go through `Forwarding`."""
     forwarding = Forwarding(service)
 
-    class ForwardingRoute(APIRoute):
+    class ForwardingRoute(LongBodyRoute):
         def get_route_handler(self) -> Handler:
             answer_here = super().get_route_handler()
 

@@ -19,6 +19,7 @@ from serve_apps.gateway.api_state import ApiState, ServiceDependency, set_state
 from serve_apps.gateway.episode_api import episode_router
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.mcp_api import McpEndpoint
+from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.request_limits import RequestLimits
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import Production, team_of_model
@@ -45,7 +46,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 
-router = APIRouter()
+router = APIRouter(route_class=LongBodyRoute)
 
 
 def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from serve_apps.acting_team import ActingTeam
-from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.team_spec import TeamSpec
 from serve_apps.telemetry.episodes import Served
 
@@ -223,7 +223,7 @@ def _is_chosen(index: int, share: float) -> bool:
 def _unknown_model(model: str, known: list[str]) -> ApiError:
     return ApiError(
         404,
-        f"there is no model {model!r}; models are {', '.join(sorted(n for n in known if '/' in n)) or 'none: no team is deployed'}",
+        f"there is no model {model[:MAX_ECHO]!r}; models are {', '.join(sorted(n for n in known if '/' in n)) or 'none: no team is deployed'}",
         code="model_not_found",
         param="model",
     )

@@ -6,7 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.openai_api.responses import Item
 
 MAX_CHARACTERS = 8_000_000
@@ -37,7 +37,7 @@ class KeptResponses:
         if of_owner is None or response_id not in of_owner:
             raise ApiError(
                 404,
-                f"response {response_id!r} is not kept here: it was not stored, is too old, or another gateway replica "
+                f"response {response_id[:MAX_ECHO]!r} is not kept here: it was not stored, is too old, or another gateway replica "
                 "gave it; send the whole conversation as input",
                 code="previous_response_not_found",
                 param="previous_response_id",

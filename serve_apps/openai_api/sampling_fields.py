@@ -14,6 +14,8 @@ from serve_apps.openai_api.protocol import Body, RequestBody, not_too_deep
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
+MAX_STOP = 1000
+"""Characters of a stop string: the end of a text is compared with it at every token."""
 MAX_BIASES = 1024
 MAX_TOKEN_IDS = 1024
 MAX_VALUES = 1024
@@ -37,6 +39,7 @@ def _not_too_long(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 """A whole number, which may be written as 5.0."""
+Stop = Annotated[str, Field(max_length=MAX_STOP)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 JsonSchema = Annotated[dict[str, Any], AfterValidator(not_too_deep), AfterValidator(_not_too_long)]
 Grammar = Annotated[str, Field(min_length=1), AfterValidator(_not_too_long)]
@@ -111,7 +114,7 @@ class SamplingFields(RequestBody):
     n: Whole = Field(1, ge=1, le=MAX_CHOICES)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
-    top_k: Whole = Field(0, ge=-1)
+    top_k: Whole = Field(0, ge=-1, lt=2**31)
     """0 and -1: all tokens."""
     min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
     presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
@@ -120,12 +123,12 @@ class SamplingFields(RequestBody):
     logit_bias: (
         dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
     ) = Field(None, max_length=MAX_BIASES)
-    min_tokens: Whole = Field(0, ge=0)
+    min_tokens: Whole = Field(0, ge=0, lt=2**31)
     stop_token_ids: TokenIds | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     ignore_eos: bool = False
     seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
