@@ -75,8 +75,11 @@ class ControlTokens:
         text = self._marked.sub(
             lambda match: self._name_of(match["control"]) if match["control"] else _unmasked(match["mask"]), marked
         )
+        encoded = self._twin.encode(text, add_special_tokens=False).ids
+        if self._refused.isdisjoint(encoded):
+            return [self._real.get(token, token) for token in encoded]
         ids: list[int] = []
-        for token in self._twin.encode(text, add_special_tokens=False).ids:
+        for token in encoded:
             real = self._real.get(token)
             if real is not None:
                 ids.append(real)

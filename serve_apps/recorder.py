@@ -32,6 +32,7 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Parsed
 from serve_apps.episode_clock import EpisodeClock
 from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.long_texts import worked_on
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.prompt_budget import fit_prompt
 from serve_apps.replay import Playback
@@ -116,7 +117,14 @@ class Recorder:
         tokenizer = self.team.tokenizers[group]
         limit = self.team.max_model_len[group]
         room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
-        messages, prompt_ids, cut = fit_prompt(agent, inputs, encode=tokenizer.encode_chat, room=room)
+        length, most = sum(map(len, inputs.values())), tokenizer.most_characters(limit)
+        if most is not None and length > most and not agent.cut:
+            raise ContextExhausted(
+                f"what agent {name!r} reads has {length} characters, and no more than {most} fit into its context"
+            )
+        messages, prompt_ids, cut = await worked_on(
+            length, lambda: fit_prompt(agent, inputs, encode=tokenizer.encode_chat, room=room)
+        )
         text = "\n".join(m["content"] for m in messages)
         prompt = Prompt(text=text, token_ids=prompt_ids, inputs=inputs, cut=cut)
         turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse)

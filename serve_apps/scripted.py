@@ -109,6 +109,10 @@ class ByteTokenizer(ChatTokenizer):
         """Says that it has tools, and calls in the format of Hermes."""
         return "tools <tool_call>"
 
+    def most_characters(self, num_tokens: int) -> int | None:
+        """As many as tokens: a character has one byte at least."""
+        return num_tokens
+
     def known_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """No variable: it has no template."""
         return {}

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -50,6 +50,9 @@ READY = PromptSettings()
 class ChatTokenizer:
     """Wraps a Hugging Face tokenizer that has a chat template."""
 
+    folder: str = ""
+    """The model folder; empty where it was made of none."""
+
     def __init__(self, folder: str | Path) -> None:
         """Loads the tokenizer of a model folder; ValueError where it has no tokenizer or no chat template."""
         from transformers import PreTrainedTokenizerFast
@@ -60,6 +63,7 @@ class ChatTokenizer:
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
         if not self._tokenizer.chat_template:
             raise ValueError(f"model folder {folder} has no chat template: add chat_template.jinja")
+        self.folder = str(folder)
         self._backend = self._tokenizer.backend_tokenizer
         # A script for fine-tuning may have saved its settings here: a prompt is neither cut nor filled up.
         self._backend.no_truncation()
@@ -223,6 +227,24 @@ class ChatTokenizer:
     def num_tokens(self) -> int:
         """The number of tokens, the added ones included; ids are smaller."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def most_characters(self, num_tokens: int) -> int | None:
+        """Returns how long a text of so many tokens can be, at most; None where the tokenizer shortens texts first.
+
+        A longer text need not be tokenized to know that it does not fit.
+        """
+        return None if self._longest_token is None else num_tokens * self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        from tokenizers.decoders import ByteLevel
+        from tokenizers.models import BPE
+
+        backend = self._backend
+        keeps_every_byte = isinstance(backend.model, BPE) and isinstance(backend.decoder, ByteLevel)
+        if not keeps_every_byte or backend.normalizer is not None:
+            return None
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token, special ones included.

@@ -224,6 +224,7 @@ class _TextSpy:
     knows_tools = True  # the tiny models' chat template shows them
     chat_template = OPEN  # and has calls in the format of Hermes
     end_ids: frozenset[int] = frozenset()
+    folder = ""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -231,6 +232,9 @@ class _TextSpy:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         self.texts += [m["content"] or "" for m in messages] + [f"{m['role']}\n" for m in messages]
         return [0]
+
+    def most_characters(self, num_tokens: int) -> None:
+        return None
 
     def known_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         return {}

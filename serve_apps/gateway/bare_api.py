@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -12,17 +11,19 @@ from fastapi.responses import JSONResponse, Response
 from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.gateway.api_state import ServiceDependency
 from serve_apps.gateway.bare_completions import complete, prepare_completion, stream_completion, usage_of
-from serve_apps.gateway.chat import chat_prompt
+from serve_apps.gateway.chat import chat_tokens
 from serve_apps.gateway.event_stream import chat_events, released_unless_streamed
-from serve_apps.gateway.model_call import ModelCall
+from serve_apps.gateway.long_bodies import LongBodyRoute
+from serve_apps.gateway.model_call import ModelCall, check_length
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
-from serve_apps.gateway.teams import ServedTeam, model_of, team_of_model
+from serve_apps.gateway.teams import model_of, team_of_model
+from serve_apps.long_texts import worked_on
 from serve_apps.openai_api.completion_request import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import ApiError
 
-router = APIRouter()
+router = APIRouter(route_class=LongBodyRoute)
 
 
 @router.post("/v1/completions")
@@ -41,7 +42,7 @@ async def create_completion(body: CompletionRequest, request: Request, service: 
                 code="invalid_value",
                 param="model",
             )
-        calls = prepare_completion(body, slot.team, group)
+        calls = await prepare_completion(body, slot.team, group)
         headers = calls[0].headers
         if body.stream:
             events = chat_events(service, slot, stream_completion(calls, service.streams))
@@ -52,35 +53,41 @@ async def create_completion(body: CompletionRequest, request: Request, service: 
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDependency) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDependency) -> Response:
     """Returns the tokens of a chat as an agent or a model group gets them, or those of a bare text."""
-    service.authorize(request, "call", counts=True)
-    team, group, agent = _model(service, body.model)
-    tokenizer = team.acting.tokenizers[group]
+    key = service.authorize(request, "call", counts=True)
+    with await _slot(service, body.model, key) as team:
+        group, agent = model_of(team, body.model)
+        tokenizer, context = team.acting.tokenizers[group], team.acting.max_model_len[group]
 
-    def tokenized() -> tuple[list[int], list[str] | None]:
-        if body.prompt is not None:
-            tokens = tokenizer.encode(body.prompt)
-        else:
-            tokens = tokenizer.encode_marked(chat_prompt(body, team, group, agent))
-        return tokens, [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+        def tokenized() -> bytes:
+            if body.prompt is not None:
+                check_length(body.prompt, tokenizer, context)
+                tokens = tokenizer.encode(body.prompt)
+            else:
+                _, tokens = chat_tokens(body, team, group, agent)
+            strings = [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+            reply = {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings}
+            return json.dumps(reply).encode()
 
-    tokens, strings = await asyncio.to_thread(tokenized)
-    context = team.acting.max_model_len[group]
-    return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings}
+        reply = await worked_on(body.num_characters, tokenized)
+    return Response(reply, media_type="application/json")
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request, service: ServiceDependency) -> dict[str, str]:
     """Returns the text of tokens, special ones included."""
-    service.authorize(request, "call", counts=True)
-    team, group, _ = _model(service, body.model)
-    return {"prompt": await asyncio.to_thread(team.acting.tokenizers[group].text_of, body.tokens)}
+    key = service.authorize(request, "call", counts=True)
+    with await _slot(service, body.model, key) as team:
+        group, _ = model_of(team, body.model)
+        text_of = team.acting.tokenizers[group].text_of
+        return {"prompt": await worked_on(body.num_characters, lambda: text_of(body.tokens))}
 
 
-def _model(service: Service, name: str) -> tuple[ServedTeam, str, str | None]:
-    team = team_of_model(service.teams, name).champion
-    return team, *model_of(team, name)
+async def _slot(service: Service, model: str, key: ApiKey) -> Slot:
+    """Takes a place as any request does: tokenizing is work."""
+    team = team_of_model(service.teams, model)
+    return await service.take_slot(team.name, None, key)
 
 
 def _ended(service: Service, slot: Slot, key: ApiKey, calls: list[ModelCall]) -> None:

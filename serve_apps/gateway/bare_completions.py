@@ -10,22 +10,41 @@ from typing import Any
 
 from serve_apps.gateway.call_spans import traced_choices
 from serve_apps.gateway.chat_reply import troupe_fields
-from serve_apps.gateway.model_call import Choice, ModelCall, room_for_completion
+from serve_apps.gateway.model_call import (
+    Choice,
+    ModelCall,
+    check_length,
+    check_logprobs,
+    room_for_completion,
+)
 from serve_apps.gateway.policy_stream import PolicyStreams
 from serve_apps.gateway.teams import ServedTeam
+from serve_apps.long_texts import worked_on
 from serve_apps.openai_api.completion_request import CompletionRequest
-from serve_apps.openai_api.constraints import constraint_text
+from serve_apps.openai_api.constraints import tried_constraint
 from serve_apps.openai_api.protocol import ApiError
 from stores.types import Sampling
 
 
-def prepare_completion(request: CompletionRequest, team: ServedTeam, model_group: str) -> list[ModelCall]:
+async def prepare_completion(request: CompletionRequest, team: ServedTeam, model_group: str) -> list[ModelCall]:
     """Tokenizes the prompts of a request and settles how to sample them; ApiError 400 where one does not fit the model."""
-    return [_call(request, team, model_group, prompt) for prompt in request.prompts]
+    if request.logprobs is not None:
+        check_logprobs(request.n * len(request.prompts) * request.limit, request.top_logprobs)
+    constraint = ""
+    if request.own_form:
+        constraint = await tried_constraint(request, team.acting.tokenizers[model_group])
+    return await worked_on(
+        request.num_characters,
+        lambda: [_call(request, team, model_group, prompt, constraint) for prompt in request.prompts],
+    )
 
 
-def _call(request: CompletionRequest, team: ServedTeam, model_group: str, prompt: str | list[int]) -> ModelCall:
-    tokenizer = team.acting.tokenizers[model_group]
+def _call(
+    request: CompletionRequest, team: ServedTeam, model_group: str, prompt: str | list[int], constraint: str
+) -> ModelCall:
+    tokenizer, context = team.acting.tokenizers[model_group], team.acting.max_model_len[model_group]
+    if isinstance(prompt, str):
+        check_length(prompt, tokenizer, context)
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     if unknown := [i for i in ids if i >= tokenizer.num_tokens]:
         raise ApiError(
@@ -34,14 +53,14 @@ def _call(request: CompletionRequest, team: ServedTeam, model_group: str, prompt
             code="invalid_value",
             param="prompt",
         )
-    room_for_completion(request.limit, len(ids), team.acting.max_model_len[model_group])
+    room_for_completion(request.limit, len(ids), context)
     sampling = Sampling(
         max_tokens=request.limit,
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=request.top_p,
         top_k=max(request.top_k, 0),
         min_p=request.min_p,
-        constraint=constraint_text(request.own_form, tokenizer.end_ids),
+        constraint=constraint,
     )
     return ModelCall(
         request=request,

@@ -141,7 +141,9 @@ class Capture:
         ApiError 404 where no such answer of this caller is stored, 503 where the store cannot be read or written.
         """
         if self._num_searches >= MAX_SEARCHES:
-            raise ApiError(429, "too much feedback is being stored: try again later", code="overloaded", retry_after_s=1)
+            raise ApiError(
+                429, "too much feedback is being stored: try again later", code="overloaded", retry_after_s=1
+            )
         stored = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
         self._num_searches += 1
         try:

@@ -9,12 +9,14 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serve_apps.gateway.model_call import ModelCall, room_for_completion
+from serve_apps.gateway.model_call import ModelCall, check_length, check_logprobs, room_for_completion
 from serve_apps.gateway.teams import ServedTeam
+from serve_apps.long_texts import worked_on
 from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.template_refusals import refusals_of_template
 from serve_apps.tokenizer import PromptSettings
 from stores.types import Sampling
 
@@ -35,8 +37,6 @@ class Chat(ModelCall):
 
 def chat_prompt(request: ChatRequest, team: ServedTeam, model_group: str, agent: str | None) -> str:
     """Returns the prompt of a chat as marked text (see `ChatTokenizer.mark_chat`); ApiError 400 where it has none."""
-    from jinja2 import TemplateError
-
     tokenizer = team.acting.tokenizers[model_group]
     has_calls = any(message.tool_calls or message.role == "tool" for message in request.messages)
     if (request.tools or has_calls) and not tokenizer.knows_tools:
@@ -54,15 +54,17 @@ def chat_prompt(request: ChatRequest, team: ServedTeam, model_group: str, agent:
         continue_final_message=request.continue_final_message,
         variables=tokenizer.known_variables(request.template_variables),
     )
-    try:
+    with refusals_of_template():
         return tokenizer.mark_chat(messages, tools=request.shown_tools, settings=settings)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise ApiError(
-            400,
-            f"the chat template of model {request.model!r} refuses these messages: {error}",
-            code="invalid_value",
-            param="messages",
-        ) from None
+
+
+def chat_tokens(request: ChatRequest, team: ServedTeam, model_group: str, agent: str | None) -> tuple[str, list[int]]:
+    """Returns the prompt of a chat as marked text and as tokens; ApiError 400 where it has none, or does not fit the context."""
+    tokenizer, context = team.acting.tokenizers[model_group], team.acting.max_model_len[model_group]
+    marked = chat_prompt(request, team, model_group, agent)
+    if len(marked) > context:
+        check_length(tokenizer.plain(marked), tokenizer, context)
+    return marked, tokenizer.encode_marked(marked)
 
 
 async def prepare_chat(
@@ -73,14 +75,16 @@ async def prepare_chat(
     Args: kind: what the id of the reply begins with.
     """
     tokenizer = team.acting.tokenizers[model_group]
-    marked = chat_prompt(request, team, model_group, agent)
-    prompt = tokenizer.encode_marked(marked)
+    marked, prompt = await worked_on(request.num_characters, lambda: chat_tokens(request, team, model_group, agent))
     max_completion = room_for_completion(request.limit, len(prompt), team.acting.max_model_len[model_group])
     default = team.acting.sampling[agent] if agent is not None else Sampling(max_tokens=max_completion, temperature=1.0)
+    max_tokens = request.limit or min(default.max_tokens, max_completion)
+    if request.logprobs:
+        check_logprobs(request.n * max_tokens, request.top_logprobs)
     reader = AnswerReader.of(request, tokenizer, team.acting.parsers_of(model_group), tokenizer.plain(marked))
     sampling = replace(
         default,
-        max_tokens=request.limit or min(default.max_tokens, max_completion),
+        max_tokens=max_tokens,
         temperature=default.temperature if request.temperature is None else request.temperature,
         top_p=request.top_p,
         top_k=max(request.top_k, 0),

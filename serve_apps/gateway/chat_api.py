@@ -17,13 +17,14 @@ from serve_apps.gateway.chat_reply import complete_chat, reply_body, stream_chun
 from serve_apps.gateway.chat_trace import is_trainable, trace_of
 from serve_apps.gateway.event_stream import chat_events, released_unless_streamed
 from serve_apps.gateway.figures import chat_figures
+from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
 from serve_apps.gateway.teams import model_of, team_of_model
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import unless_gone
 
-router = APIRouter()
+router = APIRouter(route_class=LongBodyRoute)
 
 
 @router.post("/v1/chat/completions")
@@ -48,7 +49,9 @@ def chat_ended(service: Service, slot: Slot, key: ApiKey, chat: Chat) -> None:
     if not chat.is_complete:
         service.count_answer(slot, key, chat.usage["completion_tokens"], None)
         return
-    service.count_answer(slot, key, chat.usage["completion_tokens"], chat_figures(reply_body(chat)))
+    service.count_answer(
+        slot, key, chat.usage["completion_tokens"], chat_figures(reply_body(chat, with_logprobs=False))
+    )
     is_kept, task_id = service.capture.should_keep(chat.request.store), f"request-{chat.id}"
     if is_kept:
         trace = trace_of(chat, task_id=task_id, seconds=slot.seconds)

@@ -10,6 +10,10 @@ from serve_apps.gateway.call_spans import traced_choices
 from serve_apps.gateway.chat import Chat
 from serve_apps.gateway.model_call import Choice, ModelCall
 from serve_apps.gateway.policy_stream import Delta, PolicyStreams
+from serve_apps.long_texts import worked_on
+
+CHARACTERS_OF_A_LOGPROB = 100
+"""About so many are written for each."""
 
 
 async def complete_chat(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:
@@ -17,10 +21,11 @@ async def complete_chat(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:
     async with aclosing(traced_choices(chat, streams)) as pieces:
         async for piece in pieces:
             chat.choices[piece.choice.index] = piece.choice
-    return reply_body(chat)
+    num_values = chat.usage["completion_tokens"] * (1 + chat.top_logprobs) if chat.request.logprobs else 0
+    return await worked_on(CHARACTERS_OF_A_LOGPROB * num_values, lambda: reply_body(chat))
 
 
-def reply_body(chat: Chat) -> dict[str, Any]:
+def reply_body(chat: Chat, *, with_logprobs: bool = True) -> dict[str, Any]:
     """Returns the reply to a chat whose choices are complete."""
     ordered = [chat.choices[i] for i in sorted(chat.choices)]
     return {
@@ -29,7 +34,7 @@ def reply_body(chat: Chat) -> dict[str, Any]:
         "created": chat.created,
         "model": chat.request.model,
         "system_fingerprint": chat.team.fingerprint,
-        "choices": [_choice_body(chat, choice) for choice in ordered],
+        "choices": [_choice_body(chat, choice, with_logprobs=with_logprobs) for choice in ordered],
         "usage": chat.usage,
         **_prompt_ids(chat),
         "troupe": troupe_fields(chat, ordered),
@@ -79,10 +84,10 @@ def _last_chunks(chat: Chat, choice: Choice, shown: tuple[str, str]) -> list[dic
     return [*chunks, {**last, "troupe": troupe_fields(chat, [choice])}]
 
 
-def _choice_body(chat: Chat, choice: Choice) -> dict[str, Any]:
+def _choice_body(chat: Chat, choice: Choice, *, with_logprobs: bool) -> dict[str, Any]:
     message, reason = _message(chat, choice)
     logprobs = None
-    if chat.request.logprobs:
+    if chat.request.logprobs and with_logprobs:
         logprobs = _logprobs(chat, choice.token_ids, choice.logprobs, choice.top_logprobs)
     body = {"index": choice.index, "message": message, "finish_reason": reason, "logprobs": logprobs}
     return body | ({"token_ids": list(choice.token_ids)} if chat.request.return_token_ids else {})

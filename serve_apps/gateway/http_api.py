@@ -18,8 +18,8 @@ from serve_apps.gateway.api_keys import SCOPES
 from serve_apps.gateway.api_state import ApiState, ServiceDependency, set_state
 from serve_apps.gateway.episode_api import episode_router
 from serve_apps.gateway.episodes import GatewayEpisodes
-from serve_apps.gateway.mcp_api import McpEndpoint
 from serve_apps.gateway.long_bodies import LongBodyRoute
+from serve_apps.gateway.mcp_api import McpEndpoint
 from serve_apps.gateway.request_limits import RequestLimits
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import Production, team_of_model

@@ -19,6 +19,8 @@ from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
 from stores.types import Sampling
 
+MAX_LOGPROBS = 200_000
+"""Logprobs of a reply: each is an object of its own."""
 MAX_NAMES, MAX_NAME = 32, 64
 """How many names a header has, and the characters of each."""
 
@@ -113,6 +115,35 @@ def room_for_completion(limit: int | None, num_prompt: int, context: int) -> int
             param="max_tokens",
         )
     return room
+
+
+def check_length(prompt: str, tokenizer: ChatTokenizer, context: int) -> None:
+    """Raises ApiError 400 for a prompt of so many characters that its tokens need not be counted."""
+    most = tokenizer.most_characters(context)
+    if most is not None and len(prompt) > most:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {context} tokens. However, the prompt has {len(prompt)} characters, and no more "
+            f"than {most} can fit",
+            code="context_length_exceeded",
+            param="messages",
+        )
+
+
+def check_logprobs(num_tokens: int, top_logprobs: int) -> None:
+    """Raises ApiError 400 where a request for logprobs may get more of them than are told at once.
+
+    Args: num_tokens: of all completions of the request together, at most.
+    """
+    num = num_tokens * (1 + top_logprobs)
+    if num > MAX_LOGPROBS:
+        raise ApiError(
+            400,
+            f"completions of {num_tokens} tokens with {top_logprobs} alternatives each have {num} logprobs, and at most {MAX_LOGPROBS} are "
+            "told at once: lower n, max_tokens or top_logprobs",
+            code="invalid_value",
+            param="top_logprobs",
+        )
 
 
 async def sample_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[Piece]:

@@ -16,13 +16,14 @@ from serve_apps.gateway.chat import prepare_chat
 from serve_apps.gateway.chat_api import chat_ended
 from serve_apps.gateway.chat_reply import complete_chat, stream_chunks
 from serve_apps.gateway.event_stream import named_events, released_unless_streamed
+from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import model_of, team_of_model
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.response_events import response_events
 from serve_apps.openai_api.responses import Item, ResponsesRequest, chat_of, response_of
 
-router = APIRouter()
+router = APIRouter(route_class=LongBodyRoute)
 
 
 @router.post("/v1/responses")

@@ -49,6 +49,7 @@ def answer_format(tokenizer: ChatTokenizer, parsers: Parsers) -> AnswerFormat:
 class AnswerReader:
     """Reads the completions of one prompt."""
 
+    parsers: Parsers
     thoughts: ThoughtReader
     tools: OfferedTools
     are_thoughts_shown: bool = True
@@ -69,7 +70,7 @@ class AnswerReader:
             is_single=not request.parallel_tool_calls,
         )
         thoughts = ThoughtReader.of(prompt, form.thoughts)
-        return cls(thoughts=thoughts, tools=tools, are_thoughts_shown=request.include_reasoning)
+        return cls(parsers=parsers, thoughts=thoughts, tools=tools, are_thoughts_shown=request.include_reasoning)
 
     def message(self, text: str, *, id_prefix: str) -> dict[str, Any]:
         """Returns the message of a whole completion; its content is empty where the thoughts were cut."""

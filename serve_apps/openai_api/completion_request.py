@@ -12,6 +12,8 @@ from serve_apps.openai_api.sampling_fields import MAX_CHOICES, SamplingFields, W
 
 MAX_PROMPT_TOKENS = 1_000_000
 """Tokens of a prompt that is given as numbers; the context of the model is the limit that counts."""
+MAX_WITH_STRINGS = 100_000
+"""Characters of a text whose tokens are also returned as text, one by one."""
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
 Prompts = Annotated[list[str] | list[Tokens], Field(min_length=1, max_length=MAX_CHOICES)]
 
@@ -70,6 +72,11 @@ class TokenizeRequest(ChatRequest):
     def _is_one(self) -> TokenizeRequest:
         if bool(self.messages) == (self.prompt is not None):
             raise ValueError("needs either prompt or messages")
+        said = self.prompt or "".join(message.text or "" for message in self.messages)
+        if self.return_token_strs and len(said) > MAX_WITH_STRINGS:
+            raise ValueError(
+                f"return_token_strs is for texts of at most {MAX_WITH_STRINGS} characters, and this one has {len(said)}"
+            )
         return self
 
 

@@ -14,16 +14,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest, NamedTool
+from serve_apps.openai_api.forms import form_process
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.thoughts import ThoughtReader
+from serve_apps.openai_api.sampling_fields import SamplingFields
+from serve_apps.openai_api.thoughts import ThoughtReader, Thoughts
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
+from serve_apps.parsers import Parsers
+from serve_apps.tokenizer import ChatTokenizer
 
 Format = dict[str, Any]
 """A format of xgrammar's structural tags."""
+
+
+FORM_FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "structured_outputs"}
+"""The fields of a request that say what its answer must look like."""
 
 
 def is_constrained(request: ChatRequest) -> bool:
@@ -32,11 +41,35 @@ def is_constrained(request: ChatRequest) -> bool:
 
 
 async def prepared_constraint(request: ChatRequest, reader: AnswerReader) -> str:
-    """Returns `Sampling.constraint` of a chat, with vLLM's parsers imported where they are needed; ApiError as `constraint_of`."""
-    tools = reader.tools
-    if tools.needs_vllm or (tools.tools and is_constrained(request)):
+    """Returns `Sampling.constraint` of a chat, made and tried as `forms` says; ApiError as `constraint_of`, and for a form that takes too much.
+
+    Also imports vLLM's parsers where calls have to be read by them.
+    """
+    tools, tokenizer = reader.tools, reader.tools.tokenizer
+    if tools.needs_vllm:
         await asyncio.to_thread(load_parsers)
-    return constraint_text(constraint_of(request, tools, reader.thoughts), tools.tokenizer.end_ids)
+    if not is_constrained(request):
+        return ""
+    if not tokenizer.folder:  # a scripted model: there is no engine that a form could stop
+        return constraint_text(constraint_of(request, tools, reader.thoughts), tokenizer.end_ids)
+    return await tried_constraint(request, tokenizer, parsers=reader.parsers, thoughts=reader.thoughts.thoughts)
+
+
+async def tried_constraint(
+    request: SamplingFields, tokenizer: ChatTokenizer, *, parsers: Parsers | None = None, thoughts: Thoughts = "none"
+) -> str:
+    """Returns the constraint of a request that has one, made and tried in the form process; ApiError.
+
+    Args:
+        parsers: what reads the completions; None where they are bare.
+    """
+    form = {
+        "tokenizer": tokenizer.folder,
+        "parsers": asdict(parsers or Parsers()),
+        "thoughts": thoughts,
+        "request": request.model_dump(include=FORM_FIELDS, exclude_defaults=True, by_alias=True),
+    }
+    return await form_process().constraint(form)
 
 
 def constraint_text(arguments: Mapping[str, Any], end_ids: Collection[int]) -> str:

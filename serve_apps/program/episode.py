@@ -17,11 +17,13 @@ from typing import Any
 from pydantic import Field
 
 from serve_apps.contracts import Parsed
+from serve_apps.long_texts import worked_on
 from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
+from serve_apps.openai_api.template_refusals import refusals_of_template
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
@@ -183,7 +185,11 @@ class ProgramEpisode:
             continue_final_message=request.continue_final_message,
             variables=tokenizer.known_variables(request.template_variables),
         )
-        prompt = _rendered(lambda: conversations.prompt(messages, tools=request.shown_tools, settings=settings))
+        with refusals_of_template():
+            prompt = await worked_on(
+                request.num_characters,
+                lambda: conversations.prompt(messages, tools=request.shown_tools, settings=settings),
+            )
         reader = AnswerReader.of(request, tokenizer, team.parsers_of(team.group_of[agent]), prompt.text)
         constraint = await prepared_constraint(request, reader)
         prefix = f"call_{secrets.token_hex(6)}"
@@ -288,18 +294,6 @@ def _refuse_other_sampling(request: ChatRequest) -> None:
             code="unsupported_value",
             param=names[0],
         )
-
-
-def _rendered(make: Any) -> Any:
-    """Returns what `make` returns; ApiError where the chat template refuses the messages."""
-    from jinja2 import TemplateError
-
-    try:
-        return make()
-    except (TemplateError, TypeError, ValueError) as error:
-        raise ApiError(
-            400, f"the chat template refuses these messages: {error}", code="invalid_value", param="messages"
-        ) from None
 
 
 def _until(text: str, stops: list[str]) -> str:
