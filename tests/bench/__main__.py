@@ -43,6 +43,7 @@ BENCHES = {
     "airflow": "tests.bench.airflow_stages",
     "gate": "tests.bench.gate",
     "gateway": "tests.bench.gateway",
+    "hostile": "tests.bench.hostile",
     "traffic": "tests.bench.traffic",
     "promotion": "tests.bench.promotion",
     "malformed": "tests.bench.malformed_calls",

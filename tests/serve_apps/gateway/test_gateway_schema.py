@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from gateway_scene import Scene
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
+
+from tests.serve_apps.gateway.hostile_gateway import scripted_scene
 
 pytestmark = pytest.mark.nightly
 
 
 def test_no_request_causes_a_server_error(tiny_model: Path) -> None:
     """Operation by operation: schemathesis' own pytest plugin does not know this pytest."""
-    schema = schemathesis.openapi.from_asgi("/openapi.json", Scene(tiny_model, capture={"flush_s": 0.01}).api)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", scripted_scene(tiny_model, capture={"flush_s": 0.01}).api)
     seen: dict[str, Counter[int]] = {}
     for result in schema.get_all_operations():
         operation = result.ok()
@@ -31,6 +32,7 @@ def test_no_request_causes_a_server_error(tiny_model: Path) -> None:
     assert chat[400] + chat[404] > 100 and chat[400], f"many kinds of requests were refused: {seen}"
     assert set(seen) >= {"GET /v1/models", "POST /v1/workflows/{team}/runs", "POST /v1/episodes", "GET /metrics"}
     assert "POST /v1/episodes/{episode_id}/agents/{agent}/chat/completions" in seen
+    assert set(seen) >= {"POST /v1/responses", "POST /v1/completions", "POST /tokenize", "POST /detokenize"}
 
 
 def ask_all(cases: SearchStrategy[Case], num: int) -> Counter[int]:
