@@ -85,7 +85,7 @@ class FormProcess:
             return answered
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process; the next form starts another one."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
