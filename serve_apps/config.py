@@ -272,6 +272,9 @@ class GatewayConfig(Settings):
     """How the model calls of whole workflows reach the policy apps."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Where spans of requests go. By default there are none."""
+    messages_api: bool = False
+    """Whether Anthropic's Messages API (`/v1/messages`) is answered. Its converters are vLLM's: each replica takes 0.7 GB more, and
+    some seconds more to start."""
 
     @model_validator(mode="after")
     def _others_need_a_key(self) -> Self:

@@ -25,6 +25,7 @@ from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import Production, team_of_model
 from serve_apps.gateway.trace_reader import TraceReader
 from serve_apps.openai_api.http_errors import add_errors
+from serve_apps.openai_api.messages import load_converters
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 from serve_apps.telemetry.requests import RequestSpans
 
@@ -51,6 +52,8 @@ router = APIRouter(route_class=LongBodyRoute)
 
 def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     """Builds the application; teams may be added to `service` later."""
+    if service.config.messages_api:
+        load_converters()  # now: while it imports, a process answers nobody
     workflow_tools = McpEndpoint(service)
     api = FastAPI(
         title="Troupe gateway",

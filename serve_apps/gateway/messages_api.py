@@ -1,4 +1,4 @@
-"""messages_api: `POST /v1/messages`: a chat in the form of Anthropic's Messages API."""
+"""messages_api: `POST /v1/messages`: a chat in the form of Anthropic's Messages API, where `gateway.messages_api` turns it on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 
 from serve_apps.gateway.api_state import ServiceDependency
 from serve_apps.gateway.chat import chat_prompt, prepare_chat
 from serve_apps.gateway.chat_api import chat_ended
 from serve_apps.gateway.chat_reply import complete_chat, stream_chunks
 from serve_apps.gateway.event_stream import chat_events, released_unless_streamed
+from serve_apps.gateway.long_bodies import LongBodyRoute
+from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import model_of, team_of_model
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.messages import (
@@ -32,7 +33,7 @@ from serve_apps.openai_api.protocol import ApiError, invalid_body_error
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class AnthropicRoute(APIRoute):
+class AnthropicRoute(LongBodyRoute):
     """Answers errors in Anthropic's form."""
 
     def get_route_handler(self) -> Handler:
@@ -58,6 +59,7 @@ router = APIRouter(route_class=AnthropicRoute)
 async def create_message(body: MessagesRequest, request: Request, service: ServiceDependency) -> Response:
     """Answers with an agent or a model group, at once or as server-sent events; tools, forms and limits are those of a chat."""
     key = service.authorize(request, "call", counts=True)
+    _check_on(service)
     team = team_of_model(service.teams, body.model).name
     asked = await asyncio.to_thread(chat_of_messages, body)
     slot = await service.take_slot(team, body.user, key)
@@ -75,6 +77,7 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
 async def count_tokens(body: CountRequest, request: Request, service: ServiceDependency) -> dict[str, int]:
     """Returns the number of tokens of a message's prompt as an agent or a model group gets it."""
     service.authorize(request, "call", counts=True)
+    _check_on(service)
     team = team_of_model(service.teams, body.model).champion
     group, agent = model_of(team, body.model)
 
@@ -83,3 +86,8 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceDep
         return len(tokenizer.encode_marked(chat_prompt(chat_of_messages(body), team, group, agent)))
 
     return {"input_tokens": await asyncio.to_thread(count)}
+
+
+def _check_on(service: Service) -> None:
+    if not service.config.messages_api:
+        raise ApiError(404, "Anthropic's Messages API is off here: set gateway.messages_api: true", code="not_enabled")

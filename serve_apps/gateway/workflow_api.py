@@ -11,13 +11,14 @@ from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.gateway.api_state import ServiceDependency
 from serve_apps.gateway.event_stream import data_events, released_unless_streamed
 from serve_apps.gateway.figures import run_figures
+from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
 from serve_apps.gateway.workflow_runs import WorkflowRun, episode_spec, run_workflow, stream_workflow
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import RunRequest
 
-router = APIRouter()
+router = APIRouter(route_class=LongBodyRoute)
 
 
 @router.post("/v1/workflows/{team}/runs")

@@ -35,7 +35,7 @@ async def client_of(scene: Scene, key: str = "none") -> AsyncIterator[anthropic.
 
 @pytest.fixture
 def scene(tiny_model: Path) -> Scene:
-    scene = Scene(tiny_model)
+    scene = Scene(tiny_model, messages_api=True)
     scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue", max_model_len=1024)))
     return scene
 
@@ -117,7 +117,7 @@ async def test_errors_have_anthropics_form(scene: Scene, tiny_model: Path, tmp_p
 async def test_a_key_may_come_as_anthropics_clients_send_it(tiny_model: Path, tmp_path: Path) -> None:
     secret, key = make_key("caller", scopes=("call",), expires_at=None, requests_per_minute=None)
     write_keys(tmp_path / "keys.json", [key])
-    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"), messages_api=True)
     async with client_of(scene, secret) as client:
         assert (await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)).content
     async with client_of(scene, "wrong") as client:
@@ -139,3 +139,9 @@ async def test_a_list_without_end_is_refused(scene: Scene, field: str, value: An
     async with scene.http() as http:
         answer = await http.post("/v1/messages", json=body)
     assert answer.status_code == 400 and field in answer.json()["error"]["message"]
+
+
+async def test_it_is_off_unless_it_is_turned_on(tiny_model: Path) -> None:
+    async with client_of(Scene(tiny_model)) as client:
+        with pytest.raises(anthropic.NotFoundError, match=r"set gateway\.messages_api: true"):
+            await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)
