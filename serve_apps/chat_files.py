@@ -106,8 +106,14 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _rendered(file: Path, template: str, named: Mapping[str, str]) -> str:
     """Returns a plain conversation as the template writes it. With tools, or without a last header, it has to end as well."""
-    plain = {"messages": EXCHANGE, "tools": None, "documents": None, "add_generation_prompt": True, **named}
-    others = [
+    plain: dict[str, Any] = {
+        "messages": EXCHANGE,
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+        **named,
+    }
+    others: list[Mapping[str, Any]] = [
         {**plain, "add_generation_prompt": False},
         {**plain, "messages": [*EXCHANGE[:1], *CALLED], "tools": [TOOL]},
     ]
