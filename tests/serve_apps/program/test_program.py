@@ -346,7 +346,10 @@ def test_what_an_answer_must_match_is_stored_with_its_turn(tiny_model: Path) -> 
         {},
     ]
     body = "\n".join(say("x", **form) for form in forms)
-    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn('{"value": true}', "yes", MULTIPLY, "free"))
+    says = by_turn('{"value": true}', "yes", MULTIPLY, "free")
+    trace = play(
+        Program(ONE, command=code(body)), tiny_model, says, timeout_s=240
+    )  # the first form waits for vLLM's imports
     typed, chosen, forced, free = (turn.sampling.constraint for turn in trace.turns)
     assert json.loads(typed) == {"json": schema, "end_ids": sorted(ChatTokenizer(tiny_model).end_ids)}
     assert '"no"' in json.loads(chosen)["structural_tag"] and "<tool_call>" in json.loads(forced)["structural_tag"]
@@ -363,7 +366,7 @@ def test_a_form_that_the_engine_refuses_is_the_programs_error(tiny_model: Path) 
         f"try:\n    {say('x', response_format={'type': 'json_object'})}\n"
         f"except Exception as e:\n    print(e.status_code, e.body['message'])\n{say('x')}"
     )
-    trace = play(Program(ONE, command=code(body)), tiny_model, refuse)
+    trace = play(Program(ONE, command=code(body)), tiny_model, refuse, timeout_s=240)
     assert trace.answer == "400 the engine refuses this form: no grammar"
     assert (trace.status, len(trace.turns)) == (EpisodeStatus.OK, 1)
 
