@@ -3,7 +3,8 @@
 The real workflow runs with the real tokenizer and recorder; only the completions come from a function
 `(agent, task, inputs, rng) -> text`. The result has the form of any trace, so a warm start learns from
 demonstrations and from chosen traces in the same way. A tool is called once for the same arguments: demonstrations repeat
-themselves, and a sandbox takes 20 ms per test.
+themselves, and a sandbox takes 20 ms per test. A few episodes play at a time, because a program and its framework run in processes of
+their own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from stores.types import Completion, FinishReason, Purpose, Task, Trace
 Demonstrator = Callable[[str, Task, Mapping[str, str], random.Random], str]
 ToolAnswers = dict[tuple[str, str], Any]
 """Responses of tools, by the name of the tool and its arguments."""
+EPISODES_AT_ONCE = 4
 
 
 def demonstrate(
@@ -59,8 +61,9 @@ def demonstrate(
         )
 
     async def run_all() -> list[Trace]:
-        traces = []
-        for index in range(count):
+        slots = asyncio.Semaphore(EPISODES_AT_ONCE)
+
+        async def play(index: int) -> Trace:
             spec = EpisodeSpec(
                 run_id=run_id,
                 iteration=0,
@@ -70,8 +73,10 @@ def demonstrate(
                 episode_index=index // len(tasks),
                 run_seed=seed,
             )
-            traces.append(await run_episode(spec, team=acting, complete=complete, limits=EpisodeConfig()))
-        return traces
+            async with slots:
+                return await run_episode(spec, team=acting, complete=complete, limits=EpisodeConfig())
+
+        return await asyncio.gather(*map(play, range(count)))
 
     traces = asyncio.run(run_all())
     failed = next((t for t in traces if t.error), None)

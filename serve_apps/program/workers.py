@@ -3,8 +3,9 @@
     episode {"id", "prompt", "task_id", "task", "base_url", "api_key", "agents"} ──> a line of standard input
     {"id", "answer", "score", "metadata"} or {"id", "error"}                      <── a line of standard output
 
-There are as many processes as episodes at a time. One whose episode is given up is killed, one that waits for `IDLE_S` is ended, and
-all end with their standard input, also where the process that started them was killed.
+There are as many processes as episodes at a time. They outlive the workflow object that asked for them: each stage builds it anew. One
+whose episode is given up is killed, one that waits for `IDLE_S` is ended, and all end with their standard input, also where the process
+that started them was killed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from serve_apps.program.process import MAX_OUTPUT, TAIL, ProgramError, inherited
 
@@ -139,3 +141,20 @@ class Workers:
         if worker in self._idle:
             self._idle.remove(worker)
             worker.kill()
+
+
+_workers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Workers]] = WeakKeyDictionary()
+
+
+def workers_of_loop(
+    command: Sequence[str], *, environment: Mapping[str, str], folder: str | None, identity: str
+) -> Workers:
+    """Returns the processes of a command in this event loop, the same ones at every call.
+
+    Args: identity: of the program's source: a program that was changed has processes of its own.
+    """
+    key = json.dumps([*command, sorted(environment.items()), folder, identity])
+    of_loop = _workers.setdefault(asyncio.get_running_loop(), {})
+    if key not in of_loop:
+        of_loop[key] = Workers(command, environment=environment, folder=folder)
+    return of_loop[key]

@@ -21,10 +21,10 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from serve_apps.agent import Agent
 from serve_apps.causes import AuthorError
@@ -34,7 +34,7 @@ from serve_apps.program.container import Container
 from serve_apps.program.episode import ProgramEpisode
 from serve_apps.program.process import Ended, ProgramError, run_process
 from serve_apps.program.server import SOCKET, EpisodeServer, episode_server
-from serve_apps.program.workers import Workers
+from serve_apps.program.workers import Workers, workers_of_loop
 from serve_apps.reference_fields import public_task
 from serve_apps.workflow import Outcome, Workflow, load_object
 from stores.proxies import direct_hosts
@@ -106,20 +106,22 @@ class Program(Workflow):
         self.environment, self.inherit = dict(environment or {}), tuple(inherit)
         self._function = load_object(function, place="workflow.settings.function") if function else None
         self.stays = stays
-        self._workers: WeakKeyDictionary[asyncio.AbstractEventLoop, Workers] = WeakKeyDictionary()
 
     @property
     def prompts(self) -> dict[str, str]:
         """The program has its own prompts: its identity stands for them in the team manifest."""
-        return dict.fromkeys(self.agents, f"program {self._sha256()}")
+        return dict.fromkeys(self.agents, f"program {self._sha256}")
 
+    @cached_property
     def _sha256(self) -> str:
         """The hash of the command and the files that it names, or of the function's file."""
         parts = [json.dumps(self.command).encode(), json.dumps(self.environment, sort_keys=True).encode()]
         if self._function is not None:
             parts.append(Path(inspect.getfile(self._function)).read_bytes())
         files = [Path(self.folder or ".") / part for part in self.command]
-        parts += [file.read_bytes() for file in files if file.is_file()]
+        parts += [
+            file.read_bytes() for file in files if os.path.isfile(file)
+        ]  # a script after `-c` is too long for a name
         return sha256(b"\x1f".join(parts)).hexdigest()[:16]
 
     def preflight(self) -> list[str]:
@@ -127,7 +129,9 @@ class Program(Workflow):
         if self._function is not None:
             return [f"program: {self.function_path}"]
         if shutil.which(self.command[0], path=None) is None and not Path(self.folder or ".", self.command[0]).is_file():
-            raise ValueError(f"workflow.settings: program {self.command[0]!r} is not on this machine's PATH")
+            raise ValueError(
+                f"workflow.settings: program {self.command[0]!r} is no file here and not on this machine's PATH"
+            )
         return [f"program: {' '.join(self.command)}"]
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
@@ -221,15 +225,12 @@ class Program(Workflow):
 
     def _workers_of_loop(self) -> Workers:
         """Returns the processes that play episodes of this event loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._workers:
-            command, variables = self.command, self._named_variables()
-            if self.function_path is not None:
-                command = [sys.executable, "-m", "serve_apps.program.function_worker", self.function_path]
-                variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | variables
-            variables |= direct_hosts(variables, self.host)
-            self._workers[loop] = Workers(command, environment=variables, folder=self.folder)
-        return self._workers[loop]
+        command, variables = self.command, self._named_variables()
+        if self.function_path is not None:
+            command = [sys.executable, "-m", "serve_apps.program.function_worker", self.function_path]
+            variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | variables
+        variables |= direct_hosts(variables, self.host)
+        return workers_of_loop(command, environment=variables, folder=self.folder, identity=self._sha256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pipelines.examples.made_up_facts import tasks as made_up_facts
 from pipelines.examples.small_functions import demonstrator as small_functions_demonstrator
 from pipelines.examples.small_functions import tasks as small_functions
 from serve_apps.agent import Agent, Tool
-from serve_apps.demonstrate import demonstrate
+from serve_apps.demonstrate import EPISODES_AT_ONCE, demonstrate
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.workflows.debate import Debate
@@ -147,3 +148,21 @@ def test_a_tool_is_asked_once_for_the_same(tokenizer: ChatTokenizer) -> None:
         assert [t.turns[0].prompt_text for t in traces] == [f"{task.prompt} more" for task in tasks * 2]
     assert sorted(workflow.asked) == sorted(task.prompt for task in tasks)
     assert workflow.tools["find"].function == workflow._find, "the workflow itself is as it was"
+
+
+def test_several_demonstrations_play_at_once_and_keep_their_order(tokenizer: ChatTokenizer) -> None:
+    under_way, most = [0], [0]
+
+    class Waits(Asks):
+        async def _find(self, words: list[str]) -> dict[str, list[str]]:
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+            await asyncio.sleep(0.001 * int(words[0][0]))
+            under_way[0] -= 1
+            return {"found": words}
+
+    team = team_in_one_group(Waits(), tokenizer, max_model_len=64, max_tokens=8)
+    tasks = sums()
+    traces = demonstrate(tasks, team=team, demonstrator=lambda *_: "x", count=20, run_id="r", seed=0)
+    assert [trace.task.task_id for trace in traces] == [task.task_id for task in tasks]
+    assert 1 < most[0] <= EPISODES_AT_ONCE

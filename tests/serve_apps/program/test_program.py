@@ -481,7 +481,7 @@ def test_a_program_that_cannot_start_says_which(tiny_model: Path) -> None:
     program = Program(ONE, command=["no-such-program"])
     trace = play(program, tiny_model, by_turn())
     assert trace.status == EpisodeStatus.AGENT_ERROR and "'no-such-program' did not start: No such file" in trace.error
-    with pytest.raises(ValueError, match="'no-such-program' is not on this machine's PATH"):
+    with pytest.raises(ValueError, match="'no-such-program' is no file here and not on this machine's PATH"):
         program.preflight()
 
 

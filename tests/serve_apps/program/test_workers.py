@@ -168,3 +168,19 @@ def test_a_command_that_stays_reads_episodes_as_lines(tiny_model: Path) -> None:
 def test_what_cannot_stay_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="stays: true needs a command without"):
         load_workflow("serve_apps.workflows.program:Program", {"agents": ONE, "stays": True, **settings})
+
+
+@pytest.mark.anyio
+async def test_a_program_that_is_built_again_keeps_its_processes_until_its_source_changes(tmp_path: Path) -> None:
+    """Each stage builds the workflow anew, and a framework takes seconds to import."""
+    file = tmp_path / "program.py"
+
+    async def played_by() -> int:
+        program = Program(ONE, command=[sys.executable, str(file)], stays=True)
+        reply = await program._workers_of_loop().play(episode("x"))
+        return int(reply["metadata"]["process"])
+
+    file.write_text(ECHO)
+    first, again = await played_by(), await played_by()
+    file.write_text(f"{ECHO}# changed")
+    assert first == again != await played_by()
