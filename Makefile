@@ -86,7 +86,7 @@ down:  ## Stop what `make up` and `make airflow` started, and nothing else
 
 clean:  ## Remove the demo's run and caches; keeps the environment (rm -rf .venv .tools removes that)
 	rm -rf runs/demo .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build
-	find . -name __pycache__ -not -path './.venv/*' -not -path './.tools/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv/*' -not -path './.venvs/*' -not -path './.tools/*' -prune -exec rm -rf {} +
 	@echo "kept: .venv and .tools (rm -rf .venv .tools), other runs under runs/"
 
 system:  ## Install the system packages that optional parts use, or print their names
