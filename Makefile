@@ -35,7 +35,7 @@ fast: check  ## Before a commit: the checks, and the tests that start no Ray, en
 	$(BIN)/pytest -n 2 --tier fast --disable-warnings
 
 test: check  ## On each push: the checks, and one test of each real part
-	$(BIN)/pytest -n 3 --tier test --disable-warnings
+	$(BIN)/pytest -n 2 --tier test --disable-warnings
 
 nightly: check  ## Each day: the checks, every test, and one row of `make chaos`
 	$(BIN)/pytest -n 2 --tier nightly --disable-warnings

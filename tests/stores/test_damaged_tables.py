@@ -140,6 +140,7 @@ def test_episodes_are_read_on_a_read_only_mount_and_a_full_disk_and_writers_are_
         assert said["write"][0] == number and said["write"][1].startswith(ref.uri)
 
 
+@pytest.mark.nightly
 def test_a_stage_that_met_a_full_disk_goes_on_without_loss_once_there_is_room(tmp_path: Path) -> None:
     folder, tests = tmp_path / "run", Path(__file__).parents[1]
     folder.mkdir()

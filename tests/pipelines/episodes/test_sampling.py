@@ -164,7 +164,6 @@ def test_each_pass_says_from_its_start_how_far_it_is(app: str, store: TraceStore
     )
 
 
-@pytest.mark.test
 def test_without_limits_every_group_is_pinned(app: str, store: TraceStore, tiny_model: Path) -> None:
     said: list[str] = []
     sampled = sample(store, app, tiny_model, tasks(5), CONFIG, progress=lambda done, total, words: said.append(words))

@@ -82,6 +82,7 @@ def test_a_program_in_a_container_reaches_its_episode_and_nothing_else(
     socket.create_connection(("127.0.0.1", neighbour), timeout=2).close()  # which is there
 
 
+@pytest.mark.nightly
 def test_no_container_is_left_of_an_episode_that_ran_into_its_deadline(
     tiny_model: Path, tmp_path: Path, engine: Path
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_missing_variable_of_a_header_is_named_with_the_fix() -> None:
     assert current_export() is None
 
 
+@pytest.mark.nightly
 def test_a_collector_that_hangs_holds_up_nothing_and_the_memory_stays_bounded(caplog: pytest.LogCaptureFixture) -> None:
     with collector() as running:
         running.may_answer.clear()
