@@ -20,6 +20,9 @@ from serve_apps.openai_api.template_refusals import refusals_of_template
 from serve_apps.tokenizer import PromptSettings
 from stores.types import Sampling
 
+PROMPT_END = 256
+"""Characters at the end of a prompt in which marks of thoughts are looked for."""
+
 
 @dataclass(kw_only=True)
 class Chat(ModelCall):
@@ -81,7 +84,8 @@ async def prepare_chat(
     max_tokens = request.limit or min(default.max_tokens, max_completion)
     if request.logprobs:
         check_logprobs(request.n * max_tokens, request.top_logprobs)
-    reader = AnswerReader.of(request, tokenizer, team.acting.parsers_of(model_group), tokenizer.plain(marked))
+    prompt_end = tokenizer.plain(marked[-PROMPT_END:])
+    reader = AnswerReader.of(request, tokenizer, team.acting.parsers_of(model_group), prompt_end)
     sampling = replace(
         default,
         max_tokens=max_tokens,

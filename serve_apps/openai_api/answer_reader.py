@@ -60,7 +60,7 @@ class AnswerReader:
 
         Args:
             tokenizer, parsers: those of the model group.
-            prompt: what the model reads.
+            prompt: what the model reads, or the end of it.
         """
         form = answer_format(tokenizer, parsers)
         tools = OfferedTools(
