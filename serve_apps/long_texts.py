@@ -25,11 +25,16 @@ async def worked_on(num_characters: int, work: Callable[[], T]) -> T:
     """Returns what `work` returns on a text of so many characters. A caller who leaves gives up its turn, not work that has begun."""
     if num_characters <= AT_ONCE:
         return work()
-    return await asyncio.get_running_loop().run_in_executor(_threads(), _given_back, work)
+    return await asyncio.get_running_loop().run_in_executor(_threads(), giving_back, num_characters, work)
 
 
-def _given_back(work: Callable[[], T]) -> T:
-    """Returns what `work` returns, and gives the memory that it took back to the system, which C's library does not do by itself."""
+def giving_back(num_characters: int, work: Callable[[], T]) -> T:
+    """Returns what `work` returns on a text of so many characters, in this thread.
+
+    The memory that a long text took goes back to the system, which C's library does not do by itself.
+    """
+    if num_characters <= AT_ONCE:
+        return work()
     try:
         return work()
     finally:

@@ -21,6 +21,7 @@ from serve_apps.config import CaptureConfig
 from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.gateway.redaction import Redaction
 from serve_apps.gateway.teams import ServedTeam, TeamStores
+from serve_apps.long_texts import giving_back
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 from stores.served import Feedback, ServedStore
 from stores.store_faults import UnreadableStore
@@ -34,7 +35,9 @@ Captured = Literal["kept", "dropped"]
 RETENTION_INTERVAL_S = 3600.0
 """Between two searches for episodes that are older than `keep_days`."""
 BATCH_SIZE = 64
-MAX_CHARACTERS = 64_000_000
+BATCH_CHARACTERS = 4_000_000
+"""Characters of the episodes that are written together, unless one alone has more: to write them takes several times their memory."""
+MAX_CHARACTERS = 32_000_000
 """Characters of all episodes that wait to be written."""
 MAX_SEARCHES = 16
 """Answers that are looked for at once, to store feedback on them."""
@@ -195,7 +198,7 @@ class Capture:
 
     async def _flush_all(self) -> None:
         while self._pending:
-            self._writing = [self._pending.popleft() for _ in range(min(BATCH_SIZE, len(self._pending)))]
+            self._writing = self._next_batch()
             by_uri: dict[str, list[Pending]] = {}
             for pending in self._writing:
                 by_uri.setdefault(pending.uri, []).append(pending)
@@ -206,13 +209,22 @@ class Capture:
         for uri in self._stores:
             await self._drop_old(uri)
 
+    def _next_batch(self) -> list[Pending]:
+        batch = [self._pending.popleft()]
+        size = batch[0].size
+        while self._pending and len(batch) < BATCH_SIZE and size + self._pending[0].size <= BATCH_CHARACTERS:
+            batch.append(self._pending.popleft())
+            size += batch[-1].size
+        return batch
+
     async def _write(self, uri: str, pending: list[Pending]) -> None:
         feedback = [p.feedback for p in pending if p.feedback is not None]
         redacted = [await asyncio.to_thread(self._redaction.redact, p.trace) for p in pending]
         traces = [_stored(p, trace) for p, trace in zip(pending, redacted, strict=True)]
         num_redacted = sum(trace is not None for trace in redacted)
         try:
-            await asyncio.to_thread(lambda: self._store(uri).write_judged(traces, feedback))
+            size = sum(p.size for p in pending)
+            await asyncio.to_thread(giving_back, size, lambda: self._store(uri).write_judged(traces, feedback))
         except (OSError, RuntimeError, ValueError) as error:
             self._count("failed", len(traces))
             logger.warning("%d served episodes are lost, %s cannot be written: %s", len(traces), uri, error)

@@ -14,7 +14,9 @@ import pytest
 from gateway_scene import Scene, deployed_team
 from records import MakeTrace
 
+from serve_apps.config import CaptureConfig
 from serve_apps.gateway.api_keys import ApiKey, make_key, write_keys
+from serve_apps.gateway.capture import BATCH_CHARACTERS, Capture
 from serve_apps.gateway.redaction import NOT_READ, Redaction
 from serve_apps.gateway.teams import TeamRoute, TeamStores
 from stores.served import ServedStore
@@ -223,6 +225,28 @@ async def test_old_answers_are_removed_together_with_their_feedback(tiny_model: 
     assert not kept(store) and not store.feedback_on()
     files = [f for f in (tmp_path / "served").rglob("*") if f.is_file() and f.suffix == ".lance"]
     assert not any(b"a word that must go" in f.read_bytes() for f in files)
+
+
+async def test_long_answers_are_written_few_at_a_time_and_none_is_lost(
+    tiny_model: Path, tmp_path: Path, make_trace: MakeTrace
+) -> None:
+    scene, store = scene_of(tiny_model, tmp_path)
+    production = scene.service.teams["demo"]
+    batches: list[int] = []
+    config = CaptureConfig(share=1.0, flush_s=3600.0)
+    capture = Capture(config, count=lambda _, num: batches.append(num) if num else None)
+    _, key = make_key("caller", scopes=("call",), expires_at=None, requests_per_minute=None)
+    sizes = [10, 10, BATCH_CHARACTERS - 5_000, 2 * BATCH_CHARACTERS, 10, 10]
+    for number, size in enumerate(sizes):
+        metadata = {"a": "x" * size}
+        trace = make_trace(episode_id=f"chatcmpl-{number}", started_at=time.time(), outcome_metadata=metadata)
+        answered = capture.keep_trace(
+            production.config.stores, trace, team=production.champion, key=key, is_trainable=True
+        )
+        assert answered == "kept"
+    await capture.close()
+    assert batches == [3, 1, 2]
+    assert all(store.served(f"chatcmpl-{number}") for number in range(len(sizes)))
 
 
 def test_an_invalid_redaction_pattern_is_refused(tiny_model: Path) -> None:
