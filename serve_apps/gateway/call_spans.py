@@ -56,7 +56,7 @@ async def _in_span(export: Export, call: ModelCall, streams: PolicyStreams) -> A
 
 def _asked(call: ModelCall) -> dict[str, Any]:
     request, sampling = call.request, call.sampling
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         names.OPERATION_NAME: names.CHAT if isinstance(call, Chat) else names.TEXT_COMPLETION,
         names.PROVIDER_NAME: names.PROVIDER,
         names.REQUEST_MODEL: request.model,
@@ -70,30 +70,30 @@ def _asked(call: ModelCall) -> dict[str, Any]:
         names.MODEL_GROUP: call.model_group,
     }
     if isinstance(call, Chat) and call.agent is not None:
-        said[names.AGENT_NAME] = call.agent
+        attributes[names.AGENT_NAME] = call.agent
     if sampling.top_k:
-        said[names.REQUEST_TOP_K] = sampling.top_k
+        attributes[names.REQUEST_TOP_K] = sampling.top_k
     if request.seed is not None:
-        said[names.REQUEST_SEED] = request.seed
+        attributes[names.REQUEST_SEED] = request.seed
     if request.n != 1:
-        said[names.REQUEST_CHOICE_COUNT] = request.n
-    return said | ({names.REQUEST_STREAM: True} if request.stream else {})
+        attributes[names.REQUEST_CHOICE_COUNT] = request.n
+    return attributes | ({names.REQUEST_STREAM: True} if request.stream else {})
 
 
 def _answered(call: ModelCall, *, shows_texts: bool) -> Attributes:
     """Returns what a span says of a call that has ended, complete or not."""
     choices = [choice for _, choice in sorted(call.choices.items())]
     reasons = [choice.finish_reason or "error" for choice in choices]
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         names.USAGE_INPUT_TOKENS: call.usage["prompt_tokens"],
         names.USAGE_OUTPUT_TOKENS: call.usage["completion_tokens"],
         names.RESPONSE_FINISH_REASONS: reasons,
     }
     if versions := {choice.policy_version for choice in choices if choice.policy_version >= 0}:
-        said[names.POLICY_VERSION] = max(versions)
-        said[names.RESPONSE_MODEL] = f"{call.model_group}@{max(versions)}"
+        attributes[names.POLICY_VERSION] = max(versions)
+        attributes[names.RESPONSE_MODEL] = f"{call.model_group}@{max(versions)}"
     if shows_texts:
         prompt = call.tokenizer.decode(list(call.prompt_token_ids)[-SHOWN_TOKENS:])
-        said[names.INPUT_MESSAGES] = messages("user", [prompt])
-        said[names.OUTPUT_MESSAGES] = messages("assistant", [choice.text for choice in choices], reasons)
-    return said
+        attributes[names.INPUT_MESSAGES] = messages("user", [prompt])
+        attributes[names.OUTPUT_MESSAGES] = messages("assistant", [choice.text for choice in choices], reasons)
+    return attributes
