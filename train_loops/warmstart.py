@@ -47,7 +47,8 @@ def warmstart(
     tokenizer: Any = None,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> dict[str, float]:
-    """Trains on completion tokens by cross-entropy, and writes a folder in Hugging Face layout to `out`.
+    """Trains on completion tokens by cross-entropy, each token of all demonstrations alike, and writes a folder in Hugging Face layout to
+    `out`.
 
     The learning rate rises over `optimizer.warmup_steps`, then falls to a tenth along a cosine.
 
@@ -80,18 +81,21 @@ def warmstart(
         eps=config.optimizer.eps,
         weight_decay=config.optimizer.weight_decay,
     )
+    # Batches hold rows of about one length. Divided by its own number of targets, a batch of short completions would weigh each of its
+    # tokens more than others do, and the model would say the short ones more often than the demonstrations.
+    mean_targets = sum(len(completion) for _, completion in rows) / len(rows) * config.batch_turns
     started, losses, num_tokens, num_targets = time.perf_counter(), [], 0, 0
     for step, picked in enumerate(batches, 1):
         batch = collate_turns([rows[i] for i in picked])
         for group in optimizer.param_groups:
             group["lr"] = config.optimizer.lr * _factor(step, len(batches), config.optimizer.warmup_steps)
         targets = len(batch.targets)
-        loss = -completion_logprobs(scorer, batch).sum() / targets
-        loss.backward()
+        loss = -completion_logprobs(scorer, batch).sum()
+        (loss / mean_targets).backward()
         torch.nn.utils.clip_grad_norm_(scorer.parameters(), config.optimizer.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
+        losses.append(loss.item() / targets)
         num_tokens += batch.num_tokens
         num_targets += targets
         if not np.isfinite(losses[-1]):
