@@ -49,6 +49,16 @@ def test_a_tiny_model_learns_its_demonstrations_and_can_be_loaded(tmp_path: Path
     assert AutoTokenizer.from_pretrained(tmp_path / "v0").chat_template
 
 
+def test_short_completions_are_said_as_often_as_they_are_demonstrated_and_no_more(tmp_path: Path) -> None:
+    short, long = ([10, 5], [20, 2]), ([10, 5], [30, *range(40, 60), 2])
+    tokenizer = build_tokenizer(["a b c 1 2 3"], vocab_size=300)
+    warmstart([short] * 160 + [long] * 240, config=CONFIG, seed=0, out=tmp_path / "v0", tokenizer=tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "v0").eval()
+    with torch.no_grad():
+        said = model(torch.tensor([[10, 5]])).logits[0, -1].softmax(-1)
+    assert said[20].item() == pytest.approx(0.4, abs=0.08) and said[30].item() == pytest.approx(0.6, abs=0.08)
+
+
 def test_the_same_seed_gives_the_same_weights_and_a_folder_can_go_on(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["a b c 1 2 3"], vocab_size=300)
     for name in ("one", "two"):
