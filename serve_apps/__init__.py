@@ -1,8 +1,8 @@
-"""What runs when a workflow runs: policy apps, agents, workflows, tools and their deployment.
+"""What runs when a workflow runs: policy apps, agents, workflows, tools, worlds and their deployment.
 
 The names below are all that the author of a workflow needs; everything else is imported from the module that defines it.
 
-    from serve_apps import Agent, Outcome, Tags, Tool, Workflow, together
+    from serve_apps import Agent, Outcome, Tags, Tool, Workflow
 
     class SolverVerifier(Workflow):
         solver = Agent(prompt="Solve: {question}", contract=Tags("ANSWER"))
@@ -17,5 +17,6 @@ The names below are all that the author of a workflow needs; everything else is 
 from serve_apps.agent import Agent, Tool
 from serve_apps.contracts import Tags
 from serve_apps.workflow import Outcome, Workflow, together
+from serve_apps.worlds.environment import Environment
 
-__all__ = ["Agent", "Outcome", "Tags", "Tool", "Workflow", "together"]
+__all__ = ["Agent", "Environment", "Outcome", "Tags", "Tool", "Workflow", "together"]

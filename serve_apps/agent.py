@@ -190,6 +190,9 @@ class Tool:
     """Who caused it where no answer comes within `timeout_s`. Say `policy` for a tool that a model's text can make slow, as
     one that runs code: otherwise such episodes are left out of training, and a policy may learn to have them left out."""
 
+    is_stateful: bool = False
+    """Whether a response depends on earlier calls, and not on the arguments alone. Demonstrations and variants refuse such a tool, because
+    they take responses from a record: declare an `Environment`, which is played again."""
     probe: Callable[[], Coroutine[Any, Any, str]] | None = None
     """What `troupe validate` calls: it returns what answers, or raises ToolFault."""
 

@@ -3,7 +3,8 @@
 The real workflow runs with the real tokenizer and recorder; only the completions come from a function
 `(agent, task, inputs, rng) -> text`. The result has the form of any trace, so a warm start learns from
 demonstrations and from chosen traces in the same way. A tool is called once for the same arguments: demonstrations repeat
-themselves, and a sandbox takes 20 ms per test. A few episodes play at a time, because a program and its framework run in processes of
+themselves, and a sandbox takes 20 ms per test. A tool that remembers is refused: a world is an `Environment`, which every demonstration
+plays. A few episodes play at a time, because a program and its framework run in processes of
 their own.
 """
 
@@ -18,6 +19,7 @@ from functools import wraps
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.causes import AuthorError
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import run_episode
@@ -28,6 +30,8 @@ Demonstrator = Callable[[str, Task, Mapping[str, str], random.Random], str]
 ToolAnswers = dict[tuple[str, str], Any]
 """Responses of tools, by the name of the tool and its arguments."""
 EPISODES_AT_ONCE = 4
+NUM_COMPARED = 3
+"""Responses of a tool from earlier demonstrations that are compared with the tool's own."""
 
 
 def demonstrate(
@@ -45,10 +49,13 @@ def demonstrate(
     Args:
         answers: responses of tools from an earlier call; those of this call are added.
 
-    Raises ValueError with the first error if a demonstration does not run to its end.
+    Raises ValueError with the first error if a demonstration does not run to its end, and for a tool that remembers its calls.
     """
 
-    acting = replace(team, workflow=_remembering(team.workflow, {} if answers is None else answers))
+    try:
+        acting = replace(team, workflow=_remembering(team.workflow, {} if answers is None else answers))
+    except AuthorError as fault:
+        raise ValueError(f"no demonstrations: {fault}") from None
 
     async def complete(call: AgentCall) -> Completion:
         text = demonstrator(call.agent, call.task, call.inputs, random.Random(call.request.seed))
@@ -86,7 +93,11 @@ def demonstrate(
 
 
 def _remembering(workflow: Workflow, answers: ToolAnswers) -> Workflow:
-    """Returns a copy of `workflow` whose tools look into `answers` before they are called."""
+    """Returns a copy of `workflow` whose tools look into `answers` before they are called.
+
+    The first responses that are taken from there are compared with those of the tool, which may remember without saying so.
+    """
+    left = dict.fromkeys(workflow.tools, NUM_COMPARED)
 
     def remembering(name: str, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         @wraps(function)
@@ -94,10 +105,24 @@ def _remembering(workflow: Workflow, answers: ToolAnswers) -> Workflow:
             key = (name, repr((args, sorted(kwargs.items()))))
             if key not in answers:
                 answers[key] = await function(*args, **kwargs)
+            elif left[name]:
+                left[name] -= 1
+                if await function(*args, **kwargs) != answers[key]:
+                    raise _remembers(name)
             return deepcopy(answers[key])
 
         return ask
 
+    for name, tool in workflow.tools.items():
+        if tool.is_stateful:
+            raise _remembers(name)
     same = copy(workflow)
     same.tools = {name: replace(t, function=remembering(name, t.function)) for name, t in workflow.tools.items()}
     return same
+
+
+def _remembers(name: str) -> AuthorError:
+    return AuthorError(
+        f"tool {name!r} answers the same arguments differently: demonstrations call it once for the same arguments; where it "
+        "remembers its calls, declare an Environment instead"
+    )

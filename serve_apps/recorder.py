@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, AgentCall, Complete
-from serve_apps.agent import (
-    Agent,
-    Reply,
-    Tool,
-    ToolError,
-    ToolFault,
-    ToolRaised,
-    TracedText,
-    counted_attempts,
-    noted_version,
-    origins_of,
-    traced,
-)
-from serve_apps.causes import CallTimeout, covered
+from serve_apps.agent import Agent, Reply, Tool, TracedText
+from serve_apps.causes import CallTimeout
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Parsed
-from serve_apps.episode_clock import EpisodeClock
+from serve_apps.episode_events import EpisodeEvents
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.long_texts import worked_on
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
@@ -40,7 +28,9 @@ from serve_apps.telemetry.episodes import NO_EPISODE_SPANS, EpisodeSpans
 from serve_apps.telemetry.spans import Span
 from serve_apps.text_stream import TextStream
 from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.tool_recorder import ToolRecorder
 from serve_apps.workflow import Outcome
+from serve_apps.worlds.environment import Environment
 from stores.types import (
     Cause,
     Completion,
@@ -48,14 +38,9 @@ from stores.types import (
     FinishReason,
     GenerateRequest,
     Sampling,
-    ToolCall,
     Trace,
     Turn,
 )
-
-UNRECORDED = "[unrecorded]"
-MIN_QUOTE = 12
-"""A text of an event that stands inside an input counts as read from there if it has at least so many characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,24 +64,12 @@ class Recorder:
         """Records one attempt at one episode, which begins now."""
         self.spec, self.team, self.complete, self.limits = spec, team, complete, limits
         self.turns: dict[int, Turn] = {}
-        self.tool_calls: dict[int, ToolCall] = {}
-        self._texts: dict[int, tuple[str, ...]] = {}
-        self.num_events = 0
+        self.events = EpisodeEvents()
         self.rounds: dict[str, int] = {}
         self.playback = None if spec.script is None else Playback(spec.script)
+        self.tool_recorder = ToolRecorder(self.events, self.playback)
         self.spans: EpisodeSpans = NO_EPISODE_SPANS
-        self.clock = EpisodeClock()
-        self.began = self.clock.began
-        self._waited: list[tuple[float, float]] = []
-        """Spans of time, by the clock, that no policy can prolong (serve_apps/causes.py)."""
-        self._unanswered: dict[int, float] = {}
-        """Model calls under way, with their start by the clock."""
-
-    @property
-    def waited_s(self) -> float:
-        """The seconds of the clock until now in which the episode waited for what no policy can prolong, see `serve_apps.causes`."""
-        now = self.clock.seconds
-        return covered([*self._waited, *((start, now) for start in self._unanswered.values())])
+        self.clock, self.began = self.events.clock, self.events.began
 
     @property
     def agents(self) -> Calls:
@@ -105,8 +78,14 @@ class Recorder:
 
     @property
     def tools(self) -> Calls:
-        """The `tools` that are passed to a workflow."""
-        return Calls(self._use, self.team.workflow.tools, self)
+        """The `tools` that are passed to a workflow: its tools, and its environments."""
+        workflow = self.team.workflow
+        return Calls(self._use, {**workflow.tools, **workflow.environments}, self)
+
+    def _use(self, name: str, known: Tool | Environment, inputs: Mapping[str, Any]) -> Any:
+        if isinstance(known, Environment):
+            return self.tool_recorder.open(name, known, inputs, self.spans)
+        return self.tool_recorder.use(name, known, inputs, self.spans)
 
     async def _ask(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
         with self.spans.agent(name):
@@ -129,7 +108,7 @@ class Recorder:
         prompt = Prompt(text=text, token_ids=prompt_ids, inputs=inputs, cut=cut)
         turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse)
         index = turn.turn_index
-        self._texts[index] = (turn.completion_text, *parsed.fields.values())
+        self.events.wrote(index, turn.completion_text, *parsed.fields.values())
         return Reply(
             turn_index=index,
             text=TracedText.by(turn.completion_text, index),
@@ -176,7 +155,7 @@ class Recorder:
         stops: Sequence[str],
         constraint: str,
     ) -> tuple[Turn, Parsed]:
-        index = self._next_event()
+        index = self.events.next()
         round_index = self.rounds.get(name, 0)
         self.rounds[name] = round_index + 1
         group = self.team.group_of[name]
@@ -212,7 +191,7 @@ class Recorder:
             model_group=group,
             policy_version=completion.policy_version,
             round_index=round_index,
-            parents=tuple(sorted({*prompt.parents, *self._parents(prompt.inputs, index)})),
+            parents=tuple(sorted({*prompt.parents, *self.events.parents_of(prompt.inputs, index)})),
             prompt_text=prompt.text,
             completion_text=text,
             prompt_token_ids=prompt.token_ids,
@@ -238,50 +217,27 @@ class Recorder:
                 f"turn {index}: version {completion.policy_version} of model group {group!r} answered, {meant} should act: "
                 "a replica serves another version than the stage had made sure of"
             )
-        self._texts[index] = (text,)
+        self.events.wrote(index, text)
         return self.turns[index], parsed
-
-    def used(
-        self, tool: str, *, caller: str, turn: int, request: Mapping[str, Any], response: str, began: float
-    ) -> int:
-        """Records a tool call that a program made by itself between two turns; returns its index among the events.
-
-        Args: turn: the turn that asked for it. began: `time.perf_counter()` when that turn was answered.
-        """
-        index = self._next_event()
-        self.tool_calls[index] = ToolCall(
-            call_index=index,
-            tool=tool,
-            caller=caller,
-            parents=(turn,),
-            request=request,
-            response=response,
-            error="",
-            start_s=began - self.began,
-            duration_s=time.perf_counter() - began,
-        )
-        self.spans.used(self.tool_calls[index])
-        self._texts[index] = (response,)
-        return index
 
     async def _answered(self, index: int, call: AgentCall) -> Completion:
         """Returns the completion; whatever time the engines failed in is noted as waiting."""
-        start = self._unanswered[index] = self.clock.seconds
+        start = self.events.unanswered[index] = self.clock.seconds
         try:
             async with self.clock.deadline(self.limits.turn_timeout_s):
                 with self.clock.is_current():
                     completion = await self._complete(call)
         except (TimeoutError, PolicyCallError, asyncio.CancelledError) as fault:
-            self._waited.append((start, self.clock.seconds))
+            self.events.waited(start)
             if isinstance(fault, TimeoutError):
                 limit = f"turn_timeout_s = {self.limits.turn_timeout_s:g} s"
                 raise CallTimeout(f"turn {index}: no completion of {call.agent!r} within {limit}") from None
             raise
         finally:
-            del self._unanswered[index]
+            del self.events.unanswered[index]
         failed_share = 1 - 1 / max(1, completion.num_attempts)
         if failed_share:
-            self._waited.append((start, start + failed_share * (self.clock.seconds - start)))
+            self.events.waited(start, start + failed_share * (self.clock.seconds - start))
         return completion
 
     async def _complete(self, call: AgentCall) -> Completion:
@@ -303,89 +259,13 @@ class Recorder:
             raise ContextExhausted(f"the prompt of {name!r} has {prompt_length} tokens, the context holds {limit}")
         return sampling if room >= sampling.max_tokens else replace(sampling, max_tokens=room)
 
-    async def _use(self, name: str, tool: Tool, request: Mapping[str, Any]) -> Any:
-        with self.spans.tool(name) as span:
-            return await self._call_tool(name, tool, request, span)
-
-    async def _call_tool(self, name: str, tool: Tool, request: Mapping[str, Any], span: Span) -> Any:
-        index = self._next_event()
-        start, started = time.perf_counter(), self.clock.seconds
-        recorded = {key: UNRECORDED if key in tool.unrecorded else value for key, value in request.items()}
-        call = ToolCall(
-            call_index=index,
-            tool=name,
-            caller="",
-            parents=self._parents(request, index),
-            request=recorded,
-            response=None,
-            error="",
-            start_s=start - self.began,
-            duration_s=0.0,
-        )
-        response, error = None, ""
-        kind: type[ToolError] = ToolError
-        is_ours_to_wait = tool.timeout_cause == Cause.INFRASTRUCTURE
-        with counted_attempts() as attempts, noted_version() as version:
-            try:
-                is_known, response = self.playback.response(name, recorded) if self.playback else (False, None)
-                if not is_known:
-                    async with asyncio.timeout(tool.timeout_s):
-                        response = await tool(**request)
-            except TimeoutError:
-                error = f"no answer after {tool.timeout_s:g} s"
-                kind = ToolFault if is_ours_to_wait else ToolError
-            except asyncio.CancelledError:
-                seconds = time.perf_counter() - start
-                if is_ours_to_wait:
-                    self._waited.append((started, self.clock.seconds))
-                error = f"given up after {seconds:.1f} s"
-                self.tool_calls[index] = replace(
-                    call, error=error, num_attempts=max(1, attempts[0]), duration_s=seconds, version=version[0]
-                )
-                raise
-            except ToolError as fault:
-                error, kind = str(fault), ToolFault if isinstance(fault, ToolFault) else ToolError
-            except (Exception, SystemExit) as fault:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
-                error, kind = f"{type(fault).__name__}: {fault}", ToolRaised
-        if kind is ToolFault:
-            self._waited.append((started, self.clock.seconds))
-        self.tool_calls[index] = replace(
-            call,
-            response=response,
-            error=error,
-            num_attempts=max(1, attempts[0]),
-            duration_s=time.perf_counter() - start,
-            version=version[0],
-        )
-        span.record(self.tool_calls[index])
-        if error and tool.fail_open:
-            return tool.fallback
-        if error:
-            raise kind(f"tool {name!r}: {error}")
-        self._texts[index] = (response,) if isinstance(response, str) else ()
-        return traced(response, index)
-
-    def _next_event(self) -> int:
-        self.num_events += 1
-        return self.num_events - 1
-
     def _take_back(self, name: str, index: int, round_index: int) -> None:
         """Frees the numbers of a call that was given up, unless later calls have theirs: the next one is its repetition.
 
         With the numbers the repetition has the seed, and is compared with the turns that other episodes made at this place.
         """
-        if self.num_events == index + 1 and self.rounds[name] == round_index + 1:
-            self.num_events, self.rounds[name] = index, round_index
-
-    def _parents(self, inputs: Mapping[str, Any], index: int) -> tuple[int, ...]:
-        """Returns the events whose text stands in these inputs, whole or quoted."""
-        parents = {*origins_of(inputs)}
-        texts = [value for value in inputs.values() if isinstance(value, str)]
-        for event, texts_of_event in self._texts.items():
-            quotes = [t for t in texts_of_event if len(t) >= MIN_QUOTE]
-            if event not in parents and any(quote in text for quote in quotes for text in texts):
-                parents.add(event)
-        return tuple(sorted(e for e in parents if e < index))
+        if self.events.count == index + 1 and self.rounds[name] == round_index + 1:
+            self.events.count, self.rounds[name] = index, round_index
 
     def trace(
         self,
@@ -399,7 +279,7 @@ class Recorder:
         cause: Cause,
     ) -> Trace:
         """Returns the record of the episode up to now. Args: started_at: seconds since 1970. attempt: counted from 1."""
-        turns = tuple(self.turns[i] for i in sorted(self.turns))
+        turns, calls = tuple(self.turns[i] for i in sorted(self.turns)), self.tool_recorder.calls
         seen: dict[str, set[int]] = {}
         for turn in turns:
             seen.setdefault(turn.model_group, set()).add(turn.policy_version)
@@ -426,7 +306,7 @@ class Recorder:
             policy_versions={**self.team.policy_versions, **acted},
             is_version_mixed=mixed,
             turns=turns,
-            tool_calls=tuple(self.tool_calls[i] for i in sorted(self.tool_calls)),
+            tool_calls=tuple(calls[i] for i in sorted(calls)),
             started_at=started_at,
             duration_s=time.perf_counter() - self.began,
             attempt=attempt,
@@ -435,20 +315,20 @@ class Recorder:
 
 
 class Calls:
-    """Calls agents or tools by name: `agents.solver(...)`, `tools.search(...)`, or `agents["solver"](...)`."""
+    """Calls agents or tools by name: `agents.solver(...)`, `tools.search(...)`, or `agents["solver"](...)`; opens worlds."""
 
-    def __init__(self, call: Callable[..., Awaitable[Any]], known: Mapping[str, Any], recorder: Recorder) -> None:
+    def __init__(self, call: Callable[..., Any], known: Mapping[str, Any], recorder: Recorder) -> None:
         self._call, self._known, self.recorder = call, known, recorder
         self.episode = recorder.spec
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         return self[name]
 
-    def __getitem__(self, name: str) -> Callable[..., Awaitable[Any]]:
+    def __getitem__(self, name: str) -> Callable[..., Any]:
         if name not in self._known:
             raise AttributeError(f"no {name!r} in this workflow; it declares {', '.join(self._known) or 'none'}")
 
-        def call(**inputs: Any) -> Awaitable[Any]:
+        def call(**inputs: Any) -> Any:
             return self._call(name, self._known[name], inputs)
 
         return call

@@ -1,6 +1,6 @@
 """replay: a finished episode and a change -> the completions and tool responses with which it is run again.
 
-    before the change   the recorded turns, token for token, and the recorded tool responses
+    before the change   the recorded turns, token for token, and the recorded tool responses; worlds are played again, and compared
     the change          greedy: every turn at temperature 0    counterfactual: one turn sampled anew
                         without: one agent returns empty completions
     after it            live
@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from serve_apps.agent import Tool
 from serve_apps.causes import AuthorError
-from stores.types import Completion, FinishReason, GenerateRequest, Trace
+from serve_apps.worlds.seen import COMPARED
+from stores.types import Completion, FinishReason, GenerateRequest, ToolCall, Trace
 from stores.variant_names import VariantName
 
 VariantKind = Literal["greedy", "counterfactual", "without"]
@@ -85,13 +87,41 @@ class Playback:
             return Completion(token_ids=[], logprobs=[], finish_reason=FinishReason.STOP, policy_version=version)
         return await live()
 
+    def check_stateless(self, name: str, tool: Tool) -> None:
+        """Raises ReplayError for a tool that remembers: its responses before the change would be those of the record, and those after it
+        of a tool that has not seen the calls before."""
+        if tool.is_stateful and self.script.base is not None:
+            raise ReplayError(
+                f"tool {name!r} remembers its calls, so that an episode cannot be played again with another turn: declare an "
+                "Environment instead"
+            )
+
     def response(self, tool: str, request: Mapping[str, Any]) -> tuple[bool, Any]:
         """Returns whether the tool's next call was recorded before the change with the same request, and its response."""
+        call = self._next_call(tool, request)
+        return (False, None) if call is None else (True, call.response)
+
+    def compare(self, world: str, request: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
+        """Raises ReplayError where a world shows something else than it did when the same call was recorded before the change."""
+        call = self._next_call(world, request)
+        if call is None:
+            return
+        differs = [name for name in COMPARED if call.response[name] != seen[name]]
+        if differs:
+            before, now = (str(one[differs[0]])[:80] for one in (call.response, seen))
+            raise ReplayError(
+                f"event {call.call_index}: the world {world!r} shows another {differs[0]} than in episode "
+                f"{self.script.base.episode_id}, {now!r} instead of {before!r}: its settings and the actions so far must say "  # type: ignore[union-attr]
+                "all that it does; give it a seed"
+            )
+
+    def _next_call(self, tool: str, request: Mapping[str, Any]) -> ToolCall | None:
+        """Returns the record of the tool's next call if it was made before the change, with the same request, and answered."""
         number = self._calls.get(tool, 0)
         self._calls[tool] = number + 1
         calls = [call for call in self.script.base.tool_calls if call.tool == tool] if self.script.base else []
         if number >= len(calls):
-            return False, None
+            return None
         call = calls[number]
         is_same = call.call_index < self.script.changed_at and not call.error and dict(call.request) == dict(request)
-        return is_same, call.response if is_same else None
+        return call if is_same else None

@@ -100,7 +100,7 @@ def _cause(recorder: Recorder, raised: BaseException) -> Cause:
     num_turns = len(recorder.turns)
     if isinstance(raised, TimeoutError) and not isinstance(raised, CallTimeout):
         seconds = recorder.clock.seconds
-        return cause_of_delay(seconds=seconds, waited_s=recorder.waited_s, num_turns=num_turns)
+        return cause_of_delay(seconds=seconds, waited_s=recorder.events.waited_s, num_turns=num_turns)
     return cause_of_error(raised, num_turns=num_turns)
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from serve_apps.agent import Agent, Tool
+from serve_apps.worlds.environment import Environment
 from stores.types import Task
 
 SCORE = "score"
@@ -35,19 +36,22 @@ class Outcome:
 
 
 class Workflow:
-    """Defines the control flow among agents. Subclass it, declare `Agent` and `Tool` attributes, write `run`."""
+    """Defines the control flow among agents. Subclass it, declare `Agent`, `Tool` and `Environment` attributes, write `run`."""
 
     agents: Mapping[str, Agent] = MappingProxyType({})
     tools: Mapping[str, Tool] = MappingProxyType({})
+    environments: Mapping[str, Environment] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         attributes = [(name, value) for base in reversed(cls.__mro__) for name, value in vars(base).items()]
         cls.agents = {name: value for name, value in attributes if isinstance(value, Agent)}
         cls.tools = {name: value for name, value in attributes if isinstance(value, Tool)}
+        cls.environments = {name: value for name, value in attributes if isinstance(value, Environment)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """Plays one episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; every call is recorded.
+        """Plays one episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; every call is recorded. A world is
+        opened by `async with tools.<name>(...) as world:`.
 
         `agents.episode` is the episode's `EpisodeSpec`: iteration, purpose, seed.
         """

@@ -162,6 +162,8 @@ class AdvantageConfig(Settings):
     """The discount per turn of an episode in the step advantage of GiGPO (arXiv 2505.10978)."""
     step_weight: float = Field(1.0, ge=0)
     """The weight of GiGPO's step advantage beside the episode's."""
+    anchor: Literal["state", "prompt"] = "state"
+    """What GiGPO compares turns by: the state of the world that they acted in (the prompt where there is no world), or the prompt."""
     similarity: float = Field(1.0, gt=0, le=1)
     """The similarity from which GiGPO treats two prompts as the same anchor; 1: only equal prompts."""
     nll_gain: float = Field(0.0, ge=0)

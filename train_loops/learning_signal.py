@@ -162,6 +162,7 @@ def _rewarded_rows(samples: Sequence[Sample], per_token: Rows, *, credit_kind: C
         round_indices=[s.round_index for s in samples],
         episode_rounds=[s.episode_round for s in samples],
         prompts=[s.token_ids[: s.prompt_length] for s in samples],
+        states=[s.anchor for s in samples],
         baselines=[s.baseline for s in samples],
         credit_kind=credit_kind,
     )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stores.rounds import rounds_in_time
 from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
+from stores.world_calls import anchor_before
 
 FUNNEL_STAGES = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
 """In order: where turns fall out between the model call and the gradient; every count is a number of turns, but for
@@ -62,6 +63,8 @@ class Sample:
     """The episode's result, with which credit is compared in the figures."""
     baseline: float | None = None
     """What variants of the episode, in which this turn was replaced, earned there; None where there are none."""
+    anchor: str = ""
+    """Names the state of the world that the turn acted in; empty where the episode had no world."""
     is_sibling: bool = False
     """Whether the turn was sampled in a replay, in the place of another one, or after one: see `baselines`."""
 
@@ -117,6 +120,7 @@ def samples_of(
                 constraint=turn.sampling.constraint,
                 status=trace.status,
                 is_served=SERVED in trace.outcome_metadata,
+                anchor=anchor_before(trace, turn.turn_index),
                 is_sibling=bool(trace.variant),
                 outcome=rewards.outcome if rewards is not None else 0.0,
             )

@@ -375,7 +375,10 @@ class GuardsConfig(Settings):
     turns: float | None = Field(0.5, ge=0)
     """The largest allowed growth of the turns of an episode; 0.5 allows half as many more."""
     tool_calls: float | None = Field(0.5, ge=0)
-    """The largest allowed growth of the tool calls of an episode, where the champion makes any."""
+    """The largest allowed growth of the tool calls of an episode, where the champion makes any. Actions in worlds are none."""
+    world_steps: float | None = Field(None, ge=0)
+    """The largest allowed growth of the actions of an episode in its worlds. It is off by default, because a team that
+    does not give up acts longer."""
     latency_s: float | None = Field(None, ge=0)
     """The largest allowed growth of the duration of an episode. It is off by default, because both teams play on engines
     that others may use, too."""
@@ -481,6 +484,8 @@ class WatchFloorsConfig(Settings):
     """The least growth or fall of the turns of an episode, as a share of the usual value."""
     tool_calls: float = Field(0.25, ge=0)
     """The least growth or fall of the tool calls of an episode, as a share of the usual value."""
+    world_steps: float = Field(0.25, ge=0)
+    """The least growth or fall of the actions of an episode in its worlds, as a share of the usual value."""
     entropy: float = Field(0.25, ge=0)
     """The least growth or fall of the entropy of sampling, as a share of the usual value."""
     prompt_words: float = Field(0.25, ge=0)

@@ -16,6 +16,7 @@ from pipelines.config.figures import FIGURES
 from pipelines.config.sections import GuardsConfig
 from pipelines.evaluation.statistics import Interval, Outcomes, paired_interval, paired_ratio
 from stores.types import Cause, Trace
+from stores.world_calls import num_world_calls, num_world_steps
 
 REFUSAL = re.compile(
     r"\b(i\s+(?:can(?:no|')?t|am\s+(?:not\s+able|unable)|won'?t)|i'm\s+(?:not\s+able|unable|sorry)|as\s+an\s+ai\b)",
@@ -29,7 +30,8 @@ VALUES: Mapping[str, Callable[[Trace], float]] = {
     "refusal_share": lambda t: float(is_refusal(t.answer)),
     "completion_tokens": lambda t: _num_tokens(t),
     "turns": lambda t: float(len(t.turns)),
-    "tool_calls": lambda t: float(len(t.tool_calls)),
+    "tool_calls": lambda t: float(len(t.tool_calls) - num_world_calls(t)),
+    "world_steps": lambda t: float(num_world_steps(t)),
     "latency_s": lambda t: math.nan if t.cause is Cause.INFRASTRUCTURE else t.duration_s,
 }
 """The figures of `promote.guards`: the value of one episode, NaN where it has none."""

@@ -17,6 +17,7 @@ from pipelines.config.figures import figure_of
 from pipelines.evaluation.guards import is_refusal
 from pipelines.monitoring.drift import Sketch, sketch
 from stores.types import SOUND, EpisodeRewards, FinishReason, Trace, Turn
+from stores.world_calls import num_world_calls, num_world_steps
 
 NEAR = 0.8
 """Share of common word trigrams from which on two texts are the same."""
@@ -119,7 +120,8 @@ def figures_of(
     turns = trace.turns
     figures |= {
         "turns": float(len(turns)),
-        "tool_calls": float(len(trace.tool_calls)),
+        "tool_calls": float(len(trace.tool_calls) - num_world_calls(trace)),
+        **({"world_steps": float(num_world_steps(trace))} if num_world_calls(trace) else {}),
         "refusal_share": float(is_refusal(trace.answer)),
         "prompt_words": float(len(trace.task.prompt.split())),
         **_of_turns(turns, per_episode=True),

@@ -22,6 +22,7 @@ from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.parsers import Parsers
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
+from serve_apps.worlds.preflight import try_environments
 from stores.model_folder import Tensors, read_tensors, why_windowed
 from stores.types import Task
 
@@ -35,7 +36,9 @@ def check(config: RunConfig) -> list[str]:
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
     check_tasks(config, check=workflow.check_task)
-    return [*_check_models(config), *workflow.preflight(), *check_tools(workflow)]
+    _check_environments(config, workflow)
+    notes = [*_check_models(config), *workflow.preflight(), *check_tools(workflow)]
+    return [*notes, *try_environments(workflow.environments)]
 
 
 def _check_agents(config: RunConfig, workflow: Workflow) -> None:
@@ -82,6 +85,18 @@ def _check_control(config: RunConfig, workflow: Workflow) -> None:
         raise ValueError(
             f"evaluate.control.answer: {control.answer!r} is no field of the contract of {control.agent!r}{near(control.answer, fields)}"
         )
+
+
+def _check_environments(config: RunConfig, workflow: Workflow) -> None:
+    limit_s = config.collect.episode.episode_timeout_s
+    for name, environment in workflow.environments.items():
+        if name in workflow.tools:
+            raise ValueError(f"environment {name}: the workflow has a tool of this name, too: rename one of them")
+        if environment.reset_timeout_s >= limit_s:
+            raise ValueError(
+                f"environment {name}: reset_timeout_s = {environment.reset_timeout_s:g} must be below "
+                f"collect.episode.episode_timeout_s = {limit_s:g}: lower the one or raise the other"
+            )
 
 
 def check_tools(workflow: Workflow) -> list[str]:

@@ -269,13 +269,14 @@ class ProgramEpisode:
         for message in request.messages:
             asked = self._asked.pop(message.tool_call_id or "", None)
             if message.role == "tool" and asked is not None:
-                index = self.recorder.used(
+                index = self.recorder.tool_recorder.used(
                     asked.tool,
                     caller=asked.caller,
                     turn=asked.turn_index,
                     request=json.loads(asked.arguments),
                     response=message.text or "",
                     began=asked.answered_at,
+                    spans=self.recorder.spans,
                 )
                 call_indices.append(index)
         return tuple(call_indices)

@@ -7,20 +7,19 @@ call ──> connected? ──no──> a task starts the server, asks for its t
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from serve_apps.agent import ToolError, ToolFault, note_version
 from serve_apps.episode_resources import of_episode
+from serve_apps.process_log import ProcessLog
 from serve_apps.tools.mcp_schemas import check_arguments, note_schema, schema_hash, validator_of
 from serve_apps.tools.mcp_server import McpServer
 
@@ -32,10 +31,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 5.0
 """How long a server may take to show that it is not stuck in a call that was given up."""
-TAIL = 2000
-"""Bytes of a server's standard error that an error quotes."""
-MAX_LOG = 4 * 2**20
-"""Bytes of a server's standard error that are kept; beyond them the end alone is."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,7 +38,7 @@ class _Connection:
     """A connection to one process of a server, or to its address, and the tools that it named."""
 
     client: mcp.Client
-    errors: IO[bytes]
+    errors: ProcessLog
     """What the server writes to standard error."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set where it shall end."""
@@ -140,8 +135,7 @@ class Session:
     async def _connect(self) -> _Connection:
         """Starts the server and asks for its tools; ToolFault where that fails."""
         await asyncio.to_thread(_import_client)
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
-        fcntl.fcntl(errors, fcntl.F_SETFL, fcntl.fcntl(errors, fcntl.F_GETFL) | os.O_APPEND)
+        errors = ProcessLog()
         opened: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
         # A task of its own enters and leaves the connection, as the library demands.
         owner = asyncio.create_task(self._own(opened, errors))
@@ -154,7 +148,7 @@ class Session:
                 owner.add_done_callback(lambda _: errors.close())
                 return connection
         except (Exception, asyncio.CancelledError) as error:
-            output = _tail(errors)
+            output = errors.tail()
             errors.close()
             owner.cancel()
             if isinstance(error, (asyncio.CancelledError, ToolFault)):
@@ -163,7 +157,7 @@ class Session:
             why = limit if isinstance(error, TimeoutError) else _first(error)
             raise ToolFault(f"the MCP server {self._server.name} did not start: {why}{output}") from None
 
-    async def _own(self, opened: asyncio.Future[_Connection], errors: IO[bytes]) -> None:
+    async def _own(self, opened: asyncio.Future[_Connection], errors: ProcessLog) -> None:
         from mcp import Client
 
         connection: _Connection | None = None
@@ -181,7 +175,7 @@ class Session:
                 while not connection.closed.is_set():
                     with suppress(TimeoutError):
                         await asyncio.wait_for(connection.closed.wait(), CHECK_S)
-                    _shorten(errors)
+                    errors.shorten()
         except Exception as error:  # noqa: BLE001 - whatever a transport raises is why there is no connection
             if not opened.done():
                 opened.set_exception(error)
@@ -192,7 +186,7 @@ class Session:
             if connection is not None:
                 connection.closed.set()
 
-    async def _transport(self, stack: AsyncExitStack, errors: IO[bytes]) -> Any:
+    async def _transport(self, stack: AsyncExitStack, errors: ProcessLog) -> Any:
         from mcp import StdioServerParameters, stdio_client
         from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
@@ -208,7 +202,7 @@ class Session:
         parameters = StdioServerParameters(
             command=command, args=arguments, env=taken | dict(server.environment), cwd=server.folder
         )
-        return stdio_client(parameters, errlog=errors)  # type: ignore[arg-type]
+        return stdio_client(parameters, errlog=errors.file)  # type: ignore[arg-type]
 
     async def _listed(self, client: mcp.Client) -> dict[str, mcp_types.Tool]:
         """Returns the server's tools; ToolFault where the schema of one is none."""
@@ -245,7 +239,7 @@ class Session:
 
     def _lost(self, connection: _Connection, why: str) -> ToolFault:
         """Gives a connection up, so that the next call makes another, and returns the fault."""
-        output = _tail(connection.errors)
+        output = connection.errors.tail()
         self._forget(connection)
         return ToolFault(f"the MCP server {self._server.name} went away: {why}{output}")
 
@@ -287,27 +281,6 @@ def _import_client() -> None:
     """Imports what a connection needs; the first time takes a second or more."""
     for name in ("jsonschema", "mcp", "mcp.client.streamable_http"):
         import_module(name)
-
-
-def _tail(errors: IO[bytes]) -> str:
-    """Returns the end of what a server wrote to standard error, as part of an error."""
-    text = b"" if errors.closed else _last_bytes(errors)
-    said = text.decode(errors="replace").strip()
-    return f"; it said: {said}" if said else ""
-
-
-def _shorten(errors: IO[bytes]) -> None:
-    """Leaves the end of a log that has become too long. Its writer appends."""
-    if not errors.closed and os.fstat(errors.fileno()).st_size > MAX_LOG:
-        end = _last_bytes(errors)
-        errors.truncate(0)
-        errors.write(end)
-        errors.flush()
-
-
-def _last_bytes(errors: IO[bytes]) -> bytes:
-    errors.seek(max(0, os.fstat(errors.fileno()).st_size - TAIL))
-    return errors.read()
 
 
 def _text_of(result: mcp_types.CallToolResult) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,11 @@ def play(
     *,
     script: Script | None = None,
     calls: list[AgentCall] | None = None,
+    tools: Mapping[str, Tool] | None = None,
 ) -> Trace:
-    tokenizer = ChatTokenizer(folder)
+    tokenizer, workflow = ChatTokenizer(folder), Editors()
+    if tools is not None:
+        workflow.tools = tools
 
     async def complete(call: AgentCall) -> Completion:
         if calls is not None:
@@ -64,7 +68,7 @@ def play(
         ids = tokenizer.encode_completion(says(call))
         return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
 
-    team = team_in_one_group(Editors(), tokenizer, max_model_len=256, max_tokens=32, version=3)
+    team = team_in_one_group(workflow, tokenizer, max_model_len=256, max_tokens=32, version=3)
     spec = EpisodeSpec(
         run_id="r",
         iteration=1,
@@ -122,3 +126,13 @@ def test_a_workflow_that_asks_something_else_has_gone_astray(tiny_model: Path) -
     other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script)
     assert other.status is EpisodeStatus.AGENT_ERROR
     assert "turn 2 of 'writer' has another prompt" in other.error
+
+
+def test_a_tool_that_remembers_is_refused_where_an_episode_is_played_again(tiny_model: Path) -> None:
+    base = play(tiny_model, lambda call: "<TEXT>old</TEXT>")
+    remembering = {"look_up": replace(Editors.tools["look_up"], is_stateful=True)}
+    for kind, status in (("counterfactual", EpisodeStatus.AGENT_ERROR), ("greedy", EpisodeStatus.OK)):
+        script = Script(kind=kind, agent="writer", base=None if kind == "greedy" else base, changed_at=2)
+        other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script, tools=remembering)
+        assert other.status is status
+        assert ("tool 'look_up' remembers its calls" in other.error) == (status is EpisodeStatus.AGENT_ERROR)

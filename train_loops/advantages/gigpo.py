@@ -1,10 +1,11 @@
-"""gigpo: compares episodes by task, and turns by the prompt that they answered (GiGPO, arXiv 2505.10978).
+"""gigpo: compares episodes by task, and turns by the state that they acted in (GiGPO, arXiv 2505.10978).
 
     A = A_episode + step_weight A_step
     A_episode   GRPO over the episode's reward (the mean over its rows), or by `group_by`
     A_step      (G - mean_s) / (std_s + eps), G_k = R_k + gamma G_{k+1}, over the turns of a task that share the anchor s
 
-An anchor is a prompt, or a set of prompts that are similar enough. Where the credit rule pays `returns`, a turn's reward
+An anchor is the state of the world, as its environment names it. Where the episode has no world, or `anchor` says so, it is the prompt,
+or a set of prompts that are similar enough. Where the credit rule pays `returns`, a turn's reward
 is G already.
 """
 
@@ -27,7 +28,7 @@ def gigpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
     """Returns [N]; a turn whose anchor no other turn shares has no step advantage, whatever `singleton` says."""
     steps = normalize(
         rows.scores if rows.credit_kind == "returns" else _returns(rows, gamma=settings.step_gamma),
-        _anchors(rows, similarity=settings.similarity),
+        _anchors(rows, settings),
         settings.model_copy(update={"singleton": "zero"}),
     )
     return grpo(rows, settings) + settings.step_weight * steps
@@ -35,7 +36,7 @@ def gigpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
 
 def anchor_share(rows: RewardedRows, settings: AdvantageConfig) -> float:
     """Returns the share of turns whose anchor another turn shares: only these have a step advantage; at 0 this is grpo."""
-    sizes = Counter(anchors := _anchors(rows, similarity=settings.similarity))
+    sizes = Counter(anchors := _anchors(rows, settings))
     return sum(sizes[anchor] > 1 for anchor in anchors) / max(1, len(anchors))
 
 
@@ -50,7 +51,17 @@ def _returns(rows: RewardedRows, *, gamma: float) -> NDArray[np.float64]:
     return returns
 
 
-def _anchors(rows: RewardedRows, *, similarity: float) -> list[tuple[str, str, int]]:
+def _anchors(rows: RewardedRows, settings: AdvantageConfig) -> list[tuple[str, str, int | str]]:
+    """Returns (task group, agent, name of the anchor) of each row: a state of the world, or the number of a prompt."""
+    of_prompts = _prompt_anchors(rows, similarity=settings.similarity)
+    if settings.anchor == "prompt" or not any(rows.states):
+        return list(of_prompts)
+    return [
+        (group, agent, state or prompt) for (group, agent, prompt), state in zip(of_prompts, rows.states, strict=True)
+    ]
+
+
+def _prompt_anchors(rows: RewardedRows, *, similarity: float) -> list[tuple[str, str, int]]:
     """Returns (task group, agent, number of the anchor) of each row.
 
     Two prompts share an anchor if they are equal, or if both are similar enough to the anchor's first prompt.

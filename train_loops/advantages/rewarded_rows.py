@@ -42,7 +42,9 @@ class RewardedRows:
     episode_rounds: Sequence[int]
     """[N]: round of the episode, counted over all of its agents."""
     prompts: Sequence[Sequence[int]] = ()
-    """N rows, token ids of the prompt: GiGPO's anchors."""
+    """N rows, token ids of the prompt: GiGPO's anchors where there is no world."""
+    states: Sequence[str] = ()
+    """[N]: names the state of the world that the turn acted in; empty where there is none, or nobody asks."""
     baselines: Sequence[float | None] = ()
     """[N]: what a variant of the episode earned there (greedy, counterfactual ...); None where none was played."""
     credit_kind: CreditKind = "returns"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pipelines.examples.made_up_facts import tasks as made_up_facts
 from pipelines.examples.small_functions import demonstrator as small_functions_demonstrator
 from pipelines.examples.small_functions import tasks as small_functions
 from serve_apps.agent import Agent, Tool
-from serve_apps.demonstrate import EPISODES_AT_ONCE, demonstrate
+from serve_apps.demonstrate import EPISODES_AT_ONCE, NUM_COMPARED, demonstrate
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.workflows.debate import Debate
@@ -146,8 +147,25 @@ def test_a_tool_is_asked_once_for_the_same(tokenizer: ChatTokenizer) -> None:
             tasks, team=team, demonstrator=lambda *_: "x", count=6, run_id="r", seed=0, answers=answers
         )
         assert [t.turns[0].prompt_text for t in traces] == [f"{task.prompt} more" for task in tasks * 2]
-    assert sorted(workflow.asked) == sorted(task.prompt for task in tasks)
+    assert set(workflow.asked) == {task.prompt for task in tasks}
+    assert len(workflow.asked) == 3 + 2 * NUM_COMPARED, "the first known answers of each call are compared"
     assert workflow.tools["find"].function == workflow._find, "the workflow itself is as it was"
+
+
+def test_a_tool_that_remembers_is_refused_whether_it_says_so_or_not(tokenizer: ChatTokenizer) -> None:
+    class Counts(Asks):
+        async def _find(self, words: list[str]) -> dict[str, list[str]]:
+            self.asked.append(words[0])
+            return {"found": [str(len(self.asked))]}
+
+    declared = Asks()
+    declared.tools = {"find": replace(declared.tools["find"], is_stateful=True)}
+    for workflow in (Counts(), declared):
+        team = team_in_one_group(workflow, tokenizer, max_model_len=64, max_tokens=8)
+        with pytest.raises(
+            ValueError, match=r"tool 'find' answers the same arguments differently: .* declare an Environment"
+        ):
+            demonstrate(sums()[:1], team=team, demonstrator=lambda *_: "x", count=1, run_id="r", seed=0)
 
 
 def test_several_demonstrations_play_at_once_and_keep_their_order(tokenizer: ChatTokenizer) -> None:

@@ -19,10 +19,11 @@ from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.agent import Agent, Tool, ToolError, ToolFault
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.process_log import TAIL
 from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.tools.mcp_server import McpServer
-from serve_apps.tools.mcp_session import TAIL, Session
+from serve_apps.tools.mcp_session import Session
 from serve_apps.tools.mcp_tools import mcp_tool
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.workflows.declared import Declared

@@ -1,0 +1,93 @@
+"""step_rewards: trace -> rewards of a world's steps, to the turn that acted and to the turn that had sent it.
+
+a turn that acted              (1 - planner_share) * the reward of its step
+a turn that did not, a plan    planner_share * what was earned until the next turn of its agent
+plus `format_weight` * (0 or -1) each
+
+Where no agent plans, turns that acted get the whole reward. The rewards of an episode add up to its return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipelines.credit.rule import Credit, CreditKind, format_penalty, turn_reward
+from stores.types import ToolCall, Trace
+
+OUTCOMES = ("success", "return")
+
+
+class StepRewards:
+    """Pays what a world pays, step by step."""
+
+    kind: CreditKind = "increments"
+
+    def __init__(
+        self,
+        environment: str,
+        planner_share: float = 0.5,
+        outcome: str = "success",
+        success: str = "is_won",
+        format_weight: float = 0.1,
+    ) -> None:
+        """Args:
+        environment: what the workflow calls the environment.
+        planner_share: 0 to 1, see above.
+        outcome: `success`: 1 if `info` of the last step says `success`, else 0; `return`: the sum of all rewards, cut to [0, 1].
+        success: name in `info`.
+        format_weight: penalty of a turn with an invalid format.
+
+        Raises ValueError for a setting that cannot be.
+        """
+        if not 0 <= planner_share <= 1:
+            raise ValueError(f"credit.settings.planner_share: {planner_share} is not a number of 0 to 1")
+        if outcome not in OUTCOMES:
+            raise ValueError(f"credit.settings.outcome: {outcome!r} is not known: one of {', '.join(OUTCOMES)}")
+        self.environment, self.planner_share, self.outcome = environment, planner_share, outcome
+        self.success, self.format_weight = success, format_weight
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
+        events = [call for call in trace.tool_calls if call.tool == self.environment and call.response is not None]
+        if not events:
+            known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
+            raise ValueError(
+                f"credit.settings.environment: episode {trace.episode_id} opened no world {self.environment!r}; its tools and "
+                f"environments: {known}"
+            )
+        acted = acting_turns(trace, events)
+        planners = {turn.agent for turn in trace.turns} - {agent for agent, _ in acted.values()}
+        own_share = 1 - self.planner_share if planners else 1.0
+        paid = dict.fromkeys((turn.turn_index for turn in trace.turns), 0.0)
+        for event in events:
+            reward = event.response["reward"]
+            if event.call_index in acted:
+                paid[acted[event.call_index][1]] += own_share * reward
+            latest = [t.turn_index for t in trace.turns if t.agent in planners and t.turn_index < event.call_index]
+            if latest:
+                paid[max(latest)] += self.planner_share * reward
+        rewards = [
+            turn_reward(
+                trace,
+                position,
+                {"steps": paid[turn.turn_index], "format": format_penalty(turn, self.format_weight)},
+            )
+            for position, turn in enumerate(trace.turns)
+        ]
+        return Credit(outcome=self._outcome(events), rewards=tuple(rewards))
+
+    def _outcome(self, events: list[ToolCall]) -> float:
+        if self.outcome == "return":
+            return min(1.0, max(0.0, sum(event.response["reward"] for event in events)))
+        return float(bool(events[-1].response["info"].get(self.success)))
+
+
+def acting_turns(trace: Trace, events: list[ToolCall]) -> Mapping[int, tuple[str, int]]:
+    """Returns by world event the agent and the index of the turn whose text was the action: the latest that it was read from."""
+    agents = {turn.turn_index: turn.agent for turn in trace.turns}
+    found = {}
+    for event in events:
+        turns = [parent for parent in event.parents if parent in agents]
+        if turns:
+            found[event.call_index] = (agents[max(turns)], max(turns))
+    return found

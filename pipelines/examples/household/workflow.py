@@ -1,0 +1,44 @@
+"""workflow: a planner says what comes next, an actor does it step by step, and both see one room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_apps.agent import Agent
+from serve_apps.contracts import Tags
+from serve_apps.workflow import Outcome, Workflow
+from serve_apps.worlds.environment import Environment
+from stores.types import Task
+
+DONE = "done"
+
+
+class Household(Workflow):
+    """The planner is asked at the beginning, and each time something else is in the hand; the actor is asked for every action."""
+
+    planner = Agent(
+        prompt="Task: {task}\nHolding: {holding}\nReply with <GOAL>next goal</GOAL> only.",
+        contract=Tags("GOAL"),
+        max_tokens=24,
+    )
+    actor = Agent(
+        prompt="Goal: {goal}\nAt: {at}\nUnseen: {unseen}\nSee: {see}\nReply with <ACT>action</ACT> only.",
+        contract=Tags("ACT"),
+        max_tokens=24,
+    )
+    home = Environment(
+        "pipelines.examples.household.world:House", max_steps=14, example={"seed": 0, "kind": "put"}, workers=1
+    )
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Plays in the room that the task's metadata describes; the answer is `done` where the task is done."""
+        async with tools.home(**task.metadata) as home:
+            goal, holding = "", None
+            while not home.seen.is_done:
+                info = home.seen.info
+                if info["holding"] != holding:
+                    holding = info["holding"]
+                    goal = (await agents.planner(task=task.prompt, holding=holding))["goal"]
+                reply = await agents.actor(goal=goal, at=info["at"], unseen=info["unseen"], see=home.seen.text)
+                await home.step(reply["act"])
+            return Outcome(answer=DONE if home.seen.info["is_won"] else "", stop_reason=home.stop_reason)

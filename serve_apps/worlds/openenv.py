@@ -1,0 +1,118 @@
+"""openenv: a world of an OpenEnv server, spoken to over its `/ws`: a connection is a world.
+
+    {"type": "reset", "data": {"seed": 3}}          ->  {"type": ..., "data": {"observation": {...}, "reward": 0.0, "done": false}}
+    {"type": "step", "data": {"text": "look"}}      ->  the same, or {"type": "error", "data": {"code", "message"}}
+
+Its HTTP `/reset` and `/step` begin another world with each request, so they are of no use here. A server that is full says so, and is
+asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from serve_apps.agent import ToolFault, ToolRaised
+from serve_apps.causes import AuthorError
+from serve_apps.worlds.environment import Environment
+
+FULL = "CAPACITY_REACHED"
+PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
+"""Between two questions to a server that is full, at first and at most."""
+MAX_ANSWER = 32 * 2**20
+"""Bytes of one answer."""
+
+
+class Full(Exception):
+    """Raised where a server has as many worlds as it can."""
+
+
+class OpenEnvSession:
+    """One world of a server. It has no connection before `reset`."""
+
+    def __init__(self, environment: Environment, stack: AsyncExitStack) -> None:
+        self._environment, self._stack = environment, stack
+        self._socket: ClientConnection | None = None
+
+    async def reset(self, settings: Mapping[str, Any]) -> Any:
+        """Begins the world, and waits while the server is full.
+
+        Raises ToolFault where it stays full, cannot be reached or fails.
+        """
+        pause_s = PAUSE_S
+        try:
+            async with asyncio.timeout(self._environment.reset_timeout_s):
+                while True:
+                    try:
+                        return await self._begin(dict(settings))
+                    except Full:
+                        await asyncio.sleep(pause_s)
+                        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        except TimeoutError:
+            limit = f"reset_timeout_s = {self._environment.reset_timeout_s:g}"
+            why = "is full" if pause_s > PAUSE_S else "did not begin a world"
+            raise ToolFault(f"the server {self._environment.url} {why}: no world within {limit}") from None
+
+    async def step(self, action: str) -> Any:
+        """Returns what the world shows after an action.
+
+        Raises ToolRaised for an error that the server answers with, ToolFault where it does not answer.
+        """
+        try:
+            async with asyncio.timeout(self._environment.step_timeout_s):
+                return await self._ask("step", {self._environment.action_field: action})
+        except TimeoutError:
+            limit = f"step_timeout_s = {self._environment.step_timeout_s:g}"
+            raise ToolFault(f"the server {self._environment.url} gave no answer to step within {limit}") from None
+
+    async def _begin(self, settings: dict[str, Any]) -> Any:
+        kind = self._environment
+        address = kind.url.replace("http", "ws", 1).rstrip("/") + "/ws"
+        try:
+            self._socket = await self._stack.enter_async_context(connect(address, max_size=MAX_ANSWER))
+        except (OSError, WebSocketException) as error:
+            raise ToolFault(f"the server {kind.url} cannot be reached: {error}") from None
+        return await self._ask("reset", settings)
+
+    async def _ask(self, verb: str, data: Mapping[str, Any]) -> Any:
+        assert self._socket is not None, "a world begins with `reset`"
+        try:
+            await self._socket.send(json.dumps({"type": verb, "data": data}))
+            answer = json.loads(await self._socket.recv())
+        except WebSocketException as error:
+            raise ToolFault(f"the server {self._environment.url} went away in {verb}: {error}") from None
+        except ValueError as error:
+            raise AuthorError(
+                f"the server {self._environment.url} answered {verb} with what is no JSON: {error}"
+            ) from None
+        if answer.get("type") == "error":
+            fault = answer.get("data", {})
+            if fault.get("code") == FULL:
+                raise Full
+            raise ToolRaised(f"{fault.get('code')}: {fault.get('message')}")
+        return self._seen(answer.get("data", {}))
+
+    def _seen(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns an answer in the form of a world's."""
+        observation = dict(data.get("observation") or {})
+        text = observation.pop(self._environment.text_field, None)
+        observation.pop("metadata", None)
+        return {
+            "text": text,
+            "reward": data.get("reward") or 0.0,
+            "is_done": bool(data.get("done")),
+            "info": observation,
+        }
+
+
+@asynccontextmanager
+async def openenv_session(environment: Environment) -> AsyncIterator[OpenEnvSession]:
+    """Gives a world of a server, whose connections end with the block."""
+    async with AsyncExitStack() as stack:
+        yield OpenEnvSession(environment, stack)

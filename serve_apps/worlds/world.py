@@ -1,0 +1,101 @@
+"""world: one world of an episode: `async with tools.home(seed=7) as home:` -> what it shows, step by step, recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from serve_apps.agent import TracedText
+from serve_apps.causes import AuthorError
+from serve_apps.worlds.environment import Environment
+from serve_apps.worlds.seen import Seen, checked
+from serve_apps.worlds.workers import workers_of
+
+Live = Callable[[], Awaitable[dict[str, Any]]]
+Record = Callable[[Mapping[str, Any], Live], Awaitable[tuple[int, Mapping[str, Any]]]]
+"""Makes a call to a world, records it and returns its number among the events and what the world showed."""
+OVER, MAX_STEPS = "world_over", "max_steps"
+"""Why a world ended: it said so, or it had `max_steps` actions."""
+
+
+class Session(Protocol):
+    """One world, wherever it lives."""
+
+    async def reset(self, settings: Mapping[str, Any]) -> Any:
+        """Begins it; returns what it shows."""
+
+    async def step(self, action: str) -> Any:
+        """Returns what it shows after an action."""
+
+
+class World:
+    """A world of one episode. It begins with the block `async with`, and is closed at its end."""
+
+    def __init__(self, name: str, environment: Environment, settings: Mapping[str, Any], record: Record) -> None:
+        """Args: name: what the workflow calls the environment. settings: JSON values, what the class or the server takes."""
+        self._name, self._environment, self._settings, self._record = name, environment, dict(settings), record
+        self._stack = AsyncExitStack()
+        self._session: Session | None = None
+        self.seen: Seen
+        """What it showed last."""
+        self.num_steps = 0
+        self.total_reward = 0.0
+        self.stop_reason = ""
+        """Why it is over: `world_over` or `max_steps`; empty until then."""
+
+    async def __aenter__(self) -> Self:
+        self._session = session = await self._stack.enter_async_context(session_of(self._environment))
+        try:
+            await self._call({"reset": self._settings}, lambda: session.reset(self._settings), before="")
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def step(self, action: str) -> Seen:
+        """Acts, and returns what the world shows then; it is over after `max_steps` actions at the latest.
+
+        Raises ToolError where the world or its worker fails, and AuthorError for a step into a world that is over.
+        """
+        session = self._session
+        if session is None or self.seen.is_done:
+            raise AuthorError(
+                f"a step into the world {self._name!r} after its end: ask `{self._name}.seen.is_done` before each step"
+            )
+        self.num_steps += 1
+        seen = await self._call({"step": action}, lambda: session.step(str(action)), before=self.seen.anchor)
+        self.total_reward += seen.reward
+        return seen
+
+    async def _call(self, request: Mapping[str, Any], live: Callable[[], Awaitable[Any]], *, before: str) -> Seen:
+        async def answered() -> dict[str, Any]:
+            answer = checked(await live(), self._environment, before=before)
+            is_last = self.num_steps >= self._environment.max_steps
+            self.stop_reason = OVER if answer["is_done"] else MAX_STEPS if is_last else ""
+            return {**answer, "is_done": bool(self.stop_reason)}
+
+        index, answer = await self._record(request, answered)
+        self.seen = Seen(
+            text=TracedText.by(answer["text"], index),
+            reward=answer["reward"],
+            is_done=answer["is_done"],
+            info=answer["info"],
+            anchor=answer["anchor"],
+        )
+        return self.seen
+
+
+def session_of(environment: Environment) -> AbstractAsyncContextManager[Session]:
+    """Gives a world that has not begun yet; it is closed at the end of the block."""
+    if not environment.url:
+        return workers_of(environment).session()
+    from serve_apps.worlds.openenv import openenv_session  # its client takes long to import, and few need it
+
+    return openenv_session(environment)
