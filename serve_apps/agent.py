@@ -221,3 +221,7 @@ class ToolFault(ToolError):
 
 class ToolRaised(ToolError):
     """Raised in place of another error of a tool: what a model wrote, or a bug of the tool."""
+
+
+class AuthorError(Exception):
+    """Raised where a workflow, a program or its set-up is wrong whatever a model wrote: the episode is no outcome."""

@@ -23,13 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from serve_apps.agent import ToolFault
+from serve_apps.agent import AuthorError, ToolFault
 from serve_apps.policy.client import PolicyCallError
 from stores.types import Cause
-
-
-class AuthorError(Exception):
-    """Raised where a workflow, a program or its set-up is wrong whatever a model wrote: the episode is no outcome."""
 
 
 class CallTimeout(TimeoutError):

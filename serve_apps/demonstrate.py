@@ -19,7 +19,7 @@ from functools import wraps
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, AgentCall
-from serve_apps.causes import AuthorError
+from serve_apps.agent import AuthorError
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import run_episode

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from serve_apps.agent import Tool
-from serve_apps.causes import AuthorError
+from serve_apps.agent import AuthorError, Tool
 from serve_apps.worlds.seen import COMPARED
 from stores.types import Completion, FinishReason, GenerateRequest, ToolCall, Trace
 from stores.variant_names import VariantName

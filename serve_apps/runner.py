@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, Complete
-from serve_apps.agent import ToolError, ToolFault, ToolRaised
-from serve_apps.causes import AuthorError, CallTimeout, cause_of_delay, cause_of_error
+from serve_apps.agent import AuthorError, ToolError, ToolFault, ToolRaised
+from serve_apps.causes import CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_resources import episode_resources
 from serve_apps.episode_spec import EpisodeSpec

@@ -12,8 +12,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serve_apps.agent import Tool, ToolError, ToolFault, ToolRaised, counted_attempts, noted_version, traced
-from serve_apps.causes import AuthorError
+from serve_apps.agent import (
+    AuthorError,
+    Tool,
+    ToolError,
+    ToolFault,
+    ToolRaised,
+    counted_attempts,
+    noted_version,
+    traced,
+)
 from serve_apps.episode_events import EpisodeEvents
 from serve_apps.replay import Playback
 from serve_apps.telemetry.episodes import EpisodeSpans

@@ -26,8 +26,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from serve_apps.agent import Agent
-from serve_apps.causes import AuthorError
+from serve_apps.agent import Agent, AuthorError
 from serve_apps.contracts import Raw
 from serve_apps.policy.client import ContextExhausted
 from serve_apps.program.container import Container

@@ -18,8 +18,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from serve_apps.agent import ToolFault, ToolRaised
-from serve_apps.causes import AuthorError
+from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
 
 FULL = "CAPACITY_REACHED"

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from serve_apps.agent import TracedText
-from serve_apps.causes import AuthorError
+from serve_apps.agent import AuthorError, TracedText
 from serve_apps.worlds.environment import Environment
 
 COMPARED = ("text", "reward", "is_done", "anchor")

@@ -27,8 +27,7 @@ from typing import Any
 
 import psutil
 
-from serve_apps.agent import ToolFault, ToolRaised
-from serve_apps.causes import AuthorError
+from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.process_log import ProcessLog
 from serve_apps.worlds.environment import Environment
 

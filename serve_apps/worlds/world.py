@@ -7,8 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from serve_apps.agent import TracedText
-from serve_apps.causes import AuthorError
+from serve_apps.agent import AuthorError, TracedText
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.seen import Seen, checked
 from serve_apps.worlds.workers import workers_of

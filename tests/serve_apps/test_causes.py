@@ -14,8 +14,8 @@ from pair import Pair
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.rule import score_trace
 from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Agent, Tool, ToolError, ToolFault
-from serve_apps.causes import AuthorError, CallTimeout, cause_of_delay, cause_of_error
+from serve_apps.agent import Agent, AuthorError, Tool, ToolError, ToolFault
+from serve_apps.causes import CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_clock import current_clock
 from serve_apps.episode_spec import EpisodeSpec

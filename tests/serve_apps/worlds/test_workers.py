@@ -15,8 +15,7 @@ import psutil
 import pytest
 from waits import until, wait_until
 
-from serve_apps.agent import ToolFault, ToolRaised
-from serve_apps.causes import AuthorError
+from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.workers import WorldWorkers
 

@@ -1,0 +1,87 @@
+"""Worlds of an OpenEnv server: one per connection, waited for where it is full, and a fault of the infrastructure where it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from odd_worlds import Corridor, Raising
+from openenv_server import Server, serving
+
+from serve_apps.agent import ToolFault, ToolRaised
+from serve_apps.worlds.environment import Environment
+from serve_apps.worlds.openenv import openenv_session
+
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
+
+
+def kind(server: Server, **settings: Any) -> Environment:
+    return Environment(url=f"http://127.0.0.1:{server.port}", **settings)
+
+
+async def walk(environment: Environment, length: int) -> list[str]:
+    async with openenv_session(environment) as world:
+        texts = [(await world.reset({"length": length}))["text"]]
+        while True:
+            seen = await world.step("walk")
+            texts.append(seen["text"])
+            if seen["is_done"]:
+                return texts
+
+
+async def test_a_connection_is_a_world_with_a_reward_and_an_end() -> None:
+    async with serving(Corridor) as server, openenv_session(kind(server)) as world:
+        assert (await world.reset({"length": 2}))["text"] == "You are at the beginning."
+        await world.step("walk")
+        assert await world.step("walk") == {
+            "text": "You have walked 2 of 2.",
+            "reward": 0.5,
+            "is_done": True,
+            "info": {"done": 2},
+        }
+        assert server.num_open == 1
+    assert server.num_open == 0
+
+
+async def test_a_server_that_is_full_is_asked_again_until_it_has_room() -> None:
+    async with serving(Corridor, capacity=2) as server:
+        walked = await asyncio.gather(*(walk(kind(server), 3) for _ in range(6)))
+    assert all(texts[-1] == "You have walked 3 of 3." for texts in walked)
+    assert server.num_refused > 0 and server.most_open == 2
+
+
+async def test_a_server_that_stays_full_or_is_gone_is_a_fault_of_the_infrastructure() -> None:
+    async with (
+        serving(Corridor, capacity=0) as server,
+        openenv_session(kind(server, reset_timeout_s=0.7, step_timeout_s=0.5)) as world,
+    ):
+        with pytest.raises(ToolFault, match=r"is full: no world within reset_timeout_s = 0\.7"):
+            await world.reset({})
+    async with openenv_session(kind(server)) as world:
+        with pytest.raises(ToolFault, match=r"http://127\.0\.0\.1:\d+ cannot be reached"):
+            await world.reset({})
+
+
+async def test_a_server_that_ends_or_falls_silent_within_an_episode_is_a_fault_of_the_infrastructure() -> None:
+    async with AsyncExitStack() as stack:
+        async with serving(Corridor) as server:
+            world = await stack.enter_async_context(openenv_session(kind(server)))
+            await world.reset({})
+        with pytest.raises(ToolFault, match="went away in step"):
+            await world.step("walk")
+    async with (
+        serving(Corridor, falls_silent=True) as server,
+        openenv_session(kind(server, step_timeout_s=0.3)) as world,
+    ):
+        await world.reset({})
+        with pytest.raises(ToolFault, match=r"gave no answer to step within step_timeout_s = 0\.3"):
+            await world.step("walk")
+
+
+async def test_an_error_that_the_server_answers_with_is_what_the_world_raised() -> None:
+    async with serving(Raising) as server, openenv_session(kind(server)) as world:
+        await world.reset({"place": "step"})
+        with pytest.raises(ToolRaised, match="EXECUTION_ERROR: KeyError: 'jump'"):
+            await world.step("jump")
