@@ -46,6 +46,7 @@ def rows(
         episode_rounds=more.pop("rounds", [0] * num),
         prompts=more.pop("prompts", [[1]] * num),
         baselines=more.pop("baselines", [None] * num),
+        states=more.pop("states", [""] * num),
         **more,
     )
 
@@ -201,6 +202,18 @@ def test_the_share_of_turns_with_an_anchor_says_how_much_of_gigpo_there_is() -> 
         for prompts in ([[1], [1], [1], [2]], [[1], [2], [3], [4]])
     ]
     assert shares == [0.75, 0.0]
+
+
+def test_gigpo_compares_turns_that_acted_in_one_state_of_the_world_whatever_their_prompts() -> None:
+    about: dict[str, Any] = {"episodes": ["0", "1", "2"], "credit_kind": "returns"}
+    table = rows([1.0, 0.0, 0.0], **about, prompts=[[1], [2], [2]], states=["s", "s", "t"])
+    by_state, by_prompt = (per_row("gigpo", table, anchor=anchor, ddof=0, eps=1e-12) for anchor in ("state", "prompt"))
+    episodes = per_row("grpo", table, ddof=0, eps=1e-12)
+    np.testing.assert_allclose(by_state - episodes, [1.0, -1.0, 0.0], atol=1e-9)
+    np.testing.assert_allclose(by_prompt - episodes, [0.0, 0.0, 0.0], atol=1e-9)
+    # A turn of an episode without a world is compared by its prompt.
+    mixed = rows([1.0, 0.0, 0.0], **about, prompts=[[1], [2], [1]], states=["", "s", ""])
+    np.testing.assert_allclose(per_row("gigpo", mixed, ddof=0, eps=1e-12) - episodes, [1.0, 0.0, -1.0], atol=1e-9)
 
 
 def test_gigpo_takes_prompts_that_are_alike_enough_for_one_anchor() -> None:

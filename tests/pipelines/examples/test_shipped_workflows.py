@@ -24,7 +24,8 @@ def test_it_could_start(config: Path) -> None:
     loaded = load_config(config)
     assert loaded.run == config.stem
     lines = check(loaded)
-    expected = [what for what, part in {"sandbox": "code", "program": "program"}.items() if part in config.stem]
+    said = {"sandbox": "code", "program": "program", "environment home": "household"}
+    expected = [what for what, part in said.items() if part in config.stem]
     assert [line.split(":")[0] for line in lines] == expected
 
 
