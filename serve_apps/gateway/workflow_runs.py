@@ -98,7 +98,17 @@ def episode_spec(team: ServedTeam, request: RunRequest | EpisodeRequest, *, name
     """Returns the episode that answers a request; its id is that of the trace.
 
     Args: name: of its task; default: a random one.
+
+    Raises ApiError 400 for a run of a workflow that acts in simulated worlds: they are for training.
     """
+    simulated = [world for world, kind in team.acting.workflow.environments.items() if not kind.url]
+    if isinstance(request, RunRequest) and simulated:
+        raise ApiError(
+            400,
+            f"workflow {team.name!r} acts in worlds of {', '.join(simulated)}, which are simulated by workers of the training: give the "
+            "Environment a url where it is served, or call the team's agents one by one",
+            code="simulated_world",
+        )
     name = name or secrets.token_hex(12)
     task = Task(
         task_id=f"request-{name}", prompt=request.prompt, answers=(), metadata=request.metadata, source=SERVICE_RUN
