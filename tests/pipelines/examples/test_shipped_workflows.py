@@ -24,7 +24,13 @@ def test_it_could_start(config: Path) -> None:
     loaded = load_config(config)
     assert loaded.run == config.stem
     lines = check(loaded)
-    said = {"sandbox": "code", "program": "program", "environment home": "household", "environment shop": "shop"}
+    said = {
+        "sandbox": "code",
+        "program": "program",
+        "environment home": "household",
+        "environment shop": "shop",
+        "environment game": "nim",
+    }
     expected = [what for what, part in said.items() if part in config.stem]
     assert [line.split(":")[0] for line in lines] == expected
 

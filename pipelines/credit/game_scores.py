@@ -1,0 +1,58 @@
+"""game_scores: trace -> what each player of a game has earned at its end, to all of that player's turns.
+
+a turn of a player in `trained`    the score of its player, plus `format_weight` * (0 or -1)
+a turn of any other                nothing: it does not train, so that its model group is a frozen opponent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.credit.rule import Credit, CreditKind, format_penalty, turn_reward
+from stores.types import Trace
+
+
+class GameScores:
+    """Pays players by the scores that their game says in `info` of its last step. Players are agents."""
+
+    kind: CreditKind = "returns"
+
+    def __init__(
+        self,
+        environment: str,
+        player: str,
+        trained: Sequence[str] = (),
+        scores: str = "scores",
+        format_weight: float = 0.1,
+    ) -> None:
+        """Args:
+        environment: what the workflow calls the environment.
+        player: the agent whose score is the episode's outcome, cut to [0, 1].
+        trained: the agents that learn; default: `player` alone, against frozen opponents. Name all for self-play.
+        scores: name in `info`, of a mapping from agents to numbers; a player that is missing there has 0.
+        format_weight: penalty of a turn with an invalid format.
+        """
+        self.environment, self.player, self.trained = environment, player, tuple(trained) or (player,)
+        self.scores, self.format_weight = scores, format_weight
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
+        shown = [c.response["info"] for c in trace.tool_calls if c.tool == self.environment and c.response is not None]
+        if not shown:
+            known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
+            raise ValueError(
+                f"credit.settings.environment: episode {trace.episode_id} opened no world {self.environment!r}; its tools and "
+                f"environments: {known}"
+            )
+        scores = shown[-1].get(self.scores, {})
+        rewards = [
+            turn_reward(
+                trace,
+                position,
+                {"score": float(scores.get(turn.agent, 0.0)), "format": format_penalty(turn, self.format_weight)},
+            )
+            for position, turn in enumerate(trace.turns)
+            if turn.agent in self.trained
+        ]
+        outcome = min(1.0, max(0.0, float(scores.get(self.player, 0.0))))
+        return Credit(outcome=outcome, rewards=tuple(rewards))

@@ -1,0 +1,46 @@
+"""tasks: seed, split, count -> beginnings of the game; no two splits share a set of heaps.
+
+Each can be won by the challenger, who begins where the heaps are won by who begins, and else comes second.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+from pipelines.examples.nim.workflow import CHALLENGER, RIVAL
+from pipelines.examples.nim.world import is_won_by_who_begins
+from pipelines.tasks.splits import part_of
+from stores.types import Task
+
+SHARES = {"train": 0.5, "gate": 0.22, "test": 0.22, "sentinel": 0.06}
+"""Approximate share of all sets of heaps, in any order, in each split."""
+
+
+def generate(*, seed: int, split: str, count: int, most: int = 9) -> list[Task]:
+    """Returns `count` tasks of `split` with three heaps of 1 to `most` matches, in an order that `seed` decides.
+
+    Raises ValueError for an unknown split, or more tasks than there are.
+    """
+    if split not in SHARES:
+        raise ValueError(f"nim: split {split!r} does not exist: use one of {', '.join(SHARES)}")
+    heaps = [
+        h for h in product(range(1, most + 1), repeat=3) if part_of(repr(sorted(h)), SHARES, rest="train") == split
+    ]
+    if count > len(heaps):
+        raise ValueError(
+            f"nim: split {split!r} has {len(heaps)} tasks of heaps up to {most}, not {count}: raise `most`"
+        )
+    random.Random(f"{seed}/{split}").shuffle(heaps)
+    return [_task(one) for one in heaps[:count]]
+
+
+def _task(heaps: tuple[int, ...]) -> Task:
+    players = [CHALLENGER, RIVAL] if is_won_by_who_begins(heaps) else [RIVAL, CHALLENGER]
+    return Task(
+        task_id=f"nim-{'-'.join(map(str, heaps))}",
+        prompt=f"Win from {' '.join(map(str, heaps))}",
+        answers=(CHALLENGER,),
+        source="begins" if players[0] == CHALLENGER else "second",
+        metadata={"heaps": list(heaps), "players": players},
+    )
