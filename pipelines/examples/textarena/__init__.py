@@ -1,0 +1,1 @@
+"""Games of TextArena as worlds, in an environment of their own."""
