@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
@@ -82,7 +82,8 @@ class OpenEnvSession:
     async def _ask(self, verb: str, data: Mapping[str, Any]) -> Any:
         assert self._socket is not None, "a world begins with `reset`"
         try:
-            await self._socket.send(json.dumps({"type": verb, "data": data}))
+            with suppress(ConnectionClosed):  # a full server says so and closes, without reading
+                await self._socket.send(json.dumps({"type": verb, "data": data}))
             answer = json.loads(await self._socket.recv())
         except WebSocketException as error:
             raise ToolFault(f"the server {self._environment.url} went away in {verb}: {error}") from None

@@ -23,7 +23,6 @@ class Server:
         """One connection, which is one world."""
         if self.num_open >= self.capacity:
             self.num_refused += 1
-            await socket.recv()
             await socket.send(_error("CAPACITY_REACHED", f"{self.capacity} sessions are open"))
             return
         self.num_open += 1
