@@ -270,7 +270,7 @@ class WorldWorkers:
             return worker
 
     def end(self) -> None:
-        """Ends all processes."""
+        """Ends all processes, with what they have started."""
         for worker in self.workers:
             worker.end()
 

@@ -14,7 +14,7 @@ from stores.types import Task
 
 SHARE_CARELESS = 0.3
 WISH = re.compile(r"(?P<attribute>\S+) (?P<kind>\S+), (?P<color>\S+), at most (?P<most>\d+)")
-PRODUCT = re.compile(r"(?P<name>b\d+) (?P<title>[^,]+), (?P<price>\d+)")
+PRODUCT = re.compile(r"(?P<name>b\d+) (?P<title>[a-z ]+), (?P<price>\d+)")
 ITEM = re.compile(r"(?P<title>[^,]+), (?P<price>\d+)\. Colors: (?P<colors>.+)\. Chosen: (?P<chosen>\S+)\.")
 
 

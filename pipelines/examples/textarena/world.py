@@ -25,7 +25,7 @@ class Arena:
         self.scores: dict[str, float] = {}
 
     def reset(self) -> dict[str, Any]:
-        """Begins the game."""
+        """Begins the game, and returns what its first player sees."""
         import textarena
 
         self.env = textarena.make(self.game)
