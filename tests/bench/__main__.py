@@ -37,6 +37,7 @@ BENCHES = {
     "rollout": "tests.bench.rollout",
     "sampling": "tests.bench.sampling",
     "sandbox": "tests.bench.sandbox",
+    "worlds": "tests.bench.worlds",
     "train": "tests.bench.training",
     "merging": "tests.bench.merging",
     "trl": "tests.bench.against_trl",
