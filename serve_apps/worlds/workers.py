@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import selectors
 import signal
@@ -30,6 +31,8 @@ import psutil
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.process_log import ProcessLog
 from serve_apps.worlds.environment import Environment
+
+logger = logging.getLogger(__name__)
 
 SCRIPT = Path(__file__).with_name("world_worker.py")
 CHECK_S = 1.0
@@ -76,9 +79,9 @@ class WorldWorker:
         """
         return await self._in_thread(self._step, world, life, action)
 
-    def close(self, world: int, life: int) -> None:
-        """Closes a world, without waiting. A worker that does not do it is killed."""
-        self._thread.submit(self._close, world, life)
+    def close(self, world: int) -> None:
+        """Closes a world, without waiting; one that is about to begin, too. A worker that does not do it is killed."""
+        self._thread.submit(self._close, world)
 
     def end(self) -> None:
         """Ends the process, its children and the thread."""
@@ -106,8 +109,8 @@ class WorldWorker:
         self._check_life(life)
         return self._exchange({"world": world, "verb": "step", "given": action}, self._environment.step_timeout_s)
 
-    def _close(self, world: int, life: int) -> None:
-        if life == self.life and self._process is not None:
+    def _close(self, world: int) -> None:
+        if self._process is not None:
             with suppress(ToolFault, ToolRaised):
                 self._exchange({"world": world, "verb": "close"}, CLOSE_S)
 
@@ -203,9 +206,10 @@ class WorldWorker:
 
     def _lost(self, why: str) -> ToolFault:
         """Kills the worker and returns the fault."""
-        output = self._log.tail()
+        fault = f"the worker of the world {self._environment.name} {why}{self._log.tail()}"
+        logger.warning("%s; its %d worlds are lost", fault, self.num_worlds)
         self._kill()
-        return ToolFault(f"the worker of the world {self._environment.name} {why}{output}")
+        return ToolFault(fault)
 
     def _kill(self) -> None:
         if self._process is None:
@@ -236,7 +240,7 @@ class WorkerSession:
 
     def close(self) -> None:
         """Closes the world, without waiting."""
-        self._worker.close(self._world, self._life)
+        self._worker.close(self._world)
 
 
 class WorldWorkers:

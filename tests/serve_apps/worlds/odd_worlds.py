@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Corridor:
@@ -136,6 +136,23 @@ class Starting:
 
     def step(self, action: str) -> dict[str, Any]:
         return {"text": "Nothing happens."}
+
+
+class Counting:
+    """Begins slowly, and says how many of its kind there are."""
+
+    alive: ClassVar[set[object]] = set()
+
+    def reset(self) -> dict[str, Any]:
+        time.sleep(0.3)
+        self.alive.add(self)
+        return {"text": "It begins."}
+
+    def step(self, action: str) -> dict[str, Any]:
+        return {"text": f"There are {len(self.alive)}."}
+
+    def close(self) -> None:
+        self.alive.remove(self)
 
 
 class Talkative:

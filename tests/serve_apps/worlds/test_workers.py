@@ -171,6 +171,16 @@ async def test_a_caller_that_gives_up_leaves_the_worker_to_others(made: list[Wor
     assert workers.workers[0].life == 1
 
 
+async def test_a_world_that_nobody_waited_for_is_closed(made: list[WorldWorkers]) -> None:
+    workers = workers_of(made, "Counting")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1), workers.session() as world:
+            await world.reset({})
+    async with workers.session() as world:
+        await world.reset({})
+        assert (await world.step("count"))["text"] == "There are 1."
+
+
 async def test_what_worlds_have_started_ends_with_their_worker(made: list[WorldWorkers]) -> None:
     workers = workers_of(made, "Starting")
     async with workers.session() as world:
