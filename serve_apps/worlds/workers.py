@@ -45,7 +45,7 @@ MAX_ANSWER = 32 * 2**20
 
 
 class WorldWorker:
-    """A worker process, started with its first world and again after it was lost. `ask` may be called from any event loop."""
+    """A worker process, started with its first world and again after it was lost. It may be asked from any event loop."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -81,7 +81,8 @@ class WorldWorker:
 
     def close(self, world: int) -> None:
         """Closes a world, without waiting; one that is about to begin, too. A worker that does not do it is killed."""
-        self._thread.submit(self._close, world)
+        with suppress(RuntimeError):  # its thread has ended, and so has the worker
+            self._thread.submit(self._close, world)
 
     def end(self) -> None:
         """Ends the process, its children and the thread."""
