@@ -49,6 +49,7 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+@pytest.mark.nightly
 def test_an_answer_leads_to_its_team_and_to_what_has_learnt_from_it(run: Run) -> None:
     found = lineage_of_id(run, "chatcmpl-0")
     answer = found["answer"]
