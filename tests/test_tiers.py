@@ -71,3 +71,12 @@ def test_a_file_that_names_no_tier_to_be_played_is_not_imported(tmp_path: Path) 
     (tmp_path / "test_light.py").write_text("import pytest\npytestmark = pytest.mark.fast\ndef test_it(): pass\n")
     assert run(tmp_path, "--tier", "fast", "--collect-only")[:2] == (0, ["test_it"])
     assert is_left_out(tmp_path / "test_heavy.py", "test") and not is_left_out(tmp_path / "test_heavy.py", "nightly")
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest imports them by name: of two, only one can be collected, and a tier that has both does not begin."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if not (path.parent / "__init__.py").exists():
+            places.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
