@@ -21,8 +21,8 @@ class ProcessLog:
 
     def tail(self) -> str:
         """Returns the end, as part of an error; empty where there is none."""
-        said = b"" if self.file.closed else self._last_bytes()
-        text = said.decode(errors="replace").strip()
+        tail = b"" if self.file.closed else self._last_bytes()
+        text = tail.decode(errors="replace").strip()
         return f"; it said: {text}" if text else ""
 
     def shorten(self) -> None:

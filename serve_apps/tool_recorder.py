@@ -63,18 +63,18 @@ class ToolRecorder:
 
     async def use(self, name: str, tool: Tool, request: Mapping[str, Any], spans: EpisodeSpans) -> Any:
         """Calls a tool and returns its response, every text of it marked as coming from this call."""
-        kept = {key: UNRECORDED if key in tool.unrecorded else value for key, value in request.items()}
+        recorded_request = {key: UNRECORDED if key in tool.unrecorded else value for key, value in request.items()}
 
         async def live() -> Any:
             is_known, response = False, None
             if self._playback is not None:
                 self._playback.check_stateless(name, tool)
-                is_known, response = self._playback.response(name, kept)
+                is_known, response = self._playback.response(name, recorded_request)
             return response if is_known else await tool(**request)
 
         call = Call(
             name=name,
-            request=kept,
+            request=recorded_request,
             read=request,
             live=live,
             is_ours_to_wait=tool.timeout_cause == Cause.INFRASTRUCTURE,
@@ -202,8 +202,8 @@ class ToolRecorder:
                 fault = ToolRaised(f"{type(raised).__name__}: {raised}")
             if isinstance(fault, ToolFault):
                 events.waited(started)
-            kept = None if fault else call.keep(response)
-            self.calls[index] = ended(response=kept, error=str(fault or ""))
+            recorded_response = None if fault else call.keep(response)
+            self.calls[index] = ended(response=recorded_response, error=str(fault or ""))
         span.record(self.calls[index])
         if isinstance(fault, ToolError):
             kind = next(kind for kind in (ToolFault, ToolRaised, ToolError) if isinstance(fault, kind))

@@ -85,9 +85,9 @@ class StepRewards:
 def acting_turns(trace: Trace, events: list[ToolCall]) -> Mapping[int, tuple[str, int]]:
     """Returns by world event the agent and the index of the turn whose text was the action: the latest that it was read from."""
     agents = {turn.turn_index: turn.agent for turn in trace.turns}
-    found = {}
+    acting = {}
     for event in events:
         turns = [parent for parent in event.parents if parent in agents]
         if turns:
-            found[event.call_index] = (agents[max(turns)], max(turns))
-    return found
+            acting[event.call_index] = (agents[max(turns)], max(turns))
+    return acting

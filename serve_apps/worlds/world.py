@@ -45,12 +45,10 @@ class World:
         """Why it is over: `world_over` or `max_steps`; empty until then."""
 
     async def __aenter__(self) -> Self:
-        self._session = session = await self._stack.enter_async_context(session_of(self._environment))
-        try:
+        async with AsyncExitStack() as stack:  # closes the session of a world that does not begin
+            self._session = session = await stack.enter_async_context(session_of(self._environment))
             await self._call({"reset": self._settings}, lambda: session.reset(self._settings), before="")
-        except BaseException:
-            await self._stack.aclose()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(

@@ -55,8 +55,10 @@ def test_short_completions_are_said_as_often_as_they_are_demonstrated_and_no_mor
     warmstart([short] * 160 + [long] * 240, config=CONFIG, seed=0, out=tmp_path / "v0", tokenizer=tokenizer)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "v0").eval()
     with torch.no_grad():
-        said = model(torch.tensor([[10, 5]])).logits[0, -1].softmax(-1)
-    assert said[20].item() == pytest.approx(0.4, abs=0.08) and said[30].item() == pytest.approx(0.6, abs=0.08)
+        first_token = model(torch.tensor([[10, 5]])).logits[0, -1].softmax(-1)
+    assert first_token[20].item() == pytest.approx(0.4, abs=0.08) and first_token[30].item() == pytest.approx(
+        0.6, abs=0.08
+    )
 
 
 def test_the_same_seed_gives_the_same_weights_and_a_folder_can_go_on(tmp_path: Path) -> None:

@@ -24,14 +24,14 @@ def test_it_could_start(config: Path) -> None:
     loaded = load_config(config)
     assert loaded.run == config.stem
     lines = check(loaded)
-    said = {
+    lines_of = {
         "sandbox": "code",
         "program": "program",
         "environment home": "household",
         "environment shop": "shop",
         "environment game": "nim",
     }
-    expected = [what for what, part in said.items() if part in config.stem]
+    expected = [what for what, part in lines_of.items() if part in config.stem]
     assert [line.split(":")[0] for line in lines] == expected
 
 
