@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pipelines.credit.rule import Credit, CreditKind, format_penalty, turn_reward
 from stores.types import Trace
+from stores.world_calls import info_of
 
 
 class GameScores:
@@ -37,14 +38,14 @@ class GameScores:
 
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
-        shown = [c.response["info"] for c in trace.tool_calls if c.tool == self.environment and c.response is not None]
+        shown = [c for c in trace.tool_calls if c.tool == self.environment and c.response is not None]
         if not shown:
             known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
             raise ValueError(
                 f"credit.settings.environment: episode {trace.episode_id} opened no world {self.environment!r}; its tools and "
                 f"environments: {known}"
             )
-        scores = shown[-1].get(self.scores, {})
+        scores = info_of(shown[-1]).get(self.scores, {})
         rewards = [
             turn_reward(
                 trace,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from pipelines.credit.rule import Credit, CreditKind, format_penalty, turn_reward
 from stores.types import ToolCall, Trace
+from stores.world_calls import info_of
 
 OUTCOMES = ("success", "return")
 
@@ -79,7 +80,7 @@ class StepRewards:
     def _outcome(self, events: list[ToolCall]) -> float:
         if self.outcome == "return":
             return min(1.0, max(0.0, sum(event.response["reward"] for event in events)))
-        return float(bool(events[-1].response["info"].get(self.success)))
+        return float(bool(info_of(events[-1]).get(self.success)))
 
 
 def acting_turns(trace: Trace, events: list[ToolCall]) -> Mapping[int, tuple[str, int]]:

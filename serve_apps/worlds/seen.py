@@ -11,6 +11,7 @@ from typing import Any
 
 from serve_apps.agent import AuthorError, TracedText
 from serve_apps.worlds.environment import Environment
+from stores.world_calls import UNRECORDED
 
 COMPARED = ("text", "reward", "is_done", "anchor")
 """What must be equal where a world is played again. `info` may hold times and paths."""
@@ -63,7 +64,7 @@ def checked(answer: Any, environment: Environment, *, before: str) -> dict[str, 
 def recorded(seen: Mapping[str, Any], max_info: int) -> dict[str, Any]:
     """Returns what the trace keeps: all but an `info` of more characters, of which it says the length."""
     length = len(json.dumps(seen["info"], default=str))
-    return {**seen, "info": seen["info"] if length <= max_info else {"unrecorded_characters": length}}
+    return {**seen, "info": seen["info"] if length <= max_info else {UNRECORDED: length}}
 
 
 def _fault(environment: Environment, what: str, instead: str) -> AuthorError:

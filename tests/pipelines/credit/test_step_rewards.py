@@ -11,6 +11,7 @@ from records import MakeTrace
 from pipelines.credit.rule import score_trace
 from pipelines.credit.step_rewards import StepRewards
 from stores.types import ToolCall, Trace, Turn
+from stores.world_calls import UNRECORDED
 
 pytestmark = pytest.mark.fast
 
@@ -67,6 +68,13 @@ def test_the_outcome_is_the_worlds_success_or_its_return(make_trace: MakeTrace) 
     assert score_trace(returns, won, version="v").outcome == 0.5
     high = played(make_trace, events, [2.0, 0.3])
     assert score_trace(returns, high, version="v").outcome == 1.0
+
+
+def test_an_info_that_was_too_long_to_be_recorded_is_no_lost_episode(make_trace: MakeTrace) -> None:
+    trace = played(make_trace, ["act", "step"], [0.5])
+    last = replace(trace.tool_calls[-1], response={**trace.tool_calls[-1].response, "info": {UNRECORDED: 9000}})
+    with pytest.raises(ValueError, match=r"its info of 9000 characters is not recorded, .* raise max_info"):
+        StepRewards("home").assign_credit(replace(trace, tool_calls=(*trace.tool_calls[:-1], last)))
 
 
 def test_a_turn_whose_format_is_invalid_is_fined(make_trace: MakeTrace) -> None:
