@@ -30,6 +30,7 @@ COLORS = ("red", "blue", "green", "black", "white")
 PAGE_SIZE, NUM_FOUND = 3, 12
 """Products of a page of results, and of all of them."""
 NUM_PRODUCTS = 120
+ACTION = re.compile(r"(search|click)\[(.+)\]")
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Shop:
 
     def step(self, action: str) -> dict[str, Any]:
         """Does what `action` says, and returns the page then; where it is not possible, the same page."""
-        match = re.fullmatch(r"(search|click)\[(.+)\]", " ".join(action.lower().split()))
+        match = ACTION.fullmatch(" ".join(action.lower().split()))
         verb, what = (match[1], match[2].strip()) if match else ("", "")
         reward = 0.0
         if verb == "search" and self.item is None:
