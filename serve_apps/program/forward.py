@@ -26,8 +26,18 @@ async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
 
 async def main(port: int, path: str) -> None:
     """Forwards until standard input ends."""
+    # The event loop refers to tasks and readers only weakly: a connection that waits would be garbage to the collector.
+    connections: set[asyncio.Task[None] | None] = set()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        connections.add(task)
+        try:
+            await forward(reader, writer)
+        finally:
+            connections.discard(task)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_unix_connection(path)
         except OSError:
