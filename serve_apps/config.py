@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -315,6 +316,18 @@ class SandboxConfig(Settings):
     """The size in MiB of all files that a program may write."""
     open_files: int = Field(64, ge=16)
     """The number of files that a process may have open at once."""
+    readable: tuple[str, ...] = ()
+    """Folders that programs may read besides the interpreter, by absolute paths outside of /tmp, which is the programs' own.
+    The sandbox's user must be able to read them."""
     python: str = ""
     """The path of the Python interpreter. Empty: this one, or the system's where the sandbox's user cannot read this
     one."""
+
+    @field_validator("readable")
+    @classmethod
+    def _check_readable(cls, readable: tuple[str, ...]) -> tuple[str, ...]:
+        for folder in readable:
+            path = PurePosixPath(folder)
+            if not path.is_absolute() or path.is_relative_to("/tmp"):
+                raise ValueError(f"{folder!r} is not an absolute path outside of /tmp")
+        return readable

@@ -62,6 +62,11 @@ def main() -> None:
     if header["fn_name"]:
         exec(_PRELUDE, prelude)  # before the fork, so that every case has it at once
         import inspect  # noqa: F401 - likewise
+    try:
+        exec(compile(header["prelude"], "prelude.py", "exec"), prelude)
+    except Exception as fault:  # noqa: BLE001 - whatever it is, the one who asked reads it
+        print(json.dumps({"fault": f"its prelude: {type(fault).__name__}: {fault}"}), file=replies, flush=True)
+        return
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in requests:
         try:
@@ -70,6 +75,20 @@ def main() -> None:
             print(json.dumps({"stderr": f"the runner: {fault}"}), file=replies, flush=True)
             return
         print(json.dumps(case), file=replies, flush=True)
+        if header["is_kept"]:
+            _clear(header["scratch"])
+
+
+def _clear(folder: str) -> None:
+    """Removes all that is in a folder. What it raises ends this process: the next input gets another sandbox."""
+    import shutil
+
+    for here, folders, _ in os.walk(folder):
+        for name in folders:
+            if not os.path.islink(path := os.path.join(here, name)):
+                os.chmod(path, 0o700)
+    for entry in os.scandir(folder):
+        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
 def _prepare_the_interpreter() -> None:

@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from serve_apps import long_json
 from serve_apps.config import SandboxConfig
@@ -75,6 +75,8 @@ class Program:
     """The function, or method of `Solution`, to call with each input; empty for a program that reads standard input."""
     min_arguments: int = 0
     """Arguments of a function after so many are passed only where it takes them. 0: all are passed."""
+    prelude: str = ""
+    """Code of ours that runs once in a new sandbox, outside of the walls of a case: imports that each case finds done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,15 @@ class Sandbox:
         """
         return self._run(self.wall, program, inputs, time_s or self.config.time_s, total_s)
 
+    @contextmanager
+    def kept(self, program: Program) -> Iterator[KeptSandbox]:
+        """Gives a sandbox that stays for many inputs, which need not come from one source, and ends it with the block.
+
+        All processes and files of an input are gone before the next one. The program's prelude runs once.
+        """
+        with KeptSandbox(self, program) as kept:
+            yield kept
+
     def _probe(self, wall: Wall) -> None:
         if wall == "bubblewrap" and shutil.which("bwrap") is None:
             raise SandboxUnavailable("bwrap is not installed")
@@ -197,7 +208,7 @@ class Sandbox:
         input may be the cause: the remaining inputs then get a new one.
         """
         is_new = True
-        with self._started(wall, program, time_s) as runner:
+        with self.started(wall, program, time_s) as runner:
             while len(results) < len(inputs) and not _is_enough(results, deadline):
                 line = runner.ask(_request(inputs[len(results)]), time_s + GRACE_S)
                 if not runner.has_begun:
@@ -212,7 +223,8 @@ class Sandbox:
                     results.append(_case(line, program))
 
     @contextmanager
-    def _started(self, wall: Wall, program: Program, time_s: float) -> Iterator[_Runner]:
+    def started(self, wall: Wall, program: Program, time_s: float, *, is_kept: bool = False) -> Iterator[_Runner]:
+        """Gives a sandbox that is ready for inputs. Args: is_kept: whether it clears its scratch after each."""
         config = self.config
         with ExitStack() as stack:
             scratch = "/tmp" if wall == "bubblewrap" else stack.enter_context(_scratch())
@@ -220,6 +232,8 @@ class Sandbox:
                 "code": program.code,
                 "fn_name": program.fn_name,
                 "min_arguments": program.min_arguments,
+                "prelude": program.prelude,
+                "is_kept": is_kept,
                 "time_s": time_s,
                 "memory_bytes": config.memory_mib << 20,
                 "file_bytes": config.scratch_mib << 20,
@@ -304,7 +318,44 @@ class Sandbox:
         prefix = str(Path(self._python).parents[1])
         folders = ["/usr", *(f"/{n}" for n in ("bin", "lib", "lib64") if Path(f"/{n}").is_dir())]
         folders = [f for f in folders if not Path(f).is_symlink()]
-        return folders if prefix.startswith("/usr") else [*folders, prefix]
+        return [*folders, *([] if prefix.startswith("/usr") else [prefix]), *self.config.readable]
+
+
+class KeptSandbox:
+    """A sandbox for many inputs of one program, started when the first one comes, and anew where it was lost. For one thread."""
+
+    def __init__(self, sandbox: Sandbox, program: Program) -> None:
+        self._sandbox, self._program = sandbox, program
+        self._stack = ExitStack()
+        self._runner: _Runner | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def run(self, program_input: Any) -> CaseRun:
+        """Returns what the program did with an input. Raises SandboxUnavailable if the sandbox does not start it."""
+        time_s, line = self._sandbox.config.time_s, None
+        for _ in range(MAX_STARTS):
+            if self._runner is None:
+                started = self._sandbox.started(self._sandbox.wall, self._program, time_s, is_kept=True)
+                self._runner = self._stack.enter_context(started)
+            runner = self._runner
+            line = runner.ask(_request(program_input), time_s + GRACE_S)
+            if not runner.has_begun:  # an earlier input may have broken it
+                self._end()
+            elif runner.is_lost:
+                self._end()
+                return CaseRun(status="memory" if runner.is_over_memory else "lost")
+            else:
+                return _case(line, self._program)
+        raise _NotBegun(f"the program was not begun: {_fault(line)}")
+
+    def _end(self) -> None:
+        self._runner = None
+        self._stack.close()
 
 
 class _Runner:
@@ -326,11 +377,14 @@ class _Runner:
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """Waits until the sandbox is ready."""
-        if self.ask(header, START_DEADLINE_S) != {"ready": True}:
+        answer = self.ask(header, START_DEADLINE_S)
+        if answer != {"ready": True}:
             self.end()
             stderr = self._process.stderr.read() if self._process.stderr else b""
             raise SandboxUnavailable(
-                f"no answer after {START_DEADLINE_S:g} s"
+                answer["fault"]
+                if answer
+                else f"no answer after {START_DEADLINE_S:g} s"
                 if self._process.returncode == -signal.SIGKILL
                 else f"exit code {self._process.returncode}: {stderr.decode(errors='replace')[-500:].strip()}"
             )

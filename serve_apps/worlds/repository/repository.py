@@ -1,0 +1,233 @@
+"""repository: a world of files, tests and an issue. What agents change is kept as a patch; nothing runs between two actions.
+
+read calc.py                 its lines, with numbers
+edit calc.py 2               line 2 becomes the text in the lines that follow, at the same indentation
+  return a + b
+write calc.py                the file becomes the lines that follow
+test                         what the tests that agents may see say
+submit                       the hidden tests: reward 1.0 where the repository is repaired, else 0.0; the end
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import PurePosixPath
+from typing import Any
+
+from serve_apps.worlds.repository.grading import grade
+from serve_apps.worlds.repository.snapshot import is_protected, read_snapshot, with_patch
+from serve_apps.worlds.repository.suite import LIMITS, Files, Suite, SuiteRun, suite
+
+MAX_LISTED, MAX_SHOWN = 100, 20_000
+"""Files of a listing, and characters of a file or of a diff that are shown."""
+USAGE = "Write: read FILE, edit FILE LINE and the new text below, write FILE and the text below, test, or submit."
+
+
+class Repository:
+    """A repository with a fault, as a row of SWE-bench describes it.
+
+    Its settings may be such a row; fields that say nothing to a world (`repo`, `hints_text`, ...) are ignored.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: Mapping[str, str] | None = None,
+        snapshot: str = "",
+        tests: Mapping[str, str] | None = None,
+        test_patch: str = "",
+        FAIL_TO_PASS: Sequence[str] | str = (),
+        PASS_TO_PASS: Sequence[str] | str = (),
+        site: str = "",
+        time_s: float = 30.0,
+        memory_mib: int = 512,
+        **_: Any,
+    ) -> None:
+        """Args:
+        files: the repository by paths; or:
+        snapshot: its folder.
+        tests: hidden test files by paths; or:
+        test_patch: the patch that brings them.
+        FAIL_TO_PASS, PASS_TO_PASS: hidden tests that must pass: those that fail now, and others. A list, or its JSON.
+        site: a folder of packages that the tests need, pytest among them; empty: pytest alone.
+        time_s, memory_mib: limits of one run of tests.
+
+        Raises ValueError for a repository that cannot be read, or tests that cannot be.
+        """
+        self._files: Files = (
+            {p: text.encode() for p, text in (files or {}).items()} if files else read_snapshot(snapshot)
+        )
+        hidden = {path: text.encode() for path, text in (tests or {}).items()}
+        with_tests = {**self._files, **hidden} if hidden else with_patch(self._files, test_patch)
+        self._tests = {path: text for path, text in with_tests.items() if self._files.get(path) != text}
+        self._fail_to_pass, self._pass_to_pass = _names(FAIL_TO_PASS), _names(PASS_TO_PASS)
+        if not self._fail_to_pass:
+            raise ValueError("a repository to repair names the tests that must pass then: FAIL_TO_PASS is empty")
+        limits = LIMITS.model_copy(update={"time_s": time_s, "max_time_s": time_s, "memory_mib": memory_mib})
+        self._open = lambda: _shared.opened((limits.model_dump_json(), site), lambda: suite(limits, site))
+        self._changes: dict[str, bytes] = {}
+        self._said = ""
+        self._suite: Suite | None = None
+
+    def reset(self) -> dict[str, Any]:
+        """Shows the files.
+
+        Raises ValueError where a test that must fail passes already: there is nothing to repair.
+        """
+        self._suite = self._open()
+        before = self._ran({**self._files, **self._tests}, sorted({n.partition("::")[0] for n in self._fail_to_pass}))
+        passing = [name for name in self._fail_to_pass if before.outcomes.get(name) == "passed"]
+        if passing or before.fault:
+            why = f"{', '.join(passing)} passes before the repair" if passing else f"its hidden tests: {before.fault}"
+            raise ValueError(f"FAIL_TO_PASS: {why}")
+        return self._shown(self._listing())
+
+    def step(self, action: str) -> dict[str, Any]:
+        """Acts. What cannot be done is said in the text."""
+        head, _, body = action.strip().partition("\n")
+        verb, _, rest = head.strip().partition(" ")
+        actions: dict[str, Callable[[], dict[str, Any]]] = {
+            "read": lambda: self._shown(self._read(rest.strip())),
+            "edit": lambda: self._shown(self._edit(rest, body)),
+            "write": lambda: self._shown(self._write(rest.strip(), body + "\n")),
+            "test": lambda: self._shown(self._test()),
+            "submit": self._submit,
+        }
+        return actions.get(verb, lambda: self._shown(USAGE))()
+
+    def close(self) -> None:
+        """Gives back the sandbox of its tests."""
+        if self._suite is not None:
+            self._suite = None
+            _shared.close()
+
+    @property
+    def _open_suite(self) -> Suite:
+        assert self._suite is not None, "a world begins with `reset`"
+        return self._suite
+
+    def _ran(self, files: Files, selected: Sequence[str]) -> SuiteRun:
+        return self._open_suite.remembered(
+            ("run", sorted(files.items()), selected), lambda: self._open_suite.run(files, selected)
+        )
+
+    @property
+    def _now(self) -> Files:
+        return {**self._files, **self._changes}
+
+    def _read(self, path: str) -> str:
+        if path not in self._now:
+            return f"There is no {path}. {self._listing()}"
+        try:
+            lines = self._now[path].decode().splitlines()
+        except UnicodeDecodeError:
+            return f"{path} is no text."
+        return "\n".join(f"{number} {line}" for number, line in enumerate(lines, 1))[:MAX_SHOWN]
+
+    def _edit(self, rest: str, body: str) -> str:
+        path, _, number = rest.strip().rpartition(" ")
+        lines = self._now.get(path, b"").decode(errors="replace").splitlines()
+        if not number.isdecimal() or not 1 <= int(number) <= len(lines):
+            return f"There is no line {number or '?'} in {path or '?'}: it has {len(lines)}."
+        line = lines[int(number) - 1]
+        indent = line[: len(line) - len(line.lstrip())] if body == body.lstrip() else ""
+        lines[int(number) - 1 : int(number)] = [indent + text for text in body.splitlines()]
+        return self._write(path, "\n".join(lines) + "\n")
+
+    def _write(self, path: str, text: str) -> str:
+        pure = PurePosixPath(path)
+        if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
+            return f"{path!r} is no path in the repository."
+        if is_protected(path, self._files) or path in self._tests:
+            return f"{path} may not be changed: it decides how the repository is judged."
+        self._changes[path] = text.encode()
+        self._said = ""
+        return f"{path} is changed."
+
+    def _test(self) -> str:
+        visible = sorted(path for path in self._files if is_protected(path, {}) and path.endswith(".py"))
+        ran = self._ran(self._now, visible)
+        failed = [name for name, outcome in ran.outcomes.items() if outcome in ("failed", "error")]
+        told = [f"{name.rpartition('/')[2]}: {_line(ran.messages.get(name, ''))}" for name in failed]
+        self._said = f"no outcome: {ran.fault}" if ran.fault else "\n".join(told) or f"{len(ran.outcomes)} passed"
+        return self._said
+
+    def _submit(self) -> dict[str, Any]:
+        tree, now, others = {**self._now, **self._tests}, self._fail_to_pass, self._pass_to_pass
+        graded = self._open_suite.remembered(
+            ("grade", sorted(tree.items()), now, others),
+            lambda: grade(self._open_suite, tree, self._tests, fail_to_pass=now, pass_to_pass=others),
+        )
+        told = graded.fault or f"fail to pass {graded.fail_to_pass:.2f}, pass to pass {graded.pass_to_pass:.2f}"
+        return {
+            **self._shown("Repaired." if graded.is_resolved else f"Not repaired: {told}."),
+            "reward": float(graded.is_resolved),
+            "is_done": True,
+            "info": {
+                "is_resolved": graded.is_resolved,
+                "fail_to_pass": graded.fail_to_pass,
+                "pass_to_pass": graded.pass_to_pass,
+                "fault": graded.fault,
+                "diff": self.diff[:MAX_SHOWN],
+            },
+        }
+
+    @property
+    def diff(self) -> str:
+        """The change so far, as a unified diff."""
+        texts = []
+        for path in sorted(self._changes):
+            old, new = (files.get(path, b"").decode(errors="replace") for files in (self._files, self._changes))
+            lines = difflib.unified_diff(
+                old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}"
+            )
+            texts.append("".join(lines))
+        return "".join(texts)
+
+    def _listing(self) -> str:
+        paths = sorted(path for path in self._now if not is_protected(path, {}))
+        more = f" and {len(paths) - MAX_LISTED} more" * (len(paths) > MAX_LISTED)
+        return f"Files: {', '.join(paths[:MAX_LISTED])}{more}"
+
+    def _shown(self, text: str) -> dict[str, Any]:
+        state = sha256(repr((sorted(self._changes.items()), self._said)).encode()).hexdigest()[:16]
+        return {"text": text, "info": {"diff": self.diff[:MAX_SHOWN]}, "anchor": state}
+
+
+class _Shared:
+    """The suite that the worlds of this process share, as long as one of them is open."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._suites: dict[Any, Suite] = {}
+        self._num_open = 0
+
+    def opened(self, key: Any, make: Callable[[], Any]) -> Suite:
+        if key not in self._suites:
+            self._suites[key] = self._stack.enter_context(make())
+        self._num_open += 1
+        return self._suites[key]
+
+    def close(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self._suites.clear()
+            self._stack.close()
+
+
+_shared = _Shared()
+
+
+def _names(value: Sequence[str] | str) -> list[str]:
+    names = json.loads(value) if isinstance(value, str) else list(value)
+    if not isinstance(names, list) or not all(isinstance(name, str) and "::" in name for name in names):
+        raise ValueError(f"{str(value)[:80]!r} is no list of tests as pytest names them: tests/test_x.py::test_y")
+    return names
+
+
+def _line(message: str) -> str:
+    return message.partition("\n")[0]

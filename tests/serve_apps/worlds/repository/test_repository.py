@@ -1,0 +1,139 @@
+"""A repository as a world: what agents see, what is graded, and changes that cheat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_apps.worlds.repository.repository import Repository
+from serve_apps.worlds.repository.snapshot import read_snapshot
+from serve_apps.worlds.repository.wrong_tests import with_wrong_expectations
+from tests.serve_apps.worlds.repository.hostile_changes import (
+    CHANGES,
+    FAIL_TO_PASS,
+    FILES,
+    HIDDEN,
+    PASS_TO_PASS,
+    REPAIR,
+)
+
+pytestmark = [pytest.mark.test, pytest.mark.needs_program("bwrap")]
+
+
+def repository(**settings: Any) -> Repository:
+    given = {"files": FILES, "tests": HIDDEN, "FAIL_TO_PASS": FAIL_TO_PASS, "PASS_TO_PASS": PASS_TO_PASS, "time_s": 10}
+    return Repository(**{**given, **settings})
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[None]:
+    """A world that stays open, and with it the sandbox that all worlds of this process share."""
+    world = repository()
+    world.reset()
+    yield
+    world.close()
+
+
+def played(*actions: str, **settings: Any) -> dict[str, Any]:
+    """What the last action shows."""
+    world = repository(**settings)
+    try:
+        seen = world.reset()
+        for action in actions:
+            seen = world.step(action)
+        return seen
+    finally:
+        world.close()
+
+
+def test_a_repair_is_found_by_reading_changing_and_testing(kept: None) -> None:
+    assert played()["text"] == "Files: calc.py, text.py"
+    assert played("read calc.py")["text"].splitlines()[:2] == ["1 def add(a, b):", "2     return a - b"]
+    assert played("test")["text"] == "test_calc.py::test_add: assert 1 == 3"
+    assert played(REPAIR, "test")["text"] == "1 passed"
+    seen = played(REPAIR, "submit")
+    assert seen["reward"] == 1.0 and seen["is_done"] and seen["info"]["is_resolved"]
+    assert "-    return a - b\n+    return a + b\n" in seen["info"]["diff"]
+
+
+def test_a_state_is_the_change_so_far(kept: None) -> None:
+    untouched, read = played(), played("read calc.py")
+    changed, back = played(REPAIR), played("edit calc.py 2\nreturn a", REPAIR)
+    assert untouched["anchor"] == read["anchor"] != changed["anchor"] == back["anchor"]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_that_cheats_resolves_nothing(kept: None, name: str) -> None:
+    seen = played(*CHANGES[name], "submit")
+    assert seen["reward"] == 0.0 and not seen["info"]["is_resolved"], seen
+    assert played(REPAIR, "submit")["reward"] == 1.0, "the next change is judged as ever"
+
+
+def test_what_breaks_another_test_is_no_repair(kept: None) -> None:
+    seen = played(REPAIR, "edit text.py 2\nreturn word", "submit")
+    assert (seen["reward"], seen["info"]["fail_to_pass"], seen["info"]["pass_to_pass"]) == (0.0, 1.0, 0.5)
+
+
+def test_an_action_that_means_nothing_is_data(kept: None) -> None:
+    for action in ("", "rm -rf /", "read", "read nothing.py", "edit calc.py two\nx"):
+        seen = played(action)
+        assert not seen.get("is_done") and seen["text"], action
+
+
+def test_a_repository_that_is_not_broken_is_refused(kept: None) -> None:
+    with pytest.raises(ValueError, match=r"FAIL_TO_PASS: test_hidden\.py::test_double passes before the repair"):
+        played(FAIL_TO_PASS=["test_hidden.py::test_double"])
+    with pytest.raises(ValueError, match="FAIL_TO_PASS is empty"):
+        repository(FAIL_TO_PASS="[]")
+    with pytest.raises(ValueError, match="no list of tests as pytest names them"):
+        repository(FAIL_TO_PASS='["test_add"]')
+
+
+@pytest.mark.needs_program("git")
+def test_a_row_of_swe_bench_with_a_snapshot_is_read_as_it_is(kept: None, tmp_path: Path) -> None:
+    for path, text in FILES.items():
+        (tmp_path / path).write_text(text)
+    lines = HIDDEN["test_hidden.py"].splitlines()
+    patch = "diff --git a/test_hidden.py b/test_hidden.py\nnew file mode 100644\n--- /dev/null\n+++ b/test_hidden.py\n"
+    patch += f"@@ -0,0 +1,{len(lines)} @@\n" + "".join(f"+{line}\n" for line in lines)
+    row = {
+        "repo": "me/calc", "instance_id": "me__calc-1", "base_commit": "0" * 40, "patch": "", "problem_statement": "add",
+        "hints_text": "", "version": "1", "test_patch": patch, "snapshot": str(tmp_path), "files": None, "tests": None,
+        "FAIL_TO_PASS": '["test_hidden.py::test_add"]', "PASS_TO_PASS": '["test_hidden.py::test_double"]',
+    }  # fmt: skip
+    assert played(REPAIR, "submit", **row)["reward"] == 1.0
+    assert played("submit", **row)["reward"] == 0.0
+    with pytest.raises(ValueError, match="the patch does not apply: error: calc.py: patch does not apply|patch failed"):
+        repository(**{**row, "test_patch": "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-no such line\n+x\n"})
+
+
+def test_a_snapshot_with_a_link_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in.py").write_text("x = 1\n")
+    (tmp_path / "same.py").symlink_to("in.py")
+    assert read_snapshot(tmp_path) == {"in.py": b"x = 1\n", "same.py": b"x = 1\n"}
+    (tmp_path / "out").symlink_to("/etc")
+    with pytest.raises(ValueError, match=r"out is a link to /etc, out of it"):
+        read_snapshot(tmp_path)
+    with pytest.raises(ValueError, match="there is no such folder"):
+        read_snapshot(tmp_path / "nothing")
+
+
+def test_a_test_with_wrong_expectations_fails_whatever_it_compares(tmp_path: Path) -> None:
+    source = (
+        '"""Doc."""\nfrom __future__ import annotations\nimport unittest\n'
+        "def test_number(): assert 1 + 1 == 2\ndef test_text(): assert 'a' == 'a'\ndef test_flag(): assert (1 < 2) == True\n"
+        "def test_list(): assert [1] == [1]\ndef test_dict(): assert {'a': 1} == {'a': 1}\ndef test_none(): assert None == None\n"
+        "def test_tuple(): assert (1,) == (1,)\ndef test_object(): x = object(); assert x == x\ndef test_nothing(): assert 1 < 2\n"
+        "def test_never():\n    if False:\n        assert 1 == 1\n"
+        "class TestIt(unittest.TestCase):\n    def test_method(self):\n        self.assertEqual(2, 1 + 1)\n"
+    )
+    scope: dict[str, Any] = {}
+    exec(compile(with_wrong_expectations(source), "wrong.py", "exec"), scope)
+    tests = [scope[name] for name in scope if name.startswith("test_")] + [scope["TestIt"]("test_method").debug]
+    assert len(tests) == 11
+    for test in tests:
+        with pytest.raises(AssertionError):
+            test()
