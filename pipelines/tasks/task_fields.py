@@ -1,4 +1,4 @@
-"""task_fields: a row of a data set -> a task: math, question answering, or code.
+"""task_fields: a row of a data set -> a task: math, question answering, code, or a repository to repair.
 
 The field names are those of verl's Parquet layout, Search-R1, Dr. MAS, TACO, DeepCoder and LiveCodeBench; those of answers and
 tests are in `serve_apps/reference_fields.py`. A row with tests is a code task: its tests go into `metadata["tests"]` in their
@@ -15,6 +15,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
+from pipelines.tasks.repository_rows import is_repository, repository_task
 from serve_apps import long_json
 from serve_apps.boxed import last_boxed
 from serve_apps.reference_fields import ANSWER_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
@@ -59,6 +60,8 @@ def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
 
 
 def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
+    if is_repository(row):
+        return repository_task(row, at)
     prompt = _prompt(row, at)
     if not prompt:
         raise ValueError(

@@ -18,10 +18,12 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
-from serve_apps.worlds.repository.grading import grade
-from serve_apps.worlds.repository.snapshot import is_protected, read_snapshot, with_patch
-from serve_apps.worlds.repository.suite import LIMITS, Files, Suite, SuiteRun, suite
+from serve_apps.repository.grading import grade
+from serve_apps.repository.snapshot import is_protected, read_snapshot, with_patch
+from serve_apps.repository.suite import LIMITS, Files, Suite, SuiteRun, suite
 
+REPAIRED = "repaired"
+"""The answer of an episode that repaired its repository."""
 MAX_LISTED, MAX_SHOWN = 100, 20_000
 """Files of a listing, and characters of a file or of a diff that are shown."""
 USAGE = "Write: read FILE, edit FILE LINE and the new text below, write FILE and the text below, test, or submit."

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from serve_apps.worlds.repository.repository import Repository
-from serve_apps.worlds.repository.snapshot import read_snapshot
-from serve_apps.worlds.repository.wrong_tests import with_wrong_expectations
-from tests.serve_apps.worlds.repository.hostile_changes import (
+from serve_apps.repository.repository import Repository
+from serve_apps.repository.snapshot import read_snapshot
+from serve_apps.repository.wrong_tests import with_wrong_expectations
+from tests.serve_apps.repository.hostile_changes import (
     CHANGES,
     FAIL_TO_PASS,
     FILES,
@@ -106,7 +106,7 @@ def test_a_row_of_swe_bench_with_a_snapshot_is_read_as_it_is(kept: None, tmp_pat
     }  # fmt: skip
     assert played(REPAIR, "submit", **row)["reward"] == 1.0
     assert played("submit", **row)["reward"] == 0.0
-    with pytest.raises(ValueError, match="the patch does not apply: error: calc.py: patch does not apply|patch failed"):
+    with pytest.raises(ValueError, match="the patch does not apply: error: patch failed"):
         repository(**{**row, "test_patch": "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-no such line\n+x\n"})
 
 

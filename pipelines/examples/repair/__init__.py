@@ -1,0 +1,1 @@
+"""Small repositories with one fault: a locator, a coder and a verifier repair them."""

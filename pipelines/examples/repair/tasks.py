@@ -1,0 +1,148 @@
+"""tasks: seed, split, count -> repositories with one fault that breaks one test; no repository of one split is in another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any
+
+from pipelines.examples.repair.library import LIBRARY, Function
+from pipelines.tasks.splits import part_of
+from serve_apps.repository.repository import REPAIRED
+from stores.types import Task
+
+SHARES = {"train": 0.5, "gate": 0.2, "test": 0.25, "sentinel": 0.05}
+"""Approximate share of all repositories in each split."""
+NUM_FILES, NUM_FUNCTIONS, NUM_CASES = 3, 3, 3
+MAX_SEED = 10**9
+SWAPS = (
+    (" + ", " - "), (" - ", " + "), (" * ", " + "), (" // ", " * "), (" < ", " > "), (" > ", " < "), (" or ", " and "), ("max(", "min("),
+    ("min(", "max("), ("upper", "lower"), ("[0]", "[1]"), ("[1]", "[0]"), ("[1:]", "[2:]"), (" 2", " 3"), (" 1", " 2"), (" 5", " 4"), ("* 3", "* 2"),
+)  # fmt: skip
+"""Text of a line and what a fault puts in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A repository with a fault, and what only its maker knows."""
+
+    files: Mapping[str, str]
+    """With the tests that agents may see."""
+    hidden: Mapping[str, str]
+    repaired: Mapping[str, str]
+    """The files without the fault."""
+    path: str
+    """The file with the fault."""
+    issue: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+
+
+def generate(*, seed: int, split: str, count: int) -> list[Task]:
+    """Returns `count` tasks of `split`. Raises ValueError for an unknown split."""
+    if split not in SHARES:
+        raise ValueError(f"repair: split {split!r} does not exist: use one of {', '.join(SHARES)}")
+    dice = random.Random(f"{seed}/{split}")
+    tasks: dict[str, Task] = {}
+    while len(tasks) < count:
+        number = dice.randrange(MAX_SEED)
+        made = make_repository(number)
+        if split_of(made) == split:
+            tasks.setdefault(repr(made.files), _task(number, made))
+    return list(tasks.values())
+
+
+def split_of(made: Made) -> str:
+    """Returns the split of a repository, which depends on its files only."""
+    return part_of(repr(sorted(made.files.items())), SHARES, rest="train")
+
+
+@lru_cache(maxsize=4096)
+def make_repository(seed: int) -> Made:
+    """Returns the repository with this number."""
+    dice = random.Random(seed)
+    chosen = {
+        path: dice.sample(LIBRARY[path], NUM_FUNCTIONS) for path in sorted(dice.sample(sorted(LIBRARY), NUM_FILES))
+    }
+    path = dice.choice(sorted(chosen))
+    function, mutant = dice.choice([(function, mutant) for function in chosen[path] for mutant in mutants(function)])
+    telling = dice.choice([call for call in function.calls if value_of(function, call) != value_of(mutant, call)])
+    cases = {f.name: dice.sample(f.calls, NUM_CASES) for functions in chosen.values() for f in functions}
+    cases[function.name] = [telling, *(call for call in cases[function.name] if call != telling)][:NUM_CASES]
+    repaired = {file: _source(functions) for file, functions in chosen.items()}
+    sources = repaired | {path: _source([mutant if f is function else f for f in chosen[path]])}
+    names = [(file, f.name) for file, functions in chosen.items() for f in functions]
+    hidden = {_hidden(file): _tests(file, functions, cases) for file, functions in chosen.items()}
+    visible = {
+        f"test_{file}": _tests(file, functions, {name: calls[:1] for name, calls in cases.items()})
+        for file, functions in chosen.items()
+    }
+    call = ", ".join(map(repr, telling))
+    return Made(
+        files=sources | visible,
+        hidden=hidden,
+        repaired=repaired,
+        path=path,
+        issue=f"{function.name}({call}) gives {value_of(mutant, telling)!r}, not {value_of(function, telling)!r}",
+        fail_to_pass=(f"{_hidden(path)}::test_{function.name}",),
+        pass_to_pass=tuple(f"{_hidden(file)}::test_{name}" for file, name in names if name != function.name),
+    )
+
+
+def mutants(function: Function) -> Iterator[Function]:
+    """Yields the function with one fault, where that raises nothing and changes what it gives."""
+    for number, line in enumerate(function.body):
+        for old, new in SWAPS:
+            if old in line:
+                body = (*function.body[:number], line.replace(old, new, 1), *function.body[number + 1 :])
+                mutant = replace(function, body=body)
+                with suppress(TypeError, IndexError, ZeroDivisionError):
+                    values = [value_of(mutant, call) for call in function.calls]
+                    if values != [value_of(function, call) for call in function.calls]:
+                        yield mutant
+
+
+def value_of(function: Function, call: tuple[Any, ...]) -> Any:
+    """Returns what a function gives."""
+    return _compiled(function.name, function.source)(*call)
+
+
+@cache
+def _compiled(name: str, source: str) -> Callable[..., Any]:
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    made: Callable[..., Any] = scope[name]
+    return made
+
+
+def _source(functions: list[Function]) -> str:
+    return "\n".join(function.source for function in functions) + "\n"
+
+
+def _tests(path: str, functions: list[Function], cases: Mapping[str, list[tuple[Any, ...]]]) -> str:
+    names = ", ".join(function.name for function in functions)
+    tests = [f"from {path.removesuffix('.py')} import {names}"]
+    for function in functions:
+        checks = [
+            f"    assert {function.name}({', '.join(map(repr, call))}) == {value_of(function, call)!r}"
+            for call in cases[function.name]
+        ]
+        tests.append("\n".join([f"def test_{function.name}():", *checks]))
+    return "\n\n\n".join(tests) + "\n"
+
+
+def _hidden(path: str) -> str:
+    return f"test_hidden_{path}"
+
+
+def _task(number: int, made: Made) -> Task:
+    return Task(
+        task_id=f"repair-{number}",
+        prompt=made.issue,
+        answers=(REPAIRED,),
+        source=made.path.removesuffix(".py"),
+        metadata={"seed": number},
+    )

@@ -1,0 +1,59 @@
+"""workflow: a locator names a file, a coder changes a line of it, and a verifier reads the tests and submits or sends it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_apps.agent import Agent, TracedText
+from serve_apps.contracts import Tags
+from serve_apps.repository.repository import REPAIRED
+from serve_apps.workflow import Outcome, Workflow
+from serve_apps.worlds.environment import Environment
+from stores.types import Task
+
+SUBMIT, AGAIN = "submit", "again"
+
+
+class Repair(Workflow):
+    """At most `rounds` changes, of one line each."""
+
+    locator = Agent(
+        prompt="Issue: {issue}\n{files}\nTests: {told}\nReply with <FILE>path</FILE> only.",
+        contract=Tags("FILE"),
+        max_tokens=16,
+    )
+    coder = Agent(
+        prompt="Issue: {issue}\n{file}\nReply with <LINE>number</LINE><NEW>code</NEW> only.",
+        contract=Tags("LINE", "NEW"),
+        max_tokens=40,
+        cut=("file",),
+    )
+    verifier = Agent(
+        prompt="Issue: {issue}\nTests: {told}\nReply with <VERDICT>submit or again</VERDICT> only.",
+        contract=Tags("VERDICT", choices={"VERDICT": (SUBMIT, AGAIN)}),
+        max_tokens=16,
+    )
+    repo = Environment(
+        "pipelines.examples.repair.world:Repair", max_steps=16, workers=2, memory_mib=2048, example={"seed": 0}
+    )
+
+    def __init__(self, rounds: int = 2) -> None:
+        """Raises ValueError for less than one round."""
+        if rounds < 1:
+            raise ValueError(f"rounds = {rounds}: at least one change is needed")
+        self.rounds = rounds
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Repairs the repository that the task's metadata describes; the answer is `repaired` where its hidden tests say so."""
+        async with tools.repo(**task.metadata) as repo:
+            files, told = repo.seen.text, "not run"
+            for _ in range(self.rounds):
+                path = (await agents.locator(issue=task.prompt, files=files, told=told))["file"]
+                file = (await repo.step(TracedText.joined("read ", path))).text
+                change = await agents.coder(issue=task.prompt, file=file)
+                await repo.step(TracedText.joined("edit ", path, " ", change["line"], "\n", change["new"]))
+                told = (await repo.step("test")).text
+                if (await agents.verifier(issue=task.prompt, told=told))["verdict"] == SUBMIT:
+                    break
+            graded = await repo.step("submit")
+        return Outcome(answer=REPAIRED if graded.info["is_resolved"] else "", stop_reason=repo.stop_reason)
