@@ -7,6 +7,8 @@ Tests and the code that they judge run in one process, so a program could say th
     a failure   a test with a random name, which is made to fail, must fail
     again       the same tests with wrong expectations must all fail, see `wrong_tests`
 
+`swebench` counts a test that is skipped or expected to fail as good in places; here only what passed did.
+
 A program that reads the tests and finds out which expectation is the right one can still lie. Where only functions are judged,
 `CodeVerifier` is the stronger wall: it keeps what is expected outside of the sandbox.
 """
@@ -65,7 +67,7 @@ def _fail_where_they_must(suite: Suite, files: Files, tests: Files, names: Seque
     selected = _files_of(names)
     wrong = {path: with_wrong_expectations(tests[path].decode()).encode() for path in selected if path in tests}
     ran = suite.run({**files, **wrong}, selected)
-    return all(ran.outcomes.get(name) == "failed" for name in names)
+    return all(outcome_of(name, ran.outcomes) == "failed" for name in names)
 
 
 def _files_of(names: Sequence[str]) -> list[str]:
@@ -73,4 +75,15 @@ def _files_of(names: Sequence[str]) -> list[str]:
 
 
 def _share_passed(outcomes: Mapping[str, str], names: Sequence[str]) -> float:
-    return sum(outcomes.get(name) == "passed" for name in names) / len(names) if names else 1.0
+    return sum(outcome_of(name, outcomes) == "passed" for name in names) / len(names) if names else 1.0
+
+
+def outcome_of(name: str, outcomes: Mapping[str, str]) -> str:
+    """Returns the outcome of a test; empty where there is none.
+
+    Names of SWE-bench are often cut within their parameters (`test_x[a`): those stand for all that begin so, if they agree.
+    """
+    if name not in outcomes and name.count("[") > name.count("]"):
+        found = {outcome for other, outcome in outcomes.items() if other.startswith(name)}
+        return found.pop() if len(found) == 1 else ""
+    return outcomes.get(name, "")

@@ -115,3 +115,10 @@ CHANGES: dict[str, list[str]] = {
     ),
     "a line that is none": ["edit calc.py 99\nreturn a + b", "edit calc.py -1\nx", "edit nothing.py 1\nx", "edit\nx"],
 }  # fmt: skip
+
+FOOL_A_PLAIN_RUN = (
+    "every report is passed", "the report of one test is passed", "the report of one test by its whole name", "a result that equals everything",
+    "an int that equals everything", "the tests become empty functions", "one test becomes an empty function", "the outcomes are written",
+    "a report with the nonce",
+)  # fmt: skip
+"""Changes with which pytest says that all hidden tests passed."""

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from serve_apps.repository.grading import outcome_of
 from serve_apps.repository.repository import Repository
 from serve_apps.repository.snapshot import read_snapshot
+from serve_apps.repository.suite import suite
 from serve_apps.repository.wrong_tests import with_wrong_expectations
 from tests.serve_apps.repository.hostile_changes import (
     CHANGES,
     FAIL_TO_PASS,
     FILES,
+    FOOL_A_PLAIN_RUN,
     HIDDEN,
     PASS_TO_PASS,
     REPAIR,
@@ -70,6 +73,22 @@ def test_a_change_that_cheats_resolves_nothing(kept: None, name: str) -> None:
     seen = played(*CHANGES[name], "submit")
     assert seen["reward"] == 0.0 and not seen["info"]["is_resolved"], seen
     assert played(REPAIR, "submit")["reward"] == 1.0, "the next change is judged as ever"
+
+
+@pytest.mark.parametrize("name", FOOL_A_PLAIN_RUN)
+def test_some_of_them_fool_a_plain_run_of_the_tests(name: str) -> None:
+    """So the second run, with wrong expectations, is what finds them."""
+    changed = {"calc.py": CHANGES[name][0].partition("\n")[2]}
+    with suite() as tests:
+        files = {path: text.encode() for path, text in {**FILES, **HIDDEN, **changed}.items()}
+        ran = tests.run(files, ["test_hidden.py"])
+    assert {ran.outcomes[test] for test in (*FAIL_TO_PASS, *PASS_TO_PASS)} == {"passed"}
+
+
+def test_a_name_that_is_cut_within_its_parameters_stands_for_those_that_begin_so() -> None:
+    outcomes = {"t.py::a[x 1]": "passed", "t.py::a[x 2]": "passed", "t.py::b[y 1]": "passed", "t.py::b[y 2]": "failed"}
+    names = ["t.py::a[x", "t.py::b[y", "t.py::b[y 2]", "t.py::c"]
+    assert [outcome_of(name, outcomes) for name in names] == ["passed", "", "failed", ""]
 
 
 def test_what_breaks_another_test_is_no_repair(kept: None) -> None:
