@@ -109,7 +109,7 @@ class ToolRecorder:
                 request=asked,
                 read=request,
                 live=compared,
-                is_ours_to_wait=True,
+                is_ours_to_wait=environment.timeout_cause == Cause.INFRASTRUCTURE,
                 keep=lambda seen: recorded(seen, environment.max_info),
             )
             index, seen = await self._record(call, spans)

@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
+from serve_apps.config import SandboxConfig
 from serve_apps.repository.grading import grade
 from serve_apps.repository.snapshot import is_protected, read_snapshot, with_patch
 from serve_apps.repository.suite import LIMITS, Files, Suite, SuiteRun, suite
@@ -60,17 +61,14 @@ class Repository:
 
         Raises ValueError for a repository that cannot be read, or tests that cannot be.
         """
-        self._files: Files = (
-            {p: text.encode() for p, text in (files or {}).items()} if files else read_snapshot(snapshot)
-        )
-        hidden = {path: text.encode() for path, text in (tests or {}).items()}
-        with_tests = {**self._files, **hidden} if hidden else with_patch(self._files, test_patch)
+        self._files: Files = _bytes(files) if files else read_snapshot(snapshot)
+        with_tests = {**self._files, **_bytes(tests)} if tests else with_patch(self._files, test_patch)
         self._tests = {path: text for path, text in with_tests.items() if self._files.get(path) != text}
         self._fail_to_pass, self._pass_to_pass = _names(FAIL_TO_PASS), _names(PASS_TO_PASS)
         if not self._fail_to_pass:
             raise ValueError("a repository to repair names the tests that must pass then: FAIL_TO_PASS is empty")
-        limits = LIMITS.model_copy(update={"time_s": time_s, "max_time_s": time_s, "memory_mib": memory_mib})
-        self._open = lambda: _shared.opened((limits.model_dump_json(), site), lambda: suite(limits, site))
+        self._limits = LIMITS.model_copy(update={"time_s": time_s, "max_time_s": time_s, "memory_mib": memory_mib})
+        self._site = site
         self._changes: dict[str, bytes] = {}
         self._said = ""
         self._suite: Suite | None = None
@@ -80,7 +78,7 @@ class Repository:
 
         Raises ValueError where a test that must fail passes already: there is nothing to repair.
         """
-        self._suite = self._open()
+        self._suite = _shared.opened(self._limits, self._site)
         before = self._ran({**self._files, **self._tests}, sorted({n.partition("::")[0] for n in self._fail_to_pass}))
         passing = [name for name in self._fail_to_pass if before.outcomes.get(name) == "passed"]
         if passing or before.fault:
@@ -201,16 +199,17 @@ class Repository:
 
 
 class _Shared:
-    """The suite that the worlds of this process share, as long as one of them is open."""
+    """The suites that the worlds of this process share, as long as one of them is open."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._suites: dict[Any, Suite] = {}
+        self._suites: dict[tuple[str, str], Suite] = {}
         self._num_open = 0
 
-    def opened(self, key: Any, make: Callable[[], Any]) -> Suite:
+    def opened(self, limits: SandboxConfig, site: str) -> Suite:
+        key = (limits.model_dump_json(), site)
         if key not in self._suites:
-            self._suites[key] = self._stack.enter_context(make())
+            self._suites[key] = self._stack.enter_context(suite(limits, site))
         self._num_open += 1
         return self._suites[key]
 
@@ -229,6 +228,10 @@ def _names(value: Sequence[str] | str) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) and "::" in name for name in names):
         raise ValueError(f"{str(value)[:80]!r} is no list of tests as pytest names them: tests/test_x.py::test_y")
     return names
+
+
+def _bytes(texts: Mapping[str, str]) -> dict[str, bytes]:
+    return {path: text.encode() for path, text in texts.items()}
 
 
 def _line(message: str) -> str:

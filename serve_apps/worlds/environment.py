@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from stores.types import Cause
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Environment:
     The class is called with the settings of a world. It has `reset()` and `step(action)`, which return a mapping with `text` and,
     as far as they differ from the defaults, `reward` (0.0), `is_done` (false), `info` ({}, JSON values) and `anchor`; and it may have
     `close()`. An action that means nothing is data: the text says so. What a world raises in `step` ends the episode as
-    an error of its policy; a worker that hangs or dies is a fault of the infrastructure, and the episode is repeated.
+    an error of its policy; a worker that hangs or dies is a fault of the infrastructure, and the episode is repeated, as after
+    an exception with an attribute `is_infrastructure` that is true.
     """
 
     factory: str = ""
@@ -41,6 +44,8 @@ class Environment:
     reset_timeout_s: float = 60.0
     """Seconds for `reset`. The first one of a worker waits for its imports, too."""
     step_timeout_s: float = 30.0
+    timeout_cause: Literal[Cause.INFRASTRUCTURE, Cause.POLICY] = Cause.INFRASTRUCTURE
+    """Whose fault a step beyond its limit is: the policy's in a world that an action can make compute for ever."""
     memory_mib: int = 4096
     """Memory of a worker with its children; beyond it the worker is ended."""
     max_steps: int = 50

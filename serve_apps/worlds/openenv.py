@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
+from stores.types import Cause
 
 FULL = "CAPACITY_REACHED"
 PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
@@ -42,7 +43,7 @@ class OpenEnvSession:
     async def reset(self, settings: Mapping[str, Any]) -> Any:
         """Begins the world, and waits while the server is full.
 
-        Raises ToolFault where it stays full, cannot be reached or fails.
+        Raises ToolFault where it stays full or cannot be reached, and AuthorError where it refuses the settings.
         """
         pause_s = PAUSE_S
         try:
@@ -61,14 +62,17 @@ class OpenEnvSession:
     async def step(self, action: str) -> Any:
         """Returns what the world shows after an action.
 
-        Raises ToolRaised for an error that the server answers with, ToolFault where it does not answer.
+        Raises ToolRaised for an error that the server answers with, ToolFault where it does not answer, or ToolRaised where the
+        environment says that this is its policy's fault.
         """
         try:
             async with asyncio.timeout(self._environment.step_timeout_s):
                 return await self._ask("step", {self._environment.action_field: action})
         except TimeoutError:
             limit = f"step_timeout_s = {self._environment.step_timeout_s:g}"
-            raise ToolFault(f"the server {self._environment.url} gave no answer to step within {limit}") from None
+            late = f"the server {self._environment.url} gave no answer to step within {limit}"
+            is_policys = self._environment.timeout_cause == Cause.POLICY
+            raise (ToolRaised(late) if is_policys else ToolFault(late)) from None
 
     async def _begin(self, settings: dict[str, Any]) -> Any:
         kind = self._environment
@@ -95,7 +99,10 @@ class OpenEnvSession:
             fault = answer.get("data", {})
             if fault.get("code") == FULL:
                 raise Full
-            raise ToolRaised(f"{fault.get('code')}: {fault.get('message')}")
+            told = f"{fault.get('code')}: {fault.get('message')}"
+            if verb == "reset":  # whatever a model wrote, a world begins with its settings
+                raise AuthorError(f"the server {self._environment.url} begins no world with {dict(data)}: {told}")
+            raise ToolRaised(told)
         return self._seen(answer.get("data", {}))
 
     def _seen(self, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ import psutil
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.process_log import ProcessLog
 from serve_apps.worlds.environment import Environment
+from stores.types import Cause
 
 logger = logging.getLogger(__name__)
 
@@ -150,13 +151,15 @@ class WorldWorker:
     def _exchange(self, request: Mapping[str, Any], timeout_s: float) -> Any:
         """Returns the answer to one request.
 
-        Raises ToolFault as `_answer`, ToolRaised for what the world raised, and AuthorError for an answer that is no JSON.
+        Raises ToolFault as `_answer` and where the world says so, ToolRaised for what it raised, and AuthorError for an answer that is no JSON.
         """
         assert self._process is not None and self._process.stdin is not None
         with suppress(BrokenPipeError):  # then no answer comes, and that says why
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         answer = self._answer(timeout_s, request["verb"])
+        if "failed" in answer:
+            raise ToolFault(answer["failed"])
         if "raised" in answer:
             raise ToolRaised(answer["raised"])
         if "invalid" in answer:
@@ -166,12 +169,17 @@ class WorldWorker:
         return answer["answer"]
 
     def _answer(self, timeout_s: float, verb: str) -> Mapping[str, Any]:
-        """Returns the next line; kills the worker and raises ToolFault where none comes in time, or it grows too large."""
+        """Returns the next line; kills the worker and raises ToolFault where none comes in time, or it grows too large.
+
+        A step that comes too late is ToolRaised where the environment says that this is its policy's fault.
+        """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._lost(f"gave no answer to {verb} within {timeout_s:g} s")
+                is_policys = verb == "step" and self._environment.timeout_cause == Cause.POLICY
+                lost = self._lost(f"gave no answer to {verb} within {timeout_s:g} s")
+                raise ToolRaised(str(lost)) if is_policys else lost
             if len(self._rest) > MAX_ANSWER:
                 raise self._lost(f"answered {verb} with more than {MAX_ANSWER >> 20} MiB")
             if (more := self._read(min(left, CHECK_S))) is not None:

@@ -1,7 +1,7 @@
 """world_worker: `PYTHON world_worker.py package.module:Name [FOLDER ...]`: worlds of one class; requests and answers are lines of JSON.
 
     {"world": 3, "verb": "reset", "given": {"seed": 7}}     ->  {"answer": {"text": ...}}
-    {"world": 3, "verb": "step", "given": "open drawer 1"}  ->  {"answer": ...} | {"raised": "..."} | {"invalid": "..."}
+    {"world": 3, "verb": "step", "given": "open drawer 1"}  ->  {"answer": ...} | {"raised": "..."} | {"failed": "..."} | {"invalid": "..."}
     {"world": 3, "verb": "close"}                           ->  {"answer": null}
 
 It runs in any Python from 3.8 on, with nothing but its standard library, and imports nothing of Troupe. Its first line says whether
@@ -90,7 +90,8 @@ def answer_to(request: dict[str, Any], worlds: dict[int, Any], make: Callable[..
             answer = None
     except BaseException as error:  # noqa: BLE001 - whatever a world raises, even the end of the interpreter, is an answer
         traceback.print_exc()
-        return {"raised": f"{type(error).__name__}: {error}"}
+        kind = "failed" if getattr(error, "is_infrastructure", False) else "raised"
+        return {kind: f"{type(error).__name__}: {error}"}
     try:
         json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -61,6 +61,9 @@ Wall = Literal["bubblewrap", "landlock", "none"]
 class SandboxUnavailable(RuntimeError):
     """Raised where no wall works here, or a sandbox did not start, or did not start the program: it was not judged."""
 
+    is_infrastructure = True
+    """For worlds that run programs: their episode is repeated."""
+
 
 class _NotBegun(SandboxUnavailable):
     """Raised where the sandbox started and the program did not."""

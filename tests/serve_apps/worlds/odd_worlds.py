@@ -110,6 +110,12 @@ class Answering:
         }[self.kind]
 
 
+class Unavailable(Exception):
+    """What a world raises that cannot work now, whatever its policy did."""
+
+    is_infrastructure = True
+
+
 class Raising:
     """Raises where it is told to."""
 
@@ -124,6 +130,8 @@ class Raising:
         return {"text": "It begins."}
 
     def step(self, action: str) -> dict[str, Any]:
+        if action == "work":
+            raise Unavailable("no sandbox starts")
         raise KeyError(action)
 
 

@@ -10,7 +10,7 @@ import pytest
 from odd_worlds import Corridor, Raising
 from openenv_server import Server, serving
 
-from serve_apps.agent import ToolFault, ToolRaised
+from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.openenv import openenv_session
 
@@ -85,3 +85,9 @@ async def test_an_error_that_the_server_answers_with_is_what_the_world_raised() 
         await world.reset({"place": "step"})
         with pytest.raises(ToolRaised, match="EXECUTION_ERROR: KeyError: 'jump'"):
             await world.step("jump")
+
+
+async def test_a_server_that_refuses_the_settings_is_no_outcome_of_a_policy() -> None:
+    async with serving(Raising) as server, openenv_session(kind(server)) as world:
+        with pytest.raises(AuthorError, match=r"begins no world with .*'reset'.*ValueError: no such house"):
+            await world.reset({"place": "reset"})

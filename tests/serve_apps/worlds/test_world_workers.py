@@ -18,6 +18,7 @@ from waits import until, wait_until
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.workers import WorldWorkers
+from stores.types import Cause
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 HERE = str(Path(__file__).parent)
@@ -79,6 +80,26 @@ async def test_a_world_that_hangs_is_given_up_and_the_next_one_gets_a_fresh_work
         await world.reset({})
         assert (await world.step("look"))["text"] == "You look."
     assert workers.workers[0].life == 2 and time.monotonic() - began < 10
+
+
+async def test_a_world_that_hangs_may_be_its_policys_fault_and_one_that_cannot_work_is_not(
+    made: list[WorldWorkers],
+) -> None:
+    workers = workers_of(made, "Hanging", step_timeout_s=0.5, timeout_cause=Cause.POLICY)
+    async with workers.session() as world, workers.session() as beside:
+        await world.reset({})
+        await beside.reset({})
+        with pytest.raises(ToolRaised, match=r"gave no answer to step within 0\.5 s"):
+            await world.step("hang")
+        with pytest.raises(ToolFault, match="was lost with its worker, in the step of another world"):
+            await beside.step("look")
+    workers = workers_of(made, "Raising")
+    async with workers.session() as world:
+        await world.reset({"place": "step"})
+        with pytest.raises(ToolFault, match="Unavailable: no sandbox starts"):
+            await world.step("work")
+        with pytest.raises(ToolRaised, match="KeyError: 'jump'"):
+            await world.step("jump")
 
 
 async def test_a_worker_that_dies_says_its_last_words(made: list[WorldWorkers]) -> None:
