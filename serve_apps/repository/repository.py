@@ -20,7 +20,7 @@ from typing import Any
 
 from serve_apps.config import SandboxConfig
 from serve_apps.repository.grading import grade
-from serve_apps.repository.snapshot import is_protected, read_snapshot, with_patch
+from serve_apps.repository.snapshot import is_protected, is_test, read_snapshot, with_patch
 from serve_apps.repository.suite import LIMITS, Files, Suite, SuiteRun, suite
 
 REPAIRED = "repaired"
@@ -149,7 +149,7 @@ class Repository:
         return f"{path} is changed."
 
     def _test(self) -> str:
-        visible = sorted(path for path in self._files if is_protected(path, {}) and path.endswith(".py"))
+        visible = sorted(path for path in self._files if is_test(path))
         ran = self._ran(self._now, visible)
         failed = [name for name, outcome in ran.outcomes.items() if outcome in ("failed", "error")]
         told = [f"{name.rpartition('/')[2]}: {_line(ran.messages.get(name, ''))}" for name in failed]

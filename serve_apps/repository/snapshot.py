@@ -78,6 +78,11 @@ def with_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
         return read_snapshot(folder)
 
 
+def is_test(path: str) -> bool:
+    """Whether pytest collects a file by its name."""
+    return bool(TEST.fullmatch(PurePosixPath(path).name))
+
+
 def is_protected(path: str, files: Mapping[str, bytes]) -> bool:
     """Whether a change of a file could decide how it is judged: a test, a setting of pytest or Python, a module that hides one of theirs.
 
@@ -89,7 +94,7 @@ def is_protected(path: str, files: Mapping[str, bytes]) -> bool:
     return (
         pure.name in SETTINGS
         or pure.suffix in (".pth", ".so", ".pyc")
-        or bool(TEST.fullmatch(pure.name))
+        or is_test(path)
         or bool({"test", "tests"} & set(pure.parts[:-1]))
         or top in START
         or hides

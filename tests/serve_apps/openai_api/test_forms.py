@@ -26,7 +26,7 @@ def schema(value: Any) -> dict[str, Any]:
 
 async def refusal(process: FormProcess, model: Path, request: dict[str, Any]) -> str:
     with pytest.raises(ApiError) as caught:
-        await process.constraint({"tokenizer": str(model), "thoughts": "none", "request": request})
+        await process.constraint({"tokenizer": str(model), "parsers": {}, "thoughts": "none", "request": request})
     assert caught.value.status == 400
     return str(caught.value)
 
@@ -35,7 +35,9 @@ async def test_a_form_that_takes_too_much_is_refused_and_the_next_is_made(tiny_m
     process = FormProcess()
 
     async def constraint(request: dict[str, Any]) -> str:
-        return await process.constraint({"tokenizer": str(tiny_model), "thoughts": "none", "request": request})
+        return await process.constraint(
+            {"tokenizer": str(tiny_model), "parsers": {}, "thoughts": "none", "request": request}
+        )
 
     try:
         usual = await constraint(schema({"type": "object"}))

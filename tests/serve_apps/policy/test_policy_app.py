@@ -369,14 +369,15 @@ def test_a_killed_replica_loses_no_request_and_returns_with_the_synced_version(s
         calls = [replace(r, seed=seed) for seed in range(4) for r in requests(max_tokens=350)]
         engine.suspend()  # or the victim might be done with its calls before it is killed
         tasks = [asyncio.ensure_future(client.generate(call)) for call in calls]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # the other one's: some wait on the victim now
+        while not await asyncio.to_thread(_num_running, victim.pid):  # a router that is late passes it over
+            tasks.append(asyncio.ensure_future(client.generate(calls[len(tasks) % len(calls)])))
         os.kill(victim.pid if part == "replica" else engine.pid, signal.SIGKILL)
         if part == "replica":
             engine.resume()
         return await asyncio.gather(*tasks)
 
     answers = asyncio.run(main())
-    assert len(answers) == 4 * len(PROMPTS) and max(a.num_attempts for a in answers) >= 2
+    assert len(answers) >= 4 * len(PROMPTS) and max(a.num_attempts for a in answers) >= 2
     deadline = time.monotonic() + 240
     while not _is_replaced(victim.pid) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -467,6 +468,11 @@ def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(ser
         helper.join()
     assert "DEPLOY_FAILED" in seen
     assert [p.verdict for p in proofs] == ["proven"] * NUM_REPLICAS
+
+
+def _num_running(pid: int) -> int:
+    """The number of calls that the replica's engine has not answered."""
+    return sum(status["num_running"] for status in replica_statuses(APP) if status["pid"] == pid)
 
 
 def _is_replaced(pid: int) -> bool:
