@@ -116,6 +116,12 @@ CHANGES: dict[str, list[str]] = {
     "a line that is none": ["edit calc.py 99\nreturn a + b", "edit calc.py -1\nx", "edit nothing.py 1\nx", "edit\nx"],
 }  # fmt: skip
 
+EACH_PUSH = {
+    "a conftest", "the hidden test is written", "out of the repository", "a module of the standard library", "exits with success at import",
+    "every report is passed", "an int that equals everything", "a report with the nonce", "kills everybody", "leaves files for the next run",
+    "the outcomes are written", "skips in the function",
+}  # fmt: skip
+"""One of each class of attack; `make nightly` plays all."""
 FOOL_A_PLAIN_RUN = (
     "every report is passed", "the report of one test is passed", "the report of one test by its whole name", "a result that equals everything",
     "an int that equals everything", "the tests become empty functions", "one test becomes an empty function", "the outcomes are written",
