@@ -45,7 +45,7 @@ check: .venv/.dev  ## Check lint, format, import layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 docs: .venv/.dev  ## Write the generated reference pages and build the documentation into build/site
 	$(BIN)/python infra/docs_reference.py

@@ -144,6 +144,7 @@ def test_an_owner_that_stopped_beating_is_replaced_when_its_lease_ends_and_recor
     assert journal.ref(KEY) == {"token": 2}
 
 
+@pytest.mark.nightly
 def test_heartbeats_keep_a_lease_longer_than_its_length(journal: Journal) -> None:
     entered, others = threading.Event(), []
 

@@ -156,7 +156,7 @@ F32, F64 = (torch.float32, 1e-5), (torch.float64, 1e-9)
     [
         *(pytest.param("qwen3", *F64, mode, marks=pytest.mark.nightly) for mode in MODES),
         ("qwen3", *F32, "token_mean"),
-        ("llama", *F32, "token_mean"),
+        pytest.param("llama", *F32, "token_mean", marks=pytest.mark.nightly),
         ("llama", *F64, "seq_mean_token_mean"),
     ],
 )

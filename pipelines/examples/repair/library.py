@@ -19,7 +19,7 @@ class Function:
 
     @property
     def source(self) -> str:
-        """The whole definition."""
+        """The whole definition, as it stands in a file."""
         return "\n".join([f"def {self.name}({self.parameters}):", *(f"    {line}" for line in self.body)])
 
 

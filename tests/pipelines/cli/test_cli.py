@@ -84,6 +84,7 @@ def test_a_team_without_alias_is_named(tmp_path: Path) -> None:
     assert "not of the form TEAM@ALIAS" in said(tmp_path, "evaluate", "demo", "--tasks", "tasks.jsonl")
 
 
+@pytest.mark.nightly
 def test_traces_of_another_run_that_cannot_be_had_are_named(tmp_path: Path) -> None:
     assert "--from-traces 'demo' is not of the form RUN@ITERATION" in said(
         tmp_path, "train", DEMO, "--from-traces", "demo"

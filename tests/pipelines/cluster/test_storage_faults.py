@@ -18,6 +18,7 @@ def fault_of(uri: str) -> tuple[FaultKind, str]:
     return fault.kind, fault.message
 
 
+@pytest.mark.nightly
 def test_storage_that_does_not_answer_is_lost_not_bad_input(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     kind, message = fault_of("s3://elsewhere/traces")

@@ -21,6 +21,7 @@ def drawn(rng: np.random.Generator, num: int, *, won: float, lost: float) -> np.
     return rng.choice([1.0, -1.0, 0.0], size=num, p=[won, lost, 1 - won - lost])
 
 
+@pytest.mark.nightly
 def test_with_looks_after_every_few_tasks_it_misses_the_mean_as_rarely_as_it_says() -> None:
     rng, missed, missed_by_fixed = np.random.default_rng(0), 0, 0
     for _ in range(200):

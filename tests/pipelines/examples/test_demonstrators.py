@@ -62,7 +62,7 @@ def graph(name: str) -> Callable[[], Workflow]:
     return lambda: Declared(str(GRAPHS / f"{name}.yaml"), {"retrieve": {"retriever": FACTS, "top_k": 1}})
 
 
-CASES: list[tuple[Callable[[], Workflow], Any, Callable[[], list[Task]], CreditRule]] = [
+CASES: list[Any] = [
     (SolverVerifier, arithmetic_demonstrator.demonstrate_loop, sums, OutcomeShare(metric="math")),
     (Debate, arithmetic_demonstrator.demonstrate_debate, sums, OutcomeShare(metric="math")),
     (lambda: Debate(decide="summarizer"), arithmetic_demonstrator.demonstrate_debate, sums, OutcomeShare(metric="math")),
@@ -73,11 +73,12 @@ CASES: list[tuple[Callable[[], Workflow], Any, Callable[[], list[Task]], CreditR
         CountingHouseCredit(),
     ),
     (PioneerObserver, arithmetic_demonstrator.demonstrate_pair, sums, OutcomeShare(metric="math")),
-    (
+    pytest.param(
         lambda: ReflectiveCode(sandbox={"wall": "none"}, max_rounds=2),
         small_functions_demonstrator.demonstrate,
         lambda: small_functions.generate(seed=0, split="train", count=20),
         CodeProgress(),
+        marks=pytest.mark.nightly,
     ),
     (
         lambda: IterativeSearch(retriever=FACTS, top_k=1),

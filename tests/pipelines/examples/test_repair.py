@@ -76,7 +76,7 @@ def test_splits_share_no_repository() -> None:
         Repair(rounds=0)
 
 
-@pytest.mark.test
+@pytest.mark.nightly
 @pytest.mark.needs_program("bwrap")
 def test_who_makes_no_mistake_repairs_it_and_a_careless_player_often_does_not() -> None:
     tasks = generate(seed=0, split="gate", count=8)

@@ -14,11 +14,17 @@ pytestmark = pytest.mark.fast
 CONFIGS = sorted((Path(__file__).parents[3] / "infra" / "workflows").glob("*.yaml"))
 MAPPINGS = {"reflective_code": {1, 2, 3}, "iterative_search": {1, 4, 5}, "debate": {1, 2}}
 """Numbers of model groups that the variants of these have: shared, partial, separate."""
+IN_THE_SANDBOX = ("reflective_code", "repair")
 
 
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(c, id=c.stem, marks=pytest.mark.needs_program("bwrap") if "code" in c.stem else ()) for c in CONFIGS],
+    [
+        pytest.param(
+            c, id=c.stem, marks=pytest.mark.needs_program("bwrap") if c.stem.startswith(IN_THE_SANDBOX) else ()
+        )
+        for c in CONFIGS
+    ],
 )
 def test_it_could_start(config: Path) -> None:
     loaded = load_config(config)
@@ -30,6 +36,7 @@ def test_it_could_start(config: Path) -> None:
         "environment home": "household",
         "environment shop": "shop",
         "environment game": "nim",
+        "environment repo": "repair",
     }
     expected = [what for what, part in lines_of.items() if part in config.stem]
     assert [line.split(":")[0] for line in lines] == expected

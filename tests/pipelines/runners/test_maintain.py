@@ -149,6 +149,7 @@ def with_settings(run: Run, **changes: Any) -> Run:
     return Run(run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update=changes)}))
 
 
+@pytest.mark.nightly
 def test_at_the_end_of_an_iteration_only_what_is_needed_stays(run: Run, play: Play) -> None:
     for k in range(8):
         play(run, k)
@@ -169,6 +170,7 @@ def test_at_the_end_of_an_iteration_only_what_is_needed_stays(run: Run, play: Pl
     assert contents(run), "episodes and rewards stay"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_more_versions_stay_where_the_settings_say_so(run: Run, play: Play) -> None:
     for k in range(8):
@@ -218,6 +220,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(run: Run, play: Play)
     assert read_file(file) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_training_that_goes_back_to_the_champion_finds_its_checkpoint(run: Run, play: Play) -> None:
     for k in range(8):

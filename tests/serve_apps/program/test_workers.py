@@ -130,6 +130,7 @@ def test_a_function_is_played_in_a_process_of_its_own(
         assert trace.outcome_metadata["user"] is None, "it gets the variables that the configuration names"
 
 
+@pytest.mark.nightly
 def test_functions_that_sleep_do_not_starve_later_episodes(tiny_model: Path) -> None:
     """As many processes as episodes, and the deadline of an episode ends its own."""
     program = Program(ONE, function="program_functions:do_as_told")

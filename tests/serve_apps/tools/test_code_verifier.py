@@ -272,6 +272,7 @@ def test_a_verdict_holds_the_beginning_of_the_output(judge: CodeVerifier) -> Non
     assert judge.judge("", ADD).cases[0].output == ""
 
 
+@pytest.mark.nightly
 def test_after_two_cases_that_took_too_long_no_more_is_run(judge: CodeVerifier) -> None:
     tests = CodeTests(cases=tuple(Case(given=str(n), expected=str(n)) for n in range(8)))
     code = "n = int(input())\nwhile n in (1, 3): pass\nprint(n)"

@@ -301,7 +301,7 @@ def test_a_program_that_was_not_begun_is_not_judged(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_program_that_begins_in_a_later_sandbox_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox, start, tries = sandbox_of("landlock"), Sandbox._started, []
+    sandbox, start, tries = sandbox_of("landlock"), Sandbox.started, []
     readable = sandbox._readable
 
     def start_late(self: Sandbox, *args: Any) -> Any:
@@ -309,7 +309,7 @@ def test_a_program_that_begins_in_a_later_sandbox_is_judged(monkeypatch: pytest.
         tries.append(1)
         return start(self, *args)
 
-    monkeypatch.setattr(Sandbox, "_started", start_late)
+    monkeypatch.setattr(Sandbox, "started", start_late)
     judged = CodeVerifier(sandbox=sandbox).judge("print(5)", CodeTests(cases=(Case(given="", expected="5"),)))
     assert (judged.verdict, len(tries)) == ("pass", 2)
 
