@@ -197,6 +197,7 @@ def test_what_an_app_serves_or_starts_with_stays(run: Run, play: Play) -> None:
     assert run.weights.versions(GROUP) == [0, 1, 3, 4, 5, 7]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_what_a_run_deployed_on_another_runs_cluster_stays(run: Run, play: Play) -> None:
     for k in range(8):
@@ -232,6 +233,7 @@ def test_training_that_goes_back_to_the_champion_finds_its_checkpoint(run: Run, 
     assert back.parents(8)[GROUP].version == 4 and checkpoints_left(run) == [4, 7]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_a_removed_version_is_named_with_the_setting_that_keeps_it_and_stays_in_the_lineage(
     run: Run, play: Play, tmp_path: Path
@@ -262,6 +264,7 @@ def test_a_removed_version_is_named_with_the_setting_that_keeps_it_and_stays_in_
     assert run.weights.leftovers(GROUP, older_than_s=-1) == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_the_versions_that_an_iteration_collected_with_stay_until_it_has_trained(run: Run, play: Play) -> None:
     for k in range(7):
@@ -284,6 +287,7 @@ def test_iterations_in_which_nothing_is_left_to_do_are_not_looked_at_again(run: 
     assert contents(run) == before
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_an_iteration_that_somebody_works_on_is_left_alone(run: Run, play: Play) -> None:
     for k in range(7):

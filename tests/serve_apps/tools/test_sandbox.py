@@ -123,7 +123,7 @@ def world() -> Iterator[World]:
     temporary.cleanup()
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
+@pytest.fixture(scope="module", params=["bubblewrap", pytest.param("landlock", marks=pytest.mark.nightly)])
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     return sandbox_of(request.param)
 
