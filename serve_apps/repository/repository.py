@@ -13,15 +13,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
-from serve_apps.config import SandboxConfig
 from serve_apps.repository.grading import grade
 from serve_apps.repository.snapshot import is_protected, is_test, read_snapshot, with_patch
-from serve_apps.repository.suite import LIMITS, Files, Suite, SuiteRun, suite
+from serve_apps.repository.suite import LIMITS, Files, SuiteRun, shared_suite
 
 REPAIRED = "repaired"
 """The answer of an episode that repaired its repository."""
@@ -67,18 +65,16 @@ class Repository:
         self._fail_to_pass, self._pass_to_pass = _names(FAIL_TO_PASS), _names(PASS_TO_PASS)
         if not self._fail_to_pass:
             raise ValueError("a repository to repair names the tests that must pass then: FAIL_TO_PASS is empty")
-        self._limits = LIMITS.model_copy(update={"time_s": time_s, "max_time_s": time_s, "memory_mib": memory_mib})
-        self._site = site
+        limits = LIMITS.model_copy(update={"time_s": time_s, "max_time_s": time_s, "memory_mib": memory_mib})
+        self._suite = shared_suite(limits, site)
         self._changes: dict[str, bytes] = {}
         self._said = ""
-        self._suite: Suite | None = None
 
     def reset(self) -> dict[str, Any]:
         """Shows the files.
 
         Raises ValueError where a test that must fail passes already: there is nothing to repair.
         """
-        self._suite = _shared.opened(self._limits, self._site)
         before = self._ran({**self._files, **self._tests}, sorted({n.partition("::")[0] for n in self._fail_to_pass}))
         passing = [name for name in self._fail_to_pass if before.outcomes.get(name) == "passed"]
         if passing or before.fault:
@@ -99,20 +95,9 @@ class Repository:
         }
         return actions.get(verb, lambda: self._shown(USAGE))()
 
-    def close(self) -> None:
-        """Gives back the sandbox of its tests."""
-        if self._suite is not None:
-            self._suite = None
-            _shared.close()
-
-    @property
-    def _open_suite(self) -> Suite:
-        assert self._suite is not None, "a world begins with `reset`"
-        return self._suite
-
     def _ran(self, files: Files, selected: Sequence[str]) -> SuiteRun:
-        return self._open_suite.remembered(
-            ("run", sorted(files.items()), selected), lambda: self._open_suite.run(files, selected)
+        return self._suite.remembered(
+            ("run", sorted(files.items()), selected), lambda: self._suite.run(files, selected)
         )
 
     @property
@@ -158,9 +143,9 @@ class Repository:
 
     def _submit(self) -> dict[str, Any]:
         tree, now, others = {**self._now, **self._tests}, self._fail_to_pass, self._pass_to_pass
-        graded = self._open_suite.remembered(
+        graded = self._suite.remembered(
             ("grade", sorted(tree.items()), now, others),
-            lambda: grade(self._open_suite, tree, self._tests, fail_to_pass=now, pass_to_pass=others),
+            lambda: grade(self._suite, tree, self._tests, fail_to_pass=now, pass_to_pass=others),
         )
         told = graded.fault or f"fail to pass {graded.fail_to_pass:.2f}, pass to pass {graded.pass_to_pass:.2f}"
         return {
@@ -196,31 +181,6 @@ class Repository:
     def _shown(self, text: str) -> dict[str, Any]:
         state = sha256(repr((sorted(self._changes.items()), self._said)).encode()).hexdigest()[:16]
         return {"text": text, "info": {"diff": self.diff[:MAX_SHOWN]}, "anchor": state}
-
-
-class _Shared:
-    """The suites that the worlds of this process share, as long as one of them is open."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._suites: dict[tuple[str, str], Suite] = {}
-        self._num_open = 0
-
-    def opened(self, limits: SandboxConfig, site: str) -> Suite:
-        key = (limits.model_dump_json(), site)
-        if key not in self._suites:
-            self._suites[key] = self._stack.enter_context(suite(limits, site))
-        self._num_open += 1
-        return self._suites[key]
-
-    def close(self) -> None:
-        self._num_open -= 1
-        if not self._num_open:
-            self._suites.clear()
-            self._stack.close()
-
-
-_shared = _Shared()
 
 
 def _names(value: Sequence[str] | str) -> list[str]:

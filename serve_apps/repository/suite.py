@@ -6,13 +6,17 @@ time must fail.
 
 from __future__ import annotations
 
+import atexit
 import base64
+import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +32,16 @@ DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 LIMITS = SandboxConfig(
     time_s=30, max_time_s=30, memory_mib=512, processes=32, output_kib=4096, scratch_mib=64, open_files=256
 )
+SHARED = "/var/tmp"
+"""Where the sandbox finds pytest: not below /tmp, which is the sandbox's own."""
+PRELUDE = """
+import importlib, pkgutil, sys
+sys.path.insert(0, {folder!r})
+import _pytest, pytest
+for module in pkgutil.iter_modules(_pytest.__path__):
+    importlib.import_module("_pytest." + module.name)
+"""
+"""pytest imports most of its modules when it runs: here they come once, before the fork."""
 MAX_KEPT = 4096
 """The number of results that are remembered: episodes of one task often come to the same tree."""
 
@@ -86,37 +100,54 @@ def suite(sandbox: SandboxConfig = LIMITS, site: str = "") -> Iterator[Suite]:
 
     Raises ValueError where pytest is installed nowhere.
     """
-    folder = "" if site else _site_of_pytest()
-    try:
-        readable = (*sandbox.readable, site or folder)
-        walled = Sandbox(sandbox.model_copy(update={"readable": readable}))
-        prelude = f"import sys\nsys.path.insert(0, {site or folder!r})\nimport pytest\npytest.main(['--version'])\n"
-        with walled.kept(Program(code=PROGRAM, fn_name="run", prelude=prelude)) as kept:
-            yield Suite(kept)
-    finally:
-        if folder:
-            shutil.rmtree(folder)
+    folder = site or _site_of_pytest()
+    walled = Sandbox(sandbox.model_copy(update={"readable": (*sandbox.readable, folder)}))
+    with walled.kept(Program(code=PROGRAM, fn_name="run", prelude=PRELUDE.format(folder=folder))) as kept:
+        yield Suite(kept)
+
+
+@cache
+def shared_suite(sandbox: SandboxConfig, site: str) -> Suite:
+    """Returns the suite that all worlds of this process share. Its sandbox ends with the process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(suite(sandbox, site))
 
 
 def _site_of_pytest() -> str:
-    """Returns a new folder with pytest, which any user may read; where it is installed, others may not."""
-    folder = Path(tempfile.mkdtemp(prefix="troupe-pytest-", dir="/var/tmp"))
-    folder.chmod(0o755)
-    for name in DISTRIBUTIONS:
+    """Returns a folder with pytest, which any user may read; where it is installed, others may not.
+
+    It stays for the next process: one folder per user and version. That of another user is not used.
+    """
+    version = "-".join(_version_of(name) for name in DISTRIBUTIONS)
+    folder = Path(SHARED, f"troupe-pytest-{os.geteuid()}-{version}")
+    if not folder.exists():
+        made = Path(tempfile.mkdtemp(prefix="troupe-pytest-", dir=SHARED))
+        made.chmod(0o755)
+        for name in DISTRIBUTIONS:
+            for file in metadata.files(name) or []:
+                if file.parts[0] != ".." and file.suffix != ".pyc":
+                    target = made / file
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file.locate(), target)
         try:
-            files = metadata.files(name) or []
-        except metadata.PackageNotFoundError:
-            shutil.rmtree(folder)
-            raise ValueError(
-                f"the tests of a repository run with pytest, and {name} is not installed here: pip install pytest, or name a "
-                "folder of packages that has it (`site`)"
-            ) from None
-        for file in files:
-            if file.parts[0] != ".." and file.suffix != ".pyc":
-                target = folder / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file.locate(), target)
+            made.rename(folder)
+        except OSError:  # another process was quicker
+            shutil.rmtree(made)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise ValueError(f"{folder} belongs to another user: have it removed, or name a folder of packages (`site`)")
     return str(folder)
+
+
+def _version_of(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise ValueError(
+            f"the tests of a repository run with pytest, and {name} is not installed here: pip install pytest, or name a folder of "
+            "packages that has it (`site`)"
+        ) from None
 
 
 def _sent(content: bytes) -> Any:

@@ -83,10 +83,6 @@ def _clear(folder: str) -> None:
     """Removes all that is in a folder. What it raises ends this process: the next input gets another sandbox."""
     import shutil
 
-    for here, folders, _ in os.walk(folder):
-        for name in folders:
-            if not os.path.islink(path := os.path.join(here, name)):
-                os.chmod(path, 0o700)
     for entry in os.scandir(folder):
         shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 

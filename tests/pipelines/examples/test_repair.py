@@ -25,19 +25,16 @@ class Careful(random.Random):
 def play(task: Task, dice: random.Random, *, rounds: int = 2) -> dict[str, Any]:
     """What the world shows at the end."""
     world = World(**task.metadata)
-    try:
-        world.reset()
-        for _ in range(rounds):
-            path = demonstrate("locator", task, {}, dice)[6:-7]
-            file = world.step(f"read {path}")["text"]
-            number, text = demonstrate("coder", task, {"file": file}, dice)[6:-6].split("</LINE><NEW>")
-            world.step(f"edit {path} {number}\n{text}")
-            told = world.step("test")["text"]
-            if demonstrate("verifier", task, {"told": told}, dice) == "<VERDICT>submit</VERDICT>":
-                break
-        return world.step("submit")
-    finally:
-        world.close()
+    world.reset()
+    for _ in range(rounds):
+        path = demonstrate("locator", task, {}, dice)[6:-7]
+        file = world.step(f"read {path}")["text"]
+        number, text = demonstrate("coder", task, {"file": file}, dice)[6:-6].split("</LINE><NEW>")
+        world.step(f"edit {path} {number}\n{text}")
+        told = world.step("test")["text"]
+        if demonstrate("verifier", task, {"told": told}, dice) == "<VERDICT>submit</VERDICT>":
+            break
+    return world.step("submit")
 
 
 @pytest.mark.fast
@@ -80,11 +77,6 @@ def test_splits_share_no_repository() -> None:
 @pytest.mark.needs_program("bwrap")
 def test_who_makes_no_mistake_repairs_it_and_a_careless_player_often_does_not() -> None:
     tasks = generate(seed=0, split="gate", count=8)
-    kept = World(**tasks[0].metadata)
-    kept.reset()
-    try:
-        assert all(play(task, Careful())["reward"] == 1.0 for task in tasks[:3])
-        repaired = [play(task, random.Random(number), rounds=1)["reward"] for number, task in enumerate(tasks)]
-    finally:
-        kept.close()
+    assert all(play(task, Careful())["reward"] == 1.0 for task in tasks[:3])
+    repaired = [play(task, random.Random(number), rounds=1)["reward"] for number, task in enumerate(tasks)]
     assert 0.1 < sum(repaired) / len(repaired) < 0.9

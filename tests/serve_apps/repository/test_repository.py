@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +37,16 @@ def repository(**settings: Any) -> Repository:
     return Repository(**{**given, **settings})
 
 
-@pytest.fixture(scope="module")
-def kept() -> Iterator[None]:
-    """A world that stays open, and with it the sandbox that all worlds of this process share."""
-    world = repository()
-    world.reset()
-    yield
-    world.close()
-
-
 def played(*actions: str, **settings: Any) -> dict[str, Any]:
     """What the last action shows."""
     world = repository(**settings)
-    try:
-        seen = world.reset()
-        for action in actions:
-            seen = world.step(action)
-        return seen
-    finally:
-        world.close()
+    seen = world.reset()
+    for action in actions:
+        seen = world.step(action)
+    return seen
 
 
-def test_a_repair_is_found_by_reading_changing_and_testing(kept: None) -> None:
+def test_a_repair_is_found_by_reading_changing_and_testing() -> None:
     assert played()["text"] == "Files: calc.py, text.py"
     assert played("read calc.py")["text"].splitlines()[:2] == ["1 def add(a, b):", "2     return a - b"]
     assert played("test")["text"] == "test_calc.py::test_add: assert 1 == 3"
@@ -68,14 +56,14 @@ def test_a_repair_is_found_by_reading_changing_and_testing(kept: None) -> None:
     assert "-    return a - b\n+    return a + b\n" in seen["info"]["diff"]
 
 
-def test_a_state_is_the_change_so_far(kept: None) -> None:
+def test_a_state_is_the_change_so_far() -> None:
     untouched, read = played(), played("read calc.py")
     changed, back = played(REPAIR), played("edit calc.py 2\nreturn a", REPAIR)
     assert untouched["anchor"] == read["anchor"] != changed["anchor"] == back["anchor"]
 
 
 @pytest.mark.parametrize("name", each_push(CHANGES))
-def test_a_change_that_cheats_resolves_nothing(kept: None, name: str) -> None:
+def test_a_change_that_cheats_resolves_nothing(name: str) -> None:
     seen = played(*CHANGES[name], "submit")
     assert seen["reward"] == 0.0 and not seen["info"]["is_resolved"], seen
     assert played(REPAIR, "submit")["reward"] == 1.0, "the next change is judged as ever"
@@ -97,18 +85,18 @@ def test_a_name_that_is_cut_within_its_parameters_stands_for_those_that_begin_so
     assert [outcome_of(name, outcomes) for name in names] == ["passed", "", "failed", ""]
 
 
-def test_what_breaks_another_test_is_no_repair(kept: None) -> None:
+def test_what_breaks_another_test_is_no_repair() -> None:
     seen = played(REPAIR, "edit text.py 2\nreturn word", "submit")
     assert (seen["reward"], seen["info"]["fail_to_pass"], seen["info"]["pass_to_pass"]) == (0.0, 1.0, 0.5)
 
 
-def test_an_action_that_means_nothing_is_data(kept: None) -> None:
+def test_an_action_that_means_nothing_is_data() -> None:
     for action in ("", "rm -rf /", "read", "read nothing.py", "edit calc.py two\nx"):
         seen = played(action)
         assert not seen.get("is_done") and seen["text"], action
 
 
-def test_a_repository_that_is_not_broken_is_refused(kept: None) -> None:
+def test_a_repository_that_is_not_broken_is_refused() -> None:
     with pytest.raises(ValueError, match=r"FAIL_TO_PASS: test_hidden\.py::test_double passes before the repair"):
         played(FAIL_TO_PASS=["test_hidden.py::test_double"])
     with pytest.raises(ValueError, match="FAIL_TO_PASS is empty"):
@@ -118,7 +106,7 @@ def test_a_repository_that_is_not_broken_is_refused(kept: None) -> None:
 
 
 @pytest.mark.needs_program("git")
-def test_a_row_of_swe_bench_with_a_snapshot_is_read_as_it_is(kept: None, tmp_path: Path) -> None:
+def test_a_row_of_swe_bench_with_a_snapshot_is_read_as_it_is(tmp_path: Path) -> None:
     for path, text in FILES.items():
         (tmp_path / path).write_text(text)
     lines = HIDDEN["test_hidden.py"].splitlines()

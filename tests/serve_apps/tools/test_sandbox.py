@@ -410,3 +410,44 @@ def as_ordinary_user(action: Callable[[], None]) -> None:
 
 def scratches() -> set[str]:
     return {f.name for f in Path("/tmp").glob("troupe-sandbox-*") if f.stat().st_uid == ORDINARY}
+
+
+@pytest.mark.parametrize("wall", ["bubblewrap", "landlock"])
+def test_a_kept_sandbox_forgets_an_input_before_the_next(wall: str) -> None:
+    code = """
+import os, subprocess
+started = LIFE
+def f(how):
+    found = sorted(os.listdir("."))
+    open("file", "w").close()
+    os.makedirs("folder/inner")
+    if how == "closed":
+        os.mkdir("closed", 0)
+    if how == "kills":
+        os.kill(os.getppid(), 9)
+    if how == "daemon":
+        subprocess.Popen(["sleep", "60"], start_new_session=True)
+    return [found, started]
+"""
+    program = Program(
+        code=code, fn_name="f", prelude="import os\nLIFE = str(os.stat('/proc/self').st_ino) + str(os.times())"
+    )
+    with sandbox_of(wall).kept(program) as kept:
+        ran = [kept.run([how]) for how in ("", "daemon", "", "closed", "", "kills", "")]
+    lives = [run.value and run.value[1] for run in ran]
+    assert all(run.value[0] == [] for run in ran if run.has_value), ran
+    assert lives[0] == lives[1] == lives[2] == lives[3] and lives[4] != lives[0], (
+        "a folder that cannot be removed costs a new sandbox"
+    )
+    assert ran[5].status == ("lost" if wall == "bubblewrap" else "error") and ran[6].has_value
+
+
+def test_folders_that_programs_may_read_are_named_outside_of_their_own() -> None:
+    for folder in ("relative", "/tmp/x"):
+        with pytest.raises(ValueError, match=f"'{folder}' is not an absolute path outside of /tmp"):
+            SandboxConfig(readable=(folder,))
+    with (
+        pytest.raises(SandboxUnavailable, match="its prelude: ModuleNotFoundError: No module named 'nothing'"),
+        sandbox_of("bubblewrap").kept(Program(code="", fn_name="f", prelude="import nothing")) as kept,
+    ):
+        kept.run([])
