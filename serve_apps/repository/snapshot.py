@@ -38,6 +38,7 @@ def read_snapshot(folder: str | Path) -> dict[str, bytes]:
     if not root.is_dir():
         raise ValueError(f"snapshot {folder}: there is no such folder")
     files: dict[str, bytes] = {}
+    num_bytes = 0
     for here, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - LEFT_OUT)
         for name in [*names, *(name for name in folders if Path(here, name).is_symlink())]:
@@ -50,9 +51,10 @@ def read_snapshot(folder: str | Path) -> dict[str, bytes]:
                 continue
             if not path.is_file():
                 raise ValueError(f"snapshot {folder}: {path.relative_to(root)} is no file that can be read")
-            files[path.relative_to(root).as_posix()] = path.read_bytes()
-            if sum(map(len, files.values())) > MAX_BYTES:
+            num_bytes += path.stat().st_size
+            if num_bytes > MAX_BYTES:
                 raise ValueError(f"snapshot {folder}: its files have more than {MAX_BYTES >> 20} MiB")
+            files[path.relative_to(root).as_posix()] = path.read_bytes()
     return files
 
 

@@ -132,6 +132,11 @@ def test_a_snapshot_with_a_link_out_of_its_folder_is_refused(tmp_path: Path) -> 
         read_snapshot(tmp_path)
     with pytest.raises(ValueError, match="there is no such folder"):
         read_snapshot(tmp_path / "nothing")
+    (tmp_path / "out").unlink()
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(17 << 20)
+    with pytest.raises(ValueError, match="its files have more than 16 MiB"):
+        read_snapshot(tmp_path)
 
 
 def test_a_test_with_wrong_expectations_fails_whatever_it_compares(tmp_path: Path) -> None:
