@@ -35,11 +35,11 @@ def repository_task(row: Mapping[str, Any], at: str) -> Task:
             f"{at}: snapshot = {snapshot!r} is no folder: check the repository out at its base_commit ({row.get('base_commit')}) and name "
             "that folder, seen from where Troupe runs"
         )
-    given = {name: row[name] for name in SETTINGS if row.get(name) is not None}
+    settings = {name: row[name] for name in SETTINGS if row.get(name) is not None}
     return Task(
-        task_id=str(row.get("instance_id") or f"{snapshot}"),
+        task_id=str(row.get("instance_id") or snapshot),
         prompt=issue,
         answers=(REPAIRED,),
         source=str(row.get("repo") or ""),
-        metadata=given,
+        metadata=settings,
     )

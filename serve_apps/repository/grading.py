@@ -84,6 +84,6 @@ def outcome_of(name: str, outcomes: Mapping[str, str]) -> str:
     Names of SWE-bench are often cut within their parameters (`test_x[a`): those stand for all that begin so, if they agree.
     """
     if name not in outcomes and name.count("[") > name.count("]"):
-        found = {outcome for other, outcome in outcomes.items() if other.startswith(name)}
-        return found.pop() if len(found) == 1 else ""
+        distinct = {outcome for other, outcome in outcomes.items() if other.startswith(name)}
+        return distinct.pop() if len(distinct) == 1 else ""
     return outcomes.get(name, "")

@@ -137,8 +137,8 @@ class Repository:
         visible = sorted(path for path in self._files if is_test(path))
         ran = self._ran(self._now, visible)
         failed = [name for name, outcome in ran.outcomes.items() if outcome in ("failed", "error")]
-        told = [f"{name.rpartition('/')[2]}: {_line(ran.messages.get(name, ''))}" for name in failed]
-        self._said = f"no outcome: {ran.fault}" if ran.fault else "\n".join(told) or f"{len(ran.outcomes)} passed"
+        messages = [f"{name.rpartition('/')[2]}: {_line(ran.messages.get(name, ''))}" for name in failed]
+        self._said = f"no outcome: {ran.fault}" if ran.fault else "\n".join(messages) or f"{len(ran.outcomes)} passed"
         return self._said
 
     def _submit(self) -> dict[str, Any]:
@@ -147,9 +147,9 @@ class Repository:
             ("grade", sorted(tree.items()), now, others),
             lambda: grade(self._suite, tree, self._tests, fail_to_pass=now, pass_to_pass=others),
         )
-        told = graded.fault or f"fail to pass {graded.fail_to_pass:.2f}, pass to pass {graded.pass_to_pass:.2f}"
+        reason = graded.fault or f"fail to pass {graded.fail_to_pass:.2f}, pass to pass {graded.pass_to_pass:.2f}"
         return {
-            **self._shown("Repaired." if graded.is_resolved else f"Not repaired: {told}."),
+            **self._shown("Repaired." if graded.is_resolved else f"Not repaired: {reason}."),
             "reward": float(graded.is_resolved),
             "is_done": True,
             "info": {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 MAX_BYTES = 16 << 20
@@ -26,7 +26,8 @@ SETTINGS = {
 """Files that tell pytest what to do."""
 START = {"sitecustomize", "usercustomize", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"}
 """Modules that Python or pytest import by themselves."""
-TEST = re.compile(r"test_.*\.py|.*_test\.py|tests?\.py")
+TESTS = ("test_*.py", "*_test.py", "test.py", "tests.py")
+"""Names of files with tests; the first two are those that pytest collects."""
 
 
 def read_snapshot(folder: str | Path) -> dict[str, bytes]:
@@ -81,8 +82,8 @@ def with_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
 
 
 def is_test(path: str) -> bool:
-    """Whether pytest collects a file by its name."""
-    return bool(TEST.fullmatch(PurePosixPath(path).name))
+    """Whether a file holds tests, by its name."""
+    return any(fnmatchcase(PurePosixPath(path).name, pattern) for pattern in TESTS)
 
 
 def is_protected(path: str, files: Mapping[str, bytes]) -> bool:

@@ -134,8 +134,8 @@ def _site_of_pytest() -> str:
             made.rename(folder)
         except OSError:  # another process was quicker
             shutil.rmtree(made)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ValueError(f"{folder} belongs to another user: have it removed, or name a folder of packages (`site`)")
     return str(folder)
 

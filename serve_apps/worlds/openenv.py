@@ -99,10 +99,10 @@ class OpenEnvSession:
             fault = answer.get("data", {})
             if fault.get("code") == FULL:
                 raise Full
-            told = f"{fault.get('code')}: {fault.get('message')}"
+            message = f"{fault.get('code')}: {fault.get('message')}"
             if verb == "reset":  # whatever a model wrote, a world begins with its settings
-                raise AuthorError(f"the server {self._environment.url} begins no world with {dict(data)}: {told}")
-            raise ToolRaised(told)
+                raise AuthorError(f"the server {self._environment.url} begins no world with {dict(data)}: {message}")
+            raise ToolRaised(message)
         return self._seen(answer.get("data", {}))
 
     def _seen(self, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def main() -> None:
         import inspect  # noqa: F401 - likewise
     try:
         exec(compile(header["prelude"], "prelude.py", "exec"), prelude)
-    except Exception as fault:  # noqa: BLE001 - whatever it is, the one who asked reads it
+    except ImportError as fault:
         print(json.dumps({"fault": f"its prelude: {type(fault).__name__}: {fault}"}), file=replies, flush=True)
         return
     print(json.dumps({"ready": True}), file=replies, flush=True)
