@@ -9,7 +9,9 @@ A file that names no tier to be played is not even imported, so that `make fast`
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +61,8 @@ def _marks(tree: ast.AST) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "mark"
     }
+
+
+def each_push(names: Iterable[str], chosen: Collection[str]) -> list[Any]:
+    """Returns every name as a parameter; those that are not chosen are played by `make nightly` only."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.nightly) for name in names]

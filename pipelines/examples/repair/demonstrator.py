@@ -23,7 +23,7 @@ def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.R
     if agent == "coder":
         number, text = _change(made, inputs["file"], rng, is_careless=is_careless)
         return f"<LINE>{number}</LINE><NEW>{text}</NEW>"
-    verdict = SUBMIT if inputs["told"].endswith("passed") else AGAIN
+    verdict = SUBMIT if inputs["test_report"].endswith("passed") else AGAIN
     return f"<VERDICT>{rng.choice([SUBMIT, AGAIN]) if is_careless else verdict}</VERDICT>"
 
 

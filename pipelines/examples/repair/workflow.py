@@ -18,7 +18,7 @@ class Repair(Workflow):
     """At most `rounds` changes, of one line each."""
 
     locator = Agent(
-        prompt="Issue: {issue}\n{files}\nTests: {told}\nReply with <FILE>path</FILE> only.",
+        prompt="Issue: {issue}\n{files}\nTests: {test_report}\nReply with <FILE>path</FILE> only.",
         contract=Tags("FILE"),
         max_tokens=16,
     )
@@ -29,7 +29,7 @@ class Repair(Workflow):
         cut=("file",),
     )
     verifier = Agent(
-        prompt="Issue: {issue}\nTests: {told}\nReply with <VERDICT>submit or again</VERDICT> only.",
+        prompt="Issue: {issue}\nTests: {test_report}\nReply with <VERDICT>submit or again</VERDICT> only.",
         contract=Tags("VERDICT", choices={"VERDICT": (SUBMIT, AGAIN)}),
         max_tokens=16,
     )
@@ -46,14 +46,14 @@ class Repair(Workflow):
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Repairs the repository that the task's metadata describes; the answer is `repaired` where its hidden tests say so."""
         async with tools.repo(**task.metadata) as repo:
-            files, told = repo.seen.text, "not run"
+            files, test_report = repo.seen.text, "not run"
             for _ in range(self.rounds):
-                path = (await agents.locator(issue=task.prompt, files=files, told=told))["file"]
+                path = (await agents.locator(issue=task.prompt, files=files, test_report=test_report))["file"]
                 file = (await repo.step(TracedText.joined("read ", path))).text
                 change = await agents.coder(issue=task.prompt, file=file)
                 await repo.step(TracedText.joined("edit ", path, " ", change["line"], "\n", change["new"]))
-                told = (await repo.step("test")).text
-                if (await agents.verifier(issue=task.prompt, told=told))["verdict"] == SUBMIT:
+                test_report = (await repo.step("test")).text
+                if (await agents.verifier(issue=task.prompt, test_report=test_report))["verdict"] == SUBMIT:
                     break
             graded = await repo.step("submit")
         return Outcome(answer=REPAIRED if graded.info["is_resolved"] else "", stop_reason=repo.stop_reason)

@@ -31,8 +31,8 @@ def play(task: Task, dice: random.Random, *, rounds: int = 2) -> dict[str, Any]:
         file = world.step(f"read {path}")["text"]
         number, text = demonstrate("coder", task, {"file": file}, dice)[6:-6].split("</LINE><NEW>")
         world.step(f"edit {path} {number}\n{text}")
-        told = world.step("test")["text"]
-        if demonstrate("verifier", task, {"told": told}, dice) == "<VERDICT>submit</VERDICT>":
+        test_report = world.step("test")["text"]
+        if demonstrate("verifier", task, {"test_report": test_report}, dice) == "<VERDICT>submit</VERDICT>":
             break
     return world.step("submit")
 

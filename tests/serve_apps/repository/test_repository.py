@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import each_push
 
 from serve_apps.repository.grading import outcome_of
 from serve_apps.repository.repository import Repository
@@ -25,11 +25,6 @@ from tests.serve_apps.repository.hostile_changes import (
 )
 
 pytestmark = [pytest.mark.test, pytest.mark.needs_program("bwrap")]
-
-
-def each_push(names: Iterable[str]) -> list[Any]:
-    """Every name; those outside of `EACH_PUSH` are played by `make nightly` only."""
-    return [name if name in EACH_PUSH else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 def repository(**settings: Any) -> Repository:
@@ -62,14 +57,18 @@ def test_a_state_is_the_change_so_far() -> None:
     assert untouched["anchor"] == read["anchor"] != changed["anchor"] == back["anchor"]
 
 
-@pytest.mark.parametrize("name", each_push(CHANGES))
+def test_each_push_names_changes_that_exist() -> None:
+    assert {*CHANGES} >= {*EACH_PUSH, *FOOL_A_PLAIN_RUN}
+
+
+@pytest.mark.parametrize("name", each_push(CHANGES, EACH_PUSH))
 def test_a_change_that_cheats_resolves_nothing(name: str) -> None:
     seen = played(*CHANGES[name], "submit")
     assert seen["reward"] == 0.0 and not seen["info"]["is_resolved"], seen
     assert played(REPAIR, "submit")["reward"] == 1.0, "the next change is judged as ever"
 
 
-@pytest.mark.parametrize("name", each_push(FOOL_A_PLAIN_RUN))
+@pytest.mark.parametrize("name", each_push(FOOL_A_PLAIN_RUN, EACH_PUSH))
 def test_some_of_them_fool_a_plain_run_of_the_tests(name: str) -> None:
     """So the second run, with wrong expectations, is what finds them."""
     changed = {"calc.py": CHANGES[name][0].partition("\n")[2]}

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
+from tiers import each_push
 from waits import wait_until
 
 import serve_apps
@@ -47,11 +48,6 @@ EACH_PUSH = {
 }  # fmt: skip
 """One of each class of attack: resources, signals, leftovers, files, network, rights, kernel, the judge. `make nightly` plays all."""
 FUNCTION_TESTS = CodeTests(cases=(Case(given=[2, 3], expected=5),), fn_name="f")
-
-
-def each_push(names: Iterable[str]) -> list[Any]:
-    """Every name; those outside of `EACH_PUSH` are played by `make nightly` only."""
-    return [name if name in EACH_PUSH else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 def test_each_push_names_programs_that_exist() -> None:
@@ -196,7 +192,7 @@ def withstands(sandbox: Sandbox, world: World, name: str) -> None:
 
 
 @pytest.mark.timeout(120)  # a program that runs for ever is ended, on a busy machine too
-@pytest.mark.parametrize("name", each_push(PROGRAMS))
+@pytest.mark.parametrize("name", each_push(PROGRAMS, EACH_PUSH))
 def test_no_program_escapes_or_earns_a_pass(sandbox: Sandbox, world: World, name: str) -> None:
     reached = world.num_reached
     withstands(sandbox, world, name)
@@ -204,7 +200,7 @@ def test_no_program_escapes_or_earns_a_pass(sandbox: Sandbox, world: World, name
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="whoever is no ordinary user becomes one")
-@pytest.mark.parametrize("name", each_push(TELLING))
+@pytest.mark.parametrize("name", each_push(TELLING, EACH_PUSH))
 def test_no_program_escapes_a_judge_that_is_an_ordinary_user(sandbox: Sandbox, world: World, name: str) -> None:
     reached = world.num_reached
     as_ordinary_user(lambda: withstands(sandbox_of(sandbox.wall), world, name))
@@ -224,7 +220,7 @@ def test_what_a_dead_runner_leaves_is_ended(world: World) -> None:
     assert inhabitants() <= before
 
 
-@pytest.mark.parametrize("name", each_push(FUNCTIONS))
+@pytest.mark.parametrize("name", each_push(FUNCTIONS, EACH_PUSH))
 def test_no_function_is_right_by_what_it_returns(sandbox: Sandbox, name: str) -> None:
     judged = CodeVerifier(sandbox=sandbox).judge(FUNCTIONS[name], FUNCTION_TESTS)
     assert judged.verdict not in ("pass", "sandbox_error"), judged
