@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,8 @@ RUN_BY_OTHERS = {("pipelines/stages/team_model.py", "mlflow")}
 """MLflow runs this file, which needs what is above stores."""
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Dotted names of everything a file imports, late imports included."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -66,7 +68,7 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    return frozenset(found)
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

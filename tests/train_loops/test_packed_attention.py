@@ -136,7 +136,7 @@ def test_a_model_folder_does_not_name_the_packed_attention(tmp_path: Path) -> No
     assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.parametrize("zero_stage", [0, pytest.param(3, marks=pytest.mark.nightly)])
 def test_packed_rows_learn_under_deepspeed_as_padded_ones_do(tiny_model: Path, zero_stage: int) -> None:
     join_workers()
     samples = chained_samples()

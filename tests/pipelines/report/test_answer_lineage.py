@@ -19,7 +19,7 @@ from stores.served import ServedStore
 from stores.types import SERVED, Purpose
 from tests.train_loops.synthetic_traces import GROUP
 
-pytestmark = pytest.mark.test
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -183,6 +183,7 @@ def test_more_versions_stay_where_the_settings_say_so(run: Run, play: Play) -> N
     assert run.weights.versions(GROUP) == [0, 3, 4, 7, 8] and checkpoints_left(run) == [7, 8]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_what_an_app_serves_or_starts_with_stays(run: Run, play: Play) -> None:
     for k in range(8):
@@ -363,6 +364,7 @@ def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: C
     assert min(v["version"] for v in table.list_versions()) > 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_the_command_prints_what_it_did_as_a_ref(run: Run, play: Play, tmp_path: Path) -> None:
     for k in range(4):

@@ -200,8 +200,13 @@ ENDLESS = {
 }
 
 
-@pytest.mark.test
-@pytest.mark.parametrize("case", ENDLESS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.nightly if case.startswith("loops where") else pytest.mark.test)
+        for case in ENDLESS
+    ],
+)
 def test_a_template_that_does_not_end_is_given_up(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "model")
     template, said, limit_s = ENDLESS[case]

@@ -14,6 +14,7 @@ from pipelines.runners.untrained import plain_config, untrained_team
 pytestmark = pytest.mark.test
 
 
+@pytest.mark.nightly
 def test_a_folder_is_a_team_of_one_agent_and_with_other_weights_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "my model")
     config = plain_config(folder, root=str(tmp_path / "runs"), changes={"serve.max_model_len": 128})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from records import MakeTrace
 from stage_records import finish
+from tiers import each_push
 
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
@@ -179,7 +180,7 @@ def test_a_candidate_that_doubles_its_length_is_rejected_whatever_it_gains(scene
     assert report.guards["completion_tokens"]["state"] == "broken" and report.guards["turns"]["state"] == "holds"
 
 
-@pytest.mark.parametrize("cause", [cause for cause in Cause if cause])
+@pytest.mark.parametrize("cause", each_push([cause for cause in Cause if cause], [Cause.INFRASTRUCTURE]))
 @pytest.mark.parametrize("changes", [{}, {"evaluate.tasks_per_look": 80}])
 def test_an_equal_candidate_that_fails_instead_of_losing_is_not_promoted_and_both_figures_are_kept(
     scene: Callable[..., Scene], cause: Cause, changes: dict[str, Any]

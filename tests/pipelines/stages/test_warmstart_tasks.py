@@ -22,6 +22,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.nightly
 def test_two_families_begin_from_the_same_demonstrations(tmp_path: Path) -> None:
     changes = {"warmstart.num_demonstrations": 60, "warmstart.num_epochs": 1, "model_groups": GROUPS}
     run = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))

@@ -29,6 +29,7 @@ def scene(tiny_model: Path) -> Scene:
     return Scene(tiny_model)
 
 
+@pytest.mark.nightly
 async def test_a_forced_call_constrains_the_engine_in_the_models_own_format(scene: Scene) -> None:
     scene.streams.text = CALL + CALL
     async with scene.openai() as client:

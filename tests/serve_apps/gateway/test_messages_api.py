@@ -83,6 +83,7 @@ async def test_calls_go_out_and_their_results_come_back(scene: Scene, stream: bo
     assert "I add." in prompt and '"arguments": {"a": 6}' in prompt and "tool\n13" in prompt
 
 
+@pytest.mark.nightly
 async def test_a_call_can_be_forced(scene: Scene) -> None:
     async with client_of(scene) as client:
         await client.messages.create(

@@ -196,6 +196,7 @@ def test_the_call_of_a_handoff_is_that_of_the_agent_which_handed_over(tiny_model
     assert trace.turns[1].parents == (1,), "who reads the answer builds on it"
 
 
+@pytest.mark.nightly
 def test_one_call_twice_in_two_spellings_leaves_the_conversation_whole(tiny_model: Path) -> None:
     spelled = '<tool_call>{"arguments": {"expression": "6*8"},   "name": "calculate"}</tool_call>'
     command = [sys.executable, CALCULATOR, "{prompt}"]
@@ -240,6 +241,7 @@ def test_a_choice_of_no_tool_keeps_the_tools_in_the_prompt_and_reads_no_call(tin
     assert trace.answer == f"{MULTIPLY} None"
 
 
+@pytest.mark.nightly
 def test_a_call_that_was_given_up_and_repeated_leaves_no_hole(tiny_model: Path) -> None:
     """A client whose patience ends closes its connection and asks again: that is one turn, at the first place."""
     body = (
@@ -283,6 +285,7 @@ def test_a_program_gets_path_home_and_what_the_configuration_names(
     }
 
 
+@pytest.mark.nightly
 def test_a_fresh_question_is_a_new_conversation(tiny_model: Path) -> None:
     body = f"{say('one')}\n{say('another')}\nprint(1)"
     trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a", "b"))
@@ -307,6 +310,7 @@ def test_several_agents_by_model_name_or_by_base_url(tiny_model: Path) -> None:
     assert "404 agent_not_found" in second and "agents are writer, critic" in second
 
 
+@pytest.mark.nightly
 def test_streams_stops_and_limits_are_the_callers_and_the_sampling_is_the_runs(tiny_model: Path) -> None:
     body = (
         "parts = client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'x'}], stream=True, "
@@ -389,6 +393,7 @@ def test_a_posted_outcome_is_the_answer_and_its_score_is_paid(tiny_model: Path) 
         PostedScore().assign_credit(play(Program(ONE, command=code(say("x"))), tiny_model, by_turn("1")))
 
 
+@pytest.mark.nightly
 def test_the_task_reaches_the_program_without_its_answers(tiny_model: Path) -> None:
     command = [*code(f"{say('x')}\nprint(sys.argv[1], sys.argv[2], sys.stdin.read())")[:-1], "{task}", "{x} {prompt}"]
     trace = play(Program(ONE, command=command, stdin=True), tiny_model, by_turn("hm"), prompt="why {task}?")
@@ -408,7 +413,7 @@ def test_a_program_that_fails_is_an_error_or_an_episode_without_answer(
     assert trace.cause == ("policy" if failure == "error" else ""), "what it read may have made it fail"
 
 
-@pytest.mark.parametrize("failure", ["error", "no_answer"])
+@pytest.mark.parametrize("failure", ["error", pytest.param("no_answer", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -436,6 +441,7 @@ def test_a_program_without_an_answered_call_is_an_error_of_the_set_up_and_says_w
     assert re.search(said, trace.error, re.DOTALL), trace.error
 
 
+@pytest.mark.nightly
 def test_a_program_that_fails_after_a_prompt_that_did_not_fit_keeps_its_error(tiny_model: Path) -> None:
     body = f"{say('x')}\n{say('word ' * 200)}"
     trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("hm"), max_model_len=64)

@@ -335,7 +335,7 @@ wait = Tool(_wait)
 @pytest.mark.parametrize(
     ("how", "status", "error"),
     [
-        (", fail_open: true", EpisodeStatus.OK, ""),
+        pytest.param(", fail_open: true", EpisodeStatus.OK, "", marks=pytest.mark.nightly),
         ("", EpisodeStatus.TIMEOUT, "node one: no answer after 2 s"),
     ],
 )
