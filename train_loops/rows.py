@@ -93,7 +93,7 @@ def samples_of(
         ValueError: broken rows: token ids and logprobs that do not match, rewards for another episode or for a turn
             that does not exist, filtered sampling.
     """
-    if not is_trainable(trace, train_mixed_versions=train_mixed_versions):
+    if rewards is None or not is_trainable(trace, train_mixed_versions=train_mixed_versions):
         return []
     reward_of = _rewards_by_turn(trace, rewards)
     round_of = rounds_in_time(trace.turns)
@@ -122,7 +122,7 @@ def samples_of(
                 is_served=SERVED in trace.outcome_metadata,
                 anchor=anchor_before(trace, turn.turn_index),
                 is_sibling=bool(trace.variant),
-                outcome=rewards.outcome if rewards is not None else 0.0,
+                outcome=rewards.outcome,
             )
         )
     return samples
@@ -185,9 +185,7 @@ def is_trainable(trace: Trace, *, train_mixed_versions: bool) -> bool:
     return trace.is_outcome and (train_mixed_versions or not is_mixed)
 
 
-def _rewards_by_turn(trace: Trace, rewards: EpisodeRewards | None) -> dict[int, float]:
-    if rewards is None:
-        return {}
+def _rewards_by_turn(trace: Trace, rewards: EpisodeRewards) -> dict[int, float]:
     context = f"rewards of episode {trace.episode_id} (credit {rewards.credit_version})"
     if rewards.episode_id != trace.episode_id:
         raise ValueError(

@@ -110,3 +110,56 @@ def test_a_replaced_call_is_found_again_where_branches_came_back_in_another_orde
     result = baselines([one, again], earned((one, [1, 1], 1), (again, [9, 0.2], 0.2)))
     assert result == {("one", a.turn_index): 0.2, (again.episode_id, b.turn_index): 1}
     assert sibling_turns([one, again]) == {again.episode_id: frozenset({b.turn_index})}
+
+
+def without_call(trace: Trace, agent: str) -> Trace:
+    return replace(trace, turns=tuple(turn for turn in trace.turns if turn.agent != agent))
+
+
+def test_a_replay_that_never_came_to_the_replaced_call_is_no_baseline_and_does_not_train() -> None:
+    one = make_turns_of("one", index=0)
+    ended_before = without_call(variant(one, "counterfactual-1"), "verifier")
+    paid = earned((one, [1, 1], 1), (ended_before, [1], 0.0))
+    assert baselines([one, ended_before], paid) == {} and sibling_turns([one, ended_before]) == {}
+
+
+def test_a_replay_of_an_episode_that_is_gone_is_no_baseline() -> None:
+    two, gone = make_turns_of("two", index=1), variant(make_turns_of("one", index=0), "counterfactual-0")
+    assert baselines([two, gone], earned((two, [1, 1], 1), (gone, [0.2, 9], 0.2))) == {}
+
+
+def test_a_sibling_that_ended_before_a_call_stands_against_it_with_its_outcome() -> None:
+    one = make_turns_of("one", index=0)
+    whole, shorter = variant(one, "without-solver"), without_call(variant(one, "without-solver#1"), "verifier")
+    result = baselines([one, whole, shorter], earned((whole, [-1, 0.7], 0.8), (shorter, [-1], 0.3)))
+    assert result[whole.episode_id, 1] == 0.3 and (shorter.episode_id, 1) not in result
+
+
+def test_of_replays_without_an_agent_that_had_not_spoken_every_turn_trains() -> None:
+    one = make_turns_of("one", index=0)
+    silent = [variant(one, f"without-critic{number}") for number in ("", "#1")]
+    assert sibling_turns([one, *silent]) == {trace.episode_id: frozenset({0, 1}) for trace in silent}
+
+
+def test_each_turn_of_an_agent_has_the_replay_in_which_it_itself_was_replaced() -> None:
+    one = make_turns_of("one", index=0)
+    solver = one.turns[0]
+    one = replace(one, turns=(*one.turns, replace(solver, turn_index=2, round_index=1)))
+    first, last = variant(one, "counterfactual-0"), variant(one, "counterfactual-2")
+    result = baselines([one, first, last], earned((first, [0.2, 9, 9], 9), (last, [9, 9, 0.8], 9)))
+    assert result == pytest.approx({("one", 0): 0.2, ("one", 2): 0.8})
+
+
+def test_an_episode_has_its_own_replay_without_an_agent_and_a_third_one_the_tasks_mean() -> None:
+    one, two, three = (make_turns_of(name, index=i) for i, name in enumerate(("one", "two", "three")))
+    silent, other = variant(one, "without-verifier"), variant(two, "without-verifier")
+    result = baselines([one, two, three, silent, other], earned((silent, [9, 9], 0.7), (other, [9, 9], 0.1)))
+    assert result == pytest.approx({("one", 1): 0.7, ("two", 1): 0.1, ("three", 1): 0.4})
+
+
+def test_each_task_has_its_own_greedy_episode() -> None:
+    one = make_turns_of("one", index=0)
+    other = replace(make_turns_of("other", index=0), task=replace(one.task, task_id="t1"))
+    paid = earned((variant(one, "greedy"), [0.1, 0.2], 9), (variant(other, "greedy"), [0.3, 0.4], 9))
+    result = baselines([one, other, variant(one, "greedy"), variant(other, "greedy")], paid)
+    assert result == {("one", 0): 0.1, ("one", 1): 0.2, ("other", 0): 0.3, ("other", 1): 0.4}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stores.types import (
+    SERVED,
     Cause,
     EpisodeRewards,
     EpisodeStatus,
@@ -12,11 +13,12 @@ from stores.types import (
     Purpose,
     Sampling,
     Task,
+    ToolCall,
     Trace,
     Turn,
     TurnReward,
 )
-from train_loops.rows import Funnel, samples_of, trajectories_of
+from train_loops.rows import Funnel, Sample, samples_of, trajectories_of
 
 pytestmark = pytest.mark.fast
 
@@ -198,3 +200,60 @@ def test_the_funnel_counts_where_each_agents_turns_fell_out() -> None:
         "solver": [5, 3, 2, 1, 1, 0, 1],
         "verifier": [1, 1, 1, 1, 0, 0, 0],
     }
+
+
+def test_a_row_says_all_that_its_trace_its_turn_and_its_rewards_say() -> None:
+    state = ToolCall(
+        call_index=1,
+        tool="home",
+        caller="",
+        parents=(),
+        request={"world": 0, "step": "look"},
+        response={"text": "A drawer.", "anchor": "in the kitchen"},
+        error="",
+        start_s=0.0,
+        duration_s=0.0,
+    )
+    sampling = Sampling(max_tokens=8, temperature=0.7, constraint='{"choice": ["7 8"]}')
+    acted = replace(turn(2, "solver"), round_index=1, rollout_logprobs=(-0.5, -0.25), sampling=sampling)
+    served = {SERVED: {"team": "t", "is_trainable": True}}
+    t = replace(
+        trace(turn(0, "solver"), acted, status=EpisodeStatus.TIMEOUT),
+        cause=Cause.POLICY,
+        tool_calls=(state,),
+        outcome_metadata=served,
+    )
+    credit = replace(rewards((2, "solver", 0.25)), outcome=0.5)
+    row = Sample(
+        episode_id="e1",
+        group_id="g1",
+        task_id="t1",
+        agent="solver",
+        turn_index=2,
+        round_index=1,
+        episode_round=1,
+        token_ids=[1, 2, 3, 7, 8],
+        prompt_length=3,
+        rollout_logprobs=[-0.5, -0.25],
+        reward=0.25,
+        temperature=0.7,
+        max_tokens=8,
+        constraint='{"choice": ["7 8"]}',
+        masks=None,
+        status=EpisodeStatus.TIMEOUT,
+        is_served=True,
+        outcome=0.5,
+        baseline=None,
+        anchor="in the kitchen",
+        is_sibling=False,
+    )
+    assert rows(t, credit) == [row]
+    assert rows(replace(t, outcome_metadata={}, tool_calls=()), credit) == [replace(row, is_served=False, anchor="")]
+
+
+def test_the_funnel_counts_a_turn_of_one_token_and_mixed_versions_where_they_train() -> None:
+    t = trace(turn(0, "solver", completion=(7,)), is_version_mixed=True)
+    for train_mixed_versions, num_ok in ((False, 0), (True, 1)):
+        funnel = Funnel(model_group="math", train_mixed_versions=train_mixed_versions)
+        funnel.see(t, rewards((0, "solver", 1.0)))
+        assert list(funnel.counts["solver"].values()) == [1, 1, 1, num_ok, num_ok, 0, 0]
