@@ -144,6 +144,7 @@ def test_the_shipped_configs_give_no_import_error(tmp_path: Path) -> None:
     assert found["errors"] == {}
 
 
+@pytest.mark.nightly
 def test_a_writer_of_the_local_airflow_waits_for_another_one(tmp_path: Path) -> None:
     (variable,) = {line.split()[1] for line in LOCAL.read_text().splitlines() if "CONNECT_ARGS=" in line}
     name, _, value = variable.partition("=")

@@ -93,6 +93,7 @@ def test_traces_of_another_run_that_cannot_be_had_are_named(tmp_path: Path) -> N
     assert "says where the run of --from-traces is" in said(tmp_path, "train", DEMO, "--store", tmp_path)
 
 
+@pytest.mark.nightly
 def test_the_plan_of_training_on_stored_traces_samples_nothing(tmp_path: Path) -> None:
     done = troupe(tmp_path, "train", DEMO, "--from-traces", "other@1", "--dry-run")
     assert done.returncode == 0, done.stderr

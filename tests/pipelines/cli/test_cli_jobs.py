@@ -82,6 +82,7 @@ def test_a_whole_run_is_one_job_that_carries_the_changed_config(server: JobServe
     assert json.loads(request["runtime_env"]["env_vars"]["TROUPE_RUN_CONFIG"])["iterations"] == 7
 
 
+@pytest.mark.nightly
 def test_jobs_are_listed_and_stopped_by_name(server: JobServer, tmp_path: Path) -> None:
     server.put("troupe-small-it1-collect-a0", "FAILED", start_time=1000, end_time=4000, driver_exit_code=3)
     other = {"troupe_run": "other"}

@@ -75,6 +75,7 @@ def test_the_newest_judged_episodes_are_taken_once_and_a_repetition_takes_the_sa
     assert [t.outcome_metadata[SERVED]["trace_id"] for t in taken] == ["chatcmpl-0", "chatcmpl-3"]
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_trained_on_is_left_and_counted(run: Run) -> None:
     good, penalised, failed, foreign, filtered, old, malformed = some_traces(run, 7)
     turn = filtered.turns[0]
@@ -97,6 +98,7 @@ def test_a_store_that_is_not_there_yet_gives_nothing(run: Run) -> None:
     assert take(run) == ({"taken": 0, "held_out": 0, "left": 0}, [])
 
 
+@pytest.mark.nightly
 def test_the_callers_word_is_the_credit_and_the_rule_sees_the_others(run: Run) -> None:
     served, own = some_traces(run, 2)
     served = replace(served, outcome_metadata={SERVED: {**ABOUT, "trace_id": "x", "score": 0.5}})

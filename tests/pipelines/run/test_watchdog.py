@@ -112,6 +112,7 @@ Watchdog(fake_run(Path({folder!r}), grace_s=0.3), KEY, timeout_s=0.3).once(stuck
 """
 
 
+@pytest.mark.nightly
 def test_a_stage_that_no_interrupt_reaches_is_ended_with_its_process(tmp_path: Path) -> None:
     code = STUCK.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -192,6 +193,7 @@ def test_work_that_is_no_stage_is_watched_like_one(tmp_path: Path) -> None:
         Watchdog(fake_run(tmp_path), StageKey("run", 0, "start-engines"), timeout_s=0.3).watch(start)
 
 
+@pytest.mark.nightly
 def test_a_head_that_stays_away_ends_the_stage_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_cluster_answers", lambda: False)
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "6")

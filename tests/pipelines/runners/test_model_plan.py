@@ -148,6 +148,7 @@ def test_rows_of_a_model_with_windows_are_padded_and_packing_them_is_refused(tmp
     assert json.loads(config_of(other, **GPU).model_dump_json())["train"]["rows"]["pack"] == "auto"
 
 
+@pytest.mark.nightly
 def test_heads_that_a_cpu_engine_does_not_take_are_refused_on_a_cpu(tmp_path: Path) -> None:
     folder = write_model(tmp_path, head_dim=16)
     with pytest.raises(

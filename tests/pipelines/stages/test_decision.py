@@ -136,6 +136,7 @@ def test_a_group_that_hurts_holds_the_other_back_without_cross_play_and_not_with
     assert together.champion() == {"a": 1, "b": 1} and together.registered == [{"a": 2, "b": 2}]
 
 
+@pytest.mark.nightly
 def test_with_cross_play_only_the_group_that_helps_is_promoted(scene: Callable[..., Scene]) -> None:
     apart = scene(a_helps_b_hurts, **{"promote.cross_play": True})
     del apart.run.__dict__["registry"]  # the real one: MLflow takes the report, too

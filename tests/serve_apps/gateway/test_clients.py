@@ -45,6 +45,7 @@ async def test_a_forced_call_constrains_the_engine_in_the_models_own_format(scen
     assert figures["sums"]["completion_tokens"][0] == 1, "it is counted as any answer"
 
 
+@pytest.mark.nightly
 async def test_what_is_asked_of_the_engine_reaches_it(scene: Scene) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     async with scene.openai() as client:

@@ -30,7 +30,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.mark.test
+@pytest.mark.nightly
 @pytest.mark.anyio
 async def test_every_recorded_body_is_answered(tiny_model: Path) -> None:
     scene = Scene(tiny_model)

@@ -133,6 +133,7 @@ class Answer(BaseModel):
     value: int
 
 
+@pytest.mark.nightly
 async def test_typed_answers_and_forced_calls_constrain_the_engine(scene: Scene) -> None:
     scene.streams.text = '{"value": 42}'
     async with scene.openai() as client:

@@ -132,6 +132,7 @@ def test_an_unchanged_program_is_an_episode_whose_turns_continue_token_by_token(
     assert all(t.policy_version == 3 and t.is_format_ok for t in trace.turns)
 
 
+@pytest.mark.nightly
 def test_a_prompt_is_the_templates_own_text(tiny_model: Path) -> None:
     """Continued or not, the model reads what the chat template would have written of its own words."""
     trace = play(Program(ONE, command=[sys.executable, CALCULATOR, "{prompt}"]), tiny_model, by_turn(MULTIPLY, "48"))

@@ -282,6 +282,7 @@ def test_after_two_cases_that_took_too_long_no_more_is_run(judge: CodeVerifier) 
         assert judged.cases[7].seconds == 0
 
 
+@pytest.mark.nightly
 def test_a_submission_has_a_limit_in_all(judge: CodeVerifier) -> None:
     verifier = CodeVerifier(sandbox=judge.sandbox, total_s=2.5)
     judged = verifier.judge("import time\ntime.sleep(1.5)\nprint(sum(map(int, input().split())))", ADD)

@@ -173,15 +173,21 @@ def test_other_dialects_are_spoken_where_they_are_asked_for(request_as: Any, sen
     ("status", "content", "said", "attempts"),
     [
         (404, b"Not Found", "answered HTTP 404", 1),
-        (422, b'{"detail": "queries"}', "answered HTTP 422", 1),
+        pytest.param(422, b'{"detail": "queries"}', "answered HTTP 422", 1, marks=pytest.mark.nightly),
         (500, b"Internal Server Error", "HTTP 500", 3),
         (200, b"<html>login</html>", "an answer that is not JSON: '<html>login", 3),
-        (200, b'{"result": [[{"id": 1', "an answer that is not JSON", 3),
+        pytest.param(200, b'{"result": [[{"id": 1', "an answer that is not JSON", 3, marks=pytest.mark.nightly),
         (299, b'{"result"', "HTTP 299|RemoteProtocolError", 1),
         (200, b'{"result": []}', "0 rows for 2 queries", 3),
-        (200, b"", "an answer that is not JSON", 3),
-        (200, b"[" * 100_000, "an answer that is not JSON", 3),
-        (200, b'{"result": [[{"contents": "a", "score": [1]}], []]}', "a score that is no number", 3),
+        pytest.param(200, b"", "an answer that is not JSON", 3, marks=pytest.mark.nightly),
+        pytest.param(200, b"[" * 100_000, "an answer that is not JSON", 3, marks=pytest.mark.nightly),
+        pytest.param(
+            200,
+            b'{"result": [[{"contents": "a", "score": [1]}], []]}',
+            "a score that is no number",
+            3,
+            marks=pytest.mark.nightly,
+        ),
         (200, b" " * ((16 << 20) + 1), "an answer of more than 16 MiB", 3),
     ],
 )
@@ -209,6 +215,7 @@ def test_nobody_there_and_nobody_answering_end_at_the_deadline() -> None:
         stop.set()
 
 
+@pytest.mark.nightly
 def test_a_server_that_dies_is_left_alone_and_the_others_go_on() -> None:
     with ExitStack() as stack:
         good = stack.enter_context(Server(search_r1))
@@ -266,6 +273,7 @@ def test_a_remembered_query_is_answered_though_it_is_forgotten_meanwhile() -> No
         assert [found(row) for row in asyncio.run(run())] == [[[of("a")], [of(f"q{i}")]] for i in range(8)]
 
 
+@pytest.mark.nightly
 def test_a_server_that_drips_takes_one_attempt_not_the_deadline() -> None:
     stop = threading.Event()
     dripping = socket.create_server(("127.0.0.1", 0))
