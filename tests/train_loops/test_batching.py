@@ -18,7 +18,7 @@ from train_loops.critic import ValueModel
 from train_loops.logprobs import PolicyScorer, completion_logprobs
 from train_loops.losses import Denominators
 from train_loops.merging import Chain
-from train_loops.rows import Sample
+from train_loops.rows import Masks, Sample
 
 pytestmark = pytest.mark.fast
 
@@ -85,6 +85,7 @@ def test_turns_that_are_no_samples_are_laid_out_alike(samples: list[Sample]) -> 
     for name in ("token_ids", "predictors", "targets", "row_of_token"):
         assert getattr(batch, name).tolist() == getattr(expected, name).tolist()
     assert batch.temperature.tolist() == [1.0] * 4
+    assert batch.rows == (0, 1)
 
 
 def test_lay_and_lift_are_inverse_and_a_scalar_fills_its_row(samples: list[Sample]) -> None:
@@ -99,12 +100,22 @@ def test_lay_and_lift_are_inverse_and_a_scalar_fills_its_row(samples: list[Sampl
 
 
 def test_a_batch_moves_as_a_whole(samples: list[Sample]) -> None:
+    masks = Masks(table=np.zeros((1, 10), dtype=np.int32), of_token=np.zeros(SHAPES[0][1], dtype=np.int64))
+    constrained = [replace(samples[0], masks=masks), *samples[1:]]
     for pack in (False, True):
-        moved = collate(samples, alone([0, 2]), pack=pack).to("meta")
-        tensors = [getattr(moved, f.name) for f in fields(moved)]
-        if moved.families is not None:
-            tensors += [moved.families.outputs, *(x for f in moved.families.families for x in (f.queries, f.keys))]
-        assert {t.device.type for t in tensors if isinstance(t, torch.Tensor)} == {"meta"}
+        for some in (samples, constrained):
+            batch = collate(some, alone([0, 2]), pack=pack)
+            moved = batch.to("meta")
+            assert (batch.families is None, batch.masks is None) == (not pack, some is samples)
+            for name in (f.name for f in fields(batch)):
+                before, after = getattr(batch, name), getattr(moved, name)
+                if isinstance(before, torch.Tensor):
+                    assert after.device.type == "meta" and after.shape == before.shape, name
+                elif name != "families":
+                    assert after == before, name
+            if pack:
+                families = [x for f in moved.families.families for x in (f.queries, f.keys)]
+                assert {t.device.type for t in (moved.families.outputs, *families)} == {"meta"}
 
 
 @given(
@@ -175,6 +186,27 @@ def test_a_packed_microbatch_is_cut_by_the_sum_of_its_rows() -> None:
     cut = microbatches(alone(range(5)), lengths, max_tokens=18, pack=True, order=order)
     assert cut == [alone([1, 2, 3, 4]), alone([0])]
     assert microbatches(alone(range(5)), lengths, max_tokens=20, order=order) == [alone([0, 4]), alone([2, 1, 3])]
+
+
+def test_a_plan_merges_and_packs_for_one_worker_unless_told_otherwise() -> None:
+    chains, lengths = [(0, 1), (2,), (3,)], [2, 6, 5, 1]
+    given = {"num_minibatches": 1, "microbatch_tokens": 7, "seed": 0}
+    assert plan(chains, lengths, **given) == [[[(0, 1)], [(2,), (3,)]]]
+    assert plan(chains, lengths, **given, merge=False) == [[[(1,)], [(2,), (0,)], [(3,)]]]
+    assert plan(chains, lengths, **given, order=[0, 2, 1, 0]) == [[[(3,), (2,)], [(0, 1)]]]
+    assert plan(chains, [2, 6, 3, 1], **given, pack=False) == [[[(0, 1)], [(2,), (3,)]]]
+    assert plan(chains, [2, 6, 4, 1], **given, pack=False) == [[[(0, 1)], [(2,)], [(3,)]]]
+    assert plan(chains, [2, 6, 4, 1], **given, pack=True) == [[[(0, 1)], [(2,), (3,)]]]
+
+
+def test_microbatches_are_halved_only_where_workers_would_wait() -> None:
+    rows, given = alone(range(4)), {"num_minibatches": 1, "seed": 0}
+    for num_workers, budget, sizes in ((2, 2, [2, 2]), (2, 4, [2, 2]), (4, 4, [1, 1, 1, 1]), (1, 4, [4])):
+        plans = [
+            plan(rows, [1] * 4, **given, microbatch_tokens=budget, num_workers=num_workers, rank=rank)
+            for rank in range(num_workers)
+        ]
+        assert [len(micro) for ((*micros,),) in plans for micro in micros] == sizes
 
 
 def test_completion_logprobs_equal_those_of_the_whole_logits(scorer: PolicyScorer, samples: list[Sample]) -> None:
