@@ -508,6 +508,9 @@ class WarmstartConfig(Settings):
     """The stored episodes that are used instead of a demonstrator; null: the demonstrator plays."""
     num_demonstrations: int = Field(2048, ge=1)
     """The number of episodes that the demonstrator plays, or that are chosen at most."""
+    tokenizer_demonstrations: int | None = Field(None, ge=1, json_schema_extra=IDENTITY_IF_CHANGED)
+    """The number of demonstrations whose texts the tokenizer of a tiny model is made of; they are played once more for that.
+    null: all of them. A few hundred hold every word, and those of programs and worlds take long to play."""
     num_epochs: int = Field(4, ge=1)
     """The number of passes over the demonstrations."""
     batch_turns: int = Field(64, ge=1)

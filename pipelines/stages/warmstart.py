@@ -187,11 +187,14 @@ def _demonstrations(
     """Traces from the demonstrator, tokenized by the models in `folders`; with `spy` only their texts are collected."""
     from serve_apps.demonstrate import demonstrate
 
+    count = settings.num_demonstrations
+    if spy is not None:
+        count = min(count, settings.tokenizer_demonstrations or count)
     return demonstrate(
         run.tasks("train"),
         team=_team(run, folders, spy),
         demonstrator=load_object(settings.demonstrator, place="warmstart.demonstrator"),
-        count=settings.num_demonstrations,
+        count=count,
         run_id=run.run_id,
         seed=run.config.seed,
         answers=answers,

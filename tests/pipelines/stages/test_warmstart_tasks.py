@@ -46,3 +46,13 @@ def test_a_program_with_tools_is_listened_to_before_there_is_a_tokenizer(tmp_pat
     traces = _demonstrations(run, run.config.warmstart, {}, spy, {})
     assert len(traces) == 8 and {trace.status for trace in traces} <= {EpisodeStatus.OK, EpisodeStatus.TRUNCATED}
     assert any('"name": "calculate"' in text for text in spy.texts), "the tool, and calls of it, are in the vocabulary"
+
+
+def test_a_tokenizer_is_made_of_as_many_demonstrations_as_the_settings_say(tmp_path: Path) -> None:
+    config = Path(__file__).parents[3] / "infra" / "workflows" / "calculator_program.yaml"
+    changes = {"warmstart.num_demonstrations": 8, "warmstart.tokenizer_demonstrations": 3}
+    run = Run(load_config(config, {"storage.root": str(tmp_path), **changes}))
+    assert run.config.warmstart is not None
+    assert len(_demonstrations(run, run.config.warmstart, {}, _TextSpy(), {})) == 3
+    fewer = run.config.warmstart.model_copy(update={"num_demonstrations": 2})
+    assert len(_demonstrations(run, fewer, {}, _TextSpy(), {})) == 2
