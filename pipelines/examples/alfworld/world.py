@@ -50,10 +50,8 @@ class Game:
         import textworld
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredExpert
 
-        wanted = textworld.EnvInfos(
-            won=True, score=True, max_score=True, facts=True, admissible_commands=True, extras=[]
-        )
-        wanted.policy_commands = self.expert == "planner"
+        told = ("won", "score", "max_score", "facts", "admissible_commands")
+        wanted = textworld.EnvInfos(**dict.fromkeys(told, True), policy_commands=self.expert == "planner")
         wrappers: list[Any] = [AlfredDemangler] if self.file.endswith(PDDL) else []
         if self.expert == "handcoded":
             wrappers.append(AlfredExpert)
@@ -63,7 +61,9 @@ class Game:
 
     def step(self, action: str) -> dict[str, Any]:
         """Gives the game a command. What it does not know changes nothing, and the text says so."""
-        self.state, _, is_done = self.env.step(" ".join(action.lower().split())[:MAX_ACTION])
+        # A NUL in a command ends the whole process where TextWorld plays a `.z8`.
+        printable = "".join(c if c.isprintable() else " " for c in action[:MAX_ACTION])
+        self.state, _, is_done = self.env.step(" ".join(printable.lower().split()))
         return self._shown(is_done=bool(is_done))
 
     def close(self) -> None:
@@ -88,7 +88,13 @@ class Game:
             info["expert"] = list(plan or ())[: self.max_commands]
         if self.file.endswith(PDDL):
             info |= self._household()
-        return {"text": state["feedback"], "reward": reward, "is_done": is_done, "info": info, "anchor": self._anchor()}
+        return {
+            "text": state["feedback"].strip(),
+            "reward": reward,
+            "is_done": is_done,
+            "info": info,
+            "anchor": self._anchor(),
+        }
 
     def _household(self) -> dict[str, str]:
         """What an agent of ALFWorld knows by now: what it holds, where it is, and which places it has not looked into."""
