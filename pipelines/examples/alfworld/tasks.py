@@ -1,0 +1,51 @@
+"""tasks: seed, split, count -> games of ALFWorld; no room of one split, with its places and where its things are, is in another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from pipelines.examples.alfworld.games import KINDS, Room, make_room
+from pipelines.examples.household.workflow import DONE
+from pipelines.tasks.splits import part_of
+from stores.types import Task
+
+SHARES = {"train": 0.5, "gate": 0.2, "test": 0.25, "sentinel": 0.05}
+"""Approximate share of all rooms in each split."""
+MAX_SEED = 10**9
+
+
+def generate(*, seed: int, split: str, count: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Task]:
+    """Returns `count` tasks of `split`, the kinds in turn; each has a room of its own.
+
+    Raises ValueError for an unknown split or kind.
+    """
+    if split not in SHARES:
+        raise ValueError(f"alfworld: split {split!r} does not exist: use one of {', '.join(SHARES)}")
+    if not kinds or set(kinds) - set(KINDS):
+        raise ValueError(f"alfworld: kinds = {list(kinds)}: use some of {', '.join(KINDS)}")
+    dice = random.Random(f"{seed}/{split}")
+    tasks: dict[str, Task] = {}
+    while len(tasks) < count:
+        kind = kinds[len(tasks) % len(kinds)]
+        number = dice.randrange(MAX_SEED)
+        room = make_room(number, kind)
+        if split_of(room) == split:
+            task = _task(number, room)
+            tasks.setdefault(task.task_id, task)
+    return list(tasks.values())
+
+
+def split_of(room: Room) -> str:
+    """Returns the split of a room, which depends on its places and on where its things are."""
+    return part_of(repr((room.places, sorted(room.things.items()))), SHARES, rest="train")
+
+
+def _task(number: int, room: Room) -> Task:
+    return Task(
+        task_id=f"alfworld-{room.kind}-{number}",
+        prompt=room.task,
+        answers=(DONE,),
+        source=room.kind,
+        metadata={"seed": number, "kind": room.kind},
+    )

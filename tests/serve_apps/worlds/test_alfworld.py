@@ -1,0 +1,278 @@
+"""ALFWorld's engine, in the environment that pipelines/examples/alfworld/README.md says how to make, played in episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_group import team_in_one_group
+
+from pipelines.examples.alfworld.demonstrator import demonstrate
+from pipelines.examples.alfworld.games import FITS, HOLDS, KINDS, OPENABLE, PROPERTIES, TEXTS
+from pipelines.examples.alfworld.tasks import generate
+from pipelines.examples.alfworld.workflow import PYTHON, ROOT, Alfworld
+from serve_apps.acting_team import AgentCall
+from serve_apps.config import EpisodeConfig
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.replay import Script
+from serve_apps.runner import run_episode
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.worlds.environment import Environment
+from serve_apps.worlds.workers import WorldWorkers
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+
+WITH_ALFWORLD = Path(os.environ.get("TROUPE_ALFWORLD_PYTHON", ROOT / PYTHON))
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.anyio,
+    pytest.mark.skipif(
+        not WITH_ALFWORLD.exists(),
+        reason=f"ALFWorld is not there: {PYTHON} or TROUPE_ALFWORLD_PYTHON, see pipelines/examples/alfworld/README.md",
+    ),
+]
+NOTHING = "Nothing happens."
+TABLES = """
+import json
+from alfworld.gen.constants import OPENABLE_CLASS_LIST, VAL_ACTION_OBJECTS, VAL_RECEPTACLE_OBJECTS
+from alfworld.gen.goal_library import gdict
+print(json.dumps([
+    {name: sorted(things) for name, things in {**VAL_RECEPTACLE_OBJECTS, **VAL_ACTION_OBJECTS}.items()},
+    OPENABLE_CLASS_LIST,
+    {name: task["templates"] for name, task in gdict.items()},
+]))
+"""
+
+
+class Careful(random.Random):
+    """A demonstrator's chance that never strikes."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+def kind_of_world(name: str) -> Environment:
+    return Environment(
+        f"pipelines.examples.alfworld.world:{name}", python=str(WITH_ALFWORLD), paths=(str(ROOT),), max_steps=60
+    )
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Callable[[str], WorldWorkers]]:
+    """Makes workers, one process each."""
+    all_made: list[WorldWorkers] = []
+
+    def make(name: str) -> WorldWorkers:
+        all_made.append(WorldWorkers(kind_of_world(name)))
+        return all_made[-1]
+
+    yield make
+    for workers in all_made:
+        workers.end()
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[Task]:
+    return generate(seed=0, split="test", count=2 * len(KINDS))
+
+
+def play(folder: Path, task: Task, says: Callable[[AgentCall], str], script: Script | None = None) -> Trace:
+    """Runs an episode of the shipped workflow in which `says` answers for both agents."""
+    tokenizer = ChatTokenizer(folder)
+
+    async def complete(call: AgentCall) -> Completion:
+        ids = tokenizer.encode_completion(says(call))
+        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
+
+    spec = EpisodeSpec(
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="team",
+        task=task,
+        episode_index=0,
+        run_seed=0,
+        script=script,
+    )
+    team = team_in_one_group(Alfworld(str(WITH_ALFWORLD)), tokenizer, max_model_len=2048, max_tokens=64)
+    limits = EpisodeConfig(turn_timeout_s=10, episode_timeout_s=240, max_attempts=1)
+    trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+    assert trace.status is EpisodeStatus.OK, trace.error
+    return trace
+
+
+def acting(commands: Iterator[str]) -> Callable[[AgentCall], str]:
+    """Both agents: the planner says anything, the actor the next command."""
+    return lambda call: "<GOAL>done</GOAL>" if call.agent == "planner" else f"<ACT>{next(commands)}</ACT>"
+
+
+def shown(trace: Trace) -> list[tuple[Any, ...]]:
+    """What the world of an episode showed."""
+    return [
+        tuple(call.response[name] for name in ("text", "reward", "is_done", "anchor", "info"))
+        for call in trace.tool_calls
+    ]
+
+
+async def walkthrough(workers: WorldWorkers, task: Task) -> list[str]:
+    """The commands of ALFWorld's planner, who knows where everything is."""
+    async with workers.session() as world:
+        return list((await world.reset({**task.metadata, "expert": "planner"}))["info"]["expert"])
+
+
+@pytest.fixture(scope="module")
+def plans(made: Callable[[str], WorldWorkers], tasks: list[Task]) -> list[list[str]]:
+    workers = made("Generated")
+
+    async def every() -> list[list[str]]:
+        return [await walkthrough(workers, task) for task in tasks]
+
+    return asyncio.run(every())
+
+
+def test_the_planners_walkthrough_wins_every_kind_of_game(
+    tiny_model: Path, tasks: list[Task], plans: list[list[str]]
+) -> None:
+    for task, plan in zip(tasks, plans, strict=True):
+        trace = play(tiny_model, task, acting(iter(plan)))
+        assert (trace.answer, trace.stop_reason) == ("done", "world_over"), task
+        assert f"Your task is to: {task.prompt}." in trace.tool_calls[0].response["text"]
+        assert [call.response["reward"] for call in trace.tool_calls] == [0.0] * len(plan) + [1.0]
+        assert 4 <= len(plan) <= 12
+
+
+def test_who_knows_the_game_and_looks_for_things_wins_through_the_prompts_alone(
+    tiny_model: Path, tasks: list[Task]
+) -> None:
+    for task in tasks:
+        trace = play(tiny_model, task, lambda call, task=task: demonstrate(call.agent, task, call.inputs, Careful()))
+        assert trace.answer == "done", [call.request for call in trace.tool_calls]
+
+
+def test_wrong_actions_do_not_win_and_change_nothing(
+    tiny_model: Path, tasks: list[Task], plans: list[list[str]]
+) -> None:
+    wrong = [
+        "sing",
+        "",
+        "take moon 1 from shelf 1",
+        "go to the moon",
+        "GO  TO",
+        "x" * 5000,
+        "\x00\n\x1b[2J",
+        plans[0][-1],
+    ]
+    trace = play(tiny_model, tasks[0], acting(iter(wrong * 9)))
+    assert (trace.answer, trace.stop_reason, len(trace.tool_calls)) == ("", "max_steps", 31)
+    first, *steps = trace.tool_calls
+    assert {(call.response["text"], call.response["anchor"]) for call in steps} == {(NOTHING, first.response["anchor"])}
+    assert sum(call.response["reward"] for call in steps) == 0.0
+    without_last = [*plans[0][:-1], *["inventory"] * 40]
+    lost = play(tiny_model, tasks[0], acting(iter(without_last)))
+    assert (lost.answer, lost.stop_reason) == ("", "max_steps")
+
+
+def test_the_same_seed_is_the_same_game_in_another_process(
+    made: Callable[[str], WorldWorkers], tasks: list[Task], plans: list[list[str]]
+) -> None:
+    async def played(workers: WorldWorkers, task: Task, plan: list[str]) -> list[Any]:
+        async with workers.session() as world:
+            return [await world.reset(task.metadata), *[await world.step(command) for command in plan]]
+
+    async def both(task: Task, plan: list[str]) -> list[list[Any]]:
+        return [await played(made("Generated"), task, plan) for _ in range(2)]
+
+    first, again = asyncio.run(both(tasks[1], plans[1]))
+    assert first == again and first[-1]["info"]["is_won"]
+    other = asyncio.run(played(made("Generated"), tasks[6], []))
+    assert other[0]["anchor"] != first[0]["anchor"] and other[0]["text"] != first[0]["text"]
+
+
+def test_an_episode_that_is_played_again_shows_the_same_states(
+    tiny_model: Path, tasks: list[Task], plans: list[list[str]]
+) -> None:
+    base = play(tiny_model, tasks[2], acting(iter(plans[2])))
+    changed_at = [turn.turn_index for turn in base.turns if turn.agent == "actor"][-1]
+    script = Script(kind="counterfactual", agent="actor", base=base, changed_at=changed_at)
+    rest = iter(["sing", plans[2][-1]])
+    variant = play(tiny_model, tasks[2], acting(rest), script)
+    before, after = shown(base), shown(variant)
+    assert after[: len(before) - 1] == before[:-1]
+    assert after[len(before) - 1][0] == NOTHING and variant.answer == base.answer == "done"
+    assert after[-1] == before[-1]
+
+
+async def test_alfworlds_expert_who_searches_wins_too(made: Callable[[str], WorldWorkers], tasks: list[Task]) -> None:
+    workers = made("Generated")
+    for task in tasks[: len(KINDS)]:
+        async with workers.session() as world:
+            seen = await world.reset({**task.metadata, "expert": "handcoded"})
+            for _ in range(60):
+                if seen["is_done"]:
+                    break
+                seen = await world.step(seen["info"]["expert"][0])
+        assert seen["info"]["is_won"], task
+
+
+async def test_what_a_world_tells_beside_its_text_is_bounded(
+    made: Callable[[str], WorldWorkers], tasks: list[Task]
+) -> None:
+    workers = made("Generated")
+    async with workers.session() as world:
+        info = (await world.reset({**tasks[0].metadata, "max_commands": 5}))["info"]
+    assert len(info["commands"]) == 5 < info["num_commands"]
+    async with workers.session() as world:
+        whole = (await world.reset(tasks[0].metadata))["info"]
+    assert len(whole["commands"]) == whole["num_commands"] and len(json.dumps(whole)) < kind_of_world("Game").max_info
+
+
+@pytest.fixture
+async def textworld_game(tmp_path: Path) -> AsyncIterator[Path]:
+    """A game that TextWorld's own command makes."""
+    path = tmp_path / "simple.z8"
+    make = WITH_ALFWORLD.with_name("tw-make")
+    command = [
+        make,
+        "tw-simple",
+        "--rewards",
+        "dense",
+        "--goal",
+        "detailed",
+        "--seed",
+        "3",
+        "--output",
+        path,
+        "--silent",
+    ]
+    subprocess.run([str(word) for word in command], check=True, cwd=tmp_path, capture_output=True, timeout=300)
+    yield path
+
+
+async def test_a_game_of_textworld_is_played_by_the_same_class(
+    made: Callable[[str], WorldWorkers], textworld_game: Path
+) -> None:
+    async with made("Game").session() as world:
+        seen = await world.reset({"file": str(textworld_game), "expert": "planner"})
+        unknown = await world.step("sing\x00 loudly")
+        assert (unknown["reward"], unknown["is_done"], unknown["anchor"]) == (0.0, False, seen["anchor"])
+        total = 0.0
+        while not seen.get("is_done"):
+            seen = await world.step(seen["info"]["expert"][0])
+            total += seen["reward"]
+    assert seen["info"]["is_won"] and total == pytest.approx(1.0)
+
+
+def test_the_tables_of_the_generator_are_a_part_of_alfworlds() -> None:
+    told = subprocess.run([WITH_ALFWORLD, "-c", TABLES], check=True, capture_output=True, text=True, timeout=120)
+    things, openable, templates = json.loads(told.stdout.splitlines()[-1])
+    holds = {name.lower(): {thing.lower() for thing in of} for name, of in things.items()}
+    assert all(holds[place] >= set(own) for place, own in HOLDS.items())
+    assert all(holds[name] >= set(FITS[kind]) for kind, name in PROPERTIES.items())
+    assert {name.lower() for name in openable} & HOLDS.keys() == set(OPENABLE)
+    assert all(templates[task_type][0] == TEXTS[kind] for kind, task_type in KINDS.items())
