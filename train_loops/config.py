@@ -528,4 +528,6 @@ class WarmstartConfig(Settings):
             raise ValueError("give exactly one of `demonstrator` and `traces`")
         if self.tiny_model is not None and self.traces is not None:
             raise ValueError("a tiny model is made from a demonstrator: traces hold the token ids of another tokenizer")
+        if self.tokenizer_demonstrations is not None and self.tiny_model is None:
+            raise ValueError("tokenizer_demonstrations: only a `tiny_model` has a tokenizer made for it: leave it out")
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -60,6 +60,21 @@ def part_of(key: str, shares: Mapping[str, float], *, rest: str = "") -> str:
         if position < 0:
             return part
     return rest
+
+
+def draw_tasks(draw: Callable[[random.Random, int], Task | None], *, seed: int, split: str, count: int) -> list[Task]:
+    """Draws until there are `count` tasks with ids of their own; the same for the same seed and split.
+
+    Args:
+        draw: called with the dice and the number of tasks so far; None: what was drawn belongs to another split.
+    """
+    dice = random.Random(f"{seed}/{split}")
+    tasks: dict[str, Task] = {}
+    while len(tasks) < count:
+        task = draw(dice, len(tasks))
+        if task is not None:
+            tasks.setdefault(task.task_id, task)
+    return list(tasks.values())
 
 
 def task_slice(tasks: Sequence[Task], *, number: int, count: int, seed: str) -> list[Task]:

@@ -1,11 +1,19 @@
-"""one_group: a workflow and a tokenizer -> a team that acts, all of whose agents are in the model group `g`."""
+"""one_group: a workflow and a tokenizer -> a team that acts, all of whose agents are in the model group `g`, and episodes of it."""
 
 from __future__ import annotations
 
-from serve_apps.acting_team import ActingTeam
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.config import EpisodeConfig
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.replay import Script
+from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Workflow
-from stores.types import Sampling
+from stores.types import Completion, FinishReason, Purpose, Sampling, Task, Trace
 
 
 def team_in_one_group(
@@ -22,3 +30,35 @@ def team_in_one_group(
         policy_versions={"g": version},
         team_key="team",
     )
+
+
+def play(
+    folder: Path,
+    workflow: Workflow,
+    task: Task,
+    says: Callable[[AgentCall], str],
+    *,
+    limits: EpisodeConfig,
+    max_model_len: int,
+    max_tokens: int,
+    script: Script | None = None,
+) -> Trace:
+    """Runs an episode in which `says` answers for every agent. Args: folder: a model with a tokenizer. script: what is played again."""
+    tokenizer = ChatTokenizer(folder)
+
+    async def complete(call: AgentCall) -> Completion:
+        ids = tokenizer.encode_completion(says(call))
+        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+
+    spec = EpisodeSpec(
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="team",
+        task=task,
+        episode_index=0,
+        run_seed=0,
+        script=script,
+    )
+    team = team_in_one_group(workflow, tokenizer, max_model_len=max_model_len, max_tokens=max_tokens, version=3)
+    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))

@@ -190,20 +190,20 @@ def test_a_packed_microbatch_is_cut_by_the_sum_of_its_rows() -> None:
 
 def test_a_plan_merges_and_packs_for_one_worker_unless_told_otherwise() -> None:
     chains, lengths = [(0, 1), (2,), (3,)], [2, 6, 5, 1]
-    given = {"num_minibatches": 1, "microbatch_tokens": 7, "seed": 0}
-    assert plan(chains, lengths, **given) == [[[(0, 1)], [(2,), (3,)]]]
-    assert plan(chains, lengths, **given, merge=False) == [[[(1,)], [(2,), (0,)], [(3,)]]]
-    assert plan(chains, lengths, **given, order=[0, 2, 1, 0]) == [[[(3,), (2,)], [(0, 1)]]]
-    assert plan(chains, [2, 6, 3, 1], **given, pack=False) == [[[(0, 1)], [(2,), (3,)]]]
-    assert plan(chains, [2, 6, 4, 1], **given, pack=False) == [[[(0, 1)], [(2,)], [(3,)]]]
-    assert plan(chains, [2, 6, 4, 1], **given, pack=True) == [[[(0, 1)], [(2,), (3,)]]]
+    settings = {"num_minibatches": 1, "microbatch_tokens": 7, "seed": 0}
+    assert plan(chains, lengths, **settings) == [[[(0, 1)], [(2,), (3,)]]]
+    assert plan(chains, lengths, **settings, merge=False) == [[[(1,)], [(2,), (0,)], [(3,)]]]
+    assert plan(chains, lengths, **settings, order=[0, 2, 1, 0]) == [[[(3,), (2,)], [(0, 1)]]]
+    assert plan(chains, [2, 6, 3, 1], **settings, pack=False) == [[[(0, 1)], [(2,), (3,)]]]
+    assert plan(chains, [2, 6, 4, 1], **settings, pack=False) == [[[(0, 1)], [(2,)], [(3,)]]]
+    assert plan(chains, [2, 6, 4, 1], **settings, pack=True) == [[[(0, 1)], [(2,), (3,)]]]
 
 
 def test_microbatches_are_halved_only_where_workers_would_wait() -> None:
-    rows, given = alone(range(4)), {"num_minibatches": 1, "seed": 0}
+    rows, settings = alone(range(4)), {"num_minibatches": 1, "seed": 0}
     for num_workers, budget, sizes in ((2, 2, [2, 2]), (2, 4, [2, 2]), (4, 4, [1, 1, 1, 1]), (1, 4, [4])):
         plans = [
-            plan(rows, [1] * 4, **given, microbatch_tokens=budget, num_workers=num_workers, rank=rank)
+            plan(rows, [1] * 4, **settings, microbatch_tokens=budget, num_workers=num_workers, rank=rank)
             for rank in range(num_workers)
         ]
         assert [len(micro) for ((*micros,),) in plans for micro in micros] == sizes

@@ -149,9 +149,10 @@ def problem(room: Room, goal: str) -> str:
     objects += [f"{ids[place]} - receptacle {locations[place]} - location" for place in room.places]
     facts = ["(= (total-cost) 0)", "(atlocation agent1 loc0)"]
     for place in room.places:
-        of = type_of(place)
-        facts += [f"(receptacletype {ids[place]} {of}type)", f"(receptacleatlocation {ids[place]} {locations[place]})"]
-        facts += [f"(openable {ids[place]})"] * (of in OPENABLE)
+        place_type = type_of(place)
+        facts += [f"(receptacletype {ids[place]} {place_type}type)"]
+        facts += [f"(receptacleatlocation {ids[place]} {locations[place]})"]
+        facts += [f"(openable {ids[place]})"] * (place_type in OPENABLE)
     facts += [
         f"(cancontain {of}type {thing}type)"
         for of in sorted(set(map(type_of, room.places)))
@@ -160,12 +161,12 @@ def problem(room: Room, goal: str) -> str:
     ]
     where = {**room.things, **({LAMP: f"{LAMP_PLACE} 1"} if room.kind == "look" else {})}
     for thing, place in where.items():
-        one = f"{thing}_bar_0"
-        objects.append(f"{one} - object")
-        facts += [f"(objecttype {one} {thing}type)", f"(inreceptacle {one} {ids[place]})"]
-        facts += [f"(objectatlocation {one} {locations[place]})"]
-        facts += [f"(toggleable {one})" if thing == LAMP else f"(pickupable {one})"]
-        facts += [f"({said} {one})" for kind, said in PROPERTIES.items() if thing in FITS[kind]]
+        thing_id = f"{thing}_bar_0"
+        objects.append(f"{thing_id} - object")
+        facts += [f"(objecttype {thing_id} {thing}type)", f"(inreceptacle {thing_id} {ids[place]})"]
+        facts += [f"(objectatlocation {thing_id} {locations[place]})"]
+        facts += [f"(toggleable {thing_id})" if thing == LAMP else f"(pickupable {thing_id})"]
+        facts += [f"({said} {thing_id})" for kind, said in PROPERTIES.items() if thing in FITS[kind]]
     parts = ("(define (problem room) (:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")", goal)
     return "\n".join(parts)
 

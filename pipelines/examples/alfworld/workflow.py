@@ -5,22 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipelines.examples.household.workflow import DONE, Household
+from pipelines.examples.household.workflow import Household
 from serve_apps.agent import Agent
 from serve_apps.contracts import Tags
-from serve_apps.workflow import Outcome, Workflow
 from serve_apps.worlds.environment import Environment
-from stores.types import Task
+from serve_apps.worlds.seen import Seen
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ".venvs/alfworld/bin/python"
 """Interpreter with ALFWorld, from the root of the repository, see README.md."""
 
 
-class Alfworld(Workflow):
-    """The planner is asked at the beginning, and each time something else is in the hand; the actor is asked for every action."""
+class Alfworld(Household):
+    """The household game's control flow, in a game of ALFWorld."""
 
-    planner = Household.planner
     actor = Agent(
         prompt="Goal: {goal}\nUnseen: {unseen}\nSee: {see}\nPossible: {possible}\nReply with <ACT>command</ACT> only.",
         contract=Tags("ACT"),
@@ -40,16 +38,7 @@ class Alfworld(Workflow):
         )
         self.environments = {"home": home}
 
-    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """Plays the game that the task's metadata names; the answer is `done` where the task is done."""
-        async with tools.home(**task.metadata) as home:
-            goal, holding = "", None
-            while not home.seen.is_done:
-                info = home.seen.info
-                if info["holding"] != holding:
-                    holding = info["holding"]
-                    goal = (await agents.planner(task=task.prompt, holding=holding))["goal"]
-                possible = ", ".join(info["commands"])
-                reply = await agents.actor(goal=goal, unseen=info["unseen"], see=home.seen.text, possible=possible)
-                await home.step(reply["act"])
-            return Outcome(answer=DONE if home.seen.info["is_won"] else "", stop_reason=home.stop_reason)
+    def view(self, seen: Seen) -> dict[str, Any]:
+        """Returns what the actor sees, beside the goal: the commands that are possible, too."""
+        possible = ", ".join(seen.info["commands"])
+        return {"unseen": seen.info["unseen"], "see": seen.text, "possible": possible}

@@ -50,12 +50,12 @@ class Game:
         import textworld
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredExpert
 
-        told = ("won", "score", "max_score", "facts", "admissible_commands")
-        wanted = textworld.EnvInfos(**dict.fromkeys(told, True), policy_commands=self.expert == "planner")
+        requested = ("won", "score", "max_score", "facts", "admissible_commands")
+        infos = textworld.EnvInfos(**dict.fromkeys(requested, True), policy_commands=self.expert == "planner")
         wrappers: list[Any] = [AlfredDemangler] if self.file.endswith(PDDL) else []
         if self.expert == "handcoded":
             wrappers.append(AlfredExpert)
-        self.env = textworld.start(self.file, wanted, wrappers)
+        self.env = textworld.start(self.file, infos, wrappers)
         self.state = self.env.reset()
         return self._shown(is_done=False)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pipelines.examples.household.workflow import DONE
 from pipelines.examples.household.world import KINDS, Room, make_room
-from pipelines.tasks.splits import part_of
+from pipelines.tasks.splits import draw_tasks, part_of
 from stores.types import Task
 
 SHARES = {"train": 0.5, "gate": 0.2, "test": 0.25, "sentinel": 0.05}
@@ -29,16 +29,13 @@ def generate(
         raise ValueError(f"household: split {split!r} does not exist: use one of {', '.join(SHARES)}")
     if not kinds or set(kinds) - set(KINDS):
         raise ValueError(f"household: kinds = {list(kinds)}: use some of {', '.join(KINDS)}")
-    dice = random.Random(f"{seed}/{split}")
-    tasks: dict[str, Task] = {}
-    while len(tasks) < count:
-        kind = kinds[len(tasks) % len(kinds)]
+
+    def draw(dice: random.Random, num_tasks: int) -> Task | None:
         number = dice.randrange(MAX_SEED)
-        room = make_room(number, kind)
-        if split_of(room) == split:
-            task = _task(number, room)
-            tasks.setdefault(task.task_id, task)
-    return list(tasks.values())
+        room = make_room(number, kinds[num_tasks % len(kinds)])
+        return _task(number, room) if split_of(room) == split else None
+
+    return draw_tasks(draw, seed=seed, split=split, count=count)
 
 
 def split_of(room: Room) -> str:

@@ -8,6 +8,7 @@ from serve_apps.agent import Agent
 from serve_apps.contracts import Tags
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.worlds.environment import Environment
+from serve_apps.worlds.seen import Seen
 from stores.types import Task
 
 DONE = "done"
@@ -30,6 +31,10 @@ class Household(Workflow):
         "pipelines.examples.household.world:House", max_steps=14, example={"seed": 0, "kind": "put"}, workers=1
     )
 
+    def view(self, seen: Seen) -> dict[str, Any]:
+        """Returns what the actor sees, beside the goal."""
+        return {"at": seen.info["at"], "unseen": seen.info["unseen"], "see": seen.text}
+
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Plays in the room that the task's metadata describes; the answer is `done` where the task is done."""
         async with tools.home(**task.metadata) as home:
@@ -39,6 +44,6 @@ class Household(Workflow):
                 if info["holding"] != holding:
                     holding = info["holding"]
                     goal = (await agents.planner(task=task.prompt, holding=holding))["goal"]
-                reply = await agents.actor(goal=goal, at=info["at"], unseen=info["unseen"], see=home.seen.text)
+                reply = await agents.actor(goal=goal, **self.view(home.seen))
                 await home.step(reply["act"])
             return Outcome(answer=DONE if home.seen.info["is_won"] else "", stop_reason=home.stop_reason)

@@ -70,8 +70,8 @@ def test_the_demonstrator_opens_what_is_closed_and_says_nothing_that_is_impossib
     (task,) = generate(seed=0, split="train", count=1, kinds=["heat"])
     thing = make_room(**task.metadata).thing
     inputs = {"goal": f"find {thing}", "unseen": "fridge 1, microwave 1", "possible": "go to fridge 1, open fridge 1"}
-    said = {demonstrate("actor", task, inputs, random.Random(n)) for n in range(50)}
-    assert said == {"<ACT>open fridge 1</ACT>", "<ACT>go to fridge 1</ACT>"}, "the second is a careless one"
+    acts = {demonstrate("actor", task, inputs, random.Random(n)) for n in range(50)}
+    assert acts == {"<ACT>open fridge 1</ACT>", "<ACT>go to fridge 1</ACT>"}, "the second is a careless one"
     goals = Counter(demonstrate("planner", task, {"holding": "nothing"}, random.Random(n)) for n in range(50))
     assert goals.most_common(1)[0][0] == f"<GOAL>find {thing}</GOAL>" and len(goals) == 2
 

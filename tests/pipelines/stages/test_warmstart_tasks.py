@@ -12,6 +12,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import _demonstrations, _TextSpy, warmstart
 from stores.types import EpisodeStatus
+from train_loops.config import TinyModelConfig, WarmstartConfig
 
 pytestmark = pytest.mark.test
 
@@ -56,3 +57,10 @@ def test_a_tokenizer_is_made_of_as_many_demonstrations_as_the_settings_say(tmp_p
     assert len(_demonstrations(run, run.config.warmstart, {}, _TextSpy(), {})) == 3
     fewer = run.config.warmstart.model_copy(update={"num_demonstrations": 2})
     assert len(_demonstrations(run, fewer, {}, _TextSpy(), {})) == 2
+
+
+def test_demonstrations_for_a_tokenizer_that_is_not_made_are_refused() -> None:
+    settings = {"demonstrator": "m:f", "tokenizer_demonstrations": 3}
+    with pytest.raises(ValueError, match="tokenizer_demonstrations: only a `tiny_model` has a tokenizer"):
+        WarmstartConfig(**settings)
+    assert WarmstartConfig(**settings, tiny_model=TinyModelConfig()).tokenizer_demonstrations == 3

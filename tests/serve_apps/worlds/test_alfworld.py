@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import one_group
 import pytest
-from one_group import team_in_one_group
 
 from pipelines.examples.alfworld.demonstrator import demonstrate
 from pipelines.examples.alfworld.games import FITS, HOLDS, KINDS, OPENABLE, PROPERTIES, TEXTS
@@ -20,13 +20,10 @@ from pipelines.examples.alfworld.tasks import generate
 from pipelines.examples.alfworld.workflow import PYTHON, ROOT, Alfworld
 from serve_apps.acting_team import AgentCall
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.workers import WorldWorkers
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from stores.types import EpisodeStatus, Task, Trace
 
 WITH_ALFWORLD = Path(os.environ.get("TROUPE_ALFWORLD_PYTHON", ROOT / PYTHON))
 pytestmark = [
@@ -84,25 +81,16 @@ def tasks() -> list[Task]:
 
 def play(folder: Path, task: Task, says: Callable[[AgentCall], str], script: Script | None = None) -> Trace:
     """Runs an episode of the shipped workflow in which `says` answers for both agents."""
-    tokenizer = ChatTokenizer(folder)
-
-    async def complete(call: AgentCall) -> Completion:
-        ids = tokenizer.encode_completion(says(call))
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
-
-    spec = EpisodeSpec(
-        run_id="r",
-        iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="team",
-        task=task,
-        episode_index=0,
-        run_seed=0,
+    trace = one_group.play(
+        folder,
+        Alfworld(str(WITH_ALFWORLD)),
+        task,
+        says,
+        limits=EpisodeConfig(turn_timeout_s=10, episode_timeout_s=240, max_attempts=1),
+        max_model_len=2048,
+        max_tokens=64,
         script=script,
     )
-    team = team_in_one_group(Alfworld(str(WITH_ALFWORLD)), tokenizer, max_model_len=2048, max_tokens=64)
-    limits = EpisodeConfig(turn_timeout_s=10, episode_timeout_s=240, max_attempts=1)
-    trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
     assert trace.status is EpisodeStatus.OK, trace.error
     return trace
 
@@ -269,8 +257,8 @@ async def test_a_game_of_textworld_is_played_by_the_same_class(
 
 
 def test_the_tables_of_the_generator_are_a_part_of_alfworlds() -> None:
-    told = subprocess.run([WITH_ALFWORLD, "-c", TABLES], check=True, capture_output=True, text=True, timeout=120)
-    things, openable, templates = json.loads(told.stdout.splitlines()[-1])
+    printed = subprocess.run([WITH_ALFWORLD, "-c", TABLES], check=True, capture_output=True, text=True, timeout=120)
+    things, openable, templates = json.loads(printed.stdout.splitlines()[-1])
     holds = {name.lower(): {thing.lower() for thing in of} for name, of in things.items()}
     assert all(holds[place] >= set(own) for place, own in HOLDS.items())
     assert all(holds[name] >= set(FITS[kind]) for kind, name in PROPERTIES.items())

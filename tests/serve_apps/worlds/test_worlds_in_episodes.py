@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import one_group
 import pytest
-from one_group import team_in_one_group
 
 from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Tags
 from serve_apps.demonstrate import demonstrate
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
-from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.worlds.environment import Environment
 from stores.rows import episode_table, traces_of
-from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from stores.types import Cause, EpisodeStatus, Task, Trace
 
 pytestmark = pytest.mark.test
 HERE = str(Path(__file__).parent)
@@ -57,25 +54,16 @@ def play(
     settings: dict[str, Any] | None = None,
     max_attempts: int = 1,
 ) -> Trace:
-    tokenizer = ChatTokenizer(folder)
-
-    async def complete(call: AgentCall) -> Completion:
-        ids = tokenizer.encode_completion(says(call))
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
-
-    spec = EpisodeSpec(
-        run_id="r",
-        iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="team",
-        task=Task(task_id="t", prompt="to the end", answers=(), metadata=settings or {}),
-        episode_index=0,
-        run_seed=0,
+    return one_group.play(
+        folder,
+        workflow,
+        Task(task_id="t", prompt="to the end", answers=(), metadata=settings or {}),
+        says,
+        limits=EpisodeConfig(turn_timeout_s=5, episode_timeout_s=20, max_attempts=max_attempts),
+        max_model_len=256,
+        max_tokens=32,
         script=script,
     )
-    team = team_in_one_group(workflow, tokenizer, max_model_len=256, max_tokens=32, version=3)
-    limits = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=20, max_attempts=max_attempts)
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
 
 
 def walks(call: AgentCall) -> str:
@@ -150,7 +138,7 @@ def test_a_world_that_a_seed_does_not_decide_is_refused_in_variants(tiny_model: 
 
 
 def test_demonstrations_play_the_world_each_time_and_the_same_action_twice(tiny_model: Path) -> None:
-    team = team_in_one_group(Walk(), ChatTokenizer(tiny_model), max_model_len=256, max_tokens=32)
+    team = one_group.team_in_one_group(Walk(), ChatTokenizer(tiny_model), max_model_len=256, max_tokens=32)
     task = Task(task_id="t", prompt="to the end", answers=(), metadata={"length": 3})
     traces = demonstrate(
         [task],
