@@ -99,6 +99,34 @@ def test_lay_and_lift_are_inverse_and_a_scalar_fills_its_row(samples: list[Sampl
     assert (lay(per_row, empty).shape, lift(lay(per_row, empty), empty)) == ((0,), {})
 
 
+def test_a_token_is_held_to_the_mask_it_was_sampled_under(samples: list[Sample]) -> None:
+    table = np.arange(8, dtype=np.int32)[:, None]
+    constrained = [
+        replace(samples[0], masks=Masks(table=table, of_token=np.array([5, 2, 5]))),
+        samples[1],
+        replace(samples[2], masks=Masks(table=table, of_token=np.array([7]))),
+    ]
+    for pack in (False, True):
+        batch = collate(constrained, [(0,), (1,), (2,)], pack=pack)
+        assert batch.masks is not None and batch.mask_of_token is not None
+        allowed = batch.masks[batch.mask_of_token][:, 0].tolist()
+        assert allowed == [5, 2, 5, *[0] * SHAPES[1][1], 7], "row 0 of the table allows every token"
+
+
+def test_what_rows_share_is_computed_once_only_where_that_is_asked_for(samples: list[Sample]) -> None:
+    prompt = list(range(40))
+    alike = [replace(samples[0], token_ids=[*prompt, 50 + i, 60], prompt_length=40) for i in range(3)]
+    rows = [(0,), (1,), (2,)]
+    assert collate(alike, rows, pack=True).num_tokens == 3 * 42
+    assert collate(alike, rows, pack=True, share=True).num_tokens == 40 + 3 * 2
+
+
+def test_values_are_laid_where_the_batch_is(samples: list[Sample]) -> None:
+    batch = collate(samples, [(0,)])
+    assert lay([1.0], batch).device.type == "cpu"
+    assert lay([1.0], batch.to("meta")).device.type == "meta"
+
+
 def test_a_batch_moves_as_a_whole(samples: list[Sample]) -> None:
     masks = Masks(table=np.zeros((1, 10), dtype=np.int32), of_token=np.zeros(SHAPES[0][1], dtype=np.int64))
     constrained = [replace(samples[0], masks=masks), *samples[1:]]
