@@ -27,7 +27,11 @@ from tests.algorithms.table import against, figures, markdown, rich_table
 from tests.algorithms.training import read_result, train_row
 
 RUNS = ROOT / "runs" / "algorithms"
-TITLES = {"family": "Math chain, one budget of episodes", "credit": "Counting house: who earned it?"}
+TITLES = {
+    "family": "Math chain, one budget of episodes",
+    "credit": "Counting house: who earned it?",
+    "anchors": "Household: what is a turn compared with?",
+}
 
 
 def main() -> int:

@@ -105,6 +105,13 @@ CREDIT: Mapping[str, Changes] = {
 }
 """Who earned it: the outcome for all against what tells the agents apart."""
 
+ANCHORS: Mapping[str, Changes] = {
+    "grpo": _of("grpo"),
+    "gigpo_state": _of("gigpo", train__advantage={"anchor": "state"}),
+    "gigpo_prompt": _of("gigpo", train__advantage={"anchor": "prompt"}),
+}
+"""A world: are turns compared with those in the same state, with those under the same prompt, or whole episodes?"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -147,5 +154,12 @@ COMPARISONS = {
         rows=CREDIT,
         measure_every=2,
         highlight="broadcast_grpo",
+    ),
+    "anchors": Comparison(
+        name="anchors",
+        config=ROOT / "infra" / "workflows" / "household.yaml",
+        rows=ANCHORS,
+        measure_every=3,
+        highlight="grpo",
     ),
 }
