@@ -1,0 +1,386 @@
+"""Pages of MiniWoB++ in a real browser, in an environment of their own, played in episodes. Needs a package index."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pytest
+from one_group import team_in_one_group
+
+from pipelines.examples.miniwob.demonstrator import LINE, demonstrate, right_element
+from pipelines.examples.miniwob.tasks import PAGES, generate
+from pipelines.examples.miniwob.workflow import ROOT, Browsing
+from serve_apps.acting_team import AgentCall
+from serve_apps.agent import AuthorError, ToolFault
+from serve_apps.config import EpisodeConfig
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.replay import Script
+from serve_apps.runner import run_episode
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.worlds.environment import Environment
+from serve_apps.worlds.workers import SCRIPT, WorldWorkers, workers_of
+from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.anyio,
+    pytest.mark.needs_program("chromium"),
+    pytest.mark.needs_program("chromedriver"),
+]
+NOTHING = "\nNothing happens."
+FACTORY = "pipelines.examples.miniwob.world:Page"
+PACKAGES_OWN = """
+import json, sys
+import gymnasium, miniwob
+gymnasium.register_envs(miniwob)
+shown = []
+for page, seed in json.loads(sys.argv[1]):
+    page_env = gymnasium.make(f"miniwob/{page}-v1").unwrapped
+    seen, _ = page_env.reset(seed=seed)
+    shown.append([seen["utterance"], {e["ref"]: e["tag"] for e in seen["dom_elements"]}])
+    page_env.close()
+print(json.dumps(shown))
+"""
+
+
+class Careful(random.Random):
+    """A demonstrator's chance that never strikes."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("miniwob")
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    interpreter = str(folder / "venv" / "bin" / "python")
+    requirements = ROOT / "pipelines" / "examples" / "miniwob" / "requirements.txt"
+    command = [interpreter, "-m", "pip", "install", "--quiet", "-r", str(requirements)]
+    installed = subprocess.run(command, capture_output=True, text=True)
+    assert installed.returncode == 0, installed.stderr
+    return interpreter
+
+
+@pytest.fixture(scope="module")
+def flow(python: str) -> Iterator[Browsing]:
+    """The shipped workflow. At the end nothing of its browser is left."""
+    flow = Browsing(python)
+    yield flow
+    began = started_by(worker_of(flow))
+    workers_of(flow.environments["page"]).end()
+    assert_gone(began)
+
+
+@pytest.fixture
+def workers(python: str) -> Iterator[WorldWorkers]:
+    made = WorldWorkers(Environment(FACTORY, python=python, paths=(str(ROOT),), is_isolated=True))
+    yield made
+    made.end()
+
+
+def worker_of(flow: Browsing) -> int:
+    """The process that holds the workflow's pages."""
+    pid = workers_of(flow.environments["page"]).workers[0].pid
+    assert pid is not None
+    return pid
+
+
+def started_by(pid: int) -> list[psutil.Process]:
+    """All that a worker has started: driver, browser and the guard of both."""
+    started = psutil.Process(pid).children(recursive=True)
+    assert {"chromedriver", "chromium", "sh"} <= {process.name() for process in started}
+    return started
+
+
+def folder_of(started: list[psutil.Process]) -> Path:
+    """Where the browser keeps its files: the guard's last word."""
+    (guard,) = [process for process in started if process.name() == "sh"]
+    return Path(guard.cmdline()[-1])
+
+
+def assert_gone(started: list[psutil.Process], *, folder: Path | None = None) -> None:
+    _, left = psutil.wait_procs(started, timeout=15)
+    left = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert left == []
+    assert folder is None or not folder.exists()
+
+
+def play(
+    folder: Path,
+    flow: Browsing,
+    task: Task,
+    says: Callable[[AgentCall], str],
+    *,
+    script: Script | None = None,
+    max_attempts: int = 1,
+) -> Trace:
+    """Runs an episode of the workflow in which `says` answers for both agents."""
+    tokenizer = ChatTokenizer(folder)
+
+    async def complete(call: AgentCall) -> Completion:
+        ids = tokenizer.encode_completion(says(call))
+        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
+
+    spec = EpisodeSpec(
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="team",
+        task=task,
+        episode_index=0,
+        run_seed=0,
+        script=script,
+    )
+    team = team_in_one_group(flow, tokenizer, max_model_len=2048, max_tokens=64)
+    limits = EpisodeConfig(turn_timeout_s=60, episode_timeout_s=240, max_attempts=max_attempts)
+    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+
+
+def knows(task: Task) -> Callable[[AgentCall], str]:
+    """Both agents do what is right."""
+    return lambda call: demonstrate(call.agent, task, call.inputs, Careful())
+
+
+def errs(task: Task) -> Callable[[AgentCall], str]:
+    """The reader names another button, or at once the one that submits, or boxes that nobody asked for before that."""
+
+    def says(call: AgentCall) -> str:
+        if call.agent == "actor":
+            return demonstrate("actor", task, call.inputs, Careful())
+        elements = [m for m in map(LINE.fullmatch, call.inputs["see"].split("\n")[1:]) if m]
+        asked = call.inputs["see"].partition("\n")[0]
+        buttons = [e for e in elements if e["tag"] == "button"]
+        right = next((e["text"] for e in elements if e["number"] == right_element(call.inputs["see"])), None)
+        wrong = [e for e in elements if e["tag"] == "input_checkbox" and (e["value"] == "on") == (e["text"] in asked)]
+        other = [e for e in buttons if e["text"] != right]
+        return f"<ELEMENT>{(wrong or other or buttons)[0]['number']}</ELEMENT>"
+
+    return says
+
+
+def acting(actions: list[str]) -> Callable[[AgentCall], str]:
+    """The reader names nothing, the actor does one thing after the other."""
+    left = iter(actions)
+    return lambda call: "<ELEMENT>0</ELEMENT>" if call.agent == "reader" else f"<ACT>{next(left)}</ACT>"
+
+
+def test_twenty_episodes_on_four_kinds_of_pages_are_won_by_who_knows_how(tiny_model: Path, flow: Browsing) -> None:
+    tasks = generate(seed=0, split="train", count=20)
+    traces = [play(tiny_model, flow, task, knows(task)) for task in tasks]
+    assert Counter(trace.task.source for trace in traces) == dict.fromkeys(PAGES, 5)
+    assert Counter((t.status, t.stop_reason, t.answer) for t in traces) == {(EpisodeStatus.OK, "world_over", "1"): 20}
+    for trace in traces:
+        first, *steps = trace.tool_calls
+        assert first.request == {"world": 0, "reset": dict(trace.task.metadata)}
+        assert [call.response["reward"] for call in steps] == [0.0] * (len(steps) - 1) + [1.0]
+        assert steps[-1].response["info"] == {"page": trace.task.source, "raw_reward": 1.0, "is_won": True}
+        reader, actor = trace.turns[0], trace.turns[1]
+        assert actor.parents == (first.call_index, reader.turn_index) and steps[0].parents == (actor.turn_index,)
+
+
+def test_wrong_elements_earn_nothing(tiny_model: Path, flow: Browsing) -> None:
+    tasks = [task for task in generate(seed=3, split="test", count=40) if has_a_wrong_way(task)][:12]
+    traces = [play(tiny_model, flow, task, errs(task)) for task in tasks]
+    assert {trace.task.source for trace in traces} == {"click-test-2", "enter-text", "click-checkboxes"}
+    assert {trace.status for trace in traces} == {EpisodeStatus.OK}
+    for trace in traces:
+        last = trace.tool_calls[-1].response
+        assert (trace.answer, last["is_done"], last["info"]["is_won"]) == ("0", True, False), trace.task
+        assert last["info"]["raw_reward"] < 0
+
+
+def has_a_wrong_way(task: Task) -> bool:
+    """Some pages with buttons have a single one."""
+    return task.source != "click-button"
+
+
+def test_what_is_impossible_is_answered_and_changes_nothing(tiny_model: Path, flow: Browsing) -> None:
+    wrong = [
+        "sing",
+        "",
+        "click",
+        "click 999",
+        "click -1",
+        "type 6 into a button",
+        "type 5 \ue007",
+        "x" * 5000,
+        "click ６６",
+        "type 5 " + "a" * 257,
+    ]
+    task = Task(task_id="t", prompt="p", answers=(), metadata={"page": "enter-text", "seed": 1})
+    trace = play(tiny_model, flow, task, acting(wrong))
+    assert (trace.status, trace.answer, trace.stop_reason) == (EpisodeStatus.OK, "0", "max_steps"), trace.error
+    first, *steps = trace.tool_calls
+    assert len(steps) == len(wrong)
+    assert {call.response["text"] for call in steps} == {first.response["text"] + NOTHING}
+    assert {call.response["anchor"] for call in steps} == {first.response["anchor"]}
+
+
+def test_a_page_waits_for_those_who_think_longer_than_its_clock_allows(tiny_model: Path, flow: Browsing) -> None:
+    task = Task(task_id="t", prompt="p", answers=(), metadata={"page": "click-test-2", "seed": 1})
+
+    def thinks(call: AgentCall) -> str:
+        time.sleep(
+            11 if call.agent == "actor" else 0
+        )  # MiniWoB++ ends a page after 10 s, and lowers its reward until then
+        return knows(task)(call)
+
+    assert play(tiny_model, flow, task, thinks).answer == "1"
+
+
+def test_an_episode_that_is_played_again_shows_the_same_page(tiny_model: Path, flow: Browsing) -> None:
+    (task,) = generate(seed=5, split="train", count=1, pages=["click-checkboxes"])
+    base = play(tiny_model, flow, task, knows(task))
+    changed_at = [turn.turn_index for turn in base.turns if turn.agent == "actor"][-1]
+    script = Script(kind="counterfactual", agent="actor", base=base, changed_at=changed_at)
+    answers = iter(["<ACT>sing</ACT>"])
+    other = play(tiny_model, flow, task, lambda call: next(answers, None) or knows(task)(call), script=script)
+    assert (other.status, other.answer) == (EpisodeStatus.OK, "1"), other.error
+    before, after = ([call.response for call in trace.tool_calls] for trace in (base, other))
+    assert after[: len(before) - 1] == before[:-1] and after[-1] == before[-1]
+    assert after[len(before) - 1]["text"] == before[-2]["text"] + NOTHING
+
+
+async def test_the_same_seed_asks_the_same_as_in_miniwobs_own_class(python: str, workers: WorldWorkers) -> None:
+    asked = [(page, seed) for page in (*PAGES, "click-option", "email-inbox") for seed in (7, 8)]
+    shown = [await _shown(workers, page, seed) for page, seed in asked]
+    again = WorldWorkers(Environment(FACTORY, python=python, paths=(str(ROOT),), is_isolated=True))
+    try:
+        assert [await _shown(again, page, seed) for page, seed in reversed(asked)] == shown[::-1]
+    finally:
+        again.end()
+    with TemporaryDirectory() as folder:  # the package's own class leaves files of its browsers
+        told = subprocess.run(
+            [python, "-c", PACKAGES_OWN, json.dumps(asked)],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            env={**os.environ, "TMPDIR": folder},
+        )
+    assert told.returncode == 0, told.stderr
+    for text, (utterance, tags) in zip(shown, json.loads(told.stdout.splitlines()[-1]), strict=True):
+        first, *lines = text.split("\n")
+        assert first == " ".join(utterance.split())
+        numbered = [line.split()[:2] for line in lines if line[0].isdigit()]
+        assert numbered and all(tags[number] == tag.rstrip(":") for number, tag in numbered), text
+    differing = dict(zip(asked, shown, strict=True))
+    assert all(differing[page, 7] != differing[page, 8] for page in PAGES[1:])
+
+
+async def _shown(workers: WorldWorkers, page: str, seed: int) -> str:
+    async with workers.session() as world:
+        return str((await world.reset({"page": page, "seed": seed}))["text"])
+
+
+@pytest.mark.parametrize("what", ["driver", "browser", "renderer"])
+def test_a_killed_browser_is_a_fault_of_the_infrastructure_and_the_next_attempt_has_a_new_one(
+    what: str, tiny_model: Path, flow: Browsing
+) -> None:
+    (task,) = generate(seed=0, split="train", count=1)
+    play(tiny_model, flow, task, knows(task))
+    kills: list[bool] = []
+
+    def says(call: AgentCall) -> str:
+        if call.agent == "actor" and kills:
+            kills.pop()
+            part_of(started_by(worker_of(flow)), what).kill()
+        return knows(task)(call)
+
+    began, worker = started_by(worker_of(flow)), worker_of(flow)
+    kills.append(True)
+    trace = play(tiny_model, flow, task, says)
+    assert (trace.status, trace.cause) == (EpisodeStatus.TOOL_ERROR, Cause.INFRASTRUCTURE), trace.error
+    assert "BrowserFailed: the browser does not answer: " in trace.error and "\n" not in trace.error
+    assert_gone(began)
+    play(tiny_model, flow, task, knows(task))
+    kills.append(True)
+    again = play(tiny_model, flow, task, says, max_attempts=2)
+    assert (again.status, again.attempt, again.answer) == (EpisodeStatus.OK, 2, "1"), again.error
+    assert worker_of(flow) == worker, "the worker lives on"
+
+
+def part_of(started: list[psutil.Process], what: str) -> psutil.Process:
+    driver = next(process for process in started if process.name() == "chromedriver")
+    found = {
+        "driver": [driver],
+        "browser": [process for process in started if process.ppid() == driver.pid],
+        "renderer": [process for process in started if "--type=renderer" in process.cmdline()],
+    }
+    return found[what][-1]
+
+
+async def test_nothing_is_left_of_a_browser_whatever_becomes_of_its_worker(workers: WorldWorkers) -> None:
+    (worker,) = workers.workers
+    settings = {"page": "click-test-2", "seed": 0}
+    async with workers.session() as world:
+        await world.reset(settings)
+        started = started_by(worker.pid or 0)
+        folder = folder_of(started)
+        assert folder.is_dir()
+        psutil.Process(worker.pid).kill()
+        assert_gone(started, folder=folder)
+        with pytest.raises(ToolFault, match="ended in step"):
+            await world.step("click 4")
+    async with workers.session() as world:
+        await world.reset(settings)
+        started = started_by(worker.pid or 0)
+        folder = folder_of(started)
+    workers.end()
+    assert_gone(started, folder=folder)
+
+
+def test_nothing_is_left_of_a_browser_when_its_owner_dies(python: str) -> None:
+    command = [python, str(SCRIPT), FACTORY, str(ROOT)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert worker.stdin is not None and worker.stdout is not None
+    assert json.loads(worker.stdout.readline()) == {"ready": True}
+    request = {"world": 0, "verb": "reset", "given": {"page": "click-test-2", "seed": 0}}
+    worker.stdin.write(json.dumps(request).encode() + b"\n")
+    worker.stdin.flush()
+    assert "answer" in json.loads(worker.stdout.readline())
+    started = started_by(worker.pid)
+    folder = folder_of(started)
+    worker.stdin.close()
+    assert_gone(started, folder=folder)
+    worker.wait(timeout=10)
+    worker.stdout.close()
+
+
+async def test_two_pages_at_once_and_an_unknown_page_are_refused_with_the_fix(python: str) -> None:
+    workers = WorldWorkers(Environment(FACTORY, python=python, paths=(str(ROOT),)))
+    try:
+        async with workers.session() as one, workers.session() as other:
+            await one.reset({"page": "click-test-2", "seed": 0})
+            with pytest.raises(AuthorError, match=r"another page open: declare Environment.*is_isolated=True"):
+                await other.reset({"page": "click-test-2", "seed": 0})
+            assert (await one.step("click 4"))["reward"] == 1.0
+        for page in ("click-nothing", "../miniwob/click-test", ""):
+            async with workers.session() as world:
+                with pytest.raises(AuthorError, match=r"MiniWoB.. has no such page; it has .*click-test-2, "):
+                    await world.reset({"page": page, "seed": 0})
+    finally:
+        workers.end()
+
+
+async def test_a_long_page_is_cut_and_its_elements_can_still_be_used(workers: WorldWorkers) -> None:
+    async with workers.session() as world:
+        whole: dict[str, Any] = await world.reset({"page": "email-inbox", "seed": 5})
+    async with workers.session() as world:
+        cut = await world.reset({"page": "email-inbox", "seed": 5, "max_characters": 300})
+        assert len(whole["text"]) > 1000 > 310 > len(cut["text"]) and "\n...\n" in cut["text"]
+        assert cut["anchor"] == whole["anchor"]
+        number = next(line.split()[0] for line in whole["text"].split("\n") if line.endswith("span: open-search"))
+        assert not (await world.step(f"click {number}"))["text"].endswith(NOTHING)
