@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.local_runs import COMMAND
+from tests.venvs import make_venv
 
 pytestmark = pytest.mark.nightly
 
@@ -20,16 +20,9 @@ TROUPE = COMMAND[0]
 @pytest.mark.parametrize("name", ["openai_agents", "langgraph", "pydantic_ai"])
 def test_one_episode_is_tried_before_training(name: str, tmp_path: Path) -> None:
     """Needs a package index."""
-    root = tmp_path
-    subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True)
-    python = root / "venv" / "bin" / "python"
-    requirements = ROOT / "pipelines" / "examples" / name / "requirements.txt"
-    installed = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "-r", requirements], capture_output=True, text=True
-    )
-    assert installed.returncode == 0, installed.stderr
+    python = make_venv(name, tmp_path)
     program = f"pipelines/examples/{name}/program.py"
-    where = f"workflow.settings.command={json.dumps([str(python), program])}"
+    where = f"workflow.settings.command={json.dumps([python, program])}"
     command = [
         TROUPE,
         "validate",

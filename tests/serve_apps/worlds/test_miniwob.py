@@ -7,7 +7,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.workers import SCRIPT, WorldWorkers, workers_of
 from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from tests.venvs import make_venv
 
 pytestmark = [
     pytest.mark.nightly,
@@ -64,14 +64,7 @@ class Careful(random.Random):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("miniwob")
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    interpreter = str(folder / "venv" / "bin" / "python")
-    requirements = ROOT / "pipelines" / "examples" / "miniwob" / "requirements.txt"
-    command = [interpreter, "-m", "pip", "install", "--quiet", "-r", str(requirements)]
-    installed = subprocess.run(command, capture_output=True, text=True)
-    assert installed.returncode == 0, installed.stderr
-    return interpreter
+    return make_venv("miniwob", tmp_path_factory.mktemp("miniwob"))
 
 
 @pytest.fixture(scope="module")

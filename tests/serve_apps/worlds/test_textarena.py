@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.workers import WorldWorkers
+from tests.venvs import make_venv
 
 pytestmark = [pytest.mark.nightly, pytest.mark.anyio]
 ROOT = Path(__file__).parents[3]
@@ -17,14 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("textarena")
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    interpreter = str(folder / "venv" / "bin" / "python")
-    requirements = ROOT / "pipelines" / "examples" / "textarena" / "requirements.txt"
-    command = [interpreter, "-m", "pip", "install", "--quiet", "-r", str(requirements)]
-    installed = subprocess.run(command, capture_output=True, text=True)
-    assert installed.returncode == 0, installed.stderr
-    return interpreter
+    return make_venv("textarena", tmp_path_factory.mktemp("textarena"))
 
 
 async def test_a_game_is_played_to_its_end_and_the_same_seed_gives_the_same_game(python: str) -> None:
