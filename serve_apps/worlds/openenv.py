@@ -4,7 +4,7 @@
     {"type": "step", "data": {"text": "look"}}      ->  the same, or {"type": "error", "data": {"code", "message"}}
 
 Its HTTP `/reset` and `/step` begin another world with each request, so they are of no use here. A server that is full says so, and is
-asked again.
+asked again, as is one that takes no connection because it is being started again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from stores.types import Cause
 
 FULL = "CAPACITY_REACHED"
 PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
-"""Between two questions to a server that is full, at first and at most."""
+"""Between two questions to a server that begins no world now, at first and at most."""
 MAX_ANSWER = 32 * 2**20
 """Bytes of one answer."""
 
 
-class Full(Exception):
-    """Raised where a server has as many worlds as it can."""
+class Busy(Exception):
+    """Raised where a server begins no world now, because it has as many as it can or takes no connection."""
 
 
 class OpenEnvSession:
@@ -41,22 +41,22 @@ class OpenEnvSession:
         self._socket: ClientConnection | None = None
 
     async def reset(self, settings: Mapping[str, Any]) -> Any:
-        """Begins the world, and waits while the server is full.
+        """Begins the world, and waits while the server is full or takes no connection.
 
-        Raises ToolFault where it stays full or cannot be reached, and AuthorError where it refuses the settings.
+        Raises ToolFault where that stays so, and AuthorError where it refuses the settings.
         """
-        pause_s = PAUSE_S
+        pause_s, why = PAUSE_S, "did not begin a world"
         try:
             async with asyncio.timeout(self._environment.reset_timeout_s):
                 while True:
                     try:
                         return await self._begin(dict(settings))
-                    except Full:
+                    except Busy as busy:
+                        why = str(busy)
                         await asyncio.sleep(pause_s)
                         pause_s = min(2 * pause_s, MAX_PAUSE_S)
         except TimeoutError:
             limit = f"reset_timeout_s = {self._environment.reset_timeout_s:g}"
-            why = "is full" if pause_s > PAUSE_S else "did not begin a world"
             raise ToolFault(f"the server {self._environment.url} {why}: no world within {limit}") from None
 
     async def step(self, action: str) -> Any:
@@ -75,12 +75,7 @@ class OpenEnvSession:
             raise (ToolRaised(late) if is_policys else ToolFault(late)) from None
 
     async def _begin(self, settings: dict[str, Any]) -> Any:
-        kind = self._environment
-        address = kind.url.replace("http", "ws", 1).rstrip("/") + "/ws"
-        try:
-            self._socket = await self._stack.enter_async_context(connect(address, max_size=MAX_ANSWER))
-        except (OSError, WebSocketException) as error:
-            raise ToolFault(f"the server {kind.url} cannot be reached: {error}") from None
+        self._socket = await self._stack.enter_async_context(_connection(self._environment))
         return await self._ask("reset", settings)
 
     async def _ask(self, verb: str, data: Mapping[str, Any]) -> Any:
@@ -98,7 +93,7 @@ class OpenEnvSession:
         if answer.get("type") == "error":
             fault = answer.get("data", {})
             if fault.get("code") == FULL:
-                raise Full
+                raise Busy("is full")
             message = f"{fault.get('code')}: {fault.get('message')}"
             if verb == "reset":  # whatever a model wrote, a world begins with its settings
                 raise AuthorError(f"the server {self._environment.url} begins no world with {dict(data)}: {message}")
@@ -116,6 +111,27 @@ class OpenEnvSession:
             "is_done": bool(data.get("done")),
             "info": observation,
         }
+
+
+async def reach(environment: Environment) -> None:
+    """Raises ToolFault at once where a server takes no connection."""
+    try:
+        async with _connection(environment):
+            pass
+    except Busy as busy:
+        raise ToolFault(f"the server {environment.url} {busy}") from None
+
+
+@asynccontextmanager
+async def _connection(environment: Environment) -> AsyncIterator[ClientConnection]:
+    """Raises Busy where the server takes none."""
+    address = environment.url.replace("http", "ws", 1).rstrip("/") + "/ws"
+    async with AsyncExitStack() as stack:
+        try:
+            connection = await stack.enter_async_context(connect(address, max_size=MAX_ANSWER))
+        except (OSError, WebSocketException) as error:
+            raise Busy(f"cannot be reached: {error}") from None
+        yield connection
 
 
 @asynccontextmanager

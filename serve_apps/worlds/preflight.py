@@ -17,9 +17,18 @@ def try_environments(environments: Mapping[str, Environment]) -> list[str]:
     return [asyncio.run(_tried(name, environment)) for name, environment in environments.items()]
 
 
+async def _reach(environment: Environment) -> None:
+    """Says at once that nothing answers at an address, for which an episode would wait as long as a world may take to begin."""
+    from serve_apps.worlds.openenv import reach  # its client takes long to import, and few need it
+
+    await reach(environment)
+
+
 async def _tried(name: str, environment: Environment) -> str:
     began = time.perf_counter()
     try:
+        if environment.url:
+            await _reach(environment)
         async with session_of(environment) as session:
             checked(await session.reset(dict(environment.example)), environment, before="")
     except (ToolFault, ToolRaised, AuthorError) as fault:

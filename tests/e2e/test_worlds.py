@@ -1,16 +1,19 @@
-"""A team in worlds through the whole loop, on real engines; the worker of its worlds is killed while it collects."""
+"""A team in worlds through the whole loop, on real engines, while a worker of its worlds dies or hangs, or their server is restarted."""
 
 from __future__ import annotations
 
 import json
-import os
+import socket
 import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipelines.config.run_config import load_config
@@ -19,10 +22,13 @@ from stores.types import Cause, EpisodeStatus, Trace
 from stores.world_calls import is_world_call
 from tests.chaos import victims
 from tests.e2e.local_runs import COMMAND, finish, is_running, kill_tree, report_of
+from tests.servers import free_port
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
-CONFIG = Path(__file__).parents[2] / "infra" / "workflows" / "household.yaml"
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "infra" / "workflows" / "household.yaml"
 SETTINGS = {
     "iterations": 2,
     "tasks.gate.count": 16,
@@ -35,63 +41,117 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, list[int]]]:
-    """A finished run, and the process ids of the workers that were killed in its first collect."""
-    root = tmp_path_factory.mktemp("household")
-    settings: dict[str, Any] = SETTINGS | {"storage.root": str(root)}
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A finished run; in its first collect the worker of the worlds was killed, in the second it hung."""
+    with training(tmp_path_factory.mktemp("household"), {}) as (process, run, log):
+        victims.kill(_world_workers(process, run, log, iteration=1))
+        for worker in _world_workers(process, run, log, iteration=2):
+            worker.suspend()
+        finish(process, log)
+        yield run
+
+
+@pytest.fixture(scope="module")
+def served_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A finished run whose worlds live on an OpenEnv server, which was killed in the first collect and came back after 5 s."""
+    port = free_port()
+    remote = {
+        "iterations": 1,
+        "workflow": {
+            "path": "tests.e2e.house_server:RemoteHousehold",
+            "settings": {"url": f"http://127.0.0.1:{port}"},
+        },
+    }
+    with ExitStack() as stack:
+        server = stack.enter_context(house_server(port))
+        process, run, log = stack.enter_context(training(tmp_path_factory.mktemp("remote"), remote))
+        _wait_for_collect(process, run, log, iteration=1)
+        time.sleep(1.0)
+        server.kill()
+        time.sleep(5.0)
+        stack.enter_context(house_server(port))
+        finish(process, log)
+        yield run
+
+
+@contextmanager
+def training(root: Path, settings: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[bytes], Run, Path]]:
+    """`troupe train` with its run and its log; nothing of it is left after the block."""
+    settings = {**SETTINGS, **settings, "storage.root": str(root)}
     log = root / "log.txt"
     changed = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    run = Run(load_config(CONFIG, settings))
     with log.open("wb") as out:
         process = subprocess.Popen(
             [COMMAND[0], "train", str(CONFIG), *changed],
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=dict(os.environ),
         )
     try:
-        killed = _kill_a_worker(process, run, log)
-        finish(process, log)
+        yield process, Run(load_config(CONFIG, settings)), log
     finally:
         kill_tree(process.pid)
-    yield run, killed
 
 
-def _kill_a_worker(process: subprocess.Popen[bytes], run: Run, log: Path) -> list[int]:
-    """Kills the worker that holds the worlds of the collector, once some episodes are under way; when it is back nothing more."""
+@contextmanager
+def house_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", "tests.e2e.house_server", str(port)], cwd=ROOT)
+    try:
+        wait_until(lambda: _accepts(port), timeout_s=60)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _accepts(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def _wait_for_collect(process: subprocess.Popen[bytes], run: Run, log: Path, *, iteration: int) -> None:
     deadline = time.monotonic() + 600
-    while time.monotonic() < deadline and process.poll() is None:
-        if is_running(run, 1, "collect"):
-            collectors = [p.pid for p in victims.find("ray::Collector", [process.pid])]
-            if found := victims.find("world_worker.py", collectors):
-                time.sleep(1.0)
-                victims.kill(found)
-                return [worker.pid for worker in found]
+    while not is_running(run, iteration, "collect"):
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-6000:]
         time.sleep(0.05)
-    raise AssertionError(log.read_text()[-6000:])
+
+
+def _world_workers(process: subprocess.Popen[bytes], run: Run, log: Path, *, iteration: int) -> list[psutil.Process]:
+    """Returns the worker that holds the worlds of the collector, once some episodes of the iteration are under way."""
+    _wait_for_collect(process, run, log, iteration=iteration)
+    while is_running(run, iteration, "collect"):
+        collectors = [p.pid for p in victims.find("ray::Collector", [process.pid])]
+        if found := victims.find("world_worker.py", collectors):
+            time.sleep(1.0)
+            return found
+        time.sleep(0.05)
+    raise AssertionError("no worker of worlds was seen in collect\n" + log.read_text()[-6000:])
 
 
 def episodes(run: Run, iteration: int) -> list[Trace]:
     return list(run.traces.read_traces(run.iteration(iteration).collected.traces))
 
 
-def test_no_episode_is_lost_or_doubled_and_those_of_the_killed_worker_are_played_again(
-    trained: tuple[Run, list[int]],
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_no_episode_is_lost_or_doubled_and_those_of_the_lost_worker_are_played_again(
+    trained: Run, iteration: int
 ) -> None:
-    run, killed = trained
-    assert killed
-    for iteration in (1, 2):
-        played = episodes(run, iteration)
-        assert len(played) == len({trace.episode_id for trace in played}) == 96
-        assert {trace.cause for trace in played} <= {Cause.NONE, Cause.POLICY}
-    again = Counter(trace.attempt for trace in episodes(run, 1))
-    assert again[2] > 0, "the episodes whose worlds were lost"
-    assert set(Counter(trace.attempt for trace in episodes(run, 2))) == {1}
+    played = episodes(trained, iteration)
+    assert len(played) == len({trace.episode_id for trace in played}) == 96
+    assert {trace.cause for trace in played} <= {Cause.NONE, Cause.POLICY}
+    assert Counter(trace.attempt for trace in played)[2] > 0, "the episodes whose worlds were lost"
 
 
-def test_steps_are_events_between_the_turns_and_every_room_is_the_tasks(trained: tuple[Run, list[int]]) -> None:
-    for trace in episodes(trained[0], 2):
+def test_a_server_of_worlds_that_is_stopped_and_started_again_costs_no_episode(served_elsewhere: Run) -> None:
+    played = episodes(served_elsewhere, 1)
+    assert len(played) == len({trace.episode_id for trace in played}) == 96
+    assert {trace.cause for trace in played} <= {Cause.NONE, Cause.POLICY}
+    assert Counter(trace.attempt for trace in played)[2] > 0, "the episodes whose worlds were lost"
+
+
+def test_steps_are_events_between_the_turns_and_every_room_is_the_tasks(trained: Run) -> None:
+    for trace in episodes(trained, 2):
         assert trace.status is EpisodeStatus.OK, trace.error
         first, *steps = trace.tool_calls
         assert all(map(is_world_call, trace.tool_calls))
@@ -101,8 +161,8 @@ def test_steps_are_events_between_the_turns_and_every_room_is_the_tasks(trained:
         assert len(steps) == len(acted) <= 14
 
 
-def test_both_agents_train_and_trainer_and_engine_agree(trained: tuple[Run, list[int]]) -> None:
-    report = report_of(trained[0])
+def test_both_agents_train_and_trainer_and_engine_agree(trained: Run) -> None:
+    report = report_of(trained)
     assert report["funnel"].keys() == {"planner", "actor"}
     assert all(of["trained"] > 0 for of in report["funnel"].values())
     assert 0 < report["logprob_gap"]["mean"] < 1e-3

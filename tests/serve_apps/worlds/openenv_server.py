@@ -54,9 +54,9 @@ def _error(code: str, message: str) -> str:
 
 
 @asynccontextmanager
-async def serving(make: Callable[..., Any], **settings: Any) -> AsyncIterator[Server]:
-    """A server on a port of its own."""
+async def serving(make: Callable[..., Any], *, port: int = 0, **settings: Any) -> AsyncIterator[Server]:
+    """A server on a port, 0: one of its own."""
     server = Server(make, **settings)
-    async with serve(server.answer, "127.0.0.1", 0) as listening:
+    async with serve(server.answer, "127.0.0.1", port) as listening:
         server.port = next(iter(listening.sockets)).getsockname()[1]
         yield server

@@ -12,7 +12,7 @@ from openenv_server import Server, serving
 
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
-from serve_apps.worlds.openenv import openenv_session
+from serve_apps.worlds.openenv import openenv_session, reach
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -59,9 +59,23 @@ async def test_a_server_that_stays_full_or_is_gone_is_a_fault_of_the_infrastruct
     ):
         with pytest.raises(ToolFault, match=r"is full: no world within reset_timeout_s = 0\.7"):
             await world.reset({})
-    async with openenv_session(kind(server)) as world:
-        with pytest.raises(ToolFault, match=r"http://127\.0\.0\.1:\d+ cannot be reached"):
+    gone = kind(server, reset_timeout_s=0.7, step_timeout_s=0.5)
+    async with openenv_session(gone) as world:
+        with pytest.raises(
+            ToolFault, match=r"http://127\.0\.0\.1:\d+ cannot be reached: .*: no world within reset_timeout_s = 0\.7"
+        ):
             await world.reset({})
+    with pytest.raises(ToolFault, match=r"http://127\.0\.0\.1:\d+ cannot be reached: "):
+        await reach(kind(server))
+
+
+async def test_a_server_that_is_started_again_is_waited_for() -> None:
+    async with serving(Corridor) as first:
+        pass
+    walking = asyncio.create_task(walk(kind(first), 3))
+    await asyncio.sleep(0.3)
+    async with serving(Corridor, port=first.port):
+        assert (await walking)[-1] == "You have walked 3 of 3."
 
 
 async def test_a_server_that_ends_or_falls_silent_within_an_episode_is_a_fault_of_the_infrastructure() -> None:
