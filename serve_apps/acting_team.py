@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from serve_apps.agent import AuthorError
 from serve_apps.parsers import Parsers
 from serve_apps.policy.client import PolicyClient
 from serve_apps.tokenizer import ChatTokenizer
@@ -20,6 +21,22 @@ class AgentCall:
     inputs: Mapping[str, str]
     task: Task
     request: GenerateRequest
+    options: Mapping[str, int] = field(default_factory=dict)
+    """Where the completion is a choice, the token of each option that is offered; empty otherwise."""
+
+    def written(self, text: str, tokenizer: ChatTokenizer) -> list[int]:
+        """Returns the tokens of a completion that was written, not sampled: for a choice an option's name, else any text.
+
+        Raises AuthorError for a choice that is not offered.
+        """
+        if not self.options:
+            return tokenizer.encode_completion(text)
+        if text not in self.options:
+            raise AuthorError(
+                f"agent {self.agent!r} was to choose {text[:40]!r}: offered are {', '.join(self.options)}; a choice is written as the "
+                "option's name alone"
+            )
+        return [self.options[text]]
 
 
 Complete = Callable[[AgentCall], Awaitable[Completion]]

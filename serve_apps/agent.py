@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
+from serve_apps.choices import OFFERED, Choice
 from serve_apps.contracts import Contract, Raw
 from stores.types import Cause, Sampling
 
@@ -137,6 +138,10 @@ class Agent:
         unknown = [name for name in self.cut if name not in self.inputs]
         if unknown:
             raise ValueError(f"Agent.cut names {unknown}, which its templates do not have: {sorted(self.inputs)}")
+        if isinstance(self.contract, Choice) and OFFERED not in self.inputs:
+            raise ValueError(
+                f"Agent.prompt: {{{OFFERED}}} is missing, where the prompt of a Choice lists what is offered"
+            )
 
     @property
     def inputs(self) -> frozenset[str]:

@@ -59,7 +59,7 @@ def demonstrate(
 
     async def complete(call: AgentCall) -> Completion:
         text = demonstrator(call.agent, call.task, call.inputs, random.Random(call.request.seed))
-        token_ids = team.tokenizers[call.request.model_group].encode_completion(text)
+        token_ids = call.written(text, team.tokenizers[call.request.model_group])
         return Completion(
             token_ids=token_ids,
             logprobs=[0.0] * len(token_ids),

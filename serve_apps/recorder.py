@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, AgentCall, Complete
-from serve_apps.agent import Agent, Reply, Tool, TracedText
+from serve_apps.agent import Agent, AuthorError, Reply, Tool, TracedText
 from serve_apps.causes import CallTimeout
+from serve_apps.choices import Choice
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Parsed
+from serve_apps.contracts import Parsed, Raw
 from serve_apps.episode_events import EpisodeEvents
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.long_texts import worked_on
@@ -31,6 +33,7 @@ from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.tool_recorder import ToolRecorder
 from serve_apps.workflow import Outcome
 from serve_apps.worlds.environment import Environment
+from stores.allowed_tokens import constraint_of
 from stores.types import (
     Cause,
     Completion,
@@ -41,6 +44,8 @@ from stores.types import (
     Trace,
     Turn,
 )
+
+NO_OPTIONS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +96,16 @@ class Recorder:
         with self.spans.agent(name):
             return await self._reply(name, agent, inputs)
 
-    async def _reply(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
+    async def _reply(self, name: str, agent: Agent, inputs: Mapping[str, Any]) -> Reply:
         group = self.team.group_of[name]
         tokenizer = self.team.tokenizers[group]
+        options = NO_OPTIONS
+        if isinstance(agent.contract, Choice):
+            try:
+                offered, inputs = agent.contract.offered(inputs)
+                options = agent.contract.tokens(offered, tokenizer)
+            except ValueError as wrong:
+                raise AuthorError(f"agent {name!r}: {wrong}") from None
         limit = self.team.max_model_len[group]
         room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
         length, most = sum(map(len, inputs.values())), tokenizer.most_characters(limit)
@@ -106,10 +118,10 @@ class Recorder:
         )
         text = "\n".join(m["content"] for m in messages)
         prompt = Prompt(text=text, token_ids=prompt_ids, inputs=inputs, cut=cut)
-        turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse)
+        turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse, options=options)
         index = turn.turn_index
         self.events.wrote(index, turn.completion_text, *parsed.fields.values())
-        return Reply(
+        reply = Reply(
             turn_index=index,
             text=TracedText.by(turn.completion_text, index),
             fields={name: TracedText.by(value, index) for name, value in parsed.fields.items()},
@@ -117,6 +129,34 @@ class Recorder:
             is_truncated=turn.finish_reason is FinishReason.LENGTH,
             data=dict(parsed.data),
             num_tokens=len(turn.completion_token_ids),
+        )
+        if isinstance(agent.contract, Choice) and parsed.fields["choice"] in agent.contract.messages:
+            return await self._with_message(name, agent.contract, prompt, messages, reply)
+        return reply
+
+    async def _with_message(
+        self, name: str, choice: Choice, prompt: Prompt, messages: Sequence[Mapping[str, Any]], chosen: Reply
+    ) -> Reply:
+        """Asks for the message of an option that was chosen, in a second turn that continues the first."""
+        asked = choice.ask.format(choice=chosen["choice"])
+        further = [
+            {"role": "assistant", "content": str(chosen.text)},
+            {"role": "user", "content": asked},
+        ]
+        tokenizer = self.team.tokenizers[self.team.group_of[name]]
+        token_ids = tokenizer.encode_chat([*messages, *further])
+        text = f"{prompt.text}\n{chosen.text}\n{asked}"
+        inputs = {**prompt.inputs, "choice": chosen["choice"]}
+        second = replace(prompt, text=text, token_ids=token_ids, inputs=inputs, parents=(chosen.turn_index,))
+        turn, parsed = await self.turn(name, second, parse=Raw().parse)
+        message = TracedText.by(parsed.fields["text"], turn.turn_index)
+        self.events.wrote(turn.turn_index, turn.completion_text, message)
+        return replace(
+            chosen,
+            fields={**chosen.fields, "message": message},
+            is_format_ok=chosen.is_format_ok and turn.is_format_ok,
+            is_truncated=turn.finish_reason is FinishReason.LENGTH,
+            num_tokens=chosen.num_tokens + len(turn.completion_token_ids),
         )
 
     async def turn(
@@ -128,6 +168,7 @@ class Recorder:
         max_tokens: int | None = None,
         stops: Sequence[str] = (),
         constraint: str = "",
+        options: Mapping[str, int] = NO_OPTIONS,
     ) -> tuple[Turn, Parsed]:
         """Makes one model call of agent `name` and records it as a turn.
 
@@ -136,12 +177,20 @@ class Recorder:
             max_tokens: a limit below the agent's own and the context's.
             stops: the completion ends with the token that completes one of these texts.
             constraint: what the completion must match, see `Sampling`.
+            options: for a choice, the token of each option that is offered.
 
         Raises ContextExhausted, CallTimeout or PolicyCallError, as a workflow's agent call does, and RequestRefused.
         """
         with self.spans.turn(name, self.team.group_of[name]) as span:
             return await self._turn(
-                name, prompt, span, parse=parse, max_tokens=max_tokens, stops=stops, constraint=constraint
+                name,
+                prompt,
+                span,
+                parse=parse,
+                max_tokens=1 if options else max_tokens,
+                stops=stops,
+                constraint=constraint_of(options.values()) if options else constraint,
+                options=options,
             )
 
     async def _turn(
@@ -154,6 +203,7 @@ class Recorder:
         max_tokens: int | None,
         stops: Sequence[str],
         constraint: str,
+        options: Mapping[str, int],
     ) -> tuple[Turn, Parsed]:
         index = self.events.next()
         round_index = self.rounds.get(name, 0)
@@ -173,13 +223,15 @@ class Recorder:
             seed=_turn_seed(self.spec.seed, name, round_index),
         )
         start = time.perf_counter()
-        call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request)
+        call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request, options=options)
         try:
             completion = _cut_at(await self._answered(index, call), tokenizer, stops)
         except (asyncio.CancelledError, RequestRefused):
             self._take_back(name, index, round_index)
             raise
         end = time.perf_counter()
+        if options:  # an engine ends a completion of one token at its limit
+            completion = replace(completion, finish_reason=FinishReason.STOP)
         text = tokenizer.decode(completion.token_ids)
         parsed = parse(text)
         fault = str(parsed.fault or "")
@@ -209,6 +261,7 @@ class Recorder:
             is_version_mixed=completion.is_version_mixed,
             cut=prompt.cut,
             num_cached_tokens=completion.num_cached_tokens,
+            option_logprobs=dict(zip(options, completion.allowed_logprobs, strict=False)),
         )
         span.record(self.turns[index])
         meant = self.team.policy_versions[group]

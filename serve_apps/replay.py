@@ -80,6 +80,7 @@ class Playback:
                 finish_reason=turn.finish_reason,
                 policy_version=turn.policy_version,
                 is_version_mixed=turn.is_version_mixed,
+                allowed_logprobs=tuple(turn.option_logprobs.values()),
             )
         if self.script.kind == "without" and agent == self.script.agent:
             version = base.policy_versions[request.model_group]

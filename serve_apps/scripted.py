@@ -70,9 +70,9 @@ def play_saying(
     tokenizer = tokenizer or ByteTokenizer()
 
     async def complete(call: AgentCall) -> Completion:
-        ids = tokenizer.encode_completion(say(call))
+        ids = call.written(say(call), tokenizer)
         ids = ids[: call.request.sampling.max_tokens] if is_limited else ids
-        reason = FinishReason.STOP if ids[-1] in tokenizer.end_ids else FinishReason.LENGTH
+        reason = FinishReason.STOP if call.options or ids[-1] in tokenizer.end_ids else FinishReason.LENGTH
         return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=reason, policy_version=0)
 
     team = ActingTeam(

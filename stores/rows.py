@@ -71,8 +71,11 @@ TURN = pa.struct(
         ("is_version_mixed", pa.bool_()),
         ("cut", pa.string()),
         ("num_cached_tokens", pa.int32()),
+        ("option_logprobs", pa.string()),
     ]
 )
+TURN_JSON = ("fields", "cut", "option_logprobs")
+"""What of a turn is stored as JSON."""
 TOOL_CALL = pa.struct(
     [
         ("call_index", pa.int32()),
@@ -154,7 +157,7 @@ def episode_table(traces: Sequence[Trace]) -> pa.Table:
     calls = [call for trace in traces for call in trace.tool_calls]
     sampling = _struct_array(SAMPLING, [turn.sampling for turn in turns])
     turn_array = _struct_array(
-        TURN, turns, sampling=sampling, fields=[_dump(t.fields) for t in turns], cut=[_dump(t.cut) for t in turns]
+        TURN, turns, sampling=sampling, **{name: [_dump(getattr(t, name)) for t in turns] for name in TURN_JSON}
     )
     call_array = _struct_array(
         TOOL_CALL, calls, request=[_dump(c.request) for c in calls], response=[_dump(c.response) for c in calls]
@@ -230,8 +233,8 @@ def _turns(array: pa.StructArray) -> list[Turn]:
     columns = _columns(array, as_tuples=("parents", "prompt_token_ids", "completion_token_ids", "rollout_logprobs"))
     columns["sampling"] = _sampling(array.field("sampling"))
     columns["finish_reason"] = [FinishReason(v) for v in columns["finish_reason"]]
-    for name in ("fields", "cut"):
-        if name in columns:  # a table of an earlier version has no `cut`
+    for name in TURN_JSON:
+        if name in columns:  # a table of an earlier version lacks the later ones
             columns[name] = [json.loads(v) for v in columns[name]]
     return _records(Turn, columns)
 

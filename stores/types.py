@@ -130,6 +130,8 @@ class Completion:
     num_attempts: int = 1
     num_cached_tokens: int | None = None
     """How many of the prompt's tokens the engine took from its prefix cache; None: nobody asked an engine."""
+    allowed_logprobs: Sequence[float] = ()
+    """Where the constraint names allowed tokens, the log-probability of each in its order; together they are the distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,8 @@ class Turn:
     """How many characters each input lost, because it did not fit."""
     num_cached_tokens: int | None = None
     """How many of the prompt's tokens the engine took from its prefix cache; None: unknown, as for a scripted reply."""
+    option_logprobs: Mapping[str, float] = field(default_factory=dict)
+    """For a choice, the log-probability of every option that was offered, by its name; empty for other turns, and for a scripted choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

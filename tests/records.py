@@ -133,6 +133,7 @@ def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
         start_s=0.1 * turn_index,
         duration_s=0.123456789,
         num_cached_tokens=None if turn_index else 3,
+        option_logprobs={"go": -0.25, "stop": -1.5} if turn_index else {},
     )
 
 

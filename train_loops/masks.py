@@ -1,6 +1,7 @@
 """masks: rows whose completions were constrained -> the tokens that could be sampled at each of their positions.
 
     Sample.constraint --xgrammar--> grammar --the completion's tokens, one after another--> a mask per token
+    that of a choice  -----------> one token of those that were offered ------------------> a mask
 
 The engine samples a constrained token from the softmax over those that its grammar allows. The logprob of a token under other
 weights is over the same tokens, and the grammar's state depends on the tokens before it alone. So the masks are made again here,
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stores.allowed_tokens import allowed_tokens
 from train_loops.rows import Masks, Sample
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,8 @@ class _Grammars:
 
     def matcher(self, constraint: str) -> Any:
         """Returns a matcher at the beginning of the grammar; ValueError or RuntimeError where there is none of the constraint."""
+        if allowed := allowed_tokens(constraint):
+            return _OneOf(allowed)
         import xgrammar
 
         stated = json.loads(constraint)
@@ -97,6 +101,26 @@ class _Grammars:
             case "structural_tag":
                 return self._compiler.compile_structural_tag(form)
         raise ValueError(f"{kind!r} is no kind of constraint: json, regex, grammar and structural_tag are")
+
+
+class _OneOf:
+    """Matches one token of those that a choice offered."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._allowed, self._is_over = frozenset(token_ids), False
+
+    def is_terminated(self) -> bool:
+        return self._is_over
+
+    def fill_next_token_bitmask(self, mask: torch.Tensor) -> None:
+        bits = np.zeros(mask.shape[-1], dtype=np.uint32)
+        for token in self._allowed:
+            bits[token // 32] |= np.uint32(1 << token % 32)
+        mask[0] = torch.from_numpy(bits.view(np.int32))
+
+    def accept_token(self, token: int) -> bool:
+        self._is_over = True
+        return token in self._allowed
 
 
 def _mask_numbers(grammars: _Grammars, sample: Sample, number_of: dict[bytes, int]) -> NDArray[np.int64]:

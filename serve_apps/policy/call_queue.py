@@ -259,6 +259,7 @@ def _set_answer(call: Call, result: WireResult) -> None:
                 is_version_mixed=result.is_version_mixed,
                 num_attempts=call.num_attempts,
                 num_cached_tokens=result.num_cached_tokens,
+                allowed_logprobs=result.allowed_logprobs,
             )
         )
 

@@ -24,6 +24,7 @@ from serve_apps.policy.wire import (
     WireRequest,
     WireResult,
 )
+from stores.allowed_tokens import allowed_tokens
 from stores.types import FinishReason
 
 FLUSH_S = 0.01
@@ -191,24 +192,28 @@ class Generation:
             message = f"no adapter of {request.model_group!r} is live; groups are {groups}"
             return _error_result(request, REFUSED, message)
         try:
-            params = self._params(request, kind=RequestOutputKind.FINAL_ONLY)
+            allowed = allowed_tokens(request.constraint)
+            params = self._params(request, kind=RequestOutputKind.FINAL_ONLY, logprobs=len(allowed))
             output = await self._final_output(request.prompt_token_ids, params, route.lora_request, request_id)
         except (ValueError, VLLMClientError) as error:  # how vLLM refuses a single request
             return _error_result(request, REFUSED, str(error))
         completion = output.outputs[0]
         if request.constraint and completion.finish_reason == GRAMMAR_FAILED:
             return _error_result(request, REFUSED, UNUSABLE_FORM)
+        flat = completion.logprobs
+        own, of_all = _position_logprobs(flat, completion.token_ids, len(allowed)) if flat is not None else ([], [])
         # With an adapter the spans are the base's, and a request ends with the version that it began with.
         spans = (completion.weight_versions or ()) if route.lora_request is None else ()
         return WireResult(
             key=request.key,
             token_ids=list(completion.token_ids),
-            logprobs=list(completion.logprobs.logprobs) if completion.logprobs is not None else [],
+            logprobs=own,
             finish_reason=completion.finish_reason or FinishReason.ABORT.value,
             policy_version=int(spans[-1].version) if spans else route.version,
             is_version_mixed=len(spans) > 1,
             error="",
             num_cached_tokens=output.num_cached_tokens or 0,
+            allowed_logprobs=[of_all[0][token] for token in allowed] if of_all else (),
         )
 
     def _excess(self, request: WireRequest) -> str:
@@ -226,7 +231,9 @@ class Generation:
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
         ends = [] if more.get("ignore_eos") else self._stop_token_ids
-        if request.constraint:
+        if allowed := allowed_tokens(request.constraint):
+            more["allowed_token_ids"] = allowed
+        elif request.constraint:
             form = {name: value for name, value in json.loads(request.constraint).items() if name != "end_ids"}
             more["structured_outputs"] = StructuredOutputsParams(**form)
         return SamplingParams(

@@ -48,6 +48,8 @@ class WireResult(NamedTuple):
     error: str
     num_cached_tokens: int = 0
     """How many tokens of the prompt came from the engine's prefix cache."""
+    allowed_logprobs: Sequence[float] = ()
+    """As `Completion.allowed_logprobs`."""
 
 
 class WireProgress(NamedTuple):

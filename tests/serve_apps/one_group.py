@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from serve_apps.acting_team import ActingTeam, AgentCall
@@ -42,13 +42,20 @@ def play(
     max_model_len: int,
     max_tokens: int,
     script: Script | None = None,
+    allowed_logprobs: Sequence[float] = (),
 ) -> Trace:
     """Runs an episode in which `says` answers for every agent. Args: folder: a model with a tokenizer. script: what is played again."""
     tokenizer = ChatTokenizer(folder)
 
     async def complete(call: AgentCall) -> Completion:
-        ids = tokenizer.encode_completion(says(call))
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+        ids = call.written(says(call), tokenizer)
+        return Completion(
+            token_ids=ids,
+            logprobs=[-0.5] * len(ids),
+            finish_reason=FinishReason.STOP,
+            policy_version=3,
+            allowed_logprobs=allowed_logprobs,
+        )
 
     spec = EpisodeSpec(
         run_id="r",

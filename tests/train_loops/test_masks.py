@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from stores.allowed_tokens import constraint_of
 from train_loops import logprobs as logprobs_module
 from train_loops.batching import collate
 from train_loops.config import MismatchConfig
@@ -147,6 +150,45 @@ def test_logprobs_and_entropy_are_over_the_allowed_tokens_and_other_rows_stay(
     assert all(torch.isfinite(p.grad).all() for p in scorer.parameters() if p.grad is not None)
     forced = collate(with_masks([rows.row("yes", {"grammar": 'root ::= "yes"'})], rows.folder), [(0,)])
     assert float(scorer(forced)[0][-1]) == 0.0, "a token without an alternative is certain"
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_choice_is_sampled_among_its_options_alone(rows: Rows, scorer: PolicyScorer, data: st.DataObject) -> None:
+    vocabulary = scorer.model.config.vocab_size
+    offered = data.draw(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=20, unique=True))
+    temperature = data.draw(st.sampled_from([0.5, 1.0, 1.3]))
+    plain = [
+        replace(
+            rows.row("", None, number=i),
+            token_ids=[*rows.row("", None).token_ids[:-1], token],
+            rollout_logprobs=[-0.5],
+            temperature=temperature,
+            constraint=constraint_of(offered),
+        )
+        for i, token in enumerate(offered)
+    ]
+    samples = with_masks([rows.row("what", None, number=99), *plain], rows.folder)
+    assert all(of_token(sample, 0, vocabulary) == set(offered) for sample in samples[1:])
+    alone = [(i,) for i in range(len(samples))]
+    with torch.no_grad():
+        padded, entropy, _ = scorer(collate(samples, alone), with_entropy=True)
+        packed, _, _ = scorer(collate(samples, alone, pack=True))
+        logits = scorer.model(torch.tensor([list(plain[0].token_ids)[:-1]])).logits[0, -1].float() / temperature
+    want = logits[torch.tensor(offered)].log_softmax(-1)
+    choices = padded[-len(offered) :]
+    torch.testing.assert_close(choices, want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(packed[-len(offered) :], want, atol=1e-5, rtol=0)
+    assert float(choices.exp().sum()) == pytest.approx(1.0, abs=1e-5)
+    torch.testing.assert_close(entropy[-1], -(want.exp() * want).sum(), atol=1e-5, rtol=0)
+
+
+def test_a_choice_that_was_not_offered_ends_the_job_by_name(rows: Rows) -> None:
+    row = replace(rows.row("yes", None, number=7), constraint=constraint_of([5, 6]))
+    with pytest.raises(
+        ValueError, match=r"episode e7, turn 0 \(solver\): token \d+ at position 0 of the completion is not allowed"
+    ):
+        with_masks([row], rows.folder)
 
 
 def test_a_mask_that_is_not_the_engines_shows_as_a_difference_between_trainer_and_engine(
