@@ -18,6 +18,8 @@ R = TypeVar("R", bound="StageResult")
 
 AgentFigures: TypeAlias = Mapping[str, Mapping[str, float]]
 """By agent, then by name of the figure."""
+CHOSEN, PROBABILITY = "chosen/", "probability/"
+"""What the figures of an agent's choices begin with; the option follows."""
 
 
 class Strict:
@@ -115,7 +117,7 @@ class Scored(StageResult):
     """Mean outcome of the episodes, variants left out."""
     agents: AgentFigures
     """`reward`, `format_share`, `calls`, `attempts` at them, `completion_tokens`, `cached_prompt_share` where an engine sampled
-    the turns and, for agents of a program, `broken_share`."""
+    the turns, for agents of a program `broken_share` and, for one that chooses, `chosen/<option>` and `probability/<option>`."""
     causes: Mapping[str, int] | None = None
     """Number of episodes by `Cause` of their failure, `sound` for none; variants left out."""
 

@@ -129,7 +129,7 @@ def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
         finish_reason=FinishReason.STOP,
         is_format_ok=True,
         format_fault="",
-        fields={"answer": "5"},
+        fields={"answer": "5", "choice": "go"},
         start_s=0.1 * turn_index,
         duration_s=0.123456789,
         num_cached_tokens=None if turn_index else 3,

@@ -10,6 +10,8 @@ from math import ceil, isfinite
 from types import MappingProxyType
 from typing import Any
 
+from stores.stage_results import CHOSEN, PROBABILITY
+
 Row = Mapping[str, Any]
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 PALETTE = ("#3b82f6", "#f59e0b", "#10b981", "#ec4899", "#8b5cf6", "#06b6d4", "#ef4444", "#84cc16")
@@ -44,6 +46,11 @@ AGENT_PANELS = (
     ("Correlation of credit with outcome", "credit_correlation"),
 )
 """Title and name of the train metrics that have a chart per agent."""
+
+
+CHOICE_PANELS = ((CHOSEN, "share of its choices"), (PROBABILITY, "mean probability where offered"))
+CHOICES = tuple(kind for kind, _ in CHOICE_PANELS)
+SHARES = {"yaxis": {"range": [0, 1]}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +88,28 @@ def training_of_agents(rows: Sequence[Row]) -> list[Figure]:
     return [chart for title, name in AGENT_PANELS if (chart := agents.chart(title, (name,)))]
 
 
+def choices(rows: Sequence[Row]) -> list[Figure]:
+    """Returns two charts for every agent that chooses, with a line per option."""
+    agents = dict.fromkeys(agent for row in rows for agent in _part(row, "agents"))
+    charts = []
+    for agent in agents:
+        for kind, title in CHOICE_PANELS:
+            by_option = [
+                {
+                    **row,
+                    "options": {
+                        name.removeprefix(kind): {"share": value}
+                        for name, value in figures.items()
+                        if name.startswith(kind)
+                    },
+                }
+                for row in rows
+                for figures in [_part(row, "agents").get(agent) or EMPTY]
+            ]
+            charts.append(_Lines(by_option, "options").chart(f"{agent}: {title}", ("share",), SHARES))
+    return [chart for chart in charts if chart]
+
+
 def other_metrics(rows: Sequence[Row]) -> list[Figure]:
     """Returns a chart of every metric that has none elsewhere: of model groups, of agents and of the whole iteration."""
     shown = {name for _, names in TRAIN_PANELS for name in names}
@@ -89,7 +118,7 @@ def other_metrics(rows: Sequence[Row]) -> list[Figure]:
     charts = [groups.chart(name, (name,)) for name in names if name not in shown]
     per_agent = dict.fromkeys(n for row in rows for values in _part(row, "agents").values() for n in values)
     for name in per_agent:
-        if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)):
+        if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)) or name.startswith(CHOICES):
             continue
         charts.append(agents.chart(f"{_bare(name)}, per agent", (_bare(name),)))
     whole = _Lines([{**row, "m": {"iteration": _part(row, "metrics")}} for row in rows], "m")

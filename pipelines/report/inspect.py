@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from stores.manifest import REMOVED
 from stores.run_values import RunValue
 from stores.stage_results import Decided
 from stores.store_faults import UnreadableStore
-from stores.types import EpisodeRewards, Purpose, Trace
+from stores.types import EpisodeRewards, Purpose, Trace, Turn
 
 if TYPE_CHECKING:
     from stores.journal import Journal
@@ -111,13 +112,20 @@ def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
         title = f"{turn.turn_index} {turn.agent} v{turn.policy_version}"
         verdict = "format ok" if turn.is_format_ok else f"format: {turn.format_fault}"
         earned = f"reward {reward.reward:+.3f} ({parts})" if reward else "no reward"
-        body = Text.assemble((turn.prompt_text, "dim"), "\n", (turn.completion_text, "bold"))
+        body = Text.assemble((turn.prompt_text, "dim"), "\n", (turn.completion_text, "bold"), _options(turn))
         panels.append(Panel(body, title=title, subtitle=f"{verdict}, {earned}", title_align="left"))
     for call in trace.tool_calls:
         panels.append(
             Panel(Text(f"{call.request} -> {call.error or call.response}"), title=f"{call.call_index} {call.tool}")
         )
     return Group(*panels)
+
+
+def _options(turn: Turn) -> str:
+    """Describes the options of a choice, the most likely first; empty for other turns."""
+    by_probability = sorted(turn.option_logprobs.items(), key=lambda option: -option[1])
+    shown = ", ".join(f"{name} {math.exp(logprob):.1%}" for name, logprob in by_probability)
+    return f"\nchose {turn.fields['choice'] or 'nothing'} of: {shown}" if shown else ""
 
 
 def export_version(run: Run, model_group: str, version: int, out: Path, *, is_merged: bool = False) -> Path:

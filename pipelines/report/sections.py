@@ -17,6 +17,7 @@ from pipelines.report import figures
 from pipelines.report.page import render_template
 from pipelines.report.warnings_table import newest_first, warning_lines
 from pipelines.report.watch_table import watch_tables
+from stores.stage_results import CHOSEN
 from stores.types import EpisodeRewards, Trace, Turn, TurnReward
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def render(data: ReportData) -> str:
         watched=watch_tables(data.checks),
         training=figures.training(lines),
         training_of_agents=figures.training_of_agents(lines),
+        choices=figures.choices(lines),
         other_metrics=figures.other_metrics(lines),
         causes=[row for row in rows if failures(row.get("causes")) or _gate_failures(row)],
         funnel_row=next((row for row in reversed(rows) if row.get("funnel")), None),
@@ -196,6 +198,7 @@ def _caption(row: Mapping[str, Any]) -> str:
     cached = {agent: _number(v.get("cached_prompt_share"), ".0%") for agent, v in (row.get("agents") or {}).items()}
     if shares := ", ".join(f"{agent} {share}" for agent, share in cached.items() if share != "–"):
         lines.append(f"prompt tokens from the prefix cache: {shares}")
+    lines += [f"{agent} chooses: {shares}" for agent, v in (row.get("agents") or {}).items() if (shares := _chosen(v))]
     stages = [f"{k} {v:.1f}" for k, v in (row.get("seconds") or {}).items() if k != "total"]
     overhead = figures.overhead_share(row)
     if failures(row.get("causes")):
@@ -208,6 +211,12 @@ def _caption(row: Mapping[str, Any]) -> str:
     if result and result.get("verdict"):
         lines.append(f"gate: {result['verdict']}, {result.get('condition', '')}")
     return "\n".join([*lines, *warning_lines(row)])
+
+
+def _chosen(values: Mapping[str, Any]) -> str:
+    """Describes an agent's choices; empty where it makes none."""
+    taken = {name.removeprefix(CHOSEN): share for name, share in values.items() if name.startswith(CHOSEN)}
+    return ", ".join(f"{name} {share:.0%}" for name, share in sorted(taken.items(), key=lambda item: -item[1]))
 
 
 def _short(step: str) -> str:

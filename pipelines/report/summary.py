@@ -21,6 +21,8 @@ from pipelines.stages.table import STAGES
 from stores.journal import StageRow
 from stores.run_values import RunValue
 from stores.stage_results import (
+    CHOSEN,
+    PROBABILITY,
     AgentFigures,
     Collected,
     Decided,
@@ -142,6 +144,7 @@ def _agents(results: _Results) -> dict[str, dict[str, float]]:
             "format": figures["format_share"],
             "completion_tokens": figures["completion_tokens"],
             **{name: figures[name] for name in ("broken_share", "cut_share", "cached_prompt_share") if name in figures},
+            **{name: value for name, value in figures.items() if name.startswith((CHOSEN, PROBABILITY))},
         }
         for agent, figures in results.scored.agents.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pipelines.credit.rule import score_traces
 from pipelines.run.run import Run
 from serve_apps.program.conversations import CONVERSATIONS
 from serve_apps.runner import TOOL_RAISED, WORKFLOW_RAISED
-from stores.stage_results import Collected
+from stores.stage_results import CHOSEN, PROBABILITY, Collected
 from stores.types import COUNTED, Cause, EpisodeRewards, FinishReason, Trace, Turn
 from train_loops.rows import Funnel
 
@@ -150,7 +151,8 @@ def refuse_hopeless(
 
 
 def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:
-    """Mean reward, shares of well-formed and of cut turns, calls, attempts, completion length and cached prompt tokens of agents."""
+    """Mean reward, shares of well-formed and of cut turns, calls, attempts, completion length and cached prompt tokens of agents,
+    and what they choose."""
     earned: dict[str, list[float]] = {}
     for episode in rewards:
         for reward in episode.rewards:
@@ -166,6 +168,7 @@ def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, d
             "completion_tokens": mean([float(len(t.completion_token_ids)) for t in turns if t.agent == agent]),
             **_cached_share([t for t in turns if t.agent == agent]),
             **_broken_share(traces, agent),
+            **_choices([t for t in turns if t.agent == agent and t.option_logprobs]),
         }
         for agent in sorted({turn.agent for turn in turns})
     }
@@ -178,6 +181,16 @@ def _cached_share(turns: list[Turn]) -> dict[str, float]:
     ]
     num_prompt = sum(length for _, length in known)
     return {"cached_prompt_share": sum(cached for cached, _ in known) / num_prompt} if num_prompt else {}
+
+
+def _choices(turns: list[Turn]) -> dict[str, float]:
+    """Of an agent that chooses, by option: the share of choices that took it, and its mean probability where it was offered."""
+    names = dict.fromkeys(name for turn in turns for name in turn.option_logprobs)
+    taken = Counter(turn.fields["choice"] for turn in turns)
+    offered = {name: [turn.option_logprobs[name] for turn in turns if name in turn.option_logprobs] for name in names}
+    return {f"{CHOSEN}{name}": taken[name] / len(turns) for name in names} | {
+        f"{PROBABILITY}{name}": mean([math.exp(logprob) for logprob in logprobs]) for name, logprobs in offered.items()
+    }
 
 
 def _broken_share(traces: list[Trace], agent: str) -> dict[str, float]:

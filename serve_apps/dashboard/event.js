@@ -1,6 +1,6 @@
 // event: the chosen turn or tool call -> its text, its tokens and its facts.
 
-import { chip, h, number, seconds, signed } from "./dom.js";
+import { chip, h, number, percent, seconds, signed } from "./dom.js";
 import { tokens } from "./tokens.js";
 
 /** Args: reward: the reward of the turn, if it has one; choose(index): goes to another event. */
@@ -11,6 +11,7 @@ export function eventDetail(event, { reward, choose }) {
 function turnDetail(turn, reward, choose) {
   const fields = Object.entries(turn.fields);
   const cut = Object.entries(turn.cut);
+  const options = Object.entries(turn.option_logprobs).sort((one, other) => other[1] - one[1]);
   return h("section", { class: "event" },
     h("header", { class: "row" }, h("h3", {}, `#${turn.turn_index} ${turn.agent}`), chip(`${turn.model_group} v${turn.policy_version}`),
       turn.finish_reason === "stop" ? null : chip(turn.finish_reason, "warn"), turn.is_format_ok ? null : chip(turn.format_fault || "invalid format", "bad"),
@@ -18,6 +19,7 @@ function turnDetail(turn, reward, choose) {
       turn.is_version_mixed ? chip("mixed versions", "bad") : null, reward ? chip(`reward ${signed(reward.reward)}`, reward.reward < 0 ? "bad" : "good") : null),
     h("div", { class: "columns" },
       h("div", {}, tokens(turn), h("details", {}, h("summary", {}, `Prompt, ${number(turn.num_prompt_tokens)} tokens`), h("pre", { class: "quoted" }, turn.prompt_text)),
+        options.length ? [h("h4", {}, "Options, by probability"), h("dl", { class: "facts" }, options.map(([n, v]) => [h("dt", {}, n), h("dd", {}, percent(Math.exp(v)))]))] : null,
         fields.length ? [h("h4", {}, "Parsed fields"), h("dl", { class: "facts" }, fields.map(([n, v]) => [h("dt", {}, n), h("dd", {}, v || "(empty)")]))] : null),
       facts([
         ["Round", String(turn.round_index)], ["Inputs from", parents(turn.parents, choose)], ["Start", seconds(turn.start_s)], ["Duration", seconds(turn.duration_s)],

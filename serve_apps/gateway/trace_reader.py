@@ -244,6 +244,7 @@ def _turn_row(turn: Turn, tokenizer: ChatTokenizer | None, *, max_tokens: int) -
     names = (
         *("turn_index", "agent", "model_group", "policy_version", "round_index", "parents", "seed", "finish_reason"),
         *("is_format_ok", "format_fault", "fields", "start_s", "duration_s", "num_attempts", "is_version_mixed", "cut"),
+        "option_logprobs",
     )
     return {
         **{name: getattr(turn, name) for name in names},

@@ -75,6 +75,20 @@ def _finalizer(numbers: tuple[int, int, int], inputs: Mapping[str, str], rng: ra
 _PLAYERS = {"solver": _solver, "verifier": _verifier, "refiner": _refiner, "finalizer": _finalizer}
 
 
+ORDER = ("solve", "check", "refine", "finish", "stop")
+"""The steps of the math chain under an orchestrator, in the order of the chain."""
+
+
+def demonstrate_orchestrated(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """Plays the math chain under an orchestrator, which keeps to the chain's order two times in three, and else chooses anything."""
+    if agent != "orchestrator":
+        return demonstrate(agent, task, inputs, rng)
+    offered = [line.split()[1] for line in inputs["options"].splitlines()]
+    done = inputs["done"].split(", ")
+    ahead = [step for step in ORDER if step in offered and step not in done]
+    return ahead[0] if ahead and rng.random() < 2 / 3 else rng.choice(offered)
+
+
 def demonstrate_loop(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
     """Plays the solver-verifier loop: hasty at first, better once a verdict says so; the verifier is often wrong."""
     numbers = _numbers(task.prompt)

@@ -16,7 +16,7 @@ from rich.console import Console
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import score_trace
 from pipelines.monitoring.training_warnings import latest_warnings
-from pipelines.report.figures import other_metrics, overhead_share, training, training_of_agents
+from pipelines.report.figures import choices, other_metrics, overhead_share, training, training_of_agents
 from pipelines.report.record import iteration_metrics
 from pipelines.report.sections import Example, ExampleEpisode, ReportData, iteration_table, render
 from pipelines.report.summary import repeated_calls
@@ -343,6 +343,32 @@ def test_training_metrics_of_agents_have_charts_of_their_own_and_are_drawn_once(
     titles = ["Ratio to the old policy (mean)", "Correlation of credit with outcome"]
     assert [f.title for f in training_of_agents(rows)] == titles
     assert [f.title for f in other_metrics(rows)] == ["rows, per agent", "outcome", "reward"]
+
+
+def test_what_an_agent_chooses_has_charts_with_a_line_per_option_and_a_line_in_the_terminal() -> None:
+    rows = [
+        {
+            "iteration": k,
+            "agents": {
+                "router": {"chosen/ask": 0.25, "chosen/stop": 0.75, "probability/ask": 0.5},
+                "solver": {"rows": 2.0},
+            },
+        }
+        for k in (1, 2)
+    ]
+    shown = choices(rows)
+    assert [chart.title for chart in shown] == [
+        "router: share of its choices",
+        "router: mean probability where offered",
+    ]
+    assert [(line["name"], line["y"]) for line in shown[0].data] == [("ask", [0.25, 0.25]), ("stop", [0.75, 0.75])]
+    assert [line["name"] for line in shown[1].data] == ["ask"]
+    assert [chart.title for chart in other_metrics(rows)] == ["rows, per agent"]
+    page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
+    assert "Choices" in page.text and "router: share of its choices" in page.text
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(iteration_table(rows[0]))
+    assert "router chooses: stop 75%, ask 25%" in console.export_text()
 
 
 def test_mlflow_gets_every_metric_by_group_and_agent_and_every_warning() -> None:
