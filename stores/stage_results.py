@@ -120,6 +120,9 @@ class Scored(StageResult):
     the turns, for agents of a program `broken_share` and, for one that chooses, `chosen/<option>` and `probability/<option>`."""
     causes: Mapping[str, int] | None = None
     """Number of episodes by `Cause` of their failure, `sound` for none; variants left out."""
+    cost: Mapping[str, float] | None = None
+    """With `cost` in the run config: the `mean` of an episode, variants left out, the `multiplier` that rewards were charged with and
+    the `next_multiplier`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

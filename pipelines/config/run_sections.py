@@ -15,6 +15,7 @@ from pipelines.config.schedule import ClusterConfig, ScheduleConfig
 from pipelines.config.sections import (
     AgentConfig,
     CollectConfig,
+    CostConfig,
     DottedConfig,
     EvaluateConfig,
     ModelGroupConfig,
@@ -48,6 +49,8 @@ class RunSections(Settings):
     """The workflow: a class that lets agents work on a task, with its settings."""
     credit: DottedConfig
     """The credit rule: a class that turns an episode into an outcome and rewards of its turns, with its settings."""
+    cost: CostConfig | None = Field(None, json_schema_extra=IDENTITY_IF_CHANGED)
+    """What an episode may cost on average; null: costs are not counted."""
     model_groups: dict[str, ModelGroupConfig] = Field(min_length=1)
     """The model groups by their names; the agents of one group share their weights."""
     swap: SwapConfig | None = Field(None, json_schema_extra=IDENTITY_IF_CHANGED)

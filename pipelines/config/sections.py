@@ -261,6 +261,21 @@ class CollectConfig(Settings):
         return self.oversample > 1 or self.budget != BudgetConfig()
 
 
+class CostConfig(Settings):
+    """This section sets what an episode may cost on average. Rewards lose the cost of their turns, times a multiplier that grows while
+    episodes cost more than that and shrinks while they cost less."""
+
+    figure: Literal["completion_tokens", "calls", "critical_path_tokens", "seconds"] = "completion_tokens"
+    """What is counted: completion tokens; model and tool calls; the completion tokens, or the seconds, on the longest path of an
+    episode, where calls side by side count once. Seconds depend on how busy the machine is."""
+    at_most: float = Field(gt=0)
+    """The mean cost of an episode that is aimed at."""
+    rate: float = Field(0.1, gt=0)
+    """How fast the multiplier changes: it grows by this number in an iteration whose episodes cost twice as much as `at_most`."""
+    initial: float = Field(0.0, ge=0)
+    """The multiplier of the first iteration. A multiplier of 1 takes 1 from the reward of a turn from which on `at_most` is spent."""
+
+
 class ScoreConfig(Settings):
     """This section sets up stage score; the credit rule itself is in `credit`."""
 

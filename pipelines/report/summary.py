@@ -133,6 +133,7 @@ def _metrics(results: _Results, seconds: Mapping[str, float], learning_seconds: 
         "overhead_share": max(0.0, 1 - (sampling_seconds + learning_seconds) / seconds["total"]),
         "sampling_seconds": sampling_seconds,
         "training_seconds": learning_seconds,
+        **({"cost": cost["mean"], "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),
     }
 
 

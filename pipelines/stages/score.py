@@ -1,11 +1,16 @@
 """score: pinned traces -> rewards per turn, by credit version.
 
 Reads: the iteration's traces. Writes: one reward row per episode that is an outcome of the policy; those that the
-infrastructure or the workflow's author caused to fail have none. It can be repeated at any time.
+infrastructure or the workflow's author caused to fail have none. Where costs are counted, rewards are charged with them. It can be
+repeated at any time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pipelines.config.sections import CostConfig
+from pipelines.credit.cost import charge, mean_cost, next_multiplier
 from pipelines.run.run import Run
 from pipelines.run.scoring import (
     assign_credit,
@@ -16,7 +21,7 @@ from pipelines.run.scoring import (
     refuse_hopeless,
 )
 from stores.stage_results import Scored
-from stores.types import COUNTED
+from stores.types import COUNTED, Trace
 
 
 def score(run: Run, iteration: int) -> Scored:
@@ -30,6 +35,11 @@ def score(run: Run, iteration: int) -> Scored:
     authors = author_faults(every)
     traces = [trace for trace in every if trace.is_outcome and trace.episode_id not in authors]
     rewards = assign_credit(run, traces)
+    sampled = [trace for trace in traces if not trace.variant]
+    limit, cost = run.config.cost, None
+    if limit is not None:
+        cost = _cost(run, iteration, limit, sampled)
+        rewards = charge(rewards, traces, limit, multiplier=cost["multiplier"], kind=run.credit.kind)
     refuse_hopeless(run, iteration, collected, traces, rewards)
     run.traces.write_rewards(rewards)
     pinned = run.traces.pin_rewards(
@@ -49,5 +59,18 @@ def score(run: Run, iteration: int) -> Scored:
         credit_version=run.credit_version,
         outcome=mean([reward.outcome for reward in sampled_rewards]),
         causes=counts_by_cause(every, authors=authors),
-        agents=per_agent([trace for trace in traces if not trace.variant], sampled_rewards),
+        agents=per_agent(sampled, sampled_rewards),
+        cost=cost,
     )
+
+
+def _cost(run: Run, iteration: int, config: CostConfig, traces: Sequence[Trace]) -> dict[str, float]:
+    """Returns `Scored.cost`; the multiplier is what the last iteration that was scored left."""
+    multiplier = config.initial
+    for earlier in range(iteration - 1, 0, -1):
+        scored = run.iteration(earlier).find(Scored)
+        if scored is not None:
+            multiplier = scored.cost["next_multiplier"] if scored.cost else config.initial
+            break
+    mean = mean_cost(traces, config)
+    return {"mean": mean, "multiplier": multiplier, "next_multiplier": next_multiplier(multiplier, mean, config)}

@@ -1,0 +1,158 @@
+"""cost: what episodes cost on average, held below a limit by a multiplier that is learned with the team.
+
+    reward of a turn - multiplier * (what the episode costs from this turn on) / limit
+    multiplier <- max(0, multiplier + rate * (mean cost / limit - 1))                     after each iteration
+
+This is the Lagrangian of "earn as much as possible at a mean cost of at most `limit`", with one step on the multiplier per iteration
+(reward constrained policy optimization, Tessler et al., arXiv 1805.11074). Above the limit cost weighs more with each iteration, below
+it less, down to nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pipelines.config.sections import CostConfig
+from pipelines.credit.rule import CreditKind
+from stores.types import EpisodeRewards, Trace, TurnReward
+
+PART = "cost"
+"""The name of the cost in the breakdown of a reward."""
+Costs = Mapping[int, float]
+"""By index of the turn, what it costs: itself, and the tool calls after it up to the next turn."""
+
+
+def turn_costs(trace: Trace, figure: str) -> Costs:
+    """Returns what each turn of an episode costs in `CostConfig.figure`."""
+    return _FIGURES[figure](trace)
+
+
+def charge(
+    rewards: Sequence[EpisodeRewards],
+    traces: Sequence[Trace],
+    config: CostConfig,
+    *,
+    multiplier: float,
+    kind: CreditKind,
+) -> list[EpisodeRewards]:
+    """Returns the rewards less what the turns cost; outcomes stay as they are.
+
+    Args:
+        traces: the episodes of `rewards`, in any order.
+        kind: of the credit rule. A return is charged with all costs from its turn on, an increment with its own.
+    """
+    costs = {trace.episode_id: turn_costs(trace, config.figure) for trace in traces}
+    return [
+        replace(
+            episode,
+            rewards=tuple(
+                _charged(reward, multiplier / config.at_most * _from(costs[episode.episode_id], reward, kind))
+                for reward in episode.rewards
+            ),
+        )
+        for episode in rewards
+    ]
+
+
+def mean_cost(traces: Sequence[Trace], config: CostConfig) -> float:
+    """Returns what an episode costs on average; 0 of none."""
+    totals = [sum(turn_costs(trace, config.figure).values()) for trace in traces]
+    return sum(totals) / len(totals) if totals else 0.0
+
+
+def next_multiplier(multiplier: float, cost: float, config: CostConfig) -> float:
+    """Returns the multiplier of the next iteration after one whose episodes cost so much on average."""
+    return max(0.0, multiplier + config.rate * (cost / config.at_most - 1))
+
+
+def _from(costs: Costs, reward: TurnReward, kind: CreditKind) -> float:
+    if kind == "increments":
+        return costs[reward.turn_index]
+    return sum(cost for index, cost in costs.items() if index >= reward.turn_index)
+
+
+def _charged(reward: TurnReward, price: float) -> TurnReward:
+    return replace(reward, reward=reward.reward - price, breakdown={**reward.breakdown, PART: -price})
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A turn or a tool call: when it was made, and the turn that it is counted with."""
+
+    turn: int
+    start: float
+    end: float
+    weight: float
+
+
+def _completion_tokens(trace: Trace) -> Costs:
+    return {turn.turn_index: float(len(turn.completion_token_ids)) for turn in trace.turns}
+
+
+def _calls(trace: Trace) -> Costs:
+    counts = dict.fromkeys(_completion_tokens(trace), 1.0)
+    for owner in _owners(trace).values():
+        counts[owner] += 1
+    return counts
+
+
+def _critical_path_tokens(trace: Trace) -> Costs:
+    events = [
+        _Event(t.turn_index, t.start_s, t.start_s + t.duration_s, float(len(t.completion_token_ids)))
+        for t in trace.turns
+    ]
+    return _on_heaviest_path(trace, events)
+
+
+def _seconds(trace: Trace) -> Costs:
+    owners = _owners(trace)
+    events = [_Event(t.turn_index, t.start_s, t.start_s + t.duration_s, t.duration_s) for t in trace.turns]
+    events += [
+        _Event(owners[c.call_index], c.start_s, c.start_s + c.duration_s, c.duration_s)
+        for c in trace.tool_calls
+        if c.call_index in owners
+    ]
+    return _on_heaviest_path(trace, events)
+
+
+def _owners(trace: Trace) -> dict[int, int]:
+    """Returns the turn before each tool call; calls before all turns belong to none, because no policy decided on them."""
+    turns = sorted(turn.turn_index for turn in trace.turns)
+    owners = {}
+    for call in trace.tool_calls:
+        place = bisect_right(turns, call.call_index)
+        if place:
+            owners[call.call_index] = turns[place - 1]
+    return owners
+
+
+def _on_heaviest_path(trace: Trace, events: Sequence[_Event]) -> Costs:
+    """Returns the weights of the events on the heaviest path, each at its turn; 0 for the turns beside it.
+
+    Of two events one follows the other where it began after the other had ended: those that ran side by side count once, with the
+    heavier of them. This is weighted interval scheduling, in n log n.
+    """
+    ordered = sorted(events, key=lambda event: event.end)
+    ends = [event.end for event in ordered]
+    best: list[tuple[float, int]] = [(0.0, -1)]
+    """Of the first n events, the weight of the heaviest path, and the last event on it."""
+    before = [bisect_right(ends, event.start, hi=i) for i, event in enumerate(ordered)]
+    for i, event in enumerate(ordered):
+        best.append(max(best[i], (best[before[i]][0] + event.weight, i)))
+    costs = dict.fromkeys((turn.turn_index for turn in trace.turns), 0.0)
+    n = len(ordered)
+    while n and best[n][1] >= 0:
+        last = best[n][1]
+        costs[ordered[last].turn] += ordered[last].weight
+        n = before[last]
+    return costs
+
+
+_FIGURES: Mapping[str, Callable[[Trace], Costs]] = {
+    "completion_tokens": _completion_tokens,
+    "calls": _calls,
+    "critical_path_tokens": _critical_path_tokens,
+    "seconds": _seconds,
+}

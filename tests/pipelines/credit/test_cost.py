@@ -1,0 +1,141 @@
+"""Costs: what a turn costs, which turns are on the critical path, and how the multiplier finds its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.config.sections import CostConfig
+from pipelines.credit.cost import charge, mean_cost, next_multiplier, turn_costs
+from pipelines.credit.rule import CreditKind
+from stores.types import EpisodeRewards, ToolCall, Trace
+from tests.records import build_trace
+
+pytestmark = pytest.mark.fast
+
+Span = tuple[float, float, int]
+"""(start, seconds, completion tokens) of a turn."""
+
+
+def episode(turns: list[Span], calls: Sequence[tuple[int, float, float]] = (), number: int = 0) -> Trace:
+    """An episode of turns with these times, events numbered in order; `calls` are (index, start, seconds) of a tool."""
+    base = build_trace(number)
+    free = [i for i in range(len(turns) + len(calls)) if i not in {index for index, _, _ in calls}]
+    made = tuple(
+        replace(
+            base.turns[0],
+            turn_index=index,
+            completion_token_ids=(1,) * length,
+            rollout_logprobs=(-1.0,) * length,
+            start_s=start,
+            duration_s=seconds,
+        )
+        for index, (start, seconds, length) in zip(free, turns, strict=True)
+    )
+    used = tuple(
+        ToolCall(
+            call_index=index,
+            tool="t",
+            caller="",
+            parents=(),
+            request={},
+            response="",
+            error="",
+            start_s=start,
+            duration_s=seconds,
+        )
+        for index, start, seconds in calls
+    )
+    return replace(base, turns=made, tool_calls=used)
+
+
+SIDE_BY_SIDE = episode([(0.0, 1.0, 5), (1.0, 2.0, 30), (1.0, 4.0, 10), (5.0, 1.0, 7)])
+"""A turn, two side by side, and one after both."""
+
+
+def test_tokens_and_calls_are_counted_with_the_turn_that_they_follow() -> None:
+    trace = episode([(0.1, 1.0, 5), (3.0, 1.0, 7)], calls=[(0, 0.0, 0.1), (2, 1.1, 1.0), (3, 2.1, 0.5)])
+    assert turn_costs(trace, "completion_tokens") == {1: 5.0, 4: 7.0}
+    assert turn_costs(trace, "calls") == {1: 3.0, 4: 1.0}, "a call before all turns is nobody's"
+    assert turn_costs(trace, "seconds") == {1: pytest.approx(2.5), 4: pytest.approx(1.0)}
+
+
+def test_of_turns_side_by_side_the_heavier_one_is_on_the_path() -> None:
+    assert turn_costs(SIDE_BY_SIDE, "completion_tokens") == {0: 5.0, 1: 30.0, 2: 10.0, 3: 7.0}
+    assert turn_costs(SIDE_BY_SIDE, "critical_path_tokens") == {0: 5.0, 1: 30.0, 2: 0.0, 3: 7.0}
+    assert turn_costs(SIDE_BY_SIDE, "seconds") == {0: 1.0, 1: 0.0, 2: 4.0, 3: 1.0}
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.integers(0, 12).map(float), st.integers(1, 4).map(float), st.integers(0, 9)),
+        min_size=1,
+        max_size=7,
+    )
+)
+def test_the_critical_path_is_the_heaviest_sequence_of_turns_that_do_not_overlap(turns: list[Span]) -> None:
+    costs = turn_costs(episode(turns), "critical_path_tokens")
+
+    def heaviest(free_from: float) -> float:
+        ahead = [(start + seconds, weight) for start, seconds, weight in turns if start >= free_from]
+        return max((weight + heaviest(end) for end, weight in ahead), default=0.0)
+
+    assert sum(costs.values()) == heaviest(0.0)
+    kept = sorted((turns[i][0], turns[i][0] + turns[i][1]) for i, cost in costs.items() if cost)
+    assert all(one[1] <= other[0] for one, other in pairwise(kept))
+
+
+def test_an_episode_without_turns_costs_nothing() -> None:
+    empty = replace(SIDE_BY_SIDE, turns=())
+    for figure in ("completion_tokens", "calls", "critical_path_tokens", "seconds"):
+        assert turn_costs(empty, figure) == {}
+    assert mean_cost([], CostConfig(at_most=1)) == 0.0
+
+
+def test_a_return_pays_for_all_that_follows_and_an_increment_for_itself(
+    make_rewards: Callable[..., EpisodeRewards],
+) -> None:
+    paid = charged(make_rewards, kind="returns")
+    assert [reward.breakdown["cost"] for reward in paid.rewards] == pytest.approx(
+        [-52 / 26, -47 / 26, -17 / 26, -7 / 26]
+    )
+    own = charged(make_rewards, kind="increments")
+    assert [reward.breakdown["cost"] for reward in own.rewards] == pytest.approx([-5 / 26, -30 / 26, -10 / 26, -7 / 26])
+    for episode_rewards in (paid, own):
+        for reward in episode_rewards.rewards:
+            assert reward.reward == pytest.approx(sum(reward.breakdown.values()))
+        assert episode_rewards.outcome == 1.0, "the outcome stays"
+
+
+def charged(make_rewards: Callable[..., EpisodeRewards], *, kind: CreditKind) -> EpisodeRewards:
+    before = make_rewards(SIDE_BY_SIDE)
+    config = CostConfig(at_most=13)
+    (after,) = charge([before], [SIDE_BY_SIDE], config, multiplier=0.5, kind=kind)
+    return after
+
+
+def test_the_multiplier_grows_above_the_limit_shrinks_below_it_and_is_never_negative() -> None:
+    config = CostConfig(at_most=100, rate=0.1)
+    assert next_multiplier(0.0, 200.0, config) == pytest.approx(0.1)
+    assert next_multiplier(0.3, 50.0, config) == pytest.approx(0.25)
+    assert next_multiplier(0.02, 0.0, config) == 0.0
+    assert next_multiplier(0.3, 100.0, config) == pytest.approx(0.3)
+
+
+def test_the_multiplier_settles_where_the_limit_is_met() -> None:
+    config = CostConfig(at_most=100, rate=0.2)
+    multiplier, costs = 0.0, []
+    for _ in range(200):  # a policy that spends less the more it is charged
+        costs.append(200 / (1 + 2 * multiplier))
+        multiplier = next_multiplier(multiplier, costs[-1], config)
+    assert costs[-1] == pytest.approx(100, abs=1) and multiplier == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_mean_is_over_episodes() -> None:
+    config = CostConfig(figure="calls", at_most=2)
+    assert mean_cost([SIDE_BY_SIDE, episode([(0.0, 1.0, 3)])], config) == 2.5
