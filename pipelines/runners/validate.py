@@ -18,6 +18,7 @@ from pipelines.runners.model_plan import plan_lines
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.agent import ToolFault
+from serve_apps.choices import Choice
 from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.parsers import Parsers
 from serve_apps.workflow import Workflow, load_object, load_workflow
@@ -37,7 +38,7 @@ def check(config: RunConfig) -> list[str]:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
     check_tasks(config, check=workflow.check_task)
     _check_environments(config, workflow)
-    notes = [*_check_models(config), *workflow.preflight(), *check_tools(workflow)]
+    notes = [*_check_models(config, workflow), *workflow.preflight(), *check_tools(workflow)]
     return [*notes, *try_environments(workflow.environments)]
 
 
@@ -142,7 +143,7 @@ def check_tasks(config: RunConfig, *, check: Check | None = None) -> None:
         raise ValueError("tasks.gate is missing: evaluate needs tasks that training never sees")
 
 
-def _check_models(config: RunConfig) -> list[str]:
+def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
     """Checks what each model group starts from; returns notes on what could not be looked at here."""
     notes: list[str] = []
     models: dict[str, tuple[dict[str, Any], Tensors]] = {}
@@ -171,6 +172,7 @@ def _check_models(config: RunConfig) -> list[str]:
         shape = checked.shape
         notes += [f"{key}: {note}" for note in checked.notes]
         _check_parsers(config, group)
+        _check_choices(config, group, workflow)
         notes += _check_packing(config, group, shape)
         _check_rank(config, group, shape)
         _check_heads(config, group, shape)
@@ -194,6 +196,25 @@ def _check_parsers(config: RunConfig, group: str) -> None:
         answer_format(load_tokenizer(config.model_groups[group].model), parsers)
     except ValueError as fault:
         raise ValueError(f"model_groups.{group}: {fault}") from None
+
+
+def _check_choices(config: RunConfig, group: str, workflow: Workflow) -> None:
+    """ValueError where an agent chooses among options whose labels are no single tokens of the model."""
+    choices = {
+        name: contract
+        for name in config.model_groups[group].agents
+        if isinstance(contract := workflow.agents[name].contract, Choice)
+    }
+    if not choices:
+        return
+    from serve_apps.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model_groups[group].model)
+    for name, choice in choices.items():
+        try:
+            choice.tokens(choice.options, tokenizer)
+        except ValueError as fault:
+            raise ValueError(f"model_groups.{group}: agent {name!r}: {fault}") from None
 
 
 def _check_packing(config: RunConfig, group: str, shape: dict[str, Any]) -> list[str]:
