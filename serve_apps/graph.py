@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from serve_apps.choices import OFFERED
 from serve_apps.expressions import Expression, parse_expression
 from serve_apps.graph_spec import NAME, GraphSpec, NodeSpec
 from serve_apps.templates import fields_of, stray_brace
@@ -29,7 +30,9 @@ from serve_apps.yaml_text import read_yaml
 
 BUILT_IN = frozenset({"question", "step"})
 """Names that templates and conditions read without a node."""
-TAKEN = BUILT_IN | {"true", "false", "null", "and", "or", "not", "in"}
+STOP = "stop"
+"""The option of a choice node that ends the episode."""
+TAKEN = BUILT_IN | {STOP, OFFERED} | {"true", "false", "null", "and", "or", "not", "in"}
 """Names that no node may have: conditions and templates use them for something else."""
 
 
@@ -88,9 +91,10 @@ def check_graph(
     for name, node in spec.nodes.items():
         _check_name(name, at)
         try:
-            node.parser.contract()
+            node.contract()
         except ValueError as error:
-            raise ValueError(f"{at('nodes', name, 'parser')}: node {name}: {error}") from None
+            key = "options" if node.type == "choice" else "parser"
+            raise ValueError(f"{at('nodes', name, key)}: node {name}: {error}") from None
     for section in ("start", "end"):
         for i, name in enumerate(getattr(spec, section)):
             _known(name, names, at(section, i), f"{section} names")
@@ -107,6 +111,10 @@ def check_graph(
             _known_field(name, spec, at("edges", i, "when"), f"edge {edge.source} -> {edge.target}")
     for name, node in spec.nodes.items():
         _check_node(name, node, spec, at)
+        for option in node.options:
+            if option != STOP:
+                when = parse_expression(f'{name}.choice == "{option}"')
+                edges.append(Edge(source=name, target=option, when=when))
     _check_template(spec.answer, spec, at("answer"), "answer")
     reaches = _reachability(names, edges)
     _check_shape(spec, edges, reaches, at)
@@ -166,7 +174,7 @@ def _known_field(name: str, spec: GraphSpec, at: str, what: str) -> None:
     written = spec.nodes[node]
     if written.type == "tool":
         return
-    known = (*written.parser.contract().field_names, "text")
+    known = (*written.contract().field_names, "text")
     if not field:
         raise ValueError(f"{at}: {what} reads {name!r}: say which of its fields, {name}.{known[0]} for example")
     if field.partition(".")[0] not in known:
@@ -192,8 +200,17 @@ def _check_name(name: str, at: _Places) -> None:
 
 
 def _check_node(name: str, node: NodeSpec, spec: GraphSpec, at: _Places) -> None:
-    if node.type == "model" and not node.prompt:
-        raise ValueError(f"{at('nodes', name)}: node {name}: a model node needs a `prompt`")
+    if node.is_agent and not node.prompt:
+        raise ValueError(f"{at('nodes', name)}: node {name}: a {node.type} node needs a `prompt`")
+    if node.type == "choice" and OFFERED not in fields_of(node.prompt):
+        raise ValueError(
+            f"{at('nodes', name, 'prompt')}: node {name}: {{{OFFERED}}} is missing, where a choice lists what is offered"
+        )
+    if node.type != "choice" and (node.options or node.messages):
+        raise ValueError(f"{at('nodes', name)}: node {name}: `options` and `messages` are for choice nodes")
+    for option in node.options:
+        if option != STOP:
+            _known(option, set(spec.nodes), at("nodes", name, "options", option), f"node {name} offers")
     if node.type == "tool" and not node.tool:
         raise ValueError(f"{at('nodes', name)}: node {name}: a tool node needs a `tool`")
     if node.each and node.each not in node.arguments:
@@ -204,6 +221,8 @@ def _check_node(name: str, node: NodeSpec, spec: GraphSpec, at: _Places) -> None
         **{f"arguments.{k}": v for k, v in node.arguments.items()},
     }
     for key, template in templates.items():
+        if node.type == "choice":
+            template = template.replace(f"{{{OFFERED}}}", "")
         _check_template(template, spec, at("nodes", name, *key.split(".")), f"node {name}, {key}")
     read = [*fields_of(node.prompt), *fields_of(node.system)]
     for field in node.cut:
@@ -250,6 +269,11 @@ def _forward(start: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
 
 
 def _check_shape(spec: GraphSpec, edges: Sequence[Edge], reaches: Mapping[str, frozenset[str]], at: _Places) -> None:
+    ends = set(spec.end) | {node for node, of in spec.nodes.items() if STOP in of.options}
+    if not ends:
+        raise ValueError(
+            f"{at('end')}: nothing ends the episode: name nodes in `end`, or let a choice node offer `{STOP}`"
+        )
     from_start = set(spec.start).union(*(reaches[name] for name in spec.start))
     for name in spec.nodes:
         if name not in from_start:
@@ -257,8 +281,10 @@ def _check_shape(spec: GraphSpec, edges: Sequence[Edge], reaches: Mapping[str, f
                 f"{at('nodes', name)}: node {name} cannot be reached from {', '.join(spec.start)}: add an edge to it, "
                 "or drop it"
             )
-        if name not in spec.end and not reaches[name] & set(spec.end):
-            raise ValueError(f"{at('nodes', name)}: no edge leads from node {name} to an end ({', '.join(spec.end)})")
+        if name not in ends and not reaches[name] & ends:
+            raise ValueError(
+                f"{at('nodes', name)}: no edge leads from node {name} to an end ({', '.join(sorted(ends))})"
+            )
     unbounded = {name for name, node in spec.nodes.items() if node.max_visits is None}
     inner = _reachability(unbounded, [e for e in edges if e.source in unbounded and e.target in unbounded])
     for name in spec.nodes:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serve_apps.choices import Choice
 from serve_apps.contracts import Contract, JsonKeys, OneOf, Raw, Tags
 
 NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
@@ -47,14 +48,20 @@ class ParserSpec(_Strict):
 class NodeSpec(_Strict):
     """Describes one node as it is written in the file."""
 
-    type: Literal["model", "tool"]
+    type: Literal["model", "tool", "choice"]
     prompt: str = ""
-    """The prompt of a model node, a template over `question` and earlier nodes. The node is an agent of the same name."""
+    """The prompt of a model or choice node, a template over `question` and earlier nodes. The node is an agent of the same name. That
+    of a choice node has `{options}`, where it lists what is offered."""
     system: str = ""
     parser: ParserSpec = ParserSpec()
     max_tokens: int = Field(512, ge=1)
     cut: tuple[str, ...] = ()
     """The fields of a model node's templates that lose text where the prompt has no room, the least needed first."""
+    options: dict[str, str] = Field(default_factory=dict)
+    """What a choice node may choose, with what its prompt says of each: nodes, to which it then leads, and `stop`, which ends the
+    episode. A node that has no visits left is not offered."""
+    messages: tuple[str, ...] = ()
+    """The options of a choice node to which it writes a message, its field `message`."""
     tool: str = ""
     """The tool of the workflow's settings that a tool node calls."""
     arguments: dict[str, str] = Field(default_factory=dict)
@@ -69,7 +76,16 @@ class NodeSpec(_Strict):
     max_visits: int | None = Field(None, ge=1)
     """How often it may run in an episode; default once. A cycle needs a node with this bound."""
     trainable: bool = True
-    """Whether `GraphReward` pays a model node, and so whether it trains."""
+    """Whether `GraphReward` pays a model or choice node, and so whether it trains."""
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether a model is called."""
+        return self.type != "tool"
+
+    def contract(self) -> Contract:
+        """Returns the output contract of a model or choice node; ValueError where what it says of that is wrong."""
+        return Choice(self.options, messages=self.messages) if self.type == "choice" else self.parser.contract()
 
 
 class EdgeSpec(_Strict):
@@ -86,7 +102,7 @@ class GraphSpec(_Strict):
     nodes: dict[str, NodeSpec] = Field(min_length=1)
     edges: tuple[EdgeSpec, ...] = ()
     start: tuple[str, ...] = Field(min_length=1)
-    end: tuple[str, ...] = Field(min_length=1)
+    end: tuple[str, ...] = ()
     answer: str
     max_steps: int = Field(32, ge=1)
     stop_on_end: bool = True

@@ -34,7 +34,7 @@ class GraphReward:
         graph: YAML file, the one that the workflow runs.
         metric: em, f1 or math.
         share: `full`: each turn gets the whole outcome; `split`: it is divided by the number of sharing turns.
-        sharing: nodes that share the outcome; empty: all model nodes.
+        sharing: nodes that share the outcome; empty: all model and choice nodes.
         """
         self.metric = outcome_metric(metric)
         check_share(share)
@@ -45,7 +45,7 @@ class GraphReward:
             raise ValueError(
                 f"credit.settings.sharing: {unknown[0]!r} is no node of {graph}: {', '.join(sorted(nodes))}"
             )
-        self.parsers = {name: node.parser for name, node in nodes.items() if node.type == "model"}
+        self.parsers = {name: node.parser for name, node in nodes.items() if node.is_agent}
         self.untrained = {name for name, node in nodes.items() if not node.trainable}
         self.share = share
         self.format_weight, self.outcome_weight, self.sharing = format_weight, outcome_weight, tuple(sharing)

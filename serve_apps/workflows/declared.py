@@ -1,4 +1,4 @@
-"""declared: a graph from YAML (`serve_apps/graph.py`) -> a workflow. Every model node is an agent of its name.
+"""declared: a graph from YAML (`serve_apps/graph.py`) -> a workflow. Every model or choice node is an agent of its name.
 
 start nodes -> ready nodes, all at once -> their values open edges -> ... -> an end node, or max_steps
 """
@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_apps.agent import Agent, Tool, ToolError, traced
+from serve_apps.choices import OFFERED
 from serve_apps.expressions import look_up
-from serve_apps.graph import Graph, load_graph
+from serve_apps.graph import STOP, Graph, load_graph
 from serve_apps.graph_spec import NodeSpec
 from serve_apps.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
 from serve_apps.tools.mcp_tools import mcp_tool
@@ -23,7 +24,8 @@ from stores.types import Task
 
 class Declared(Workflow):
     """Runs a node when an edge to it has opened and no other running or waiting node can still open one, so that branches
-    join without a count of those that were taken. An edge to a node that has no visits left does not open.
+    join without a count of those that were taken. An edge to a node that has no visits left does not open. A choice node leads to the
+    node that it chooses; `stop` ends the episode.
     """
 
     def __init__(self, graph: str, tools: dict[str, dict[str, Any]] | None = None) -> None:
@@ -40,12 +42,12 @@ class Declared(Workflow):
             name: Agent(
                 prompt=as_prompt(node.prompt),
                 system=as_prompt(node.system),
-                contract=node.parser.contract(),
+                contract=node.contract(),
                 max_tokens=node.max_tokens,
                 cut=tuple(input_name(field) for field in node.cut),
             )
             for name, node in self.graph.nodes.items()
-            if node.type == "model"
+            if node.is_agent
         }
         self.tools = {name: _tool(name, settings) for name, settings in (tools or {}).items()}
         for name, node in self.graph.nodes.items():
@@ -105,6 +107,9 @@ class _Walk:
             for task in [task for task in self._running if task in done]:
                 name = self._running.pop(task)
                 task.result()
+                if self._graph.nodes[name].type == "choice" and self.values[name]["choice"] == STOP:
+                    self.stop_reason = STOP
+                    return
                 if name in self._graph.end:
                     self.stop_reason = "finished"
                     if self._graph.stop_on_end:
@@ -130,10 +135,12 @@ class _Walk:
 
     def _open_edges(self, name: str) -> None:
         for edge in self._graph.leaving(name):
-            limit = self._graph.nodes[edge.target].max_visits or 1
-            has_visits = self._visits[edge.target] < limit
+            has_visits = self._has_visits(edge.target)
             if has_visits and edge.target not in self._waiting and (edge.when is None or edge.when(self.values)):
                 self._waiting.append(edge.target)
+
+    def _has_visits(self, name: str) -> bool:
+        return self._visits[name] < (self._graph.nodes[name].max_visits or 1)
 
     async def _visit(self, name: str, agents: Any, tools: Any) -> None:
         node = self._graph.nodes[name]
@@ -148,8 +155,7 @@ class _Walk:
         if not node.fail_open:
             raise fault
         self.failed[name] = str(fault)
-        names = node.parser.contract().field_names if node.type == "model" else ()
-        self.values[name] = dict.fromkeys((*names, "text"), "") if node.type == "model" else ""
+        self.values[name] = dict.fromkeys((*node.contract().field_names, "text"), "") if node.is_agent else ""
 
     async def _act(self, name: str, node: NodeSpec, agents: Any, tools: Any) -> Any:
         if node.type == "tool":
@@ -158,8 +164,14 @@ class _Walk:
                 return await tools[node.tool](**arguments)
             items = arguments[node.each] if isinstance(arguments[node.each], (list, tuple)) else [arguments[node.each]]
             return await together(*(tools[node.tool](**{**arguments, node.each: item}) for item in items))
-        fields = [*fields_of(node.prompt), *fields_of(node.system)]
-        reply = await agents[name](**{input_name(f): as_text(look_up(f, self.values)) for f in fields})
+        fields = [f for f in (*fields_of(node.prompt), *fields_of(node.system)) if f != OFFERED]
+        inputs: dict[str, Any] = {input_name(f): as_text(look_up(f, self.values)) for f in fields}
+        if node.type == "choice":
+            offered = [option for option in node.options if option == STOP or self._has_visits(option)]
+            if not offered or (len(offered) == 1 and offered[0] not in node.messages):
+                return dict.fromkeys(("message", "text"), "") | {"choice": offered[0] if offered else ""}
+            inputs[OFFERED] = offered
+        reply = await agents[name](**inputs)
         return {"text": reply.text, **reply.fields, **traced(reply.data, reply.turn_index)}
 
     def _argument(self, template: str) -> Any:

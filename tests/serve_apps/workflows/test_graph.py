@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from serve_apps.agent import Tool
 from serve_apps.expressions import parse_expression
 from serve_apps.graph import load_graph
+from serve_apps.scripted import play_scripted
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflows.declared import Declared
 from stores.corpus import build_corpus
@@ -394,3 +395,77 @@ def test_an_end_need_not_be_the_end(tmp_path: Path, tokenizer: ChatTokenizer) ->
 def test_what_is_no_tool_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises((TypeError, ValueError), match="wait"):
         Declared(written(tmp_path, SLOW % ""), {"wait": {"path": path}})
+
+
+CHOOSING = """
+nodes:
+  next:
+    type: choice
+    prompt: "{question} so far {solver.answer}, says {next.message}\\n{options}"
+    options: {solver: works it out, checker: "", stop: the answer is final}
+    messages: [checker]
+    max_visits: 4
+  solver: {type: model, prompt: "Solve {question}", parser: {tags: [answer]}, max_visits: 2}
+  checker: {type: model, prompt: "Check {solver.answer}, {next.message}"}
+edges:
+  - {from: solver, to: next}
+  - {from: checker, to: next}
+start: [next]
+end: []
+answer: "{solver.answer}"
+"""
+
+
+def choosing(folder: Path, text: str = CHOOSING) -> Declared:
+    path = folder / "choosing.yaml"
+    path.write_text(text)
+    return Declared(graph=str(path))
+
+
+def test_a_choice_node_leads_where_it_chooses_and_stop_ends_the_episode(tmp_path: Path) -> None:
+    says = {
+        "next": ["solver", "checker", "is it right?", "stop"],
+        "solver": ["<answer>7</answer>"],
+        "checker": ["it is"],
+    }
+    task = Task(task_id="t", prompt="3 + 4", answers=("7",))
+    trace = play_scripted(choosing(tmp_path), task, says)
+    assert (trace.status, trace.answer, trace.stop_reason) == (EpisodeStatus.OK, "7", "stop"), trace.error
+    agents = [turn.agent for turn in trace.turns]
+    assert agents == ["next", "solver", "next", "next", "checker", "next"], "a message is a turn of its own"
+    assert trace.turns[4].prompt_text == "Check 7, is it right?"
+    assert trace.turns[5].prompt_text.endswith("A solver: works it out\nC stop: the answer is final")
+
+
+def test_a_node_without_visits_is_not_offered_and_a_single_option_is_taken_without_asking(tmp_path: Path) -> None:
+    text = CHOOSING.replace('{solver: works it out, checker: "", stop: the answer is final}', "{solver: '', stop: ''}")
+    text = text.replace("    messages: [checker]\n", "").replace("  - {from: checker, to: next}\n", "")
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("  checker:"))
+    task = Task(task_id="t", prompt="3 + 4", answers=("7",))
+    says = {"next": ["solver", "solver"], "solver": ["<answer>6</answer>", "<answer>7</answer>"]}
+    trace = play_scripted(choosing(tmp_path, text), task, says)
+    assert (trace.status, trace.answer, trace.stop_reason) == (EpisodeStatus.OK, "7", "stop"), trace.error
+    assert [turn.agent for turn in trace.turns] == ["next", "solver", "next", "solver"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{solver: works", "{solvr: works", "node next offers 'solvr', which is no node: did you mean 'solver'?"),
+        ("\\n{options}", "", r"node next: \{options\} is missing"),
+        ("messages: [checker]", "messages: [stopp]", r"node next: Choice: messages = \['stopp'\]"),
+        ("solver: {type: model,", "solver: {type: model, options: {next: ''},", "node solver: `options` and `messages` are for choice nodes"),
+        ("{next.message}\"}", "{next.choise}\"}", "next has the fields choice, message, text"),
+        ("    max_visits: 4\n", "", "a cycle without bound: "),
+        (", stop: the answer is final", "", "nothing ends the episode: name nodes in `end`, or let a choice node offer `stop`"),
+    ],
+)  # fmt: skip
+def test_a_choice_node_that_does_not_fit_is_refused_with_its_line(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    assert old in CHOOSING
+    text = CHOOSING.replace(old, new)
+    if "cycle" in said:
+        text = text.replace(", max_visits: 2", "")
+    with pytest.raises(ValueError, match=r"choosing.yaml:\d+: .*" + said):
+        choosing(tmp_path, text)
