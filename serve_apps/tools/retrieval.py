@@ -24,7 +24,7 @@ from typing import Any
 from serve_apps.agent import Tool
 from serve_apps.tools.retriever import EmbeddedRetriever, HttpRetriever, Retriever, as_information
 from serve_apps.workflow import load_object
-from stores.corpus import Corpus, build_corpus
+from stores.corpus import INDEX, Corpus, build_corpus
 
 MAX_DOCUMENT_CHARS = 2000
 
@@ -70,7 +70,8 @@ def open_retriever(settings: Mapping[str, Any]) -> Retriever:
 def _built(path: str, settings: Mapping[str, Any]) -> str:
     """Returns the corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
     documents = load_object(path, place="workflow.settings.retriever.documents")
-    key = sha256(json.dumps([path, settings, inspect.getsource(documents)], sort_keys=True).encode()).hexdigest()[:16]
+    made_of = [path, settings, inspect.getsource(documents), INDEX]
+    key = sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora" / key
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -76,6 +76,15 @@ def many_languages(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Corpus(str(folder / "index"))
 
 
+def test_a_name_that_is_a_common_word_of_some_language_is_found(tmp_path: Path) -> None:
+    names = ["Ben Los", "Ben Sus", "Der Vor", "Per Dar", "The Who", "Nur Hin"]
+    path = tmp_path / "names.jsonl"
+    path.write_text("".join(json.dumps({"id": name, "contents": f"{name} lives in Rome."}) + "\n" for name in names))
+    build_corpus(str(tmp_path / "index"), path)
+    found = Corpus(str(tmp_path / "index")).search(names, 1)
+    assert [[document.document_id for document in row] for row in found] == [[name] for name in names]
+
+
 def test_a_title_is_searched_and_shown_once(tmp_path: Path) -> None:
     rows = [{"title": "Mira Holt", "text": "She paints."}, {"title": "Tarn", "contents": '"Tarn"\nA town.'}]
     build_corpus(str(tmp_path / "index"), written(tmp_path / "documents.jsonl", rows))
