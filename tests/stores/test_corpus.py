@@ -57,7 +57,7 @@ def test_each_query_has_its_row_and_a_blank_one_an_empty_row(corpus: Corpus) -> 
 )
 def test_languages_without_spaces_are_searched_by_words(query: str, found: set[str], many_languages: Corpus) -> None:
     (row,) = many_languages.search([query], top_k=5)
-    assert {document.document_id for document in row} == found
+    assert {document.document_id for document in row[: len(found)]} == found, "the best ones"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,12 @@ def test_a_title_is_searched_and_shown_once(tmp_path: Path) -> None:
     assert [[d.contents for d in row] for row in found] == [['"Mira Holt"\nShe paints.'], ['"Tarn"\nA town.']]
 
 
-@pytest.mark.parametrize("query", ['"unclosed', "AND OR (", "title:x^2", "*", "\\", "a" * 10_000, "☃ \x00"])
+def test_words_of_a_query_language_are_words(corpus: Corpus) -> None:
+    (row,) = corpus.search(["AND OR ("], top_k=3)
+    assert [document.document_id for document in row] == ["1"], "the only document with `and`"
+
+
+@pytest.mark.parametrize("query", ['"unclosed', "title:x^2", "*", "\\", "a" * 10_000, "☃ \x00"])
 def test_no_query_is_anything_but_words(corpus: Corpus, query: str) -> None:
     (row,) = corpus.search([query], top_k=3)
     assert row == []
