@@ -263,6 +263,10 @@ class _TextSpy:
         return self.decode(token_ids)
 
     def encode_completion(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns one number for a text, as for the label of an option, by which it is found again."""
         self.texts.append(text)
         return [len(self.texts) - 1]
 
