@@ -28,7 +28,7 @@ ID_FIELDS = ("id", "_id", "docid", "doc_id")
 TOKENIZER = "icu/split"
 """Splits at spaces and punctuation, and Chinese, Japanese, Thai and the like, which have no spaces, by ICU's dictionaries. They
 are part of LanceDB; its `simple` takes a whole sentence of these languages for one word, its other ones need files."""
-INDEX = {"with_position": False, "base_tokenizer": TOKENIZER, "remove_stop_words": False}
+INDEX: Mapping[str, Any] = {"with_position": False, "base_tokenizer": TOKENIZER, "remove_stop_words": False}
 """The settings of the index. LanceDB's stop words are those of many languages together: `Los`, `Der`, `Ben` and `Sus` would not be found."""
 RANK_OFFSET = 60
 """Of reciprocal rank fusion: score = sum of 1 / (60 + rank) (Cormack, Clarke, Buettcher 2009)."""

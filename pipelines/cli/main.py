@@ -264,6 +264,27 @@ def show(
 
 @app.command()
 @reports_errors
+def why(
+    episode: Annotated[str, typer.Argument(help="The id of the episode, or a unique beginning of it.")],
+    config: RunName,
+    root: Root = "runs",
+    replays: Annotated[int, typer.Option(min=4, help="How often the episode is played again, in all.")] = 64,
+    address: Address = "",
+) -> None:
+    """Find the turn that decided an episode: play it again from each turn, and compare what comes out.
+
+    Everything before a turn is replayed token by token; it and all that follows is sampled anew by the versions that played the
+    episode. Replays go to the turns that seem to have cost most. What was played is stored, and kept in RUN/why.
+    """
+    from rich.console import Console
+
+    from pipelines.report.inspect import explain_episode
+
+    Console().print(explain_episode(existing_run(config, root), episode, budget=replays, address=address))
+
+
+@app.command()
+@reports_errors
 def diff(
     task: Annotated[str, typer.Argument(help="The id of the task.")],
     first: Annotated[

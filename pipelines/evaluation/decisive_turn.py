@@ -81,7 +81,9 @@ def find_decisive_turn(turns: Sequence[int], outcome: float, replays: Replays, *
     fresh.play(fresh.places([found]), (budget - search.num_replays) // len(fresh.places([found])))
     before, after = fresh.value(found), fresh.value(found + 1)
     if before is None or after is None:
-        raise ValueError(f"no replay from turn {turns[found]} came to an end: the engines or a service behind a tool failed")
+        raise ValueError(
+            f"no replay from turn {turns[found]} came to an end: the engines or a service behind a tool failed"
+        )
     return DecisiveTurn(
         turn_index=turns[found],
         before=before,
@@ -90,7 +92,9 @@ def find_decisive_turn(turns: Sequence[int], outcome: float, replays: Replays, *
         ci95=difference_interval(before, fresh.count(found), after, fresh.count(found + 1)),
         values=tuple(search.with_more(fresh, place) for place in range(len(turns))),
         num_replays=search.num_replays + fresh.num_replays,
-        best=max(((o, key) for s in (search, fresh) for key, o in s.outcomes(found) if o > outcome), default=(0, None))[1],
+        best=max(((o, key) for s in (search, fresh) for key, o in s.outcomes(found) if o > outcome), default=(0, None))[
+            1
+        ],
     )
 
 

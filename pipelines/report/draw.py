@@ -13,13 +13,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from serve_apps.graph import Graph
+from serve_apps.graph import STOP, Graph
 from stores.types import Trace
 
-Kind = Literal["model", "tool", "ending"]
+Kind = Literal["model", "tool", "choice", "ending"]
 TASK, ANSWER = "(task)", "(answer)"
 """Names of the start and the end; no agent, tool or node can have them."""
-SHAPES: Mapping[Kind, tuple[str, str]] = {"model": ("[", "]"), "tool": ("[[", "]]"), "ending": ("([", "])")}
+SHAPES: Mapping[Kind, tuple[str, str]] = {
+    "model": ("[", "]"),
+    "tool": ("[[", "]]"),
+    "choice": ("{", "}"),
+    "ending": ("([", "])"),
+}
 """Mermaid's brackets around the label of a node."""
 
 
@@ -64,6 +69,8 @@ def draw_graph(graph: Graph, *, title: str) -> Drawing:
     for name in graph.nodes:
         if name in graph.end:
             drawing.edges[name, ANSWER] = ""
+        elif STOP in graph.nodes[name].options:
+            drawing.edges[name, ANSWER] = f'{name}.choice == "{STOP}"'
     return drawing
 
 

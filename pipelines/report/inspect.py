@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,51 @@ def episode_view(run: Run, episode_id: str) -> RenderableType:
     all_rewards = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
     rewards = [r for r in all_rewards if r.credit_version == run.credit_version]
     return _episode(trace, rewards[0] if rewards else None)
+
+
+def explain_episode(run: Run, episode_id: str, *, budget: int, address: str = "") -> RenderableType:
+    """Finds the turn that decided an episode by playing it again, and shows it."""
+    from pipelines.cluster.connect import connect
+    from pipelines.episodes.collector import end_collectors
+    from pipelines.evaluation.why import explain
+    from pipelines.run.watchdog import Watchdog
+
+    connect(address)
+    with run.hold_engines():
+        watchdog = Watchdog(
+            run, run.key(0, "why"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
+        )
+        return explanation_view(watchdog.watch(lambda: explain(run, episode_id, budget=budget)))
+
+
+def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
+    """Shows what replays say of every turn, and of the one that cost most."""
+    table = Table("turn", "agent", "outcome if it is sampled anew", "replays")
+    for value in explanation["values"]:
+        is_found = value["turn_index"] == explanation["turn_index"]
+        before = "–" if value["before"] is None else f"{value['before']:.3f}"
+        cells = (str(value["turn_index"]), value["agent"], before, str(value["num_replays"]))
+        table.add_row(*cells, style="bold" if is_found else None)
+    low, high = explanation["ci95"]
+    found = f"turn {explanation['turn_index']} ({explanation['agent']})"
+    cost = f"{explanation['cost']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    verdict = (
+        f"{found} cost most: {cost}, from {explanation['before']:.3f} before it to {explanation['after']:.3f} after it"
+    )
+    if not explanation["is_certain"]:
+        verdict = f"no turn certainly cost anything; {verdict}: ask for more --replays, or the team cannot do better from any turn"
+    parts: list[RenderableType] = [
+        Text(
+            f"episode {explanation['episode_id']}, outcome {explanation['outcome']:g}, {explanation['num_replays']} replays"
+        ),
+        table,
+        Text(verdict, style="bold"),
+        Panel(Text(explanation["completion"]), title=f"{found} said", title_align="left"),
+    ]
+    if alternative := explanation["alternative"]:
+        title = f"in a replay that earned {alternative['outcome']:g} ({alternative['episode_id']})"
+        parts.append(Panel(Text(alternative["completion"]), title=title, title_align="left"))
+    return Group(*parts)
 
 
 def diff_view(run: Run, task_id: str, first: int, second: int) -> RenderableType:

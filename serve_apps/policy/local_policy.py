@@ -6,11 +6,12 @@ It serves a registered team where no gateway runs. Its samples have an engine's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from serve_apps.policy.engine_settings import stop_token_ids
+from stores.allowed_tokens import allowed_tokens
 from stores.manifest import read_manifest, whole_model
 from stores.model_folder import num_known_rows
 from stores.types import Completion, FinishReason, GenerateRequest, ModelVersionRef
@@ -35,6 +36,7 @@ class LocalPolicy:
 
         model, stops, num_known = self._load(request.model_group)
         s = request.sampling
+        allowed = allowed_tokens(s.constraint)
         prompt = torch.tensor([list(request.prompt_token_ids)])
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(request.seed)
@@ -47,21 +49,21 @@ class LocalPolicy:
                 top_p=s.top_p,
                 top_k=s.top_k,
                 eos_token_id=stops,
+                prefix_allowed_tokens_fn=(lambda *_: allowed) if allowed else None,
                 suppress_tokens=None if num_known is None else list(range(num_known, model.config.vocab_size)),
                 pad_token_id=stops[0] if stops else None,
                 return_dict_in_generate=True,
                 output_logits=True,
             )
         ids = out.sequences[0, prompt.shape[1] :].tolist()
-        logprobs = [
-            float((logits[0, :num_known] / (s.temperature or 1.0)).log_softmax(-1)[token])
-            for token, logits in zip(ids, out.logits, strict=True)
-        ]
+        of_all = [_scaled(logits[0, :num_known], s.temperature, allowed) for logits in out.logits]
+        logprobs = [float(of[token]) for of, token in zip(of_all, ids, strict=True)]
         return Completion(
             token_ids=ids,
             logprobs=logprobs,
             finish_reason=FinishReason.STOP if ids and ids[-1] in stops else FinishReason.LENGTH,
             policy_version=self._refs[request.model_group].version,
+            allowed_logprobs=tuple(float(of_all[0][token]) for token in allowed) if of_all else (),
         )
 
     def _load(self, model_group: str) -> tuple[Any, list[int], int | None]:
@@ -78,3 +80,14 @@ class LocalPolicy:
                 model = PeftModel.from_pretrained(model, str(fetch(ref))).eval()
             self._models[model_group] = model, stop_token_ids(Path(folder)), num_known_rows(Path(folder))
         return self._models[model_group]
+
+
+def _scaled(logits: Any, temperature: float, allowed: Sequence[int]) -> Any:
+    """Returns the logprobs that a token is sampled by, over the allowed ones where a choice names them."""
+    import torch
+
+    if allowed:
+        only = torch.full_like(logits, -torch.inf)
+        only[list(allowed)] = logits[list(allowed)]
+        logits = only
+    return (logits / (temperature or 1.0)).log_softmax(-1)

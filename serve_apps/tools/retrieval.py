@@ -70,7 +70,7 @@ def open_retriever(settings: Mapping[str, Any]) -> Retriever:
 def _built(path: str, settings: Mapping[str, Any]) -> str:
     """Returns the corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
     documents = load_object(path, place="workflow.settings.retriever.documents")
-    made_of = [path, settings, inspect.getsource(documents), INDEX]
+    made_of = [path, settings, inspect.getsource(documents), dict(INDEX)]
     key = sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora" / key
     if not folder.is_dir():

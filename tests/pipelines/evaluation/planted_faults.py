@@ -56,7 +56,9 @@ def orchestrated(agent: str, inputs: Mapping[str, str], slips: bool) -> str:
     """A draft is wrong until it is refined; the orchestrator should not stop before that."""
     if agent == "orchestrator":
         offered = [line.split()[1] for line in inputs["options"].splitlines()]
-        ahead = [step for step in ("solve", "check", "refine", "stop") if step in offered and step not in inputs["done"]]
+        ahead = [
+            step for step in ("solve", "check", "refine", "stop") if step in offered and step not in inputs["done"]
+        ]
         return "stop" if slips and "stop" in offered else ahead[0]
     if agent == "solver":
         return f"<SOLUTION>x</SOLUTION><ANSWER>{WRONG}</ANSWER>"
@@ -96,7 +98,9 @@ class Planted:
 
         def again(index: int, sibling: int) -> float:
             dice = random.Random(f"{self.trace.seed}/{self.fault}/{index}/{sibling}")
-            script = Script(kind="counterfactual", agent=agents[index], base=self.trace, changed_at=index, sibling=sibling)
+            script = Script(
+                kind="counterfactual", agent=agents[index], base=self.trace, changed_at=index, sibling=sibling
+            )
             return outcome_of(play(self.workflow, lambda _: dice.random() < SLIP, script=script))
 
         return {(index, sibling): again(index, sibling) for index, sibling in wanted}

@@ -1,0 +1,179 @@
+"""why: a stored episode -> the turn that decided its outcome, from replays on engines that serve the versions which played it.
+
+    episode ── replays from each turn ──> decisive_turn ──> <run>/why/<episode id>.json
+
+Replays are stored as ad hoc episodes: the same question again plays only what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pipelines.credit.rule import worst_outcome
+from pipelines.episodes.sampling import Progress, play_specs
+from pipelines.evaluation.decisive_turn import find_decisive_turn
+from pipelines.evaluation.teams import Models
+from pipelines.run.run import Run
+from pipelines.run.scoring import assign_credit
+from pipelines.run.serving import app_names, capacities, serve
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.replay import Script
+from serve_apps.team_spec import TeamSpec
+from stores.files import read_file, write_file
+from stores.types import Purpose, Trace
+
+Explanation = Mapping[str, Any]
+"""What `explain` returns: the fields of `DecisiveTurn`, and `episode_id`, `task_id`, `outcome`, `agent`, `completion`, `alternative`; each
+of `values` with its `agent`. Costs and values are in the outcome's unit."""
+
+
+def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None = None) -> Explanation:
+    """Finds the turn that cost an episode most, and keeps what was found; the caller holds the engines.
+
+    Args:
+        episode_id: or a unique beginning of it.
+        budget: replays in all.
+
+    Raises ValueError for an episode that is no outcome of the policy, is a replay itself, or whose model versions are gone.
+    """
+    trace = run.traces.get_trace(episode_id, run_id=run.run_id)
+    if not trace.is_outcome:
+        raise ValueError(
+            f"episode {trace.episode_id}: {trace.cause} caused its failure, and no turn of the team: {trace.error[:200]}"
+        )
+    if trace.variant:
+        raise ValueError(
+            f"episode {trace.episode_id} is a replay ({trace.variant}) itself: name the episode that it replays"
+        )
+    if trace.is_version_mixed:
+        raise ValueError(
+            f"episode {trace.episode_id}: weights changed while it was played, so that nothing can play it again"
+        )
+    models = _models_of(run, trace)
+    serve(run, models)
+    replays = _Replays(run, trace, models, progress)
+    agent_of = {turn.turn_index: turn.agent for turn in trace.turns}
+    found = find_decisive_turn(list(agent_of), replays.scaled(replays.outcome), replays, budget=budget)
+    alternative = None
+    if found.best is not None:
+        alternative = _alternative(replays.played[found.best], found.turn_index, replays.outcomes[found.best])
+    turn = next(turn for turn in trace.turns if turn.turn_index == found.turn_index)
+    explanation = {
+        **asdict(found),
+        "before": replays.unscaled(found.before),
+        "after": replays.unscaled(found.after),
+        "cost": found.cost * replays.span,
+        "ci95": [edge * replays.span for edge in found.ci95],
+        "is_certain": found.is_certain,
+        "values": [
+            {
+                "turn_index": value.turn_index,
+                "agent": agent_of[value.turn_index],
+                "before": None if value.before is None else replays.unscaled(value.before),
+                "num_replays": value.num_replays,
+            }
+            for value in found.values
+        ],
+        "episode_id": trace.episode_id,
+        "task_id": trace.task.task_id,
+        "outcome": replays.outcome,
+        "agent": turn.agent,
+        "completion": turn.completion_text,
+        "alternative": alternative,
+    }
+    del explanation["best"]
+    write_file(_place(run, trace.episode_id), json.dumps(explanation, indent=2).encode())
+    return explanation
+
+
+def kept_explanation(run: Run, episode_id: str) -> Explanation | None:
+    """Returns what was found about an episode; None where nobody asked."""
+    data = read_file(_place(run, episode_id))
+    return None if data is None else json.loads(data)
+
+
+def _place(run: Run, episode_id: str) -> str:
+    return f"{run.folder}/why/{episode_id}.json"
+
+
+def _alternative(trace: Trace, turn_index: int, outcome: float) -> dict[str, Any]:
+    turn = next(turn for turn in trace.turns if turn.turn_index == turn_index)
+    return {"episode_id": trace.episode_id, "completion": turn.completion_text, "outcome": outcome}
+
+
+def _models_of(run: Run, trace: Trace) -> Models:
+    models = {}
+    for group, version in trace.policy_versions.items():
+        ref = run.weights.ref(group, version)
+        if ref is None:
+            raise ValueError(
+                f"episode {trace.episode_id} was played by version {version} of model group {group!r}, which is not stored any more: "
+                f"there are {run.weights.versions(group)}"
+            )
+        models[group] = ref
+    return models
+
+
+class _Replays:
+    """Plays an episode again on engines, and scores what comes out by the run's credit rule."""
+
+    def __init__(self, run: Run, trace: Trace, models: Models, progress: Progress | None) -> None:
+        self._run, self._trace, self._progress = run, trace, progress
+        self._team: TeamSpec = run.team_spec(models, iteration=trace.iteration, occasion=f"why/{trace.episode_id}")
+        (reward,) = assign_credit(run, [trace])
+        self.outcome = reward.outcome
+        self._worst = min(0.0, worst_outcome(run.credit))
+        self.span = 1.0 - self._worst
+        """How far the best outcome is from the worst one."""
+        self.played: dict[tuple[int, int], Trace] = {}
+        self.outcomes: dict[tuple[int, int], float] = {}
+
+    def scaled(self, outcome: float) -> float:
+        """Returns an outcome on the scale of 0 to 1."""
+        return min(1.0, max(0.0, (outcome - self._worst) / self.span))
+
+    def unscaled(self, value: float) -> float:
+        """Is the inverse of `scaled`."""
+        return value * self.span + self._worst
+
+    def __call__(self, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
+        """Plays what is not stored yet; see `decisive_turn.Replays`."""
+        agents = {turn.turn_index: turn.agent for turn in self._trace.turns}
+        where: dict[str, Any] = {
+            "run_id": self._run.run_id,
+            "iteration": 0,
+            "purpose": Purpose.AD_HOC,
+            "team_key": self._team.team_key,
+        }
+        specs = {
+            (index, number): EpisodeSpec(
+                **where,
+                task=self._trace.task,
+                episode_index=self._trace.episode_index,
+                run_seed=self._run.config.seed,
+                script=Script(
+                    kind="counterfactual", agent=agents[index], base=self._trace, changed_at=index, sibling=number
+                ),
+            )
+            for index, number in wanted
+        }
+        sampled = play_specs(
+            list(specs.values()),
+            where=where,
+            team_spec=self._team,
+            apps=app_names(self._run),
+            capacity=capacities(self._run),
+            store=self._run.traces,
+            config=self._run.config.collect,
+            progress=self._progress,
+        )
+        by_id = {t.episode_id: t for t in self._run.traces.read_traces(sampled.traces)}
+        done = {key: by_id[spec.episode_id] for key, spec in specs.items() if spec.episode_id in by_id}
+        done = {key: trace for key, trace in done.items() if trace.is_outcome and not trace.is_version_mixed}
+        rewards = assign_credit(self._run, list(done.values()))
+        self.played |= done
+        self.outcomes |= {key: reward.outcome for key, reward in zip(done, rewards, strict=True)}
+        return {key: self.scaled(self.outcomes[key]) for key in done}

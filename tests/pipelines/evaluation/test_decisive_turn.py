@@ -1,0 +1,82 @@
+"""The decisive turn: planted faults are found, replays stay in their budget, and the interval covers what the turn cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from pipelines.evaluation.decisive_turn import LEAST, difference_interval, find_decisive_turn
+from tests.pipelines.evaluation.planted_faults import BUDGET, WORKFLOWS, decisive_turn_of, plant, true_cost
+
+pytestmark = pytest.mark.fast
+
+Wanted = Sequence[tuple[int, int]]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_a_planted_fault_is_found_with_an_interval_around_what_it_cost(workflow: str) -> None:
+    episodes = [plant(workflow, number) for number in range(6)]
+    assert len({episode.fault for episode in episodes}) >= 2, "faults of several turns"
+    found = [decisive_turn_of(episode) for episode in episodes]
+    assert sum(of.turn_index == episode.fault for of, episode in zip(found, episodes, strict=True)) >= 5
+    costs = {episode.fault: true_cost(episode, episode.fault, number=100) for episode in episodes}
+    covered = [of.ci95[0] <= costs[of.turn_index] <= of.ci95[1] for of in found if of.turn_index in costs]
+    assert sum(covered) >= len(covered) - 1
+    for of in found:
+        assert of.num_replays <= BUDGET
+        assert sum(value.num_replays for value in of.values) == of.num_replays
+        assert of.best is not None and of.best[0] == of.turn_index
+
+
+def test_the_value_after_the_last_turn_is_the_outcome_itself() -> None:
+    found = find_decisive_turn([3], 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=10)
+    assert (found.turn_index, found.before, found.after, found.cost) == (3, 1.0, 0.0, 1.0)
+    assert found.ci95[1] == 1.0 and 0.6 < found.ci95[0] < 1.0
+
+
+def test_a_team_that_never_succeeds_has_no_turn_that_certainly_cost_anything() -> None:
+    found = find_decisive_turn([0, 1, 2], 0.0, lambda wanted: {key: 0.0 for key in wanted}, budget=40)
+    assert found.cost == 0.0 and not found.is_certain and found.best is None
+
+
+def test_replays_are_numbered_on_and_the_last_ones_are_used_for_nothing_else() -> None:
+    played: list[tuple[int, int]] = []
+
+    def replays(wanted: Wanted) -> dict[tuple[int, int], float]:
+        played.extend(wanted)
+        return {(turn, number): float(turn <= 4) for turn, number in wanted}
+
+    found = find_decisive_turn([0, 2, 4, 7], 0.0, replays, budget=48)
+    assert found.turn_index == 4 and (found.before, found.after) == (1.0, 0.0)
+    assert len(played) == len(set(played)) == found.num_replays <= 48
+    last = [key for key in played if key[0] == 4]
+    assert [number for _, number in last] == list(range(len(last)))
+
+
+def test_replays_that_failed_outside_of_the_team_are_left_out() -> None:
+    dice = random.Random(0)
+
+    def replays(wanted: Wanted) -> dict[tuple[int, int], float]:
+        return {(turn, number): float(turn <= 1) for turn, number in wanted if dice.random() < 0.5}
+
+    found = find_decisive_turn([0, 1, 2], 0.0, replays, budget=60)
+    assert (found.turn_index, found.cost) == (1, 1.0)
+    assert sum(value.num_replays for value in found.values) < found.num_replays
+    with pytest.raises(ValueError, match="no replay from turn 0 came to an end"):
+        find_decisive_turn([0], 0.0, lambda wanted: {}, budget=10)
+    with pytest.raises(ValueError, match="an episode without turns"):
+        find_decisive_turn([], 0.0, lambda wanted: {}, budget=10)
+
+
+def test_a_budget_that_is_too_small_is_exceeded_by_two_replays_of_each_turn() -> None:
+    found = find_decisive_turn([0, 1], 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=1)
+    assert found.num_replays == 2 * LEAST + LEAST, "the second turn cost everything"
+
+
+def test_the_interval_is_newcombes() -> None:
+    # 56/70 - 48/80, the example (a) of Newcombe 1998, table II, method 10.
+    low, high = difference_interval(56 / 70, 70, 48 / 80, 80)
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    assert difference_interval(0.5, None, 0.25, None) == (0.25, 0.25)
