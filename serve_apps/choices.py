@@ -57,7 +57,7 @@ class Choice:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Returns `("choice", "message")`."""
+        """Returns `choice` and `message`, the fields that every reply has."""
         return ("choice", "message")
 
     @property
