@@ -24,6 +24,7 @@ RULES = (
     paths.paths_are_current,
     agents.agents_have_one_group,
     agents.swapped_groups_have_one_agent,
+    agents.priced_groups_exist,
     agents.trained_agents_exist,
     models.every_group_has_a_model,
     models.overrides_parse,

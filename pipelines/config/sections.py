@@ -6,7 +6,7 @@ standard library only.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -270,10 +270,20 @@ class CostConfig(Settings):
     episode, where calls side by side count once. Seconds depend on how busy the machine is."""
     at_most: float = Field(gt=0)
     """The mean cost of an episode that is aimed at."""
+    prices: dict[str, float] = Field(default_factory=dict)
+    """What a token, a call or a second of a model group costs, by the group's name; 1 where it is not named. A tool call costs 1, its
+    seconds as many."""
     rate: float = Field(0.1, gt=0)
     """How fast the multiplier changes: it grows by this number in an iteration whose episodes cost twice as much as `at_most`."""
     initial: float = Field(0.0, ge=0)
     """The multiplier of the first iteration. A multiplier of 1 takes 1 from the reward of a turn from which on `at_most` is spent."""
+
+    @field_validator("prices")
+    @classmethod
+    def _cost_something(cls, value: dict[str, float]) -> dict[str, float]:
+        if odd := [name for name, price in value.items() if not 0 <= price < inf]:
+            raise ValueError(f"{odd[0]}: {value[odd[0]]} is no price: give a number of at least 0")
+        return value
 
 
 class ScoreConfig(Settings):

@@ -22,11 +22,14 @@ PART = "cost"
 """The name of the cost in the breakdown of a reward."""
 Costs = Mapping[int, float]
 """By index of the turn, what it costs: itself, and the tool calls after it up to the next turn."""
+Prices = Mapping[int, float]
+"""By index of the turn, what a token, a call or a second of it costs."""
 
 
-def turn_costs(trace: Trace, figure: str) -> Costs:
-    """Returns what each turn of an episode costs in `CostConfig.figure`."""
-    return _FIGURES[figure](trace)
+def turn_costs(trace: Trace, config: CostConfig) -> Costs:
+    """Returns what each turn of an episode costs in `config.figure`, tokens, calls and seconds of each model group at its price."""
+    prices = {turn.turn_index: config.prices.get(turn.model_group, 1.0) for turn in trace.turns}
+    return _FIGURES[config.figure](trace, prices)
 
 
 def charge(
@@ -43,7 +46,7 @@ def charge(
         traces: the episodes of `rewards`, in any order.
         kind: of the credit rule. A return is charged with all costs from its turn on, an increment with its own.
     """
-    costs = {trace.episode_id: turn_costs(trace, config.figure) for trace in traces}
+    costs = {trace.episode_id: turn_costs(trace, config) for trace in traces}
     return [
         replace(
             episode,
@@ -58,7 +61,7 @@ def charge(
 
 def mean_cost(traces: Sequence[Trace], config: CostConfig) -> float:
     """Returns what an episode costs on average; 0 of none."""
-    totals = [sum(turn_costs(trace, config.figure).values()) for trace in traces]
+    totals = [sum(turn_costs(trace, config).values()) for trace in traces]
     return sum(totals) / len(totals) if totals else 0.0
 
 
@@ -87,28 +90,29 @@ class _Event:
     weight: float
 
 
-def _completion_tokens(trace: Trace) -> Costs:
-    return {turn.turn_index: float(len(turn.completion_token_ids)) for turn in trace.turns}
+def _completion_tokens(trace: Trace, prices: Prices) -> Costs:
+    return {turn.turn_index: len(turn.completion_token_ids) * prices[turn.turn_index] for turn in trace.turns}
 
 
-def _calls(trace: Trace) -> Costs:
-    counts = dict.fromkeys(_completion_tokens(trace), 1.0)
+def _calls(trace: Trace, prices: Prices) -> Costs:
+    counts = dict(prices)
     for owner in _owners(trace).values():
         counts[owner] += 1
     return counts
 
 
-def _critical_path_tokens(trace: Trace) -> Costs:
-    events = [
-        _Event(t.turn_index, t.start_s, t.start_s + t.duration_s, float(len(t.completion_token_ids)))
-        for t in trace.turns
-    ]
+def _critical_path_tokens(trace: Trace, prices: Prices) -> Costs:
+    tokens = _completion_tokens(trace, prices)
+    events = [_Event(t.turn_index, t.start_s, t.start_s + t.duration_s, tokens[t.turn_index]) for t in trace.turns]
     return _on_heaviest_path(trace, events)
 
 
-def _seconds(trace: Trace) -> Costs:
+def _seconds(trace: Trace, prices: Prices) -> Costs:
     owners = _owners(trace)
-    events = [_Event(t.turn_index, t.start_s, t.start_s + t.duration_s, t.duration_s) for t in trace.turns]
+    events = [
+        _Event(t.turn_index, t.start_s, t.start_s + t.duration_s, t.duration_s * prices[t.turn_index])
+        for t in trace.turns
+    ]
     events += [
         _Event(owners[c.call_index], c.start_s, c.start_s + c.duration_s, c.duration_s)
         for c in trace.tool_calls
@@ -150,7 +154,7 @@ def _on_heaviest_path(trace: Trace, events: Sequence[_Event]) -> Costs:
     return costs
 
 
-_FIGURES: Mapping[str, Callable[[Trace], Costs]] = {
+_FIGURES: Mapping[str, Callable[[Trace, Prices], Costs]] = {
     "completion_tokens": _completion_tokens,
     "calls": _calls,
     "critical_path_tokens": _critical_path_tokens,

@@ -33,6 +33,13 @@ def swapped_groups_have_one_agent(config: RunSections) -> None:
             )
 
 
+def priced_groups_exist(config: RunSections) -> None:
+    """`cost.prices` names model groups."""
+    for group in config.cost.prices if config.cost else ():
+        if group not in config.model_groups:
+            raise ValueError(f"cost.prices: {group!r} is no model group{near(group, config.model_groups)}")
+
+
 def trained_agents_exist(config: RunSections) -> None:
     """`train.agents` names agents of the run, and every model group has an agent that is trained."""
     for agent in config.train.agents:

@@ -89,6 +89,16 @@ def demonstrate_orchestrated(agent: str, task: Task, inputs: Mapping[str, str], 
     return ahead[0] if ahead and rng.random() < 2 / 3 else rng.choice(offered)
 
 
+def demonstrate_routed(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """Plays a cheap and a strong solver under an orchestrator that does not care: the cheap one fails where the last factor is large."""
+    if agent == "orchestrator":
+        return rng.choice([line.split()[1] for line in inputs["options"].splitlines()])
+    numbers = _numbers(task.prompt)
+    is_easy = numbers[2] <= 3
+    steps, answer = _work(numbers, rng, 0.9 if agent == "expert" or is_easy else 0.15)
+    return _sloppy(f"<SOLUTION>{steps}</SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.05)
+
+
 def demonstrate_loop(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
     """Plays the solver-verifier loop: hasty at first, better once a verdict says so; the verifier is often wrong."""
     numbers = _numbers(task.prompt)

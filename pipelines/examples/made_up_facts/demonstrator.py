@@ -30,6 +30,15 @@ def demonstrate_iterative(agent: str, task: Task, inputs: Mapping[str, str], rng
     return text.replace("answer>", "final_answer>").replace("summary>", "evidence>") if agent != "planner" else text
 
 
+def demonstrate_orchestrated(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """The same under an orchestrator, which does the next thing two times in three, and else anything."""
+    if agent != "orchestrator":
+        return demonstrate(agent, task, inputs, rng)
+    offered = [line.split()[1] for line in inputs["options"].splitlines()]
+    right = "stop" if "stop" in offered else "answer" if _is_known(task, inputs["board"]) else "search"
+    return right if right in offered and rng.random() < 2 / 3 else rng.choice(offered)
+
+
 def demonstrate_single(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
     """Plays the single agent: searches what is missing, or answers."""
     read = inputs["found"]

@@ -89,6 +89,16 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
             {"train.agents": {"solver": {"weight": 0}, "verifier": {"weight": 0}}},
             r"'solver_verifier' has weight 0 \(solver, verifier\).*give one of them a weight above 0",
         ),
+        (
+            {"cost": {"at_most": 50, "prices": {"solver": 2}}},
+            r"cost\.prices: 'solver' is no model group: did you mean 'solver_verifier'\?",
+        ),
+        ({"cost": {"at_most": 0}}, r"cost\.at_most: .*greater than 0 \(got 0\)"),
+        (
+            {"cost": {"at_most": 50, "prices": {"solver_verifier": -1}}},
+            r"cost\.prices: solver_verifier: -1\.0 is no price",
+        ),
+        ({"cost": {"at_most": 50, "figure": "tokens"}}, r"cost\.figure: Input should be 'completion_tokens', 'calls'"),
         ({"evaluate.every": 0}, r"evaluate\.every: .*greater than or equal to 1 \(got 0\)"),
         ({"run": "../demo"}, r"run: .*\(got '\.\./demo'\)"),
         ({"workflow.path": "serve_apps.workflows.math_chain"}, r"workflow\.path: .*'package\.module:Name'"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.config.sections import CostConfig
-from pipelines.credit.cost import charge, mean_cost, next_multiplier, turn_costs
+from pipelines.credit.cost import Costs, charge, mean_cost, next_multiplier, turn_costs
 from pipelines.credit.rule import CreditKind
 from stores.types import EpisodeRewards, ToolCall, Trace
 from tests.records import build_trace
@@ -58,17 +58,33 @@ SIDE_BY_SIDE = episode([(0.0, 1.0, 5), (1.0, 2.0, 30), (1.0, 4.0, 10), (5.0, 1.0
 """A turn, two side by side, and one after both."""
 
 
+def costs(trace: Trace, figure: str, **prices: float) -> Costs:
+    return turn_costs(trace, CostConfig(figure=figure, at_most=1, prices=prices))
+
+
 def test_tokens_and_calls_are_counted_with_the_turn_that_they_follow() -> None:
     trace = episode([(0.1, 1.0, 5), (3.0, 1.0, 7)], calls=[(0, 0.0, 0.1), (2, 1.1, 1.0), (3, 2.1, 0.5)])
-    assert turn_costs(trace, "completion_tokens") == {1: 5.0, 4: 7.0}
-    assert turn_costs(trace, "calls") == {1: 3.0, 4: 1.0}, "a call before all turns is nobody's"
-    assert turn_costs(trace, "seconds") == {1: pytest.approx(2.5), 4: pytest.approx(1.0)}
+    assert costs(trace, "completion_tokens") == {1: 5.0, 4: 7.0}
+    assert costs(trace, "calls") == {1: 3.0, 4: 1.0}, "a call before all turns is nobody's"
+    assert costs(trace, "seconds") == {1: pytest.approx(2.5), 4: pytest.approx(1.0)}
 
 
 def test_of_turns_side_by_side_the_heavier_one_is_on_the_path() -> None:
-    assert turn_costs(SIDE_BY_SIDE, "completion_tokens") == {0: 5.0, 1: 30.0, 2: 10.0, 3: 7.0}
-    assert turn_costs(SIDE_BY_SIDE, "critical_path_tokens") == {0: 5.0, 1: 30.0, 2: 0.0, 3: 7.0}
-    assert turn_costs(SIDE_BY_SIDE, "seconds") == {0: 1.0, 1: 0.0, 2: 4.0, 3: 1.0}
+    assert costs(SIDE_BY_SIDE, "completion_tokens") == {0: 5.0, 1: 30.0, 2: 10.0, 3: 7.0}
+    assert costs(SIDE_BY_SIDE, "critical_path_tokens") == {0: 5.0, 1: 30.0, 2: 0.0, 3: 7.0}
+    assert costs(SIDE_BY_SIDE, "seconds") == {0: 1.0, 1: 0.0, 2: 4.0, 3: 1.0}
+
+
+def test_each_model_group_has_its_price_and_tools_cost_one() -> None:
+    one = episode([(0.0, 1.0, 5), (2.0, 1.0, 7)], calls=[(1, 1.0, 1.0)])
+    strong = replace(one.turns[1], model_group="strong")
+    trace = replace(one, turns=(one.turns[0], strong))
+    assert costs(trace, "completion_tokens", strong=4.0) == {0: 5.0, 2: 28.0}
+    assert costs(trace, "calls", strong=4.0) == {0: 2.0, 2: 4.0}
+    assert costs(trace, "critical_path_tokens", strong=4.0) == {0: 5.0, 2: 28.0}
+    assert costs(trace, "seconds", strong=4.0) == {0: 2.0, 2: 4.0}
+    with pytest.raises(ValueError, match=r"strong: -1\.0 is no price"):
+        CostConfig(at_most=1, prices={"strong": -1.0})
 
 
 @given(
@@ -79,21 +95,21 @@ def test_of_turns_side_by_side_the_heavier_one_is_on_the_path() -> None:
     )
 )
 def test_the_critical_path_is_the_heaviest_sequence_of_turns_that_do_not_overlap(turns: list[Span]) -> None:
-    costs = turn_costs(episode(turns), "critical_path_tokens")
+    found = costs(episode(turns), "critical_path_tokens")
 
     def heaviest(free_from: float) -> float:
         ahead = [(start + seconds, weight) for start, seconds, weight in turns if start >= free_from]
         return max((weight + heaviest(end) for end, weight in ahead), default=0.0)
 
-    assert sum(costs.values()) == heaviest(0.0)
-    kept = sorted((turns[i][0], turns[i][0] + turns[i][1]) for i, cost in costs.items() if cost)
+    assert sum(found.values()) == heaviest(0.0)
+    kept = sorted((turns[i][0], turns[i][0] + turns[i][1]) for i, cost in found.items() if cost)
     assert all(one[1] <= other[0] for one, other in pairwise(kept))
 
 
 def test_an_episode_without_turns_costs_nothing() -> None:
     empty = replace(SIDE_BY_SIDE, turns=())
     for figure in ("completion_tokens", "calls", "critical_path_tokens", "seconds"):
-        assert turn_costs(empty, figure) == {}
+        assert costs(empty, figure) == {}
     assert mean_cost([], CostConfig(at_most=1)) == 0.0
 
 
