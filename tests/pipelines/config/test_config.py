@@ -91,7 +91,7 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
         ),
         (
             {"cost": {"at_most": 50, "prices": {"solver": 2}}},
-            r"cost\.prices: 'solver' is no model group: did you mean 'solver_verifier'\?",
+            r"cost\.prices: 'solver' is no model group; there are refiner_finalizer, solver_verifier",
         ),
         ({"cost": {"at_most": 0}}, r"cost\.at_most: .*greater than 0 \(got 0\)"),
         (
