@@ -111,6 +111,7 @@ def make_episode(tokenizer: ChatTokenizer, index: int, *, team: int, purpose: Pu
                 fields={"answer": "55"} if is_ok else {"answer": ""},
                 start_s=began,
                 duration_s=took,
+                option_logprobs={"pass": math.log(0.75), HOSTILE: math.log(0.25)} if agent == "verifier" else {},
             )
         )
         began += took + 0.01

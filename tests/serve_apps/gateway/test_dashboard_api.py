@@ -123,6 +123,7 @@ async def test_a_trace_has_every_token_as_text_with_its_logprob(scene: Scene, st
         assert "".join(text for text, _ in row["tokens"]) == turn.completion_text + "<|im_end|>"
         assert [logprob for _, logprob in row["tokens"]] == pytest.approx(turn.rollout_logprobs, abs=1e-6)
         assert row["parents"] == list(turn.parents)
+        assert row["option_logprobs"] == turn.option_logprobs
     assert reply["tool_calls"][0]["response"]["note"] == HOSTILE
     advantages = [turn["advantages"] for turn in reply["turns"]]
     assert len(advantages[0]) == len(trace.turns[0].completion_token_ids) and advantages[1:] == [None, 0.25, None]
