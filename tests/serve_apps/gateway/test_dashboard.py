@@ -63,8 +63,8 @@ def test_every_view_shows_what_is_stored_and_hostile_text_stays_text(site: tuple
         f"/traces/demo/{hostile}?event=1": ["#1 calculator", "7 + 6 * 8", "&lt;img src=x onerror="],
         f"/traces/demo/{hostile}?event=2": [
             "#2 verifier",
-            "Options, by probability pass 75.0%",
-            "25.0%",
+            "Options, by probability pass 75%",
+            "25%",
             "&lt;script&gt;",
         ],
         "/compare/demo/sum-0?purpose=gate": ["left − right", "worker v9", "worker v7", "Compute 7 + 6 * 8"],
