@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from serve_apps.choices import OFFERED, Choice
-from serve_apps.contracts import Contract, Raw
+from serve_apps.contracts import Contract, Raw, Thinking
 from stores.types import Cause, Sampling
 
 
@@ -138,6 +138,12 @@ class Agent:
         unknown = [name for name in self.cut if name not in self.inputs]
         if unknown:
             raise ValueError(f"Agent.cut names {unknown}, which its templates do not have: {sorted(self.inputs)}")
+        if isinstance(self.contract, Choice) and OFFERED in self.cut:
+            raise ValueError(f"Agent.cut: {OFFERED!r} must not be cut: what is offered could be chosen and not be read")
+        if isinstance(self.contract, Thinking) and isinstance(self.contract.contract, Choice):
+            raise ValueError(
+                "Agent.contract: Thinking(Choice(...)): a choice is one token, before which nothing can be thought"
+            )
         if isinstance(self.contract, Choice) and OFFERED not in self.inputs:
             raise ValueError(
                 f"Agent.prompt: {{{OFFERED}}} is missing, where the prompt of a Choice lists what is offered"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from serve_apps.contracts import Parsed
@@ -44,14 +43,25 @@ class Choice:
     def __init__(
         self, options: Mapping[str, str] | Sequence[str], *, messages: Iterable[str] = (), ask: str = ask
     ) -> None:
-        """Raises ValueError for fewer than two options or more than there are labels, and for messages of no option."""
+        """Raises ValueError for fewer than two options or more than there are labels, for one that comes twice, for messages of no option, and
+        for an `ask` that is no template of `choice` alone."""
+        if isinstance(options, str) or isinstance(messages, str):
+            raise ValueError("Choice: options and messages are lists of names, not one text")
         named = dict(options) if isinstance(options, Mapping) else dict.fromkeys(options, "")
+        if len(named) < len(options):
+            raise ValueError(f"Choice: an option comes twice in {list(options)}: give each its own name")
         carrying = tuple(messages)
         if not 2 <= len(named) <= len(LABELS):
             raise ValueError(f"Choice: {len(named)} options: declare 2 to {len(LABELS)} with different names")
         if unknown := [name for name in carrying if name not in named]:
             raise ValueError(f"Choice: messages = {unknown}, which are no options: {', '.join(named)}")
-        object.__setattr__(self, "options", MappingProxyType(named))
+        try:
+            ask.format(choice="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"Choice: ask = {ask!r} is no template of {{choice}} ({error!r}): write a brace twice"
+            ) from None
+        object.__setattr__(self, "options", named)
         object.__setattr__(self, "messages", carrying)
         object.__setattr__(self, "ask", ask)
 
@@ -64,6 +74,18 @@ class Choice:
     def label_of(self) -> dict[str, str]:
         """The label of each option."""
         return dict(zip(self.options, LABELS, strict=False))
+
+    def question(self, name: str) -> list[dict[str, Any]]:
+        """Returns what follows in the conversation when this option is chosen, so that the agent writes its message."""
+        return [
+            {"role": "assistant", "content": self.label_of[name]},
+            {"role": "user", "content": self.ask.format(choice=name)},
+        ]
+
+    @property
+    def longest_question(self) -> list[dict[str, Any]]:
+        """The longest `question` of an option that carries a message: the prompt must leave room for it."""
+        return self.question(max(self.messages, key=len))
 
     def parse(self, text: str) -> Parsed:
         """Reads a label; a text that is none, as a silenced agent's, is a fault, and the choice empty."""
@@ -79,6 +101,8 @@ class Choice:
         Raises ValueError where it offers none, or what is no option.
         """
         given = inputs.get(OFFERED, list(self.options))
+        if not isinstance(given, str | Iterable):
+            raise ValueError(f"options = {given!r}: pass the names that are offered, of {', '.join(self.options)}")
         names = [given] if isinstance(given, str) else list(given)
         if unknown := [name for name in names if name not in self.options]:
             raise ValueError(f"options = {unknown}: this agent's Choice has {', '.join(self.options)}")
@@ -96,10 +120,11 @@ class Choice:
         labels, tokens = self.label_of, {}
         for name in names:
             ids = tokenizer.encode(labels[name])
-            if len(ids) != 1:
+            if len(ids) != 1 or tokenizer.decode(ids).strip() != labels[name]:
+                what = f"{len(ids)} tokens" if len(ids) != 1 else f"a token of {tokenizer.decode(ids)!r}"
                 raise ValueError(
-                    f"option {name!r} is called {labels[name]!r}, which is {len(ids)} tokens for the model in {tokenizer.folder}: a "
-                    "choice is one token; use a model whose tokenizer has a token for each capital letter"
+                    f"option {name!r} is called {labels[name]!r}, which is {what} for the model in {tokenizer.folder}: a choice is one "
+                    "token; use a model whose tokenizer has a token for each capital letter"
                 )
             tokens[name] = ids[0]
         return tokens

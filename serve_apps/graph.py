@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from serve_apps.choices import OFFERED
 from serve_apps.expressions import Expression, parse_expression
-from serve_apps.graph_spec import NAME, GraphSpec, NodeSpec
+from serve_apps.graph_spec import NAME, GraphSpec, NodeSpec, ParserSpec
 from serve_apps.templates import fields_of, stray_brace
 from serve_apps.yaml_text import read_yaml
 
@@ -206,6 +206,10 @@ def _check_node(name: str, node: NodeSpec, spec: GraphSpec, at: _Places) -> None
         raise ValueError(
             f"{at('nodes', name, 'prompt')}: node {name}: {{{OFFERED}}} is missing, where a choice lists what is offered"
         )
+    if node.type == "choice" and (node.tool or node.arguments or node.parser != ParserSpec()):
+        raise ValueError(f"{at('nodes', name)}: node {name}: a choice node has no `tool`, `arguments` or `parser`")
+    if node.type == "choice" and OFFERED in node.cut:
+        raise ValueError(f"{at('nodes', name, 'cut')}: node {name}: what is offered must not be cut")
     if node.type != "choice" and (node.options or node.messages):
         raise ValueError(f"{at('nodes', name)}: node {name}: `options` and `messages` are for choice nodes")
     for option in node.options:

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, AgentCall, Complete
-from serve_apps.agent import Agent, AuthorError, Reply, Tool, TracedText
+from serve_apps.agent import Agent, AuthorError, Reply, Tool, TracedText, origins_of
 from serve_apps.causes import CallTimeout
-from serve_apps.choices import Choice
+from serve_apps.choices import OFFERED, Choice
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Parsed, Raw
 from serve_apps.episode_events import EpisodeEvents
@@ -99,13 +99,16 @@ class Recorder:
     async def _reply(self, name: str, agent: Agent, inputs: Mapping[str, Any]) -> Reply:
         group = self.team.group_of[name]
         tokenizer = self.team.tokenizers[group]
-        options = NO_OPTIONS
+        options, further = NO_OPTIONS, list[dict[str, Any]]()
         if isinstance(agent.contract, Choice):
             try:
-                offered, inputs = agent.contract.offered(inputs)
+                offered, listed = agent.contract.offered(inputs)
                 options = agent.contract.tokens(offered, tokenizer)
             except ValueError as wrong:
                 raise AuthorError(f"agent {name!r}: {wrong}") from None
+            inputs = listed | {OFFERED: TracedText.by(listed[OFFERED], *origins_of(inputs.get(OFFERED)))}
+            if agent.contract.messages:
+                further = agent.contract.longest_question
         limit = self.team.max_model_len[group]
         room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
         length, most = sum(map(len, inputs.values())), tokenizer.most_characters(limit)
@@ -114,13 +117,17 @@ class Recorder:
                 f"what agent {name!r} reads has {length} characters, and no more than {most} fit into its context"
             )
         messages, prompt_ids, cut = await worked_on(
-            length, lambda: fit_prompt(agent, inputs, encode=tokenizer.encode_chat, room=room)
+            length,
+            lambda: fit_prompt(agent, inputs, encode=lambda chat: tokenizer.encode_chat([*chat, *further]), room=room),
         )
+        if further:
+            prompt_ids = tokenizer.encode_chat(messages)
         text = "\n".join(m["content"] for m in messages)
         prompt = Prompt(text=text, token_ids=prompt_ids, inputs=inputs, cut=cut)
         turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse, options=options)
         index = turn.turn_index
-        self.events.wrote(index, turn.completion_text, *parsed.fields.values())
+        if not options:  # the name of an option stands in every list of them, and is not quoted from there
+            self.events.wrote(index, turn.completion_text, *parsed.fields.values())
         reply = Reply(
             turn_index=index,
             text=TracedText.by(turn.completion_text, index),
@@ -138,16 +145,11 @@ class Recorder:
         self, name: str, choice: Choice, prompt: Prompt, messages: Sequence[Mapping[str, Any]], chosen: Reply
     ) -> Reply:
         """Asks for the message of an option that was chosen, in a second turn that continues the first."""
-        asked = choice.ask.format(choice=chosen["choice"])
-        further = [
-            {"role": "assistant", "content": str(chosen.text)},
-            {"role": "user", "content": asked},
-        ]
+        further = choice.question(str(chosen["choice"]))
         tokenizer = self.team.tokenizers[self.team.group_of[name]]
         token_ids = tokenizer.encode_chat([*messages, *further])
-        text = f"{prompt.text}\n{chosen.text}\n{asked}"
-        inputs = {**prompt.inputs, "choice": chosen["choice"]}
-        second = replace(prompt, text=text, token_ids=token_ids, inputs=inputs, parents=(chosen.turn_index,))
+        text = "\n".join([prompt.text, *(message["content"] for message in further)])
+        second = replace(prompt, text=text, token_ids=token_ids, parents=(chosen.turn_index,))
         turn, parsed = await self.turn(name, second, parse=Raw().parse)
         message = TracedText.by(parsed.fields["text"], turn.turn_index)
         self.events.wrote(turn.turn_index, turn.completion_text, message)

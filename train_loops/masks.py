@@ -113,6 +113,10 @@ class _OneOf:
         return self._is_over
 
     def fill_next_token_bitmask(self, mask: torch.Tensor) -> None:
+        if max(self._allowed) >= 32 * mask.shape[-1]:
+            raise ValueError(
+                f"token {max(self._allowed)} was offered, which the model does not have: another model sampled it"
+            )
         bits = np.zeros(mask.shape[-1], dtype=np.uint32)
         for token in self._allowed:
             bits[token // 32] |= np.uint32(1 << token % 32)

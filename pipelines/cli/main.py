@@ -268,7 +268,7 @@ def why(
     episode: Annotated[str, typer.Argument(help="The id of the episode, or a unique beginning of it.")],
     config: RunName,
     root: Root = "runs",
-    replays: Annotated[int, typer.Option(min=4, help="How often the episode is played again, in all.")] = 64,
+    replays: Annotated[int, typer.Option(min=16, help="How often the episode is played again, in all.")] = 64,
     address: Address = "",
 ) -> None:
     """Find the turn that decided an episode: play it again from each turn, and compare what comes out.

@@ -31,6 +31,7 @@ RULES = (
     models.adapters_have_one_base,
     training.variants_match_algorithms,
     training.groups_can_be_compared,
+    training.costs_reach_the_turns_that_caused_them,
     whole_team.team_learns_as_one,
     training.served_episodes_can_be_trained_on,
     whole_team.other_groups_can_be_promoted,

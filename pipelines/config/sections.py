@@ -262,7 +262,7 @@ class CollectConfig(Settings):
 
 
 class CostConfig(Settings):
-    """This section sets what an episode may cost on average. Rewards lose the cost of their turns, times a multiplier that grows while
+    """This section sets what an episode may cost on average, for algorithms that compare turns and credit rules of kind `returns`. Rewards lose the cost of their turns, times a multiplier that grows while
     episodes cost more than that and shrinks while they cost less."""
 
     figure: Literal["completion_tokens", "calls", "critical_path_tokens", "seconds"] = "completion_tokens"

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.config.sections import CostConfig
-from pipelines.credit.rule import CreditKind
-from stores.types import EpisodeRewards, Trace, TurnReward
+from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "cost"
 """The name of the cost in the breakdown of a reward."""
@@ -33,47 +32,39 @@ def turn_costs(trace: Trace, config: CostConfig) -> Costs:
 
 
 def charge(
-    rewards: Sequence[EpisodeRewards],
-    traces: Sequence[Trace],
-    config: CostConfig,
-    *,
-    multiplier: float,
-    kind: CreditKind,
+    rewards: Sequence[EpisodeRewards], traces: Sequence[Trace], config: CostConfig, *, multiplier: float, mean: float
 ) -> list[EpisodeRewards]:
-    """Returns the rewards less what the turns cost; outcomes stay as they are.
+    """Returns the rewards, which are returns, less what the episode costs from their turn on; outcomes stay as they are.
+
+    An episode that the policy caused to fail pays `mean` at least: it ended before it could cost anything, and failing must not pay
+    more than being wrong.
 
     Args:
         traces: the episodes of `rewards`, in any order.
-        kind: of the credit rule. A return is charged with all costs from its turn on, an increment with its own.
+        mean: the `mean_cost` of the iteration.
     """
-    costs = {trace.episode_id: turn_costs(trace, config) for trace in traces}
-    return [
-        replace(
-            episode,
-            rewards=tuple(
-                _charged(reward, multiplier / config.at_most * _from(costs[episode.episode_id], reward, kind))
-                for reward in episode.rewards
-            ),
-        )
-        for episode in rewards
-    ]
+    trace_of = {trace.episode_id: trace for trace in traces}
+    charged = []
+    for episode in rewards:
+        trace = trace_of[episode.episode_id]
+        costs = turn_costs(trace, config)
+        least = mean if trace.cause is Cause.POLICY else 0.0
+        ahead = {index: max(least, sum(c for i, c in costs.items() if i >= index)) for index in costs}
+        price = multiplier / config.at_most
+        parts = tuple(_charged(reward, price * ahead[reward.turn_index]) for reward in episode.rewards)
+        charged.append(replace(episode, rewards=parts))
+    return charged
 
 
 def mean_cost(traces: Sequence[Trace], config: CostConfig) -> float:
-    """Returns what an episode costs on average; 0 of none."""
-    totals = [sum(turn_costs(trace, config).values()) for trace in traces]
-    return sum(totals) / len(totals) if totals else 0.0
+    """Returns what an episode costs on average, without those that the policy caused to fail; the limit where there are no others."""
+    totals = [sum(turn_costs(trace, config).values()) for trace in traces if trace.cause is not Cause.POLICY]
+    return sum(totals) / len(totals) if totals else config.at_most
 
 
 def next_multiplier(multiplier: float, cost: float, config: CostConfig) -> float:
     """Returns the multiplier of the next iteration after one whose episodes cost so much on average."""
     return max(0.0, multiplier + config.rate * (cost / config.at_most - 1))
-
-
-def _from(costs: Costs, reward: TurnReward, kind: CreditKind) -> float:
-    if kind == "increments":
-        return costs[reward.turn_index]
-    return sum(cost for index, cost in costs.items() if index >= reward.turn_index)
 
 
 def _charged(reward: TurnReward, price: float) -> TurnReward:

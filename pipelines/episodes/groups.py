@@ -54,9 +54,11 @@ class Groups:
         self.begun: set[str] = set()
         """Groups of which something is stored."""
         self._num_complete, self._num_tokens = 0, 0
+        planned = {spec.episode_id for spec in specs}
         tokens = stored["num_tokens"].to_pylist() if "num_tokens" in stored.column_names else [0] * len(stored)
-        for group, num_tokens in zip(stored["group_id"].to_pylist(), tokens, strict=True):
-            if group in self._missing:  # a set of tasks may be played in parts, under one key
+        columns = stored["episode_id"].to_pylist(), stored["group_id"].to_pylist(), tokens
+        for episode, group, num_tokens in zip(*columns, strict=True):
+            if episode in planned:  # what a pass plays may be part of what is played under one key, and of a group
                 self.add({group: 1}, num_tokens)
         self._spent_s = busy_seconds(stored) if self.may_stop else 0.0
 

@@ -14,12 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, pairwise
 from statistics import NormalDist
 
 SHARE_TO_SCREEN = 0.5
 """Of the replays, for finding the turn; the others measure what it cost."""
 LEAST = 2
-"""Replays from a turn in each round."""
+"""Replays from a place in each round."""
+LEAST_LAST = 8
+"""Replays of the last round."""
+TURNS_PER_PART = 10
+"""An episode with more turns than a budget's tenth is searched by parts: a round of the search plays from each part twice."""
 Replays = Callable[[Sequence[tuple[int, int]]], Mapping[tuple[int, int], float]]
 """Plays the episode again, once for each (index of the turn that is sampled anew, number of the replay), and returns their outcomes,
 0 to 1; those that failed for reasons outside of the team are left out."""
@@ -63,27 +68,34 @@ def find_decisive_turn(turns: Sequence[int], outcome: float, replays: Replays, *
     Args:
         turns: indices of its turns, in order.
         outcome: what it earned, 0 to 1.
-        budget: replays in all; a little more where that is too few for two from each turn.
+        budget: replays in all. An episode of many turns is searched by parts first, of which each has several turns.
 
-    Raises ValueError where there is no turn, or no replay of the turn in question came to an end.
+    Raises ValueError where there is no turn, the budget is too small, or no replay of the turn in question came to an end.
     """
     if not turns:
         raise ValueError("an episode without turns has none that decided")
+    number, least = _plan(len(turns), budget)
+    if budget < least:
+        enough = next(more for more in count(budget) if more >= _plan(len(turns), more)[1])
+        raise ValueError(f"{budget} replays are too few for an episode of {len(turns)} turns: give {enough} at least")
     search = _Search(list(turns), outcome, replays)
-    candidates = list(range(len(turns)))
-    num_rounds = math.ceil(math.log2(len(turns)))
-    for _ in range(num_rounds):
-        places = search.places(candidates)
-        search.play(places, int(budget * SHARE_TO_SCREEN) // num_rounds // len(places))
-        candidates = sorted(candidates, key=search.cost, reverse=True)[: math.ceil(len(candidates) / 2)]
-    (found,) = candidates
+    parts = _parts(range(len(turns)), budget)
+    while len(parts) > 1 or len(parts[0]) > 1:
+        if len(parts) == 1:
+            parts = _parts(parts[0], budget)
+        edges = {place for part in parts for place in (part.start, part.stop) if place < len(turns)}
+        search.play(sorted(edges), number)
+        parts = sorted(parts, key=search.cost, reverse=True)[: math.ceil(len(parts) / 2)]
+    found = parts[0].start
+    places = [place for place in (found, found + 1) if place < len(turns)]
     fresh = _Search(list(turns), outcome, replays, begins=dict(search.begins))
-    fresh.play(fresh.places([found]), (budget - search.num_replays) // len(fresh.places([found])))
+    fresh.play(places, (budget - search.num_replays) // len(places))
     before, after = fresh.value(found), fresh.value(found + 1)
     if before is None or after is None:
         raise ValueError(
             f"no replay from turn {turns[found]} came to an end: the engines or a service behind a tool failed"
         )
+    better = [(o, key) for s in (search, fresh) for key, o in s.outcomes(found) if o > outcome]
     return DecisiveTurn(
         turn_index=turns[found],
         before=before,
@@ -92,10 +104,29 @@ def find_decisive_turn(turns: Sequence[int], outcome: float, replays: Replays, *
         ci95=difference_interval(before, fresh.count(found), after, fresh.count(found + 1)),
         values=tuple(search.with_more(fresh, place) for place in range(len(turns))),
         num_replays=search.num_replays + fresh.num_replays,
-        best=max(((o, key) for s in (search, fresh) for key, o in s.outcomes(found) if o > outcome), default=(0, None))[
-            1
-        ],
+        best=max(better, default=(0.0, None))[1],
     )
+
+
+def _parts(turns: range, budget: int) -> list[range]:
+    """Cuts turns into as many parts as the budget can compare, of about the same size."""
+    number = min(len(turns), max(2, budget // TURNS_PER_PART))
+    edges = [turns.start + len(turns) * i // number for i in range(number + 1)]
+    return [range(begin, end) for begin, end in pairwise(edges)]
+
+
+def _plan(num_turns: int, budget: int) -> tuple[int, int]:
+    """Returns how many replays each place gets in a round of the search, and the least budget that this search needs."""
+    num_places, left = 0, num_turns
+    while left > 1:
+        num_parts = len(_parts(range(left), budget))
+        left = math.ceil(left / num_parts)
+        num_places += num_parts + 1
+        while num_parts > 2:
+            num_parts = math.ceil(num_parts / 2)
+            num_places += 2 * num_parts
+    number = int(budget * SHARE_TO_SCREEN) // num_places if num_places else 0
+    return max(LEAST, number), LEAST * num_places + LEAST_LAST
 
 
 @dataclass
@@ -111,13 +142,8 @@ class _Search:
     _done: dict[int, dict[int, float]] = field(default_factory=dict)
     """By place, outcomes by number of the replay."""
 
-    def places(self, candidates: Sequence[int]) -> list[int]:
-        """Returns the places whose values tell what these turns cost."""
-        return sorted({place for c in candidates for place in (c, c + 1) if place < len(self.turns)})
-
     def play(self, places: Sequence[int], number: int) -> None:
-        """Plays so many further replays from each place, two at least."""
-        number = max(LEAST, number)
+        """Plays so many further replays from each place."""
         wanted = [(place, self.begins.get(place, 0) + i) for place in places for i in range(number)]
         self.begins |= {place: self.begins.get(place, 0) + number for place in places}
         self.num_replays += len(wanted)
@@ -127,7 +153,7 @@ class _Search:
                 self._done.setdefault(place, {})[i] = found[self.turns[place], i]
 
     def outcomes(self, place: int) -> list[tuple[tuple[int, int], float]]:
-        """Returns the replays from a place with their outcomes, the earliest last."""
+        """Returns the replays from a place with their outcomes, in order."""
         return [((self.turns[place], i), outcome) for i, outcome in self._done.get(place, {}).items()]
 
     def count(self, place: int) -> int | None:
@@ -141,9 +167,9 @@ class _Search:
         values = self._done.get(place, {}).values()
         return sum(values) / len(values) if values else None
 
-    def cost(self, place: int) -> float:
-        """Returns the estimate of what a turn cost; least where it is not known."""
-        before, after = self.value(place), self.value(place + 1)
+    def cost(self, part: range) -> float:
+        """Returns the estimate of what these turns cost together; least where it is not known."""
+        before, after = self.value(part.start), self.value(part.stop)
         return -math.inf if before is None or after is None else before - after
 
     def with_more(self, more: _Search, place: int) -> TurnValue:

@@ -40,6 +40,16 @@ def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None
     Raises ValueError for an episode that is no outcome of the policy, is a replay itself, or whose model versions are gone.
     """
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
+    if trace.run_id != run.run_id:
+        raise ValueError(f"episode {trace.episode_id} is of run {trace.run_id!r}: name it by --run")
+    if trace.workflow != run.config.workflow.path:
+        raise ValueError(
+            f"episode {trace.episode_id} was played by {trace.workflow}, and the run's team is {run.config.workflow.path}"
+        )
+    if not trace.turns:
+        raise ValueError(
+            f"episode {trace.episode_id} has no turn that could have decided it: {trace.error[:200] or trace.stop_reason}"
+        )
     if not trace.is_outcome:
         raise ValueError(
             f"episode {trace.episode_id}: {trace.cause} caused its failure, and no turn of the team: {trace.error[:200]}"
@@ -122,6 +132,8 @@ class _Replays:
 
     def __init__(self, run: Run, trace: Trace, models: Models, progress: Progress | None) -> None:
         self._run, self._trace, self._progress = run, trace, progress
+        # A round is a few episodes: what failed outside of the team is left out, and the turn's values say how many are left.
+        self._config = run.config.collect.model_copy(update={"max_failed_share": 1.0})
         self._team: TeamSpec = run.team_spec(models, iteration=trace.iteration, occasion=f"why/{trace.episode_id}")
         (reward,) = assign_credit(run, [trace])
         self.outcome = reward.outcome
@@ -167,7 +179,7 @@ class _Replays:
             apps=app_names(self._run),
             capacity=capacities(self._run),
             store=self._run.traces,
-            config=self._run.config.collect,
+            config=self._config,
             progress=self._progress,
         )
         by_id = {t.episode_id: t for t in self._run.traces.read_traces(sampled.traces)}

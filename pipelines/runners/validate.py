@@ -113,6 +113,11 @@ def check_tools(workflow: Workflow) -> list[str]:
 
 
 def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
+    if config.cost is not None and kind == "increments":
+        raise ValueError(
+            f"cost: credit rule {config.credit.path!r} gives increments, and an increment cannot pay for what other agents do after it: "
+            "take a rule of kind `returns`, or drop `cost`"
+        )
     for group in config.model_groups:
         if kind == "increments" and config.train_config(group).algorithm == "leave_one_out":
             raise ValueError(

@@ -39,7 +39,7 @@ def score(run: Run, iteration: int) -> Scored:
     limit, cost = run.config.cost, None
     if limit is not None:
         cost = _cost(run, iteration, limit, sampled)
-        rewards = charge(rewards, traces, limit, multiplier=cost["multiplier"], kind=run.credit.kind)
+        rewards = charge(rewards, traces, limit, multiplier=cost["multiplier"], mean=cost["mean"])
     refuse_hopeless(run, iteration, collected, traces, rewards)
     run.traces.write_rewards(rewards)
     pinned = run.traces.pin_rewards(

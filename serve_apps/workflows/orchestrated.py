@@ -3,21 +3,23 @@
     board {question} -> orchestrator: solve | check | stop -> the step -> what it wrote is on the board -> orchestrator -> ...
 
 The orchestrator sees the task, the board (cut where there is no room), which steps were taken and how many are left. It is offered the steps
-that can be taken now, and `stop` once there is an answer. Where one option is left, it is taken without asking.
+that can be taken now, and `stop` once there is an answer. Where one option is left, it is taken without asking, unless it carries a message.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serve_apps.agent import Agent, Reply, TracedText, origins_of
+from serve_apps.agent import Agent, Reply, TracedText, origins_of, traced
 from serve_apps.choices import OFFERED, Choice
-from serve_apps.templates import FIELD, as_text, fill
+from serve_apps.templates import FIELD, as_text, fields_of, fill
 from serve_apps.workflow import Outcome, Workflow, load_workflow, together
 from stores.types import Task
 
@@ -25,6 +27,8 @@ ORCHESTRATOR, STOP, MESSAGE = "orchestrator", "stop", "message"
 QUESTION = "question"
 PROMPT = "Choose what comes next.\nTask: {question}\nKnown: {board}\nDone: {done}\nLeft: {left}\n{options}"
 MESSAGE_TOKENS = 64
+STATE = frozenset({QUESTION, "board", "done", "left", OFFERED})
+"""What the orchestrator's prompt may read."""
 
 
 class StepSpec(BaseModel):
@@ -66,7 +70,7 @@ class Orchestrated(Workflow):
         answer: str = "answer",
         max_calls: int = 8,
         copies: dict[str, str] | None = None,
-        shows: tuple[str, ...] | list[str] | None = None,
+        shows: Sequence[str] | None = None,
         prompt: str = PROMPT,
     ) -> None:
         """Sets the workflow up.
@@ -80,26 +84,41 @@ class Orchestrated(Workflow):
             shows: names on the board that the orchestrator sees; None: all.
             prompt: of the orchestrator, over `question`, `board`, `done`, `left` and `options`.
 
-        Raises TypeError for steps that do not fit the team.
+        Raises TypeError for settings that do not fit the team.
         """
-        played = load_workflow(team.get("path", ""), team.get("settings", {}))
+        if unknown := sorted(team.keys() - {"path", "settings"}):
+            raise TypeError(f"team: unknown {', '.join(unknown)}: give `path` and `settings`")
+        played = load_workflow(str(team.get("path", "")), team.get("settings", {}))
         if played.environments:
-            raise TypeError(f"steps act on no world, and {team['path']!r} has {', '.join(played.environments)}")
+            raise TypeError(f"team: steps act on no world, and {team['path']!r} has {', '.join(played.environments)}")
         known = {**played.agents, **{name: _copied(played, name, of) for name, of in (copies or {}).items()}}
-        if ORCHESTRATOR in known:
-            raise TypeError(f"the team has an agent {ORCHESTRATOR!r}: this name is taken")
         self.steps = {name: _step(name, step) for name, step in steps.items()}
         self.tools = dict(played.tools)
+        if not self.steps:
+            raise TypeError("steps: name one at least")
+        if max_calls < 1:
+            raise TypeError(f"max_calls = {max_calls}: give at least 1")
         for name, step in self.steps.items():
             self._check(name, step, known)
         called = {step.agent for step in self.steps.values()} - {""}
+        for name in sorted(
+            {ORCHESTRATOR} & known.keys() | {n for n in called if isinstance(known[n].contract, Choice)}
+        ):
+            raise TypeError(f"team: agent {name!r} is an orchestrator itself: put those under one that it calls")
+        self._writable = {QUESTION, MESSAGE} | {name for step in self.steps.values() for name in _writes(step, known)}
+        self._answer, self._max_calls = answer, max_calls
+        self._shows = None if shows is None else [shows] if isinstance(shows, str) else list(shows)
+        self._check_names(known)
         self._contract = Choice(
             {name: step.about for name, step in self.steps.items()} | {STOP: ""},
             messages=[name for name, step in self.steps.items() if step.message],
         )
-        orchestrator = Agent(prompt=prompt, contract=self._contract, cut=("board",), max_tokens=MESSAGE_TOKENS)
+        orchestrator = Agent(prompt=prompt, contract=self._contract, max_tokens=MESSAGE_TOKENS)
+        if unknown := sorted(orchestrator.inputs - STATE):
+            raise TypeError(f"prompt: unknown {', '.join(unknown)}: it may have {', '.join(sorted(STATE))}")
+        if "board" in orchestrator.inputs:
+            orchestrator = replace(orchestrator, cut=("board",))
         self.agents = {ORCHESTRATOR: orchestrator} | {name: a for name, a in known.items() if name in called}
-        self._answer, self._max_calls, self._shows = answer, max_calls, shows
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -129,21 +148,59 @@ class Orchestrated(Workflow):
         if bool(step.together) == bool(step.agent or step.tool):
             raise TypeError(f"{place}: give `agent`, `tool` or both, or the names of other steps as `together`")
         if step.agent and step.agent not in agents:
-            raise TypeError(f"{place}: no agent {step.agent!r}; the team has {', '.join(agents)}")
+            raise TypeError(f"{place}.agent: no agent {step.agent!r}; the team has {', '.join(agents)}")
         if step.tool and step.tool not in self.tools:
-            raise TypeError(f"{place}: no tool {step.tool!r}; the team has {', '.join(self.tools) or 'none'}")
-        single = [other for other, of in self.steps.items() if not of.together]
-        if unknown := [other for other in step.together if other not in single]:
+            raise TypeError(f"{place}.tool: no tool {step.tool!r}; the team has {', '.join(self.tools) or 'none'}")
+        single = [other for other, of in self.steps.items() if not of.together and not of.message]
+        if odd := [other for other in step.together if other not in single]:
             raise TypeError(
-                f"{place}: together = {unknown}: these are no steps of an agent or a tool; there are {single}"
+                f"{place}.together = {odd}: these are no steps of an agent or a tool without a message; there are {single}"
             )
-        if step.agent and (odd := set(step.writes) - set(agents[step.agent].contract.field_names)):
+        if len(set(step.together)) < len(step.together):
+            raise TypeError(f"{place}.together = {list(step.together)}: a step stands twice")
+        idle: Sequence[str] = ()
+        if step.together:
+            idle = ("writes", "adds", "message", "arguments", "result")
+        elif not step.tool:
+            idle = ("arguments", "result")
+        elif not step.agent:
+            idle = ("writes",)
+        if odd := [key for key in idle if getattr(step, key)]:
+            raise TypeError(f"{place}.{odd[0]}: it does nothing here")
+        if step.agent and (odd := sorted(set(step.writes) - set(agents[step.agent].contract.field_names))):
             raise TypeError(
-                f"{place}: writes = {sorted(odd)}: fields of {step.agent} are {', '.join(agents[step.agent].contract.field_names)}"
+                f"{place}.writes = {odd}: fields of {step.agent} are {', '.join(agents[step.agent].contract.field_names)}"
+            )
+        if QUESTION in _writes(step, agents):
+            raise TypeError(
+                f"{place}.writes: the task stands on the board as {QUESTION!r}: give the agent's field another name"
             )
 
+    def _check_names(self, agents: Mapping[str, Agent]) -> None:
+        """Raises TypeError for names that nothing writes on the board."""
+        read = {"answer": [self._answer], "shows": self._shows or []}
+        for name, step in self.steps.items():
+            read[f"steps.{name}.needs"] = list(step.needs)
+            read[f"steps.{name}.arguments"] = [field for text in step.arguments.values() for field in fields_of(text)]
+            if step.tool:
+                taken = signature(self.tools[step.tool].function).parameters
+                has_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+                if odd := [key for key in step.arguments if key not in taken and not has_any]:
+                    raise TypeError(
+                        f"steps.{name}.arguments: {step.tool} takes no {odd[0]!r}; it takes {', '.join(taken)}"
+                    )
+        for place, names in read.items():
+            if unknown := [name for name in names if name not in self._writable]:
+                raise TypeError(
+                    f"{place}: nothing writes {unknown[0]!r}; steps write {', '.join(sorted(self._writable))}"
+                )
+
     def _num_calls(self, taken: list[str]) -> int:
-        return sum(len(self.steps[name].together) or 1 for name in taken)
+        """Returns the calls of agents and tools by these steps."""
+        return sum(self._calls_of(self.steps[name]) for name in taken)
+
+    def _calls_of(self, step: StepSpec) -> int:
+        return sum(self._calls_of(self.steps[name]) for name in step.together) or bool(step.agent) + bool(step.tool)
 
     def _offered(self, board: Mapping[str, Any], taken: list[str], left: int) -> list[str]:
         """Returns the options of this moment; `stop` alone where nothing else can be done."""
@@ -154,7 +211,7 @@ class Orchestrated(Workflow):
             return (
                 all(board.get(needed) for needed in step.needs)
                 and (step.max_calls is None or counts[name] < step.max_calls)
-                and len(step.together) <= left
+                and self._calls_of(step) <= left
                 and all(map(is_open, step.together))
             )
 
@@ -162,6 +219,7 @@ class Orchestrated(Workflow):
         return [*options, STOP] if not options or board.get(self._answer) else options
 
     async def _choose(self, offered: list[str], board: dict[str, Any], taken: list[str], left: int, agents: Any) -> str:
+        board[MESSAGE] = ""
         if len(offered) == 1 and offered[0] not in self._contract.messages:
             return offered[0]
         state = {
@@ -173,13 +231,12 @@ class Orchestrated(Workflow):
         }
         read = self.agents[ORCHESTRATOR].inputs
         reply = await agents[ORCHESTRATOR](**{name: value for name, value in state.items() if name in read})
-        if reply[MESSAGE]:
-            board[MESSAGE] = reply[MESSAGE]
+        board[MESSAGE] = reply[MESSAGE] or ""
         return str(reply["choice"])
 
     def _shown(self, board: Mapping[str, Any]) -> str:
         """Returns the board as the orchestrator reads it, which remembers the events that wrote it."""
-        names = [name for name in board if name != QUESTION] if self._shows is None else self._shows
+        names = [name for name in board if name not in (QUESTION, MESSAGE)] if self._shows is None else self._shows
         lines = [f"{name}: {as_text(board[name])}" for name in names if board.get(name)]
         return TracedText.by("; ".join(lines), *origins_of({name: board[name] for name in names if name in board}))
 
@@ -199,7 +256,7 @@ class Orchestrated(Workflow):
         if step.agent:
             inputs = {name: as_text(board.get(name)) for name in self.agents[step.agent].inputs}
             reply: Reply = await agents[step.agent](**inputs)
-            fields = {**reply.fields, **reply.data}
+            fields = {**reply.fields, **traced(reply.data, reply.turn_index)}
             written |= {step.writes.get(name, name): value for name, value in fields.items()}
         if step.tool:
             values = {**board, **written}
@@ -209,6 +266,8 @@ class Orchestrated(Workflow):
 
 
 def _copied(played: Workflow, name: str, of: str) -> Agent:
+    if name in played.agents:
+        raise TypeError(f"copies.{name}: the team has an agent of this name: give the copy another one")
     if of not in played.agents:
         raise TypeError(f"copies.{name}: no agent {of!r}; the team has {', '.join(played.agents)}")
     return played.agents[of]
@@ -219,12 +278,22 @@ def _step(name: str, settings: Mapping[str, Any]) -> StepSpec:
         step = StepSpec.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
-        raise TypeError(f"steps.{name}.{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+        place = ".".join(["steps", name, *map(str, first["loc"])])
+        raise TypeError(f"{place}: {first['msg'].lower()}") from None
     return step
 
 
-def _write(board: dict[str, Any], written: Mapping[str, Any], adds: Any) -> None:
+def _writes(step: StepSpec, agents: Mapping[str, Agent]) -> list[str]:
+    """Returns the names on the board that a step may write."""
+    fields = agents[step.agent].contract.field_names if step.agent else ()
+    return [step.writes.get(name, name) for name in fields] + ([step.result or step.tool] if step.tool else [])
+
+
+def _write(board: dict[str, Any], written: Mapping[str, Any], adds: Sequence[str]) -> None:
+    """Puts values on the board; an empty one, as of a completion without the field, leaves what stands there."""
     for name, value in written.items():
+        if not value and board.get(name):
+            continue
         is_added = name in adds and board.get(name)
         board[name] = TracedText.joined(as_text(board[name]), "\n", as_text(value)) if is_added else value
 

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
@@ -85,6 +85,8 @@ class OpenEnvSession:
                 await self._socket.send(json.dumps({"type": verb, "data": data}))
             answer = json.loads(await self._socket.recv())
         except WebSocketException as error:
+            if verb == "reset":
+                raise Busy(f"went away in reset: {error}") from None
             raise ToolFault(f"the server {self._environment.url} went away in {verb}: {error}") from None
         except ValueError as error:
             raise AuthorError(
@@ -129,9 +131,18 @@ async def _connection(environment: Environment) -> AsyncIterator[ClientConnectio
     async with AsyncExitStack() as stack:
         try:
             connection = await stack.enter_async_context(connect(address, max_size=MAX_ANSWER))
-        except (OSError, WebSocketException) as error:
+        except InvalidStatus as error:
+            is_short = error.response.status_code in (502, 503, 504)
+            raise (Busy(f"cannot be reached: {error}") if is_short else _unreachable(environment, error)) from None
+        except OSError as error:
             raise Busy(f"cannot be reached: {error}") from None
+        except WebSocketException as error:
+            raise _unreachable(environment, error) from None
         yield connection
+
+
+def _unreachable(environment: Environment, error: Exception) -> ToolFault:
+    return ToolFault(f"the server {environment.url} cannot be reached: {error}: is it an OpenEnv server?")
 
 
 @asynccontextmanager

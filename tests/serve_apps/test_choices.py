@@ -13,6 +13,7 @@ from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent
 from serve_apps.choices import LABELS, Choice
 from serve_apps.config import EpisodeConfig
+from serve_apps.contracts import Thinking
 from serve_apps.replay import Script
 from serve_apps.scripted import play_scripted
 from serve_apps.tokenizer import ChatTokenizer
@@ -74,6 +75,12 @@ def test_a_label_is_read_and_anything_else_is_a_fault() -> None:
         (lambda: Choice(["a", "b"], messages=["c"]), r"messages = \['c'\], which are no options: a, b"),
         (lambda: Agent(prompt="choose", contract=ROUTES), r"\{options\} is missing"),
         (lambda: ROUTES.offered({"options": ["stop", "sing"]}), r"options = \['sing'\]: this agent's Choice has ask, look, stop"),
+        (lambda: Choice(["a", "b", "a"]), "an option comes twice"),
+        (lambda: Choice("ab"), "lists of names, not one text"),
+        (lambda: Choice(["a", "b"], ask='{"q": 1}'), "is no template of"),
+        (lambda: Agent(prompt="{options}", contract=ROUTES, cut=("options",)), "'options' must not be cut"),
+        (lambda: Agent(prompt="{options}", contract=Thinking(ROUTES)), "a choice is one token, before which nothing can be thought"),
+        (lambda: ROUTES.offered({"options": 3}), "options = 3: pass the names that are offered"),
         (lambda: ROUTES.offered({"options": []}), r"options = \[\]: offer one option at least"),
     ],
 )  # fmt: skip
@@ -91,6 +98,41 @@ def test_a_label_that_is_no_single_token_is_refused(tiny_model: Path) -> None:
     assert list(tokens) == ["look", "stop"] and len(set(tokens.values())) == 2
     with pytest.raises(ValueError, match="option 'stop' is called 'C', which is 2 tokens for the model in"):
         ROUTES.tokens(["stop"], Split(tiny_model))
+
+    class Unknown(ChatTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return [40]
+
+    with pytest.raises(ValueError, match="option 'look' is called 'B', which is a token of "):
+        ROUTES.tokens(["look"], Unknown(tiny_model))
+
+
+def test_the_prompt_of_a_choice_leaves_room_for_the_question_of_its_message(tiny_model: Path) -> None:
+    class Long(Routed):
+        router = Agent(prompt="Notes: {notes}\n{options}", contract=ROUTES, max_tokens=30, cut=("notes",))
+
+        async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+            reply = await agents.router(notes="n" * 400, options=["ask", "stop"])
+            return Outcome(answer=str(reply["message"]))
+
+    says = iter(["ask", "what?"])
+    limits = EpisodeConfig(max_attempts=1)
+    trace = play(tiny_model, Long(), TASK, lambda _: next(says), limits=limits, max_model_len=160, max_tokens=30)
+    assert (trace.status, trace.answer) == (EpisodeStatus.OK, "what?"), trace.error
+    assert trace.turns[0].cut["notes"] > 0 and len(trace.turns[1].prompt_token_ids) <= 130
+
+
+def test_what_an_offer_was_made_from_is_a_parent(tiny_model: Path) -> None:
+    class Offering(Routed):
+        async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+            named = await agents.solver(message="which?")
+            reply = await agents.router(question=task.prompt, options=[named.text, "stop"])
+            return Outcome(answer=str(reply["choice"]))
+
+    says = iter(["look", "stop"])
+    limits = EpisodeConfig(max_attempts=1)
+    trace = play(tiny_model, Offering(), TASK, lambda _: next(says), limits=limits, max_model_len=256, max_tokens=30)
+    assert trace.answer == "stop" and trace.turns[1].parents == (0,)
 
 
 def test_a_choice_is_one_token_and_a_message_a_turn_that_continues_it(tiny_model: Path) -> None:

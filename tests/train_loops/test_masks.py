@@ -189,6 +189,10 @@ def test_a_choice_that_was_not_offered_ends_the_job_by_name(rows: Rows) -> None:
         ValueError, match=r"episode e7, turn 0 \(solver\): token \d+ at position 0 of the completion is not allowed"
     ):
         with_masks([row], rows.folder)
+    beyond = replace(row, constraint=constraint_of([5, 10**6]))
+    with pytest.raises(ValueError, match="token 1000000 was offered, which the model does not have"):
+        with_masks([beyond], rows.folder)
+    assert with_masks([replace(beyond, is_served=True)], rows.folder) == [], "a row from service is left out"
 
 
 def test_a_mask_that_is_not_the_engines_shows_as_a_difference_between_trainer_and_engine(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pipelines.config.run_sections import RunSections
 from train_loops.config import BASELINE_ALGORITHMS, GROUP_ALGORITHMS
 
+EPISODE_ALGORITHMS = ("grpo", "rloo", "gigpo", "pass_at_k")
+"""Those that compare whole episodes."""
+
 
 def variants_match_algorithms(config: RunSections) -> None:
     """collect plays the variants that the algorithms need, and no others."""
@@ -43,6 +46,28 @@ def groups_can_be_compared(config: RunSections) -> None:
                 "collect.episodes_per_task is 1: every advantage would be 0; give at least 2, or take ppo, or "
                 "train.advantage.group_by: batch_agent"
             )
+
+
+def costs_reach_the_turns_that_caused_them(config: RunSections) -> None:
+    """What is charged with cost is compared with what is charged, too, turn by turn."""
+    if config.cost is None:
+        return
+    for group in config.model_groups:
+        algorithm = config.train_config(group).algorithm
+        if algorithm in EPISODE_ALGORITHMS:
+            raise ValueError(
+                f"cost: model group {group!r}: {algorithm} compares episodes by the mean over their turns, in which more turns make each "
+                "cheaper: take an algorithm that compares turns, dr_mas for example"
+            )
+    if config.collect.variants is not None:
+        raise ValueError(
+            "cost: collect.variants plays episodes whose outcomes are baselines, which no cost is taken from: drop one of the two"
+        )
+    if config.collect.dynamic_sampling is not None:
+        raise ValueError(
+            "cost: collect.dynamic_sampling leaves out tasks whose episodes all have one outcome, where only cost could teach: drop one "
+            "of the two"
+        )
 
 
 def served_episodes_can_be_trained_on(config: RunSections) -> None:

@@ -94,7 +94,7 @@ def demonstrate_routed(agent: str, task: Task, inputs: Mapping[str, str], rng: r
     if agent == "orchestrator":
         return rng.choice([line.split()[1] for line in inputs["options"].splitlines()])
     numbers = _numbers(task.prompt)
-    is_easy = numbers[2] <= 3
+    is_easy = numbers[2] <= 5
     steps, answer = _work(numbers, rng, 0.9 if agent == "expert" or is_easy else 0.15)
     return _sloppy(f"<SOLUTION>{steps}</SOLUTION><ANSWER>{answer}</ANSWER>", rng, 0.05)
 

@@ -93,6 +93,22 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
             {"cost": {"at_most": 50, "prices": {"solver": 2}}},
             r"cost\.prices: 'solver' is no model group; there are refiner_finalizer, solver_verifier",
         ),
+        (
+            {"cost": {"at_most": 50}, "train.algorithm": "grpo"},
+            r"cost: model group 'solver_verifier': grpo compares episodes",
+        ),
+        (
+            {"cost": {"at_most": 50}, "collect.dynamic_sampling": {}},
+            r"cost: collect\.dynamic_sampling leaves out tasks whose episodes all have one outcome",
+        ),
+        (
+            {
+                "cost": {"at_most": 50},
+                "train.algorithm": "counterfactual",
+                "collect.variants": {"kind": "counterfactual"},
+            },
+            r"cost: collect\.variants plays episodes whose outcomes are baselines",
+        ),
         ({"cost": {"at_most": 0}}, r"cost\.at_most: .*greater than 0 \(got 0\)"),
         (
             {"cost": {"at_most": 50, "prices": {"solver_verifier": -1}}},
@@ -144,6 +160,10 @@ def test_a_missing_section_is_named(section: str) -> None:
         ),
         ({"workflow.settings": {"rounds": 2}}, r"workflow\.settings: .*does not take them"),
         ({"credit.path": "pipelines.credit.nothing:Rule"}, r"credit\.path: cannot import 'pipelines\.credit\.nothing'"),
+        (
+            {"cost": {"at_most": 50}, "credit": {"path": "pipelines.credit.math_progress:MathProgress"}},
+            r"cost: credit rule 'pipelines\.credit\.math_progress:MathProgress' gives increments",
+        ),
         ({"credit.settings": {"wieght": 1}}, r"credit\.settings: .*'wieght'"),
         (
             {"model_groups.solver_verifier.agents": ["solver"]},

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import Costs, charge, mean_cost, next_multiplier, turn_costs
-from pipelines.credit.rule import CreditKind
-from stores.types import EpisodeRewards, ToolCall, Trace
+from stores.types import Cause, EpisodeRewards, ToolCall, Trace
 from tests.records import build_trace
 
 pytestmark = pytest.mark.fast
@@ -110,29 +109,26 @@ def test_an_episode_without_turns_costs_nothing() -> None:
     empty = replace(SIDE_BY_SIDE, turns=())
     for figure in ("completion_tokens", "calls", "critical_path_tokens", "seconds"):
         assert costs(empty, figure) == {}
-    assert mean_cost([], CostConfig(at_most=1)) == 0.0
+    assert mean_cost([empty], CostConfig(at_most=1)) == 0.0
 
 
-def test_a_return_pays_for_all_that_follows_and_an_increment_for_itself(
+def test_a_turn_pays_for_itself_and_all_that_follows(make_rewards: Callable[..., EpisodeRewards]) -> None:
+    before = make_rewards(SIDE_BY_SIDE)
+    (after,) = charge([before], [SIDE_BY_SIDE], CostConfig(at_most=13), multiplier=0.5, mean=500.0)
+    assert [part.breakdown["cost"] for part in after.rewards] == pytest.approx([-52 / 26, -47 / 26, -17 / 26, -7 / 26])
+    assert all(part.reward == pytest.approx(sum(part.breakdown.values())) for part in after.rewards)
+    assert after.outcome == 1.0, "the outcome stays"
+
+
+def test_an_episode_that_the_policy_failed_pays_what_others_cost_and_makes_none_cheaper(
     make_rewards: Callable[..., EpisodeRewards],
 ) -> None:
-    paid = charged(make_rewards, kind="returns")
-    assert [reward.breakdown["cost"] for reward in paid.rewards] == pytest.approx(
-        [-52 / 26, -47 / 26, -17 / 26, -7 / 26]
-    )
-    own = charged(make_rewards, kind="increments")
-    assert [reward.breakdown["cost"] for reward in own.rewards] == pytest.approx([-5 / 26, -30 / 26, -10 / 26, -7 / 26])
-    for episode_rewards in (paid, own):
-        for reward in episode_rewards.rewards:
-            assert reward.reward == pytest.approx(sum(reward.breakdown.values()))
-        assert episode_rewards.outcome == 1.0, "the outcome stays"
-
-
-def charged(make_rewards: Callable[..., EpisodeRewards], *, kind: CreditKind) -> EpisodeRewards:
-    before = make_rewards(SIDE_BY_SIDE)
+    failed = replace(episode([(0.0, 1.0, 5), (1.0, 1.0, 3)]), cause=Cause.POLICY)
     config = CostConfig(at_most=13)
-    (after,) = charge([before], [SIDE_BY_SIDE], config, multiplier=0.5, kind=kind)
-    return after
+    (after,) = charge([make_rewards(failed)], [failed], config, multiplier=0.5, mean=52.0)
+    assert [part.breakdown["cost"] for part in after.rewards] == [-2.0, -2.0]
+    assert mean_cost([SIDE_BY_SIDE, failed], config) == 52.0
+    assert mean_cost([failed], config) == 13.0, "nobody knows: the multiplier stays"
 
 
 def test_the_multiplier_grows_above_the_limit_shrinks_below_it_and_is_never_negative() -> None:

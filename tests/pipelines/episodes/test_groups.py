@@ -30,6 +30,7 @@ def table(episodes: list[EpisodeSpec], *, tokens: int = 10) -> pa.Table:
     """These episodes as stored, each a second long, one after another."""
     return pa.table(
         {
+            "episode_id": pa.array([spec.episode_id for spec in episodes], pa.string()),
             "group_id": pa.array([spec.group_id for spec in episodes], pa.string()),
             "started_at": pa.array([float(i) for i in range(len(episodes))], pa.float64()),
             "duration_s": pa.array([1.0] * len(episodes), pa.float64()),
@@ -82,6 +83,13 @@ def test_episodes_of_other_tasks_under_the_same_key_do_not_count() -> None:
     found = Groups(specs(2), table(specs(4)), num_enough=None, budget=BudgetConfig())
     assert len(found.complete) == 2
     assert found.left_out == []
+
+
+def test_a_pass_may_play_more_episodes_of_a_group_that_another_pass_completed() -> None:
+    before, here = specs(1)[:2], specs(1)[2:]
+    found = Groups(here, table([*before, *here]), num_enough=None, budget=BudgetConfig())
+    assert found.complete == {here[0].group_id}
+    assert Groups(here, table(before), num_enough=None, budget=BudgetConfig()).left_out == [here[0].group_id]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipelines.evaluation.decisive_turn import LEAST, difference_interval, find_decisive_turn
+from pipelines.evaluation.decisive_turn import difference_interval, find_decisive_turn
 from tests.pipelines.evaluation.planted_faults import BUDGET, WORKFLOWS, decisive_turn_of, plant, true_cost
 
 pytestmark = pytest.mark.fast
@@ -17,10 +17,10 @@ Wanted = Sequence[tuple[int, int]]
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_a_planted_fault_is_found_with_an_interval_around_what_it_cost(workflow: str) -> None:
-    episodes = [plant(workflow, number) for number in range(6)]
+    episodes = [plant(workflow, number) for number in range(12)]
     assert len({episode.fault for episode in episodes}) >= 2, "faults of several turns"
     found = [decisive_turn_of(episode) for episode in episodes]
-    assert sum(of.turn_index == episode.fault for of, episode in zip(found, episodes, strict=True)) >= 5
+    assert sum(of.turn_index == episode.fault for of, episode in zip(found, episodes, strict=True)) >= 10
     costs = {episode.fault: true_cost(episode, episode.fault, number=100) for episode in episodes}
     covered = [of.ci95[0] <= costs[of.turn_index] <= of.ci95[1] for of in found if of.turn_index in costs]
     assert sum(covered) >= len(covered) - 1
@@ -31,7 +31,7 @@ def test_a_planted_fault_is_found_with_an_interval_around_what_it_cost(workflow:
 
 
 def test_the_value_after_the_last_turn_is_the_outcome_itself() -> None:
-    found = find_decisive_turn([3], 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=10)
+    found = find_decisive_turn([3], 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=20)
     assert (found.turn_index, found.before, found.after, found.cost) == (3, 1.0, 0.0, 1.0)
     assert found.ci95[1] == 1.0 and 0.6 < found.ci95[0] < 1.0
 
@@ -65,14 +65,37 @@ def test_replays_that_failed_outside_of_the_team_are_left_out() -> None:
     assert (found.turn_index, found.cost) == (1, 1.0)
     assert sum(value.num_replays for value in found.values) < found.num_replays
     with pytest.raises(ValueError, match="no replay from turn 0 came to an end"):
-        find_decisive_turn([0], 0.0, lambda wanted: {}, budget=10)
+        find_decisive_turn([0], 0.0, lambda wanted: {}, budget=20)
     with pytest.raises(ValueError, match="an episode without turns"):
-        find_decisive_turn([], 0.0, lambda wanted: {}, budget=10)
+        find_decisive_turn([], 0.0, lambda wanted: {}, budget=20)
 
 
-def test_a_budget_that_is_too_small_is_exceeded_by_two_replays_of_each_turn() -> None:
-    found = find_decisive_turn([0, 1], 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=1)
-    assert found.num_replays == 2 * LEAST + LEAST, "the second turn cost everything"
+@pytest.mark.parametrize(
+    ("num_turns", "budget"),
+    [(1, 16), (2, 24), (3, 24), (5, 48), (8, 48), (16, 64), (16, 200), (40, 200), (64, 200), (300, 400)],
+)
+def test_the_budget_is_kept_however_many_turns_there_are(num_turns: int, budget: int) -> None:
+    fault = num_turns * 2 // 3
+
+    def replays(wanted: Wanted) -> dict[tuple[int, int], float]:
+        return {(turn, number): float(turn <= fault) for turn, number in wanted}
+
+    found = find_decisive_turn(list(range(num_turns)), 0.0, replays, budget=budget)
+    assert found.turn_index == fault and found.cost == 1.0
+    assert found.num_replays <= budget and found.is_certain
+
+
+def test_a_budget_that_says_nothing_is_refused() -> None:
+    for num_turns, budget in ((1, 7), (2, 10), (40, 20)):
+        with pytest.raises(
+            ValueError, match=rf"{budget} replays are too few for an episode of {num_turns} turns: give \d+"
+        ) as refused:
+            find_decisive_turn(list(range(num_turns)), 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=budget)
+        enough = int(str(refused.value).split()[-3])
+        found = find_decisive_turn(
+            list(range(num_turns)), 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=enough
+        )
+        assert found.num_replays <= enough and found.turn_index == num_turns - 1
 
 
 def test_the_interval_is_newcombes() -> None:

@@ -63,7 +63,7 @@ def test_steps_write_on_the_board_and_the_answer_is_what_stands_there_at_the_end
     assert set(solved.parents) == {call.call_index for call in trace.tool_calls}
     asked = by(trace, "orchestrator")
     assert asked[0].prompt_text.endswith("Known: \nDone: \nLeft: 8\nA solve: answers\nB search\nC both")
-    assert "Known: query: 3 * 2; found: of 2 * 3: 6\nof 3 * 2: 6; answer: 8\nDone: search, search, solve\nLeft: 5" in (
+    assert "Known: query: 3 * 2; found: of 2 * 3: 6\nof 3 * 2: 6; answer: 8\nDone: search, search, solve\nLeft: 3" in (
         asked[3].prompt_text
     )
     assert asked[3].prompt_text.endswith("A solve: answers\nB search\nC both\nD stop"), "now there is an answer"
@@ -75,14 +75,14 @@ def test_steps_side_by_side_see_the_board_of_before_and_count_as_many_calls() ->
     trace = play_scripted(orchestrated(max_calls=4), TASK, says)
     assert (trace.answer, trace.outcome_metadata) == ("8", {"steps": ["both"]}), trace.error
     assert "6" not in by(trace, "solver")[0].prompt_text.partition(",")[2]
-    assert "Left: 2" in by(trace, "orchestrator")[1].prompt_text
+    assert "Left: 1" in by(trace, "orchestrator")[1].prompt_text
 
 
 def test_the_last_calls_are_bounded_and_a_step_that_does_not_fit_is_not_offered() -> None:
     says = {"orchestrator": ["solve", "solve"], "solver": ["<ANSWER>7</ANSWER>", "<ANSWER>8</ANSWER>"]}
     trace = play_scripted(orchestrated(max_calls=2), TASK, says)
     assert (trace.answer, trace.stop_reason) == ("8", "max_calls"), trace.error
-    assert by(trace, "orchestrator")[1].prompt_text.endswith("A solve: answers\nB search\nD stop")
+    assert by(trace, "orchestrator")[1].prompt_text.endswith("A solve: answers\nD stop"), "a search is two calls"
 
 
 def test_what_is_needed_must_stand_on_the_board_and_a_single_option_is_taken_without_asking() -> None:
@@ -116,6 +116,36 @@ def test_a_copy_of_an_agent_may_be_of_another_model_group() -> None:
     assert workflow.agents["expert"] == workflow.agents["solver"]
 
 
+def test_a_message_is_for_the_step_that_it_was_written_to() -> None:
+    steps = {"solve": {"agent": "solver", "message": True}, "again": {"agent": "solver"}}
+    says = {
+        "orchestrator": ["solve", "multiply first", "again", "stop"],
+        "solver": ["<ANSWER>7</ANSWER>", "<ANSWER>8</ANSWER>"],
+    }
+    trace = play_scripted(orchestrated(steps), TASK, says)
+    assert [turn.prompt_text for turn in by(trace, "solver")] == [
+        "Solve 2 + 2 * 3, multiply first",
+        "Solve 2 + 2 * 3, ",
+    ]
+
+
+def test_a_reply_without_the_field_leaves_what_stood_on_the_board() -> None:
+    says = {"orchestrator": ["solve", "solve", "stop"], "solver": ["<ANSWER>8</ANSWER>", "no tags"]}
+    assert play_scripted(orchestrated(), TASK, says).answer == "8"
+
+
+def test_names_of_options_are_quoted_from_nowhere() -> None:
+    steps = {"search_the_documents": STEPS["search"], "solve": STEPS["solve"]}
+    says = {
+        "orchestrator": ["search_the_documents", "search_the_documents", "solve", "stop"],
+        "reader": ["<QUERY>2 * 3</QUERY>", "<QUERY>3 * 2</QUERY>"],
+        "solver": ["<ANSWER>8</ANSWER>"],
+    }
+    trace = play_scripted(orchestrated(steps), TASK, says)
+    chosen = {turn.turn_index for turn in by(trace, "orchestrator")}
+    assert trace.answer == "8" and all(not set(turn.parents) & chosen for turn in by(trace, "orchestrator"))
+
+
 def test_the_orchestrator_sees_what_is_named() -> None:
     says = {
         "orchestrator": ["search", "solve", "stop"],
@@ -136,13 +166,28 @@ def test_the_steps_are_part_of_the_teams_identity() -> None:
 @pytest.mark.parametrize(
     ("steps", "settings", "fault"),
     [
-        ({"go": {"agent": "sover"}}, {}, "steps.go: no agent 'sover'; the team has solver, reader"),
-        ({"go": {"tool": "lok"}}, {}, "steps.go: no tool 'lok'; the team has look"),
+        ({"go": {"agent": "sover"}}, {}, "steps.go.agent: no agent 'sover'; the team has solver, reader"),
+        ({"go": {"tool": "lok"}}, {}, "steps.go.tool: no tool 'lok'; the team has look"),
+        ({}, {}, "steps: name one at least"),
+        (STEPS, {"max_calls": 0}, "max_calls = 0: give at least 1"),
+        (STEPS, {"answer": "anwser"}, "answer: nothing writes 'anwser'; steps write answer, found"),
+        (STEPS, {"shows": "anwser"}, "shows: nothing writes 'anwser'"),
+        ({"go": {"agent": "solver", "needs": ["fund"]}}, {}, "steps.go.needs: nothing writes 'fund'"),
+        ({"go": {"tool": "look", "arguments": {"query": "{qurey}"}}}, {"answer": "look"}, "steps.go.arguments: nothing writes 'qurey'"),
+        ({"go": {"tool": "look", "arguments": {"qurey": "x"}}}, {}, "steps.go.arguments: look takes no 'qurey'; it takes query"),
+        ({"go": {"agent": "solver", "arguments": {"a": "b"}}}, {}, "steps.go.arguments: it does nothing here"),
+        ({"go": {"tool": "look", "writes": {"a": "b"}}}, {}, "steps.go.writes: it does nothing here"),
+        ({**STEPS, "all": {"together": ["solve", "solve"]}}, {}, "a step stands twice"),
+        ({"go": {"agent": "solver", "writes": {"answer": "question"}}}, {}, "the task stands on the board as 'question'"),
+        (STEPS, {"copies": {"solver": "reader"}}, "copies.solver: the team has an agent of this name"),
+        (STEPS, {"prompt": "{bord} {options}"}, "prompt: unknown bord: it may have board, done"),
+        ({f"s{i}": {"agent": "solver"} for i in range(20)}, {}, "21 options"),
+        ({"go": None}, {}, "steps.go: input should be"),
         ({"go": {}}, {}, "steps.go: give `agent`, `tool` or both"),
         ({"go": {"agent": "solver", "together": ["go"]}}, {}, "steps.go: give `agent`, `tool` or both"),
-        ({**STEPS, "all": {"together": ["solve", "both"]}}, {}, r"steps.all: together = \['both'\]"),
+        ({**STEPS, "all": {"together": ["solve", "both"]}}, {}, r"steps.all.together = \['both'\]"),
         ({"stop": {"agent": "solver"}}, {}, "steps.stop: 'stop' is there by itself"),
-        ({"go": {"agent": "solver", "writes": {"text": "x"}}}, {}, r"steps.go: writes = \['text'\]: fields of solver are answer"),
+        ({"go": {"agent": "solver", "writes": {"text": "x"}}}, {}, r"steps.go.writes = \['text'\]: fields of solver are answer"),
         ({"go": {"agnt": "solver"}}, {}, "steps.go.agnt: extra inputs are not permitted"),
         ({"go": {"agent": "solver"}}, {"copies": {"x": "sover"}}, "copies.x: no agent 'sover'; the team has solver, reader"),
     ],
