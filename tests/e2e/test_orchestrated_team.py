@@ -108,10 +108,10 @@ def test_a_failed_episode_is_explained_by_replays_and_what_was_found_is_kept(tra
     failed = next(
         trace for trace in episodes(trained, 2) if trace.answer not in trace.task.answers and len(trace.turns) > 3
     )
-    asked = troupe(trained, "why", failed.episode_id[:12], "--run", trained.run_id, "--replays", "24")
+    asked = troupe(trained, "why", failed.episode_id[:12], "--run", trained.run_id, "--replays", "48")
     assert asked.returncode == 0, asked.stdout + asked.stderr
     found = kept_explanation(trained, failed.episode_id)
-    assert found is not None and found["num_replays"] <= 24
+    assert found is not None and found["num_replays"] <= 48
     assert {value["turn_index"] for value in found["values"]} == {turn.turn_index for turn in failed.turns}
     assert found["ci95"][0] <= found["cost"] <= found["ci95"][1]
     assert f"turn {found['turn_index']} ({found['agent']})" in asked.stdout

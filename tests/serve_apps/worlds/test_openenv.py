@@ -77,7 +77,7 @@ async def test_what_is_no_openenv_server_is_said_at_once() -> None:
     async with serve(lambda _: None, "127.0.0.1", 0, process_request=refuse) as listening:
         port = next(iter(listening.sockets)).getsockname()[1]
         async with openenv_session(Environment(url=f"http://127.0.0.1:{port}")) as world, asyncio.timeout(5):
-            with pytest.raises(ToolFault, match="cannot be reached: .*404.*: is it an OpenEnv server"):
+            with pytest.raises(ToolFault, match=r"cannot be reached: .*404.*: is it an OpenEnv server"):
                 await world.reset({})
 
 
