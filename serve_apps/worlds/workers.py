@@ -57,6 +57,7 @@ class WorldWorker:
         """Bytes of answers that were read and not taken yet."""
         self._checked_at = 0.0
         self.num_worlds = 0
+        self._killing = threading.Lock()
         self.life = 0
         """How often the process was started: worlds of an earlier life are lost."""
 
@@ -153,10 +154,11 @@ class WorldWorker:
 
         Raises ToolFault as `_answer` and where the world says so, ToolRaised for what it raised, and AuthorError for an answer that is no JSON.
         """
-        assert self._process is not None and self._process.stdin is not None
-        with suppress(BrokenPipeError):  # then no answer comes, and that says why
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+        stdin = self._running().stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError, ValueError):  # it is gone or closed: then no answer comes, and that says why
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
         answer = self._answer(timeout_s, request["verb"])
         if "failed" in answer:
             raise ToolFault(answer["failed"])
@@ -193,22 +195,26 @@ class WorldWorker:
 
     def _read(self, timeout_s: float) -> bytes | None:
         """Returns the next bytes of the worker, nothing at its end, and None where none came in time."""
-        assert self._process is not None and self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(timeout_s):
-                return None
-        return os.read(self._process.stdout.fileno(), 2**20)
+        stdout = self._running().stdout
+        assert stdout is not None
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(stdout, selectors.EVENT_READ)
+                if not selector.select(timeout_s):
+                    return None
+            return os.read(stdout.fileno(), 2**20)
+        except ValueError:  # it was closed meanwhile
+            return b""
 
     def _check_memory(self) -> None:
         if time.monotonic() < self._checked_at + CHECK_S:
             return
         self._checked_at = time.monotonic()
         self._log.shorten()
-        assert self._process is not None
         mib = 0
+        pid = self._running().pid
         with suppress(psutil.Error):
-            process = psutil.Process(self._process.pid)
+            process = psutil.Process(pid)
             mib = sum(_rss(p) for p in (process, *process.children(recursive=True))) >> 20
         if mib > self._environment.memory_mib:
             raise self._lost(f"took {mib} MiB of memory, more than memory_mib = {self._environment.memory_mib}")
@@ -221,15 +227,22 @@ class WorldWorker:
         return ToolFault(fault)
 
     def _kill(self) -> None:
-        if self._process is None:
+        with self._killing:  # whoever ends the worker may meet its thread, which finds it dead
+            process, self._process = self._process, None
+        if process is None:
             return
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        for stream in (self._process.stdin, self._process.stdout):
+            os.killpg(process.pid, signal.SIGKILL)
+        for stream in (process.stdin, process.stdout):
             with suppress(BrokenPipeError):
                 stream.close()  # type: ignore[union-attr]
-        self._process.wait()
-        self._process = None
+        process.wait()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """Returns the process; ToolFault where it was ended meanwhile."""
+        if (process := self._process) is None:
+            raise ToolFault(f"the worker of the world {self._environment.name} was ended")
+        return process
 
 
 class WorkerSession:

@@ -211,6 +211,19 @@ async def test_what_worlds_have_started_ends_with_their_worker(made: list[WorldW
     await until(lambda: not _is_alive(info["pid"]) and not _is_alive(info["worker"]))
 
 
+async def test_a_worker_may_be_ended_while_its_thread_waits_for_it(made: list[WorldWorkers]) -> None:
+    for _ in range(4):
+        workers = workers_of(made, "Hanging", step_timeout_s=20)
+        async with workers.session() as world:
+            await world.reset({})
+            waiting = asyncio.create_task(world.step("hang"))
+            await asyncio.sleep(0.1)
+            workers.end()
+            with pytest.raises(ToolFault, match=r"was ended|ended in step"):
+                await waiting
+        assert workers.workers[0].pid is None
+
+
 def test_workers_end_with_the_process_that_has_them_however_it_ends(tmp_path: Path) -> None:
     code = f"""
 import asyncio, os, sys
