@@ -164,7 +164,7 @@ def decisive_turn_of(planted: Planted, *, budget: int = BUDGET) -> DecisiveTurn:
     return find_decisive_turn(turns, 0.0, planted.replays, budget=budget)
 
 
-def true_cost(planted: Planted, turn_index: int, *, number: int = 3000) -> float:
+def true_cost(planted: Planted, turn_index: int, *, number: int = 1000) -> float:
     """What a turn cost, from many replays."""
     turns = [turn.turn_index for turn in planted.trace.turns]
     place = turns.index(turn_index)
@@ -182,7 +182,7 @@ def main() -> None:
         episodes = [plant(workflow, i) for i in range(number)]
         found = [decisive_turn_of(episode) for episode in episodes]
         right = [of.turn_index == episode.fault for of, episode in zip(found, episodes, strict=True)]
-        costs = {fault: true_cost(episode, fault) for episode in episodes[:8] for fault in [episode.fault]}
+        costs = {fault: true_cost(episode, fault) for fault, episode in {e.fault: e for e in episodes}.items()}
         pairs = [(of, costs[of.turn_index]) for of in found if of.turn_index in costs]
         covered = [of.ci95[0] <= cost <= of.ci95[1] for of, cost in pairs]
         used = sum(of.num_replays for of in found) / number
