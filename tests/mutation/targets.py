@@ -59,7 +59,7 @@ TARGETS = (
     Target(
         name="traces",
         sources=("stores/traces.py", "stores/trace_*.py"),
-        tests=("tests/stores/test_traces.py",),
+        tests=("tests/stores/test_traces.py", "tests/stores/test_trace_tables.py"),
         tier="test",
         chosen="not processes",
     ),

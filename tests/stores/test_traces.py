@@ -363,3 +363,77 @@ def test_variants_are_no_examples(
     assert [trace.episode_id for trace in rewarded] == [plain.episode_id]
     assert [trace.episode_id for trace in store.find_traces(**where, variant="")] == [plain.episode_id]
     assert len(store.find_traces(**where)) == 2
+
+
+OTHER_KEYS = [
+    KEY | {"run_id": "r:n"},  # two names of which one table is made
+    KEY | {"run_id": "r?n"},
+    KEY | {"run_id": "r?n", "iteration": 4},
+    KEY | {"run_id": "r?n", "purpose": Purpose.GATE},
+    KEY | {"run_id": "r?n", "team_key": "champion"},
+]
+
+
+@pytest.fixture
+def shared(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> TraceStore:
+    """Two episodes of each key, all credited under c1 with 0 and 1, and the first also under c2."""
+    for key in OTHER_KEYS:
+        traces = [make_trace(i, **key) for i in range(2)]
+        store.write_episodes(traces)
+        store.write_rewards([make_rewards(trace, outcome=float(i)) for i, trace in enumerate(traces)])
+        store.write_rewards([make_rewards(traces[0], credit_version="c2", outcome=0.5)])
+    return store
+
+
+@pytest.mark.parametrize("key", OTHER_KEYS, ids=lambda key: "/".join(map(str, key.values())))
+def test_every_reader_gets_the_rows_of_its_own_key(
+    shared: TraceStore, make_trace: Callable[..., Trace], key: dict[str, Any]
+) -> None:
+    own = [make_trace(i, **key).episode_id for i in range(2)]
+    of_purpose = {name: key[name] for name in ("run_id", "iteration", "purpose")}
+    teams = [k for k in OTHER_KEYS if {name: k[name] for name in of_purpose} == of_purpose]
+    of_all_teams = sorted(make_trace(i, **k).episode_id for k in teams for i in range(2))
+    stored = shared.stored_episodes(**key)
+    assert sorted(stored["episode_id"].to_pylist()) == sorted(own)
+    assert stored.column_names == [
+        *("episode_id", "group_id", "task_id", "status", "cause", "stop_reason", "error", "num_turns"),
+        *("started_at", "duration_s"),
+    ]
+    assert shared.stored_episodes(**key, with_tokens=True)["num_tokens"].to_pylist() == [
+        sum(len(turn.completion_token_ids) for turn in shared.get_trace(i, run_id=key["run_id"]).turns)
+        for i in shared.stored_episodes(**key)["episode_id"].to_pylist()
+    ]
+    assert sorted(shared.stored_ids(**key)) == sorted(own)
+    traces = shared.pin_episodes(**key)
+    assert traces.num_episodes == 2
+    pinned = shared.pin_rewards(**of_purpose, credit_version="c1", traces=traces)
+    assert pinned.num_episodes == 2
+    assert sorted(r.episode_id for r in shared.read_rewards(pinned)) == sorted(own)
+    assert {r.credit_version for r in shared.read_rewards(pinned)} == {"c1"}
+    with pytest.raises(ValueError, match=r"1 of 2 episodes .* have no rewards of credit version 'c2'"):
+        shared.pin_rewards(**of_purpose, credit_version="c2", traces=traces)
+    assert sorted(t.episode_id for t in shared.find_traces(**of_purpose)) == of_all_teams
+    for known in ({"run_id": key["run_id"], "iteration": key["iteration"]}, {"run_id": key["run_id"]}, {}):
+        assert [r.credit_version for r in shared.rewards_of(own[0], **known)] == ["c1", "c2"]
+        assert [r.outcome for r in shared.rewards_of(own[1], **known)] == [1.0]
+    good = shared.rewarded_traces(**of_purpose, min_outcome=0.6)
+    assert sorted(t.episode_id for t in good) == sorted(make_trace(1, **k).episode_id for k in teams)
+    assert list(shared.rewarded_traces(**of_purpose, min_outcome=1.1)) == []
+    assert set(shared.completions_of(own)) == set(own)
+
+
+def test_what_is_not_named_is_found_in_all_and_later_iterations_come_first(shared: TraceStore) -> None:
+    found = shared.find_traces()
+    assert len(found) == 2 * len(OTHER_KEYS)
+    assert [trace.iteration for trace in found] == [4, 4, *[3] * 8]
+    assert len(shared.find_traces(limit=3)) == 3
+    assert {t.run_id for t in shared.find_traces(run_id="r:n")} == {"r:n"}
+    assert {t.iteration for t in shared.find_traces(iteration=4)} == {4}
+    assert {t.purpose for t in shared.find_traces(purpose=Purpose.GATE)} == {Purpose.GATE}
+    assert len(shared.find_traces(task_id="t0")) == 10 and shared.find_traces(task_id="t1") == []
+    assert shared.find_traces(status=EpisodeStatus.TIMEOUT) == []
+    assert shared.rewards_of("0003nothing") == []
+    both = shared.rewarded_traces(run_id="r?n", iteration=None, purpose=Purpose.TRAIN, min_outcome=1.0)
+    assert sorted(trace.iteration for trace in both) == [3, 3, 4]
