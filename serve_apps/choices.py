@@ -13,10 +13,12 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_apps.contracts import Parsed
-from serve_apps.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from serve_apps.tokenizer import ChatTokenizer
 
 LABELS = string.ascii_uppercase[:20]
 """What options are called, in the order of their declaration: as many as vLLM gives logprobs of one position."""

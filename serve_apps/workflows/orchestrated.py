@@ -12,52 +12,20 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from inspect import signature
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_apps.agent import Agent, Reply, TracedText, origins_of, traced
 from serve_apps.choices import OFFERED, Choice
-from serve_apps.templates import FIELD, as_text, fields_of, fill
+from serve_apps.templates import FIELD, as_text, fill
 from serve_apps.workflow import Outcome, Workflow, load_workflow, together
+from serve_apps.workflows.steps import MESSAGE, QUESTION, STOP, StepSpec, check_names, read_steps
 from stores.types import Task
 
-ORCHESTRATOR, STOP, MESSAGE = "orchestrator", "stop", "message"
-QUESTION = "question"
+ORCHESTRATOR = "orchestrator"
 PROMPT = "Choose what comes next.\nTask: {question}\nKnown: {board}\nDone: {done}\nLeft: {left}\n{options}"
 MESSAGE_TOKENS = 64
 STATE = frozenset({QUESTION, "board", "done", "left", OFFERED})
 """What the orchestrator's prompt may read."""
-
-
-class StepSpec(BaseModel):
-    """Describes what one option of the orchestrator does: an agent, a tool, an agent whose reply goes to a tool, or other steps side by side."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    agent: str = ""
-    """An agent of the team. Its inputs are what the board has under their names, empty where it has nothing."""
-    tool: str = ""
-    """A tool of the team; with `agent` it is called after it."""
-    arguments: dict[str, str] = Field(default_factory=dict)
-    """The tool's arguments, as templates over the board; one that is a single `{name}` passes the value on."""
-    result: str = ""
-    """The name on the board of what the tool returns; empty: the tool's name."""
-    together: tuple[str, ...] = ()
-    """Names of other steps, which are taken side by side."""
-    needs: tuple[str, ...] = ()
-    """Names that must be on the board, and not be empty, for the step to be offered."""
-    writes: dict[str, str] = Field(default_factory=dict)
-    """By field of the agent's contract, the name on the board where it is not the field's own."""
-    adds: tuple[str, ...] = ()
-    """Names on the board to which this step adds a line, where others are replaced."""
-    max_calls: int | None = Field(None, ge=1)
-    """How often it may be taken in an episode."""
-    about: str = ""
-    """What the orchestrator is told of the option."""
-    message: bool = False
-    """Whether the orchestrator writes a message to it, which is on the board as `message`."""
 
 
 class Orchestrated(Workflow):
@@ -77,7 +45,7 @@ class Orchestrated(Workflow):
 
         Args:
             team: `path` and `settings` of the workflow whose agents and tools act.
-            steps: by name of the option, see `StepSpec`.
+            steps: by name of the option, see `steps.StepSpec`.
             answer: the name on the board that holds the team's answer.
             max_calls: calls of agents and tools by steps, after which the episode ends.
             copies: further agents: by name, the agent of the team that they are copies of, so that they can be of another model group.
@@ -92,23 +60,18 @@ class Orchestrated(Workflow):
         if played.environments:
             raise TypeError(f"team: steps act on no world, and {team['path']!r} has {', '.join(played.environments)}")
         known = {**played.agents, **{name: _copied(played, name, of) for name, of in (copies or {}).items()}}
-        self.steps = {name: _step(name, step) for name, step in steps.items()}
-        self.tools = dict(played.tools)
-        if not self.steps:
-            raise TypeError("steps: name one at least")
         if max_calls < 1:
             raise TypeError(f"max_calls = {max_calls}: give at least 1")
-        for name, step in self.steps.items():
-            self._check(name, step, known)
+        self.tools = dict(played.tools)
+        self.steps = read_steps(steps, known, self.tools)
         called = {step.agent for step in self.steps.values()} - {""}
         for name in sorted(
             {ORCHESTRATOR} & known.keys() | {n for n in called if isinstance(known[n].contract, Choice)}
         ):
             raise TypeError(f"team: agent {name!r} is an orchestrator itself: put those under one that it calls")
-        self._writable = {QUESTION, MESSAGE} | {name for step in self.steps.values() for name in _writes(step, known)}
         self._answer, self._max_calls = answer, max_calls
         self._shows = None if shows is None else [shows] if isinstance(shows, str) else list(shows)
-        self._check_names(known)
+        check_names(self.steps, known, self.tools, answer=answer, shows=self._shows or ())
         self._contract = Choice(
             {name: step.about for name, step in self.steps.items()} | {STOP: ""},
             messages=[name for name, step in self.steps.items() if step.message],
@@ -140,60 +103,6 @@ class Orchestrated(Workflow):
             taken.append(chosen)
             await self._take(self.steps[chosen], board, agents, tools)
         return Outcome(answer=as_text(board.get(self._answer)), stop_reason=reason, metadata={"steps": taken})
-
-    def _check(self, name: str, step: StepSpec, agents: Mapping[str, Agent]) -> None:
-        place = f"steps.{name}"
-        if name == STOP:
-            raise TypeError(f"{place}: {STOP!r} is there by itself")
-        if bool(step.together) == bool(step.agent or step.tool):
-            raise TypeError(f"{place}: give `agent`, `tool` or both, or the names of other steps as `together`")
-        if step.agent and step.agent not in agents:
-            raise TypeError(f"{place}.agent: no agent {step.agent!r}; the team has {', '.join(agents)}")
-        if step.tool and step.tool not in self.tools:
-            raise TypeError(f"{place}.tool: no tool {step.tool!r}; the team has {', '.join(self.tools) or 'none'}")
-        single = [other for other, of in self.steps.items() if not of.together and not of.message]
-        if odd := [other for other in step.together if other not in single]:
-            raise TypeError(
-                f"{place}.together = {odd}: these are no steps of an agent or a tool without a message; there are {single}"
-            )
-        if len(set(step.together)) < len(step.together):
-            raise TypeError(f"{place}.together = {list(step.together)}: a step stands twice")
-        idle: Sequence[str] = ()
-        if step.together:
-            idle = ("writes", "adds", "message", "arguments", "result")
-        elif not step.tool:
-            idle = ("arguments", "result")
-        elif not step.agent:
-            idle = ("writes",)
-        if odd := [key for key in idle if getattr(step, key)]:
-            raise TypeError(f"{place}.{odd[0]}: it does nothing here")
-        if step.agent and (odd := sorted(set(step.writes) - set(agents[step.agent].contract.field_names))):
-            raise TypeError(
-                f"{place}.writes = {odd}: fields of {step.agent} are {', '.join(agents[step.agent].contract.field_names)}"
-            )
-        if QUESTION in _writes(step, agents):
-            raise TypeError(
-                f"{place}.writes: the task stands on the board as {QUESTION!r}: give the agent's field another name"
-            )
-
-    def _check_names(self, agents: Mapping[str, Agent]) -> None:
-        """Raises TypeError for names that nothing writes on the board."""
-        read = {"answer": [self._answer], "shows": self._shows or []}
-        for name, step in self.steps.items():
-            read[f"steps.{name}.needs"] = list(step.needs)
-            read[f"steps.{name}.arguments"] = [field for text in step.arguments.values() for field in fields_of(text)]
-            if step.tool:
-                taken = signature(self.tools[step.tool].function).parameters
-                has_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-                if odd := [key for key in step.arguments if key not in taken and not has_any]:
-                    raise TypeError(
-                        f"steps.{name}.arguments: {step.tool} takes no {odd[0]!r}; it takes {', '.join(taken)}"
-                    )
-        for place, names in read.items():
-            if unknown := [name for name in names if name not in self._writable]:
-                raise TypeError(
-                    f"{place}: nothing writes {unknown[0]!r}; steps write {', '.join(sorted(self._writable))}"
-                )
 
     def _num_calls(self, taken: list[str]) -> int:
         """Returns the calls of agents and tools by these steps."""
@@ -271,22 +180,6 @@ def _copied(played: Workflow, name: str, of: str) -> Agent:
     if of not in played.agents:
         raise TypeError(f"copies.{name}: no agent {of!r}; the team has {', '.join(played.agents)}")
     return played.agents[of]
-
-
-def _step(name: str, settings: Mapping[str, Any]) -> StepSpec:
-    try:
-        step = StepSpec.model_validate(settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(["steps", name, *map(str, first["loc"])])
-        raise TypeError(f"{place}: {first['msg'].lower()}") from None
-    return step
-
-
-def _writes(step: StepSpec, agents: Mapping[str, Agent]) -> list[str]:
-    """Returns the names on the board that a step may write."""
-    fields = agents[step.agent].contract.field_names if step.agent else ()
-    return [step.writes.get(name, name) for name in fields] + ([step.result or step.tool] if step.tool else [])
 
 
 def _write(board: dict[str, Any], written: Mapping[str, Any], adds: Sequence[str]) -> None:
