@@ -437,3 +437,19 @@ def test_what_is_not_named_is_found_in_all_and_later_iterations_come_first(share
     assert shared.rewards_of("0003nothing") == []
     both = shared.rewarded_traces(run_id="r?n", iteration=None, purpose=Purpose.TRAIN, min_outcome=1.0)
     assert sorted(trace.iteration for trace in both) == [3, 3, 4]
+
+
+def test_pins_of_different_keys_never_meet(shared: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    refs = [shared.pin_episodes(**key) for key in OTHER_KEYS]
+    paid = [
+        shared.pin_rewards(
+            **{name: key[name] for name in ("run_id", "iteration", "purpose")}, credit_version="c1", traces=ref
+        )
+        for key, ref in zip(OTHER_KEYS, refs, strict=True)
+    ]
+    assert len({ref.tag for ref in refs}) == len({ref.tag for ref in paid}) == len(OTHER_KEYS)
+    for key, ref in zip(OTHER_KEYS, refs, strict=True):
+        own = {make_trace(i, **key).episode_id for i in range(2)}
+        assert {trace.episode_id for trace in shared.read_traces(ref)} == own
+    shared.write_episodes([make_trace(2, **OTHER_KEYS[1])])
+    assert shared.pin_episodes(**OTHER_KEYS[1]).tag != refs[1].tag, "another row is another set"
