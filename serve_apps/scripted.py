@@ -12,6 +12,7 @@ from typing import Any
 from serve_apps.acting_team import ActingTeam, AgentCall
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.replay import Script
 from serve_apps.runner import run_episode
 from serve_apps.tokenizer import READY, ChatTokenizer, PromptSettings
 from serve_apps.workflow import Workflow
@@ -61,10 +62,15 @@ def play_saying(
     tokenizer: ChatTokenizer | None = None,
     max_model_len: int = 1 << 20,
     limits: EpisodeConfig = EpisodeConfig(max_attempts=1),
+    script: Script | None = None,
 ) -> Trace:
     """Plays one episode in which a function says what the model would.
 
-    What the workflow raises is recorded in the trace, as in training. Args: tokenizer: None: a token is a byte.
+    What the workflow raises is recorded in the trace, as in training.
+
+    Args:
+        tokenizer: None: a token is a byte.
+        script: what is played again, and what is changed.
     """
     is_limited = tokenizer is not None  # limits are for tokens, of which a text has fewer than bytes
     tokenizer = tokenizer or ByteTokenizer()
@@ -93,6 +99,7 @@ def play_saying(
         task=task,
         episode_index=0,
         run_seed=0,
+        script=script,
     )
     return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
 

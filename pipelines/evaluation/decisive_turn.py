@@ -86,22 +86,22 @@ def find_decisive_turn(turns: Sequence[int], outcome: float, replays: Replays, *
         edges = {place for part in parts for place in (part.start, part.stop) if place < len(turns)}
         search.play(sorted(edges), number)
         parts = sorted(parts, key=search.cost, reverse=True)[: math.ceil(len(parts) / 2)]
-    found = parts[0].start
-    places = [place for place in (found, found + 1) if place < len(turns)]
+    decisive = parts[0].start
+    places = [place for place in (decisive, decisive + 1) if place < len(turns)]
     fresh = _Search(list(turns), outcome, replays, begins=dict(search.begins))
     fresh.play(places, (budget - search.num_replays) // len(places))
-    before, after = fresh.value(found), fresh.value(found + 1)
+    before, after = fresh.value(decisive), fresh.value(decisive + 1)
     if before is None or after is None:
         raise ValueError(
-            f"no replay from turn {turns[found]} came to an end: the engines or a service behind a tool failed"
+            f"no replay from turn {turns[decisive]} came to an end: the engines or a service behind a tool failed"
         )
-    better = [(o, key) for s in (search, fresh) for key, o in s.outcomes(found) if o > outcome]
+    better = [(o, key) for s in (search, fresh) for key, o in s.outcomes(decisive) if o > outcome]
     return DecisiveTurn(
-        turn_index=turns[found],
+        turn_index=turns[decisive],
         before=before,
         after=after,
         cost=before - after,
-        ci95=difference_interval(before, fresh.count(found), after, fresh.count(found + 1)),
+        ci95=difference_interval(before, fresh.count(decisive), after, fresh.count(decisive + 1)),
         values=tuple(search.with_more(fresh, place) for place in range(len(turns))),
         num_replays=search.num_replays + fresh.num_replays,
         best=max(better, default=(0.0, None))[1],
@@ -147,10 +147,10 @@ class _Search:
         wanted = [(place, self.begins.get(place, 0) + i) for place in places for i in range(number)]
         self.begins |= {place: self.begins.get(place, 0) + number for place in places}
         self.num_replays += len(wanted)
-        found = self.replays([(self.turns[place], i) for place, i in wanted])
+        outcomes = self.replays([(self.turns[place], i) for place, i in wanted])
         for place, i in wanted:
-            if (self.turns[place], i) in found:
-                self._done.setdefault(place, {})[i] = found[self.turns[place], i]
+            if (self.turns[place], i) in outcomes:
+                self._done.setdefault(place, {})[i] = outcomes[self.turns[place], i]
 
     def outcomes(self, place: int) -> list[tuple[tuple[int, int], float]]:
         """Returns the replays from a place with their outcomes, in order."""

@@ -66,18 +66,18 @@ def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None
     serve(run, models)
     replays = _Replays(run, trace, models, progress)
     agent_of = {turn.turn_index: turn.agent for turn in trace.turns}
-    found = find_decisive_turn(list(agent_of), replays.scaled(replays.outcome), replays, budget=budget)
+    decisive = find_decisive_turn(list(agent_of), replays.scaled(replays.outcome), replays, budget=budget)
     alternative = None
-    if found.best is not None:
-        alternative = _alternative(replays.played[found.best], found.turn_index, replays.outcomes[found.best])
-    turn = next(turn for turn in trace.turns if turn.turn_index == found.turn_index)
+    if decisive.best is not None:
+        alternative = _alternative(replays.played[decisive.best], decisive.turn_index, replays.outcomes[decisive.best])
+    turn = next(turn for turn in trace.turns if turn.turn_index == decisive.turn_index)
     explanation = {
-        **asdict(found),
-        "before": replays.unscaled(found.before),
-        "after": replays.unscaled(found.after),
-        "cost": found.cost * replays.span,
-        "ci95": [edge * replays.span for edge in found.ci95],
-        "is_certain": found.is_certain,
+        **asdict(decisive),
+        "before": replays.unscaled(decisive.before),
+        "after": replays.unscaled(decisive.after),
+        "cost": decisive.cost * replays.span,
+        "ci95": [edge * replays.span for edge in decisive.ci95],
+        "is_certain": decisive.is_certain,
         "values": [
             {
                 "turn_index": value.turn_index,
@@ -85,7 +85,7 @@ def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None
                 "before": None if value.before is None else replays.unscaled(value.before),
                 "num_replays": value.num_replays,
             }
-            for value in found.values
+            for value in decisive.values
         ],
         "episode_id": trace.episode_id,
         "task_id": trace.task.task_id,

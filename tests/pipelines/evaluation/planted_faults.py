@@ -8,21 +8,17 @@ turn does not. The real runner plays and replays them, without an engine.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.evaluation.decisive_turn import DecisiveTurn, find_decisive_turn
-from serve_apps.acting_team import ActingTeam, AgentCall
-from serve_apps.config import EpisodeConfig
-from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.acting_team import AgentCall
 from serve_apps.replay import Script
-from serve_apps.runner import run_episode
-from serve_apps.scripted import GROUP, ByteTokenizer
-from serve_apps.workflow import Workflow, load_workflow
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from serve_apps.scripted import play_saying
+from serve_apps.workflow import load_workflow
+from stores.types import EpisodeStatus, Task, Trace
 
 SLIP = 0.12
 """How often an agent does what is wrong, in replays."""
@@ -119,43 +115,18 @@ def plant(workflow: str, number: int) -> Planted:
 def play(workflow: str, slips: Callable[[int], bool], *, script: Script | None = None) -> Trace:
     """Plays an episode; `slips` is asked at each turn that is not replayed, with its number among those."""
     path, settings, says = WORKFLOWS[workflow]
-    team = _team(load_workflow(path, settings))
-    tokenizer, numbers = team.tokenizers[GROUP], iter(range(1000))
+    numbers = iter(range(1000))
 
-    async def complete(call: AgentCall) -> Completion:
-        ids = call.written(says(call.agent, call.inputs, slips(next(numbers))), tokenizer)
-        return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
+    def say(call: AgentCall) -> str:
+        return says(call.agent, call.inputs, slips(next(numbers)))
 
-    spec = EpisodeSpec(
-        run_id="r",
-        iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="t",
-        task=TASK,
-        episode_index=0,
-        run_seed=0,
-        script=script,
-    )
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=EpisodeConfig(max_attempts=1)))
+    return play_saying(load_workflow(path, settings), TASK, say, script=script)
 
 
 def outcome_of(trace: Trace) -> float:
     """Whether the answer is right."""
     assert trace.status is EpisodeStatus.OK, trace.error
     return float(trace.answer == RIGHT)
-
-
-def _team(workflow: Workflow) -> ActingTeam:
-    return ActingTeam(
-        workflow=workflow,
-        workflow_path="w",
-        group_of=dict.fromkeys(workflow.agents, GROUP),
-        tokenizers={GROUP: ByteTokenizer()},
-        max_model_len={GROUP: 1 << 20},
-        sampling={name: agent.sampling for name, agent in workflow.agents.items()},
-        policy_versions={GROUP: 0},
-        team_key="t",
-    )
 
 
 def decisive_turn_of(planted: Planted, *, budget: int = BUDGET) -> DecisiveTurn:

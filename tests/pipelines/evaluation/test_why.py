@@ -27,7 +27,7 @@ class ChainRun:
     """The part of a run that `explain` asks, over a real store; its episodes are played without engines."""
 
     def __init__(self, folder: Path) -> None:
-        self.run_id, self.folder = "r", str(folder)
+        self.run_id, self.folder = "scripted", str(folder)
         self.traces = TraceStore(str(folder / "traces"))
         workflow = SimpleNamespace(path=CHAIN)
         self.config = SimpleNamespace(seed=0, collect=CollectConfig(), workflow=workflow)
@@ -149,5 +149,5 @@ def test_another_runs_another_teams_or_a_lost_versions_episode_is_refused(run: A
     ):
         why.explain(run, lost.episode_id, budget=64)
     run.run_id = "another"
-    with pytest.raises(ValueError, match="is of run 'r': name it by --run"):
+    with pytest.raises(ValueError, match="is of run 'scripted': name it by --run"):
         why.explain(run, lost.episode_id, budget=64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -14,9 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import one_group
 import psutil
 import pytest
-from one_group import team_in_one_group
 
 from pipelines.examples.miniwob.demonstrator import LINE, demonstrate, right_element
 from pipelines.examples.miniwob.tasks import PAGES, generate
@@ -24,13 +23,10 @@ from pipelines.examples.miniwob.workflow import ROOT, Browsing
 from serve_apps.acting_team import AgentCall
 from serve_apps.agent import AuthorError, ToolFault
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.workers import SCRIPT, WorldWorkers, workers_of
-from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from stores.types import Cause, EpisodeStatus, Task, Trace
 from tests.venvs import make_venv
 
 pytestmark = [
@@ -121,25 +117,8 @@ def play(
     max_attempts: int = 1,
 ) -> Trace:
     """Runs an episode of the workflow in which `says` answers for both agents."""
-    tokenizer = ChatTokenizer(folder)
-
-    async def complete(call: AgentCall) -> Completion:
-        ids = tokenizer.encode_completion(says(call))
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
-
-    spec = EpisodeSpec(
-        run_id="r",
-        iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="team",
-        task=task,
-        episode_index=0,
-        run_seed=0,
-        script=script,
-    )
-    team = team_in_one_group(flow, tokenizer, max_model_len=2048, max_tokens=64)
     limits = EpisodeConfig(turn_timeout_s=60, episode_timeout_s=240, max_attempts=max_attempts)
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+    return one_group.play(folder, flow, task, says, limits=limits, max_model_len=2048, max_tokens=64, script=script)
 
 
 def knows(task: Task) -> Callable[[AgentCall], str]:
