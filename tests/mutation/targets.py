@@ -59,8 +59,13 @@ TARGETS = (
     Target(
         name="traces",
         sources=("stores/traces.py", "stores/trace_*.py"),
-        tests=("tests/stores/test_traces.py", "tests/stores/test_trace_tables.py"),
+        tests=(
+            "tests/stores/test_traces.py",
+            "tests/stores/test_trace_tables.py",
+            "tests/stores/test_trace_upkeep.py",
+            "tests/stores/test_damaged_tables.py",
+        ),
         tier="test",
-        chosen="not processes",
+        chosen="not processes and not mount and not full_disk",
     ),
 )

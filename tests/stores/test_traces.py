@@ -439,6 +439,61 @@ def test_what_is_not_named_is_found_in_all_and_later_iterations_come_first(share
     assert sorted(trace.iteration for trace in both) == [3, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"run_id": "r?n"},
+        {"run_id": "r?n", "iteration": 3},
+        {"iteration": 3},
+        {"purpose": Purpose.GATE},
+        {"run_id": "r:n", "purpose": Purpose.TRAIN, "task_id": "t0", "status": EpisodeStatus.OK},
+        {"status": EpisodeStatus.TIMEOUT},
+        {"task_id": "t7"},
+    ],
+    ids=str,
+)
+def test_a_list_holds_what_was_asked_for_and_goes_on_in_the_same_list(
+    shared: TraceStore, asked: dict[str, Any]
+) -> None:
+
+    def held(trace: Trace) -> dict[str, Any]:
+        return {name: getattr(trace, name, trace.task.task_id) for name in asked}
+
+    wanted = {t.episode_id for t in shared.find_traces() if all(held(t)[k] == v for k, v in asked.items())}
+    listed = [row["episode_id"] for row in shared.newest_episodes(limit=99, **asked)]
+    assert set(listed) == wanted and len(listed) == len(wanted)
+    for i, before in enumerate(listed):
+        page = shared.newest_episodes(limit=99, before=before, **asked)
+        assert [row["episode_id"] for row in page] == listed[i + 1 :]
+    for other in {t.episode_id for t in shared.find_traces()} - wanted:
+        with pytest.raises(ValueError, match="not in this list"):
+            shared.newest_episodes(limit=1, before=other, **asked)
+
+
+def test_a_failed_episode_counts_as_stored_unless_its_cause_is_to_be_repeated(
+    store: TraceStore, make_trace: Callable[..., Trace]
+) -> None:
+    ok = make_trace(0)
+    lost = make_trace(1, status=EpisodeStatus.INFRA_ERROR, cause=Cause.INFRASTRUCTURE)
+    wrong = make_trace(2, status=EpisodeStatus.AGENT_ERROR, cause=Cause.POLICY)
+    store.write_episodes([ok, lost, wrong])
+    assert store.stored_ids(**KEY) == {t.episode_id for t in (ok, lost, wrong)}
+    assert store.stored_ids(**KEY, but_not=[Cause.INFRASTRUCTURE]) == {ok.episode_id, wrong.episode_id}
+    assert store.stored_ids(**KEY, but_not=[Cause.INFRASTRUCTURE, Cause.POLICY]) == {ok.episode_id}
+
+
+def test_rewards_of_an_episode_whose_id_names_no_iteration_are_found(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    trace = make_trace(0, episode_id="chatcmpl-1")
+    store.write_episodes([trace])
+    store.write_rewards([make_rewards(trace)])
+    for run_id in (None, "run"):
+        assert [r.episode_id for r in store.rewards_of("chatcmpl-1", run_id=run_id)] == ["chatcmpl-1"]
+    assert store.rewards_of("chatcmpl-1", run_id="other") == []
+
+
 def test_pins_of_different_keys_never_meet(shared: TraceStore, make_trace: Callable[..., Trace]) -> None:
     refs = [shared.pin_episodes(**key) for key in OTHER_KEYS]
     paid = [
