@@ -123,6 +123,8 @@ class Scored(StageResult):
     cost: Mapping[str, float] | None = None
     """With `cost` in the run config: the `mean` of an episode, variants left out, the `multiplier` that rewards were charged with and
     the `next_multiplier`."""
+    credit_fidelity: float | None = None
+    """Where credit is inferred: the share of the variance of outcomes that the model explains in episodes that it never saw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,16 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from pipelines.config.messages import explain
-from pipelines.config.sections import DottedConfig
+from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rounds import Rounds
-from pipelines.credit.rule import Credit, CreditKind, credit_version, credits_of, failed_credit, load_credit
+from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit
 from stores.rounds import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
-
-PLACE = "credit.settings.inner"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +43,11 @@ class Shaping(ABC):
         inner: the credit rule that scores the turns, as `{path, settings}`.
         agents: whose turns are shaped, in order; empty: all. The others keep the rewards of the inner rule.
         """
-        try:
-            config = DottedConfig.model_validate(inner)
-        except ValidationError as error:
-            raise ValueError(explain(error, DottedConfig, PLACE)) from None
-        self.inner = load_credit(config, place=PLACE)
-        self.identity = credit_version(config)
+        self.inner, self.identity = load_inner(inner)
         self.agents = tuple(agents)
         if self.needs_scores and self.inner.kind == "increments":
             raise ValueError(
-                f"{PLACE}: {config.path} pays increments, but {type(self).__name__} needs a score per turn that stands "
+                f"{PLACE}: {inner['path']} pays increments, but {type(self).__name__} needs a score per turn that stands "
                 "for itself: give a rule of kind `returns`, e.g. pipelines.credit.debate:DebateReward"
             )
 

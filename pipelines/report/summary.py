@@ -134,6 +134,7 @@ def _metrics(results: _Results, seconds: Mapping[str, float], learning_seconds: 
         "sampling_seconds": sampling_seconds,
         "training_seconds": learning_seconds,
         **({"cost": cost["mean"], "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),
+        **({"credit_fidelity": fidelity} if (fidelity := results.scored.credit_fidelity) is not None else {}),
     }
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.messages import near
+from pipelines.config.rules.training import EPISODE_ALGORITHMS
 from pipelines.config.run_config import RunConfig
+from pipelines.credit.inferred import InferredReward
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.models.folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
@@ -26,6 +28,7 @@ from serve_apps.workflows.alone import task_input
 from serve_apps.worlds.preflight import try_environments
 from stores.model_folder import Tensors, read_tensors, why_windowed
 from stores.types import Task
+from train_loops.config import BASELINE_ALGORITHMS
 
 
 def check(config: RunConfig) -> list[str]:
@@ -33,7 +36,10 @@ def check(config: RunConfig) -> list[str]:
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
     _check_control(config, workflow)
-    _check_baselines(config, load_credit(config.credit).kind)
+    credit = load_credit(config.credit)
+    _check_baselines(config, credit.kind)
+    if isinstance(credit, InferredReward):
+        _check_inferred(config)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
     check_tasks(config, check=workflow.check_task)
@@ -124,6 +130,22 @@ def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
                 f"model group {group!r}: leave_one_out compares a turn with the outcome without its agent, but credit rule "
                 f"{config.credit.path!r} gives increments, which are parts of the outcome: take a rule of kind `returns`, or "
                 "algorithm counterfactual"
+            )
+
+
+def _check_inferred(config: RunConfig) -> None:
+    """Refuses what would take the mean over the turns of an episode again."""
+    if config.team_config is not None:
+        raise ValueError(
+            f"credit: {config.credit.path!r} tells the turns apart, and a learner of the whole team (mappo, happo, mixers) takes the "
+            "episode's outcome and does so itself: take dr_mas, for example, or drop the rule"
+        )
+    for group in config.model_groups:
+        algorithm = config.train_config(group).algorithm
+        if algorithm in (*EPISODE_ALGORITHMS, *BASELINE_ALGORITHMS):
+            raise ValueError(
+                f"model group {group!r}: {algorithm} compares whole episodes, but credit rule {config.credit.path!r} tells their turns "
+                "apart: take an algorithm that compares turns, reinforce_pp_baseline or dr_mas for example"
             )
 
 

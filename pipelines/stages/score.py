@@ -1,8 +1,8 @@
 """score: pinned traces -> rewards per turn, by credit version.
 
 Reads: the iteration's traces. Writes: one reward row per episode that is an outcome of the policy; those that the
-infrastructure or the workflow's author caused to fail have none. Where costs are counted, rewards are charged with them. It can be
-repeated at any time.
+infrastructure or the workflow's author caused to fail have none. Where credit is inferred, the traces and rewards of earlier
+iterations are read, too; where costs are counted, rewards are charged with them. It can be repeated at any time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import charge, mean_cost, next_multiplier
+from pipelines.credit.inferred import InferredReward, PastEpisode
 from pipelines.run.run import Run
 from pipelines.run.scoring import (
     assign_credit,
@@ -20,7 +21,7 @@ from pipelines.run.scoring import (
     per_agent,
     refuse_hopeless,
 )
-from stores.stage_results import Scored
+from stores.stage_results import Collected, Scored
 from stores.types import COUNTED, Trace
 
 
@@ -36,6 +37,10 @@ def score(run: Run, iteration: int) -> Scored:
     traces = [trace for trace in every if trace.is_outcome and trace.episode_id not in authors]
     rewards = assign_credit(run, traces)
     sampled = [trace for trace in traces if not trace.variant]
+    fidelity = None
+    if isinstance(run.credit, InferredReward):
+        inferred = run.credit.infer(rewards, traces, _past(run, iteration, run.credit.past_iterations))
+        rewards, fidelity = inferred.rewards, inferred.fidelity
     limit, cost = run.config.cost, None
     if limit is not None:
         cost = _cost(run, iteration, limit, sampled)
@@ -61,7 +66,22 @@ def score(run: Run, iteration: int) -> Scored:
         causes=counts_by_cause(every, authors=authors),
         agents=per_agent(sampled, sampled_rewards),
         cost=cost,
+        credit_fidelity=fidelity,
     )
+
+
+def _past(run: Run, iteration: int, count: int) -> list[PastEpisode]:
+    """Returns the scored episodes of the last `count` iterations before this one."""
+    episodes = []
+    for number in range(max(1, iteration - count), iteration):
+        earlier = run.iteration(number)
+        collected, scored = earlier.find(Collected), earlier.find(Scored)
+        if collected is None or scored is None:
+            continue
+        outcomes = {reward.episode_id: reward.outcome for reward in run.traces.read_rewards(scored.rewards)}
+        traces = run.traces.read_traces(collected.traces, causes=COUNTED)
+        episodes += [PastEpisode(trace=t, outcome=outcomes[t.episode_id]) for t in traces if t.episode_id in outcomes]
+    return episodes
 
 
 def _cost(run: Run, iteration: int, config: CostConfig, traces: Sequence[Trace]) -> dict[str, float]:

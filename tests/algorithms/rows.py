@@ -82,6 +82,17 @@ MAIN: Mapping[str, Changes] = {
 }
 """The whole family on one task, with one budget of episodes."""
 
+INFERRED: Changes = {
+    "credit.path": "pipelines.credit.inferred:InferredReward",
+    "credit.settings": {
+        "inner": {
+            "path": "pipelines.examples.counting_house.credit:CountingHouseCredit",
+            "settings": {"pay": "outcome"},
+        }
+    },
+}
+"""Which turns lead to the outcome is learned from what is stored."""
+
 CREDIT: Mapping[str, Changes] = {
     "broadcast_grpo": _of("grpo"),
     "dr_mas": _of("dr_mas"),
@@ -100,6 +111,10 @@ CREDIT: Mapping[str, Changes] = {
     "counterfactual": MAIN["counterfactual"],
     "leave_one_out": MAIN["leave_one_out"],
     "own_scores": _of("at_grpo", credit__settings={"pay": "own"}),
+    "inferred_at_grpo": _of("at_grpo", INFERRED),
+    "inferred_dr_mas": _of("dr_mas", INFERRED),
+    "inferred_rpp": _of("reinforce_pp_baseline", INFERRED, train__advantage={"group_by": "task_agent_round"}),
+    "inferred_rpp_agent": _of("reinforce_pp_baseline", INFERRED, train__advantage={"group_by": "task_agent"}),
     "progress_grpo": _of("grpo", credit__settings={"pay": "progress"}),
     "progress_dr_mas": _of("dr_mas", credit__settings={"pay": "progress"}),
 }

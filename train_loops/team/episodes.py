@@ -88,9 +88,13 @@ def hashed(tag: str, text: str) -> list[int]:
 
     This is the hashing trick (arXiv 0902.2206).
     """
+    return [crc32(f"{tag}\x1f{gram}".encode()) % NUM_BUCKETS for gram in word_grams(text)]
+
+
+def word_grams(text: str) -> list[str]:
+    """Returns the words and punctuation marks of a text, and the pairs of neighbouring ones."""
     words = WORD.findall(text)
-    grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
-    return [crc32(f"{tag}\x1f{gram}".encode()) % NUM_BUCKETS for gram in grams]
+    return [*words, *(f"{a} {b}" for a, b in pairwise(words))]
 
 
 def _turn(trace: Trace, turn: Turn, reward: float) -> TeamTurn:

@@ -1,0 +1,109 @@
+"""turn_values: turns of many episodes and how the episodes ended -> what each turn adds to the log-odds of its episode's outcome.
+
+    log-odds of the outcome = b + sum over the turns t of w . x_t
+
+x_t are hashed features (arXiv 0902.2206) of what an agent was asked and what it said; w and b are fitted by logistic regression with
+an L2 penalty. To split what an episode earned into parts of its turns by a model that is fitted on whole episodes is return
+redistribution (RUDDER, arXiv 1806.07857); that the parts simply add up is the form of Efroni et al. (arXiv 2008.06036).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, sparse
+
+from stores.types import Turn
+from train_loops.team.episodes import word_grams
+
+NUM_BUCKETS = 1 << 18
+MAX_WORDS = 16
+"""Of what was said the first, of what was asked the last: their pairs are features, too."""
+COMMON_SHARE = 0.9
+"""Words that are in so many of an agent's texts, such as those of its prompt's frame, tell its turns not apart."""
+L2_PENALTY = 1.0
+MAX_STEPS = 200
+
+Features = NDArray[np.int32]
+"""Buckets of the features of one turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnValues:
+    """A fitted model: what a feature adds to the log-odds of the outcome."""
+
+    weights: NDArray[np.float64]
+    """[NUM_BUCKETS]."""
+    bias: float
+
+    def of_turns(self, turns: Sequence[Features]) -> NDArray[np.float64]:
+        """Returns [number of turns]: what each turn adds to the log-odds."""
+        return np.array([self.weights[features].sum() for features in turns])
+
+    def predict(self, turns: Sequence[Features]) -> float:
+        """Returns the outcome, in [0, 1], that is expected of an episode of these turns."""
+        return float(_sigmoid(self.bias + self.of_turns(turns).sum()))
+
+
+def turn_features(episodes: Sequence[Sequence[Turn]]) -> list[list[Features]]:
+    """Returns the features of the turns of each episode; which words are common is counted over all of them."""
+    texts = [[(turn, word_grams(turn.prompt_text), _said(turn)) for turn in turns] for turns in episodes]
+    common = _common([(turn.agent, {*asked, *said}) for episode in texts for turn, asked, said in episode])
+    return [[_features(turn, asked, said, common) for turn, asked, said in episode] for episode in texts]
+
+
+def fit(episodes: Sequence[Sequence[Features]], outcomes: Sequence[float]) -> TurnValues:
+    """Fits the model to episodes, by the features of their turns, and their outcomes in [0, 1]."""
+    columns = [np.concatenate([*turns, np.empty(0, np.int32)]) for turns in episodes]
+    ends = np.cumsum([0, *(len(c) for c in columns)])
+    used, at = np.unique(np.concatenate(columns), return_inverse=True)
+    x = sparse.csr_matrix((np.ones(len(at)), at, ends), shape=(len(episodes), len(used)))
+    y = np.asarray(outcomes, dtype=np.float64)
+
+    def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        w, bias = parameters[:-1], parameters[-1]
+        logits = x @ w + bias
+        error = _sigmoid(logits) - y
+        value = (np.logaddexp(0, logits) - y * logits).sum() + L2_PENALTY / 2 * (w @ w)
+        return float(value), np.append(x.T @ error + L2_PENALTY * w, error.sum())
+
+    start = np.zeros(len(used) + 1)
+    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}).x
+    weights = np.zeros(NUM_BUCKETS)
+    weights[used] = found[:-1]
+    return TurnValues(weights, float(found[-1]))
+
+
+def _features(turn: Turn, asked: Sequence[str], said: Sequence[str], common: Mapping[str, set[str]]) -> Features:
+    asked = [gram for gram in asked if gram not in common[turn.agent]][-MAX_WORDS:]
+    said = [gram for gram in said if gram not in common[turn.agent]][:MAX_WORDS]
+    names = ["", *said, f"{turn.prompt_text}\x1e{turn.completion_text}"]
+    names += [f"{a}\x1f{s}" for a in asked for s in said]
+    return np.array([crc32(f"{turn.agent}\x1d{name}".encode()) % NUM_BUCKETS for name in names], dtype=np.int32)
+
+
+def _said(turn: Turn) -> list[str]:
+    """Returns what a turn said: the fields that its contract read, then the words of the completion."""
+    fields = [f"{name}={value}" for name, value in sorted(turn.fields.items())]
+    return [*fields, *word_grams(turn.completion_text)]
+
+
+def _common(texts: Sequence[tuple[str, set[str]]]) -> dict[str, set[str]]:
+    """Returns by agent the words that nearly all of its texts have; none of an agent with a single text."""
+    turns = Counter(agent for agent, _ in texts)
+    counts = {agent: Counter[str]() for agent in turns}
+    for agent, grams in texts:
+        counts[agent].update(grams)
+    return {
+        agent: {gram for gram, count in counts[agent].items() if count > COMMON_SHARE * number} if number > 1 else set()
+        for agent, number in turns.items()
+    }
+
+
+def _sigmoid(x: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    return 1 / (1 + np.exp(-np.clip(x, -50, 50)))
