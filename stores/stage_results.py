@@ -124,7 +124,7 @@ class Scored(StageResult):
     """With `cost` in the run config: the `mean` of an episode, variants left out, the `multiplier` that rewards were charged with and
     the `next_multiplier`."""
     credit_fidelity: float | None = None
-    """Where credit is inferred: the share of the variance of outcomes that the model explains in episodes that it never saw."""
+    """Where credit is inferred: how well the model orders the outcomes of unseen episodes, -1 to 1; 0 is chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

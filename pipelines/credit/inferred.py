@@ -2,13 +2,13 @@
 
     reward of turn t = what t adds to the log-odds of the outcome, within +-MAX_LOG_ODDS, by `turn_values`
 
-Only the inner rule's outcome is used, so that a team whose outcome is all that is known gets credit by turn. The episodes of a task are
-credited by a model that never saw the task in this iteration, and the same model's prediction of their outcomes says how far it can be
-trusted, the *credit fidelity*
+Only the inner rule's outcome is used, so that a team whose outcome is all that is known gets credit by turn. An episode is credited by
+a model that never saw its task, and how these models order the outcomes of such episodes is the *credit fidelity*:
 
-    1 - sum (outcome - predicted)^2 / sum (outcome - mean outcome)^2
+    (pairs of episodes with different outcomes in the right order - pairs in the wrong order) / number of these pairs
 
-1: the turns explain the outcome; 0 or less: they explain nothing, and then all turns keep the rewards of the inner rule.
+1: the turns explain the outcome; 0: no better than chance (Somers' D of the prediction, 2 AUC - 1 where outcomes are right or wrong).
+Where chance would order them as well in one of ten cases, all turns keep the rewards of the inner rule.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
 from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rule import Credit, CreditKind, failed_credit
-from pipelines.credit.turn_values import Features, fit, turn_features
+from pipelines.credit.turn_values import fit, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "inferred"
 """The name of what was inferred in the breakdown of a reward."""
 MAX_LOG_ODDS = 5.0
 NUM_FOLDS = 8
-"""The tasks of an iteration are credited in at most so many parts, each by a model that is fitted without it."""
+"""Tasks are split into at most so many parts; the episodes of each are predicted by a model that is fitted without it."""
+MAX_CHANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +48,9 @@ class Inferred:
 
     rewards: list[EpisodeRewards]
     fidelity: float
-    """Share of the variance of outcomes that the model explains in episodes that it never saw; 0 where all ended alike."""
+    """How well the outcomes of unseen episodes are ordered, -1 to 1; 0 where all ended alike."""
     is_used: bool
-    """False where it explains nothing: the rewards are those of the inner rule."""
+    """False where chance may order them as well: the rewards are those of the inner rule."""
 
 
 class InferredReward:
@@ -94,53 +97,56 @@ class InferredReward:
         Args:
             rewards: those of the inner rule, for the episodes of `traces`; neither their order nor that of `past` matters.
         """
-        past = sorted(past, key=lambda episode: episode.trace.episode_id)
-        traces = sorted(traces, key=lambda trace: trace.episode_id)
-        reward_of = {reward.episode_id: reward for reward in rewards}
-        features = turn_features([trace.turns for trace in (*(p.trace for p in past), *traces)])
-        earlier, own = features[: len(past)], features[len(past) :]
-        scaled = _scaled([*(p.outcome for p in past), *(reward_of[t.episode_id].outcome for t in traces)])
-        outcomes_before, outcomes = scaled[: len(past)], np.array(scaled[len(past) :])
-        added: dict[str, Mapping[int, float]] = {}
-        predicted = np.zeros(len(traces))
-        for fold in _folds(traces):
-            seen = [i for i in range(len(traces)) if i not in fold]
-            values = fit([*earlier, *(own[i] for i in seen)], [*outcomes_before, *(outcomes[i] for i in seen)])
+        past_traces = sorted((p.trace for p in past), key=lambda trace: trace.episode_id)
+        own = sorted(traces, key=lambda trace: trace.episode_id)
+        every = [*past_traces, *own]
+        outcome_of = {p.trace.episode_id: p.outcome for p in past} | {r.episode_id: r.outcome for r in rewards}
+        outcomes = _scaled([outcome_of[trace.episode_id] for trace in every])
+        features = turn_features([trace.turns for trace in every])
+        predicted = np.zeros(len(every))
+        added: dict[str, dict[int, float]] = {}
+        for fold in _folds(every):
+            seen = [i for i in range(len(every)) if i not in fold]
+            values = fit([features[i] for i in seen], outcomes[seen])
             for i in fold:
-                predicted[i] = values.predict(own[i])
-                added[traces[i].episode_id] = _by_turn(traces[i], own[i], values.of_turns(own[i]))
-        fidelity = _fidelity(outcomes, predicted)
-        if fidelity <= 0:
+                predicted[i] = values.log_odds(features[i])
+                added[every[i].episode_id] = _by_turn(every[i], values.of_turns(features[i]))
+        fidelity, chance = _order(outcomes, predicted)
+        if chance > MAX_CHANCE:
             return Inferred(rewards=list(rewards), fidelity=fidelity, is_used=False)
-        failed = {trace.episode_id for trace in traces if trace.cause is Cause.POLICY}
+        failed = {trace.episode_id for trace in own if trace.cause is Cause.POLICY}
         inferred = [r if r.episode_id in failed else _replaced(r, added[r.episode_id]) for r in rewards]
         return Inferred(rewards=inferred, fidelity=fidelity, is_used=True)
 
 
 def _folds(traces: Sequence[Trace]) -> list[set[int]]:
-    """Returns sets of indices; the episodes of a task are in one of them."""
+    """Returns sets of indices; the episodes of a task are in one of them. None where there is one task only."""
     tasks = sorted({trace.task.task_id for trace in traces})
     fold_of = {task: i % NUM_FOLDS for i, task in enumerate(tasks)}
-    return [
-        {i for i, trace in enumerate(traces) if fold_of[trace.task.task_id] == fold}
-        for fold in range(min(NUM_FOLDS, len(tasks)))
-    ]
+    count = min(NUM_FOLDS, len(tasks)) if len(tasks) > 1 else 0
+    return [{i for i, trace in enumerate(traces) if fold_of[trace.task.task_id] == fold} for fold in range(count)]
 
 
-def _scaled(outcomes: Sequence[float]) -> list[float]:
+def _scaled(outcomes: Sequence[float]) -> NDArray[np.float64]:
     """Returns outcomes between the worst, 0, and the best, 1; those in [0, 1] as they are."""
-    low, high = min(0.0, *outcomes), max(1.0, *outcomes)
-    return [(outcome - low) / (high - low) for outcome in outcomes]
+    low, high = min([0.0, *outcomes]), max([1.0, *outcomes])
+    return (np.array(outcomes, dtype=np.float64) - low) / (high - low)
 
 
-def _by_turn(trace: Trace, features: Sequence[Features], added: Any) -> dict[int, float]:
+def _by_turn(trace: Trace, added: NDArray[np.float64]) -> dict[int, float]:
     clipped = np.clip(added, -MAX_LOG_ODDS, MAX_LOG_ODDS)
     return {turn.turn_index: float(value) for turn, value in zip(trace.turns, clipped, strict=True)}
 
 
-def _fidelity(outcomes: Any, predicted: Any) -> float:
-    spread = ((outcomes - outcomes.mean()) ** 2).sum() if len(outcomes) else 0.0
-    return float(1 - ((outcomes - predicted) ** 2).sum() / spread) if spread else 0.0
+def _order(outcomes: NDArray[np.float64], predicted: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns how well `predicted` orders `outcomes`, -1 to 1, and how likely chance orders them as well."""
+    if not len(outcomes) or outcomes.min() == outcomes.max() or predicted.min() == predicted.max():
+        return 0.0, 1.0
+    signs = [
+        float((np.sign(o - outcomes) * np.sign(p - predicted)).sum()) for o, p in zip(outcomes, predicted, strict=True)
+    ]
+    num_pairs = sum(float((outcomes != o).sum()) for o in outcomes)
+    return sum(signs) / num_pairs, float(stats.spearmanr(predicted, outcomes, alternative="greater").pvalue)
 
 
 def _replaced(episode: EpisodeRewards, added: Mapping[int, float]) -> EpisodeRewards:

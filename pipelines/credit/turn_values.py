@@ -45,9 +45,9 @@ class TurnValues:
         """Returns [number of turns]: what each turn adds to the log-odds."""
         return np.array([self.weights[features].sum() for features in turns])
 
-    def predict(self, turns: Sequence[Features]) -> float:
-        """Returns the outcome, in [0, 1], that is expected of an episode of these turns."""
-        return float(_sigmoid(self.bias + self.of_turns(turns).sum()))
+    def log_odds(self, turns: Sequence[Features]) -> float:
+        """Returns the log-odds of the outcome of an episode of these turns."""
+        return float(self.bias + self.of_turns(turns).sum())
 
 
 def turn_features(episodes: Sequence[Sequence[Turn]]) -> list[list[Features]]:
@@ -57,19 +57,18 @@ def turn_features(episodes: Sequence[Sequence[Turn]]) -> list[list[Features]]:
     return [[_features(turn, asked, said, common) for turn, asked, said in episode] for episode in texts]
 
 
-def fit(episodes: Sequence[Sequence[Features]], outcomes: Sequence[float]) -> TurnValues:
-    """Fits the model to episodes, by the features of their turns, and their outcomes in [0, 1]."""
+def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -> TurnValues:
+    """Fits the model to episodes, by the features of their turns, and their outcomes [number of episodes] in [0, 1]."""
     columns = [np.concatenate([*turns, np.empty(0, np.int32)]) for turns in episodes]
     ends = np.cumsum([0, *(len(c) for c in columns)])
     used, at = np.unique(np.concatenate(columns), return_inverse=True)
     x = sparse.csr_matrix((np.ones(len(at)), at, ends), shape=(len(episodes), len(used)))
-    y = np.asarray(outcomes, dtype=np.float64)
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         w, bias = parameters[:-1], parameters[-1]
         logits = x @ w + bias
-        error = _sigmoid(logits) - y
-        value = (np.logaddexp(0, logits) - y * logits).sum() + L2_PENALTY / 2 * (w @ w)
+        error = _sigmoid(logits) - outcomes
+        value = (np.logaddexp(0, logits) - outcomes * logits).sum() + L2_PENALTY / 2 * (w @ w)
         return float(value), np.append(x.T @ error + L2_PENALTY * w, error.sum())
 
     start = np.zeros(len(used) + 1)
@@ -105,5 +104,5 @@ def _common(texts: Sequence[tuple[str, set[str]]]) -> dict[str, set[str]]:
     }
 
 
-def _sigmoid(x: NDArray[np.float64] | float) -> NDArray[np.float64]:
+def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return 1 / (1 + np.exp(-np.clip(x, -50, 50)))

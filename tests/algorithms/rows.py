@@ -111,10 +111,7 @@ CREDIT: Mapping[str, Changes] = {
     "counterfactual": MAIN["counterfactual"],
     "leave_one_out": MAIN["leave_one_out"],
     "own_scores": _of("at_grpo", credit__settings={"pay": "own"}),
-    "inferred_at_grpo": _of("at_grpo", INFERRED),
-    "inferred_dr_mas": _of("dr_mas", INFERRED),
-    "inferred_rpp": _of("reinforce_pp_baseline", INFERRED, train__advantage={"group_by": "task_agent_round"}),
-    "inferred_rpp_agent": _of("reinforce_pp_baseline", INFERRED, train__advantage={"group_by": "task_agent"}),
+    "inferred_scores": _of("at_grpo", INFERRED),
     "progress_grpo": _of("grpo", credit__settings={"pay": "progress"}),
     "progress_dr_mas": _of("dr_mas", credit__settings={"pay": "progress"}),
 }
