@@ -92,7 +92,8 @@ class InferredReward:
     ) -> Inferred:
         """Returns the rewards with inferred ones in the place of the inner rule's, format penalties apart.
 
-        Episodes that the policy caused to fail are learned from, and keep the rewards of the inner rule.
+        Each turn of an episode that the policy caused to fail gets the lowest of the inferred rewards: failing must not pay more than
+        being wrong.
 
         Args:
             rewards: those of the inner rule, for the episodes of `traces`; neither their order nor that of `past` matters.
@@ -115,7 +116,13 @@ class InferredReward:
         if chance > MAX_CHANCE:
             return Inferred(rewards=list(rewards), fidelity=fidelity, is_used=False)
         failed = {trace.episode_id for trace in own if trace.cause is Cause.POLICY}
-        inferred = [r if r.episode_id in failed else _replaced(r, added[r.episode_id]) for r in rewards]
+        lowest = min(
+            (min(added[t.episode_id].values(), default=0.0) for t in own if t.episode_id not in failed),
+            default=-MAX_LOG_ODDS,
+        )
+        for episode in failed:
+            added[episode] = dict.fromkeys(added[episode], lowest)
+        inferred = [_replaced(episode, added[episode.episode_id]) for episode in rewards]
         return Inferred(rewards=inferred, fidelity=fidelity, is_used=True)
 
 

@@ -10,7 +10,7 @@ redistribution (RUDDER, arXiv 1806.07857); that the parts simply add up is the f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -24,6 +24,8 @@ from train_loops.team.episodes import word_grams
 NUM_BUCKETS = 1 << 18
 MAX_WORDS = 16
 """Of what was said the first, of what was asked the last: their pairs are features, too."""
+MAX_CHARS = 1000
+"""Of a longer completion the beginning is read, of a longer prompt the end."""
 COMMON_SHARE = 0.9
 """Words that are in so many of an agent's texts, such as those of its prompt's frame, tell its turns not apart."""
 L2_PENALTY = 1.0
@@ -52,9 +54,8 @@ class TurnValues:
 
 def turn_features(episodes: Sequence[Sequence[Turn]]) -> list[list[Features]]:
     """Returns the features of the turns of each episode; which words are common is counted over all of them."""
-    texts = [[(turn, word_grams(turn.prompt_text), _said(turn)) for turn in turns] for turns in episodes]
-    common = _common([(turn.agent, {*asked, *said}) for episode in texts for turn, asked, said in episode])
-    return [[_features(turn, asked, said, common) for turn, asked, said in episode] for episode in texts]
+    common = _common([turn for turns in episodes for turn in turns])
+    return [[_features(turn, common[turn.agent]) for turn in turns] for turns in episodes]
 
 
 def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -> TurnValues:
@@ -78,29 +79,35 @@ def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -
     return TurnValues(weights, float(found[-1]))
 
 
-def _features(turn: Turn, asked: Sequence[str], said: Sequence[str], common: Mapping[str, set[str]]) -> Features:
-    asked = [gram for gram in asked if gram not in common[turn.agent]][-MAX_WORDS:]
-    said = [gram for gram in said if gram not in common[turn.agent]][:MAX_WORDS]
+def _features(turn: Turn, common: set[str]) -> Features:
+    asked = [gram for gram in _asked(turn) if gram not in common][-MAX_WORDS:]
+    said = [gram for gram in _said(turn) if gram not in common][:MAX_WORDS]
     names = ["", *said, f"{turn.prompt_text}\x1e{turn.completion_text}"]
     names += [f"{a}\x1f{s}" for a in asked for s in said]
-    return np.array([crc32(f"{turn.agent}\x1d{name}".encode()) % NUM_BUCKETS for name in names], dtype=np.int32)
+    return np.array(
+        [crc32(f"{turn.agent}\x1d{name}".encode(errors="replace")) % NUM_BUCKETS for name in names], dtype=np.int32
+    )
+
+
+def _asked(turn: Turn) -> list[str]:
+    return word_grams(turn.prompt_text[-MAX_CHARS:])
 
 
 def _said(turn: Turn) -> list[str]:
     """Returns what a turn said: the fields that its contract read, then the words of the completion."""
-    fields = [f"{name}={value}" for name, value in sorted(turn.fields.items())]
-    return [*fields, *word_grams(turn.completion_text)]
+    fields = [f"{name}={value}"[:MAX_CHARS] for name, value in sorted(turn.fields.items())]
+    return [*fields, *word_grams(turn.completion_text[:MAX_CHARS])]
 
 
-def _common(texts: Sequence[tuple[str, set[str]]]) -> dict[str, set[str]]:
-    """Returns by agent the words that nearly all of its texts have; none of an agent with a single text."""
-    turns = Counter(agent for agent, _ in texts)
-    counts = {agent: Counter[str]() for agent in turns}
-    for agent, grams in texts:
-        counts[agent].update(grams)
+def _common(turns: Sequence[Turn]) -> dict[str, set[str]]:
+    """Returns by agent the words that nearly all of its turns have; none of an agent with a single turn."""
+    numbers = Counter(turn.agent for turn in turns)
+    counts = {agent: Counter[str]() for agent in numbers}
+    for turn in turns:
+        counts[turn.agent].update({*_asked(turn), *_said(turn)})
     return {
         agent: {gram for gram, count in counts[agent].items() if count > COMMON_SHARE * number} if number > 1 else set()
-        for agent, number in turns.items()
+        for agent, number in numbers.items()
     }
 
 

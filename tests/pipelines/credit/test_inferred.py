@@ -1,0 +1,207 @@
+"""Inferred credit: which turns lead to the outcome is found from whole episodes, and nothing is inferred from noise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.config.run_config import load_config
+from pipelines.credit.inferred import MAX_LOG_ODDS, InferredReward, PastEpisode, _order
+from pipelines.credit.rule import score_traces
+from pipelines.credit.turn_values import fit, turn_features
+from pipelines.runners.validate import check
+from stores.types import Cause, EpisodeRewards, EpisodeStatus, Trace
+from tests.records import build_trace
+
+pytestmark = pytest.mark.fast
+
+INNER = {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"metric": "em", "format_weight": 0.5}}
+BARE = {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"metric": "em"}}
+
+
+def episode(
+    number: int, *, iteration: int, tasks: int, rng: random.Random, wins: Callable[[list[bool]], bool]
+) -> Trace:
+    """An episode of `tasks`: a counter counts four piles, right or wrong, and a talker says anything; `wins` says how it ends."""
+    base = build_trace(number % tasks * 2, iteration=iteration)
+    turns, verdicts = [], []
+    for i in range(4):
+        good, bad = rng.randint(1, 4), rng.randint(1, 4)
+        is_right = rng.random() < 0.7
+        verdicts.append(is_right)
+        said = str(good if is_right else good + bad)
+        turns.append(_turn(base, 2 * i, "counter", f"Count the good coins.\nPile: {good}+{bad}", said))
+        turns.append(_turn(base, 2 * i + 1, "talker", "Say something.", rng.choice(["fine", "rain", "busy"])))
+    return replace(
+        base,
+        episode_id=f"{iteration:04x}-{number}",
+        group_id=base.task.task_id,
+        turns=tuple(turns),
+        answer="5" if wins(verdicts) else "4",
+        outcome_metadata={"verdicts": verdicts},
+        tool_calls=(),
+    )
+
+
+def _turn(base: Trace, index: int, agent: str, asked: str, said: str) -> Any:
+    return replace(base.turns[0], turn_index=index, agent=agent, prompt_text=asked, completion_text=said, fields={})
+
+
+def iteration(
+    number: int, *, wins: Callable[[list[bool]], bool] = all, seed: int = 0, episodes: int = 64
+) -> list[Trace]:
+    rng = random.Random(f"{seed}/{number}")
+    return [episode(i, iteration=number, tasks=8, rng=rng, wins=wins) for i in range(episodes)]
+
+
+def scored(rule: InferredReward, traces: list[Trace]) -> list[EpisodeRewards]:
+    return score_traces(rule, traces, version="v")
+
+
+def past(rule: InferredReward, traces: list[Trace]) -> list[PastEpisode]:
+    return [PastEpisode(trace=t, outcome=r.outcome) for t, r in zip(traces, scored(rule, traces), strict=True)]
+
+
+def test_turns_that_lead_to_success_earn_more_than_those_that_lose_it_and_a_free_rider_nearly_nothing() -> None:
+    rule = InferredReward(BARE)
+    earlier = [t for k in range(1, 5) for t in iteration(k)]
+    now = iteration(5)
+    found = rule.infer(scored(rule, now), now, past(rule, earlier))
+    assert found.is_used and found.fidelity > 0.9
+    right, wrong, idle = [], [], []
+    for trace, rewards in zip(now, found.rewards, strict=True):
+        assert rewards.episode_id == trace.episode_id
+        assert rewards.outcome == float(all(trace.outcome_metadata["verdicts"]))
+        for turn, reward in zip(trace.turns, rewards.rewards, strict=True):
+            assert reward.breakdown == {"inferred": reward.reward, "format": 0.0}
+            assert abs(reward.reward) <= MAX_LOG_ODDS
+            is_right = trace.outcome_metadata["verdicts"][turn.turn_index // 2]
+            (idle if turn.agent == "talker" else right if is_right else wrong).append(reward.reward)
+    ordered = np.mean([r > w for r in right for w in wrong])
+    assert ordered > 0.97
+    assert np.std(idle) < 0.25 * (np.mean(right) - np.mean(wrong))
+
+
+def test_what_chance_decides_is_not_redistributed() -> None:
+    rule = InferredReward(BARE)
+    used = 0
+    for seed in range(10):
+        coin = random.Random(seed)
+        now = iteration(1, wins=lambda _, coin=coin: coin.random() < 0.4, seed=seed)
+        found = rule.infer(scored(rule, now), now, [])
+        used += found.is_used
+        if not found.is_used:
+            assert found.rewards == scored(rule, now)
+    assert used <= 4, "one in ten by the level of the test"
+
+
+def test_where_all_end_alike_or_there_is_one_task_the_rewards_of_the_inner_rule_stay() -> None:
+    rule = InferredReward(BARE)
+    for now in (iteration(1, wins=lambda _: False), iteration(1, episodes=1)):
+        found = rule.infer(scored(rule, now), now, [])
+        assert not found.is_used and found.fidelity == 0.0 and found.rewards == scored(rule, now)
+    assert rule.infer([], [], []).rewards == []
+
+
+def test_the_order_of_episodes_does_not_matter() -> None:
+    rule = InferredReward(BARE)
+    earlier, now = past(rule, iteration(1)), iteration(2)
+    shuffled = random.Random(1).sample(now, len(now))
+    one = rule.infer(scored(rule, now), now, earlier)
+    other = rule.infer(scored(rule, shuffled), shuffled, earlier[::-1])
+    assert {r.episode_id: r for r in other.rewards} == {r.episode_id: r for r in one.rewards}
+
+
+def test_no_episode_is_credited_by_its_own_outcome_or_one_of_its_task() -> None:
+    rule = InferredReward(BARE)
+    earlier, now = past(rule, iteration(1)), iteration(2)
+    task = now[0].task.task_id
+    flipped = [replace(t, answer="4" if t.answer == "5" else "5") if t.task.task_id == task else t for t in now]
+    one = rule.infer(scored(rule, now), now, earlier).rewards
+    other = rule.infer(scored(rule, flipped), flipped, earlier).rewards
+    of_task = [i for i, trace in enumerate(now) if trace.task.task_id == task]
+    assert [one[i].rewards for i in of_task] == [other[i].rewards for i in of_task]
+    assert [one[i].outcome for i in of_task] != [other[i].outcome for i in of_task]
+
+
+def test_failing_never_pays_more_than_being_wrong_and_formats_keep_their_penalty() -> None:
+    rule = InferredReward(INNER)
+    now = iteration(1) + iteration(2)
+    now[0] = replace(
+        now[0], status=EpisodeStatus.AGENT_ERROR, cause=Cause.POLICY, error="no call of a tool can be read"
+    )
+    turns = (replace(now[1].turns[0], is_format_ok=False), *now[1].turns[1:])
+    now[1] = replace(now[1], turns=turns)
+    found = rule.infer(scored(rule, now), now, [])
+    assert found.is_used
+    inferred = [reward.breakdown["inferred"] for episode in found.rewards for reward in episode.rewards]
+    assert {reward.breakdown["inferred"] for reward in found.rewards[0].rewards} == {min(inferred)}
+    assert found.rewards[0].outcome == 0.0
+    first = found.rewards[1].rewards[0]
+    assert first.breakdown["format"] == -0.5 and first.reward == first.breakdown["inferred"] - 0.5
+
+
+def test_outcomes_of_any_range_are_ordered() -> None:
+    features = turn_features([trace.turns for trace in iteration(1)])
+    wins = np.array([float(all(t.outcome_metadata["verdicts"])) for t in iteration(1)])
+    values = fit(features, wins)
+    fitted = np.array([values.log_odds(turns) for turns in features])
+    assert _order(wins, fitted)[0] == _order(wins * 30 - 7, fitted)[0] > 0.95
+    assert _order(wins, -fitted)[0] == -_order(wins, fitted)[0]
+    assert _order(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))[0] == pytest.approx(1 / 3)
+
+
+def test_the_fit_is_where_the_gradient_is_zero() -> None:
+    features = turn_features([trace.turns for trace in iteration(1)])
+    outcomes = np.array([float(all(t.outcome_metadata["verdicts"])) for t in iteration(1)])
+    values = fit(features, outcomes)
+    error = 1 / (1 + np.exp(-np.array([values.log_odds(turns) for turns in features]))) - outcomes
+    gradient = values.weights.copy()
+    for turns, e in zip(features, error, strict=True):
+        for turn in turns:
+            np.add.at(gradient, turn, e)
+    assert abs(error.sum()) < 1e-3 and np.abs(gradient).max() < 1e-2
+
+
+def test_of_long_texts_the_ends_are_read() -> None:
+    base = build_trace()
+    turns = [_turn(base, i, "a", f"{'front ' * 9000}asked {i}", f"said {i}{' back' * 9000}") for i in range(20)]
+    (features,) = turn_features([turns])
+    (others,) = turn_features(
+        [[_turn(base, i, "a", t.prompt_text[600:], t.completion_text[:-600]) for i, t in enumerate(turns)]]
+    )
+    assert all(len(turn) < 400 for turn in features)
+    for one, other in zip(features, others, strict=True):
+        assert len(set(one.tolist()) ^ set(other.tolist())) == 2, "only the hash of the whole turn differs"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inner": {"path": "pipelines.credit.math_progress:MathProgress"}}, r"inner: .*MathProgress pays increments"),
+        ({"inner": {"path": "nowhere:Rule"}}, r"credit\.settings\.inner\.path"),
+        ({"inner": BARE, "past_iterations": -1}, r"past_iterations: -1 is no number of iterations: give 0 or more"),
+        ({"inner": BARE, "past_iterations": "all"}, r"past_iterations: 'all' is no number"),
+    ],
+)
+def test_what_it_cannot_wrap_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InferredReward(**settings)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "counterfactual", "mappo"])
+def test_estimators_that_compare_whole_episodes_are_refused(algorithm: str) -> None:
+    changes: dict[str, Any] = {
+        "credit": {"path": "pipelines.credit.inferred:InferredReward", "settings": {"inner": BARE}},
+        "train.algorithm": algorithm,
+    }
+    changes |= {"collect.variants": {"kind": "counterfactual"}} if algorithm == "counterfactual" else {}
+    changes |= {"train.team": {}} if algorithm == "mappo" else {}
+    config = load_config("infra/runs/demo.yaml", changes)
+    with pytest.raises(ValueError, match=r"credit rule .*InferredReward.* tells|credit: .*InferredReward.* tells"):
+        check(config)
