@@ -285,6 +285,25 @@ def why(
 
 @app.command()
 @reports_errors
+def compare(
+    config: RunName,
+    root: Root = "runs",
+    address: Address = "",
+) -> None:
+    """Say whether the team is worth it: train one agent in its place, and compare both at as many tokens per task.
+
+    The agent of the section `compare` begins from the same weights and plays as many episodes of the same tasks, as a run of its own
+    (RUN-alone), which goes on where it stopped. On the test tasks it answers again until it has spent the team's tokens. The
+    result is printed, and shown in the team's report.
+    """
+    from pipelines.report.progress import Screen
+    from pipelines.runners.compare import compare_with_one
+
+    compare_with_one(existing_run(config, root), address=address, screen=Screen())
+
+
+@app.command()
+@reports_errors
 def diff(
     task: Annotated[str, typer.Argument(help="The id of the task.")],
     first: Annotated[

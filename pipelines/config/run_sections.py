@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from pipelines.config.comparison import CompareConfig
 from pipelines.config.messages import explain
 from pipelines.config.schedule import ClusterConfig, ScheduleConfig
 from pipelines.config.sections import (
@@ -82,6 +83,8 @@ class RunSections(Settings):
     """How the gate decides and what a promotion does (stage promote)."""
     watchdog: WatchdogConfig = Field(WatchdogConfig(), json_schema_extra=NOT_IDENTITY)
     """How a running stage is watched and ended at its deadline."""
+    compare: CompareConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
+    """The single agent that `troupe compare` compares the team with; null: none."""
     schedule: ScheduleConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
     """When Airflow runs the next iteration; null: the run has no DAG."""
     cluster: ClusterConfig = Field(ClusterConfig(), json_schema_extra=NOT_IDENTITY)

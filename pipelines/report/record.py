@@ -26,7 +26,7 @@ from pipelines.report.so_far import SoFar
 from pipelines.report.summary import run_report, trained_agents
 from pipelines.run.run import Run, plain
 from pipelines.stages.table import STAGES
-from stores.files import write_file
+from stores.files import read_file, write_file
 from stores.journal import DONE
 from stores.logs import bound
 from stores.run_values import RunValue
@@ -173,6 +173,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
     rows = summaries.rows(so_far.numbers_to_draw())
     report = run_report(run, so_far, rows)
     report["form"] = form_of_gain(run)
+    report["comparison"] = kept_comparison(run)
     measured = [run.iteration(k).find(Measured) for k in (0, run.config.iterations)]
     before, after = ({} if None in measured else _traces_by_task(run, each) for each in measured)
 
@@ -186,6 +187,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
         form=report["form"],
         control=report["control"],
+        comparison=report["comparison"],
         iterations=rows,
         extremes=so_far.extreme_rows(),
         num_iterations=so_far.num_iterations,
@@ -211,6 +213,17 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
                 f"run {run.run_id!r}: {path} cannot be written ({reason}): name another folder with --out"
             ) from None
     return report, paths
+
+
+def kept_comparison(run: Run) -> dict[str, Any] | None:
+    """Returns what `troupe compare` found last; None where nobody compared the team with one agent."""
+    data = read_file(comparison_place(run))
+    return None if data is None else json.loads(data)
+
+
+def comparison_place(run: Run) -> str:
+    """Names the file that `troupe compare` writes."""
+    return f"{run.folder}/compare.json"
 
 
 def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:

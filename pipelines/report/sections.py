@@ -71,6 +71,8 @@ class ReportData:
     """What form and substance have in the gain, see `form_of_gain`."""
     control: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`before` and `after` -> one agent alone with the team's tokens, see `over_control`; empty: there is no control."""
+    comparison: Mapping[str, Any] | None = None
+    """The content of compare.json, see `runners.compare`; None where nobody compared the team with one agent."""
     extremes: Sequence[Mapping[str, Any]] = ()
     """Mappings of the same form that hold the highest and lowest values of lines of which not every iteration is drawn."""
     num_iterations: int | None = None
