@@ -1,14 +1,13 @@
 """why: a stored episode -> the turn that decided its outcome, from replays on engines that serve the versions which played it.
 
-    episode ── replays from each turn ──> decisive_turn ──> <run>/why/<episode id>.json
+    episode ── replays from each turn ──> decisive_turn ──> stores.explanations
 
 Replays are stored as ad hoc episodes: the same question again plays only what is missing.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,16 +21,15 @@ from pipelines.run.serving import app_names, capacities, serve
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
 from serve_apps.team_spec import TeamSpec
-from stores.files import read_file, write_file
+from stores.explanations import Explanation, keep_explanation
 from stores.types import Purpose, Trace
-
-Explanation = Mapping[str, Any]
-"""What `explain` returns: the fields of `DecisiveTurn`, and `episode_id`, `task_id`, `outcome`, `agent`, `completion`, `alternative`; each
-of `values` with its `agent`. Costs and values are in the outcome's unit."""
 
 
 def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None = None) -> Explanation:
     """Finds the turn that cost an episode most, and keeps what was found; the caller holds the engines.
+
+    Returns the fields of `DecisiveTurn`, and `episode_id`, `task_id`, `outcome`, `agent`, `completion`, `alternative`; each of `values`
+    with its `agent`. Costs and values are in the outcome's unit.
 
     Args:
         episode_id: or a unique beginning of it.
@@ -95,18 +93,8 @@ def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None
         "alternative": alternative,
     }
     del explanation["best"]
-    write_file(_place(run, trace.episode_id), json.dumps(explanation, indent=2).encode())
+    keep_explanation(run.traces_uri, explanation)
     return explanation
-
-
-def kept_explanation(run: Run, episode_id: str) -> Explanation | None:
-    """Returns what was found about an episode; None where nobody asked."""
-    data = read_file(_place(run, episode_id))
-    return None if data is None else json.loads(data)
-
-
-def _place(run: Run, episode_id: str) -> str:
-    return f"{run.folder}/why/{episode_id}.json"
 
 
 def _alternative(trace: Trace, turn_index: int, outcome: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pipelines.config.sections import TaskSourceConfig
 from pipelines.run.run import Run
 from pipelines.tasks.sources import digest, load_tasks
 from serve_apps.workflows.alone import PATH as ALONE
+from stores.explanations import find_explanation
 from stores.manifest import REMOVED
 from stores.run_values import RunValue
 from stores.stage_results import Decided
@@ -67,7 +68,9 @@ def episode_view(run: Run, episode_id: str) -> RenderableType:
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
     all_rewards = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
     rewards = [r for r in all_rewards if r.credit_version == run.credit_version]
-    return _episode(trace, rewards[0] if rewards else None)
+    shown = _episode(trace, rewards[0] if rewards else None)
+    explanation = find_explanation(run.traces_uri, trace.episode_id)
+    return shown if explanation is None else Group(shown, explanation_view(explanation))
 
 
 def explain_episode(run: Run, episode_id: str, *, budget: int, address: str = "") -> RenderableType:

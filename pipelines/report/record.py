@@ -26,6 +26,7 @@ from pipelines.report.so_far import SoFar
 from pipelines.report.summary import run_report, trained_agents
 from pipelines.run.run import Run, plain
 from pipelines.stages.table import STAGES
+from stores.explanations import newest_explanations
 from stores.files import read_file, write_file
 from stores.journal import DONE
 from stores.logs import bound
@@ -37,6 +38,7 @@ STAGE = RECORD
 UPLOAD_EVERY = 10
 """The page goes into MLflow with the first iterations, then with each tenth, and at the end of the run; report.json always."""
 NUM_EXAMPLES = 4
+NUM_EXPLANATIONS = 20
 NUM_TRACES = 8
 """Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
 
@@ -188,6 +190,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         form=report["form"],
         control=report["control"],
         comparison=report["comparison"],
+        explanations=newest_explanations(run.traces_uri, limit=NUM_EXPLANATIONS),
         iterations=rows,
         extremes=so_far.extreme_rows(),
         num_iterations=so_far.num_iterations,

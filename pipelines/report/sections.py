@@ -73,6 +73,8 @@ class ReportData:
     """`before` and `after` -> one agent alone with the team's tokens, see `over_control`; empty: there is no control."""
     comparison: Mapping[str, Any] | None = None
     """The content of compare.json, see `runners.compare`; None where nobody compared the team with one agent."""
+    explanations: Sequence[Mapping[str, Any]] = ()
+    """What `troupe why` found about failed episodes, see `stores.explanations`."""
     extremes: Sequence[Mapping[str, Any]] = ()
     """Mappings of the same form that hold the highest and lowest values of lines of which not every iteration is drawn."""
     num_iterations: int | None = None

@@ -51,7 +51,16 @@ export function outcomeOf(episode) {
     h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
     episode.feedback.map((item) => h("p", { class: "small" }, chip(item.score === null ? item.label || "feedback" : `score ${number(item.score)}`), " ",
       item.comment || "", item.answer ? [" reference answer: ", h("code", {}, item.answer)] : null, h("span", { class: "quiet" }, ` ${item.key}, ${when(item.at)}`))),
+    episode.explanation ? whyOf(episode.explanation) : null,
     episode.is_version_mixed ? h("p", { class: "fault" }, "More than one policy version sampled this episode, so evaluations leave it out.") : null);
+}
+
+/** The turn that `troupe why` found to have cost the episode most. */
+function whyOf(found) {
+  const cost = `${number(found.cost)} [${found.ci95.map(number).join(", ")}]`;
+  return h("div", { class: "why" }, h("h3", {}, "Why it failed"),
+    h("p", {}, found.is_certain ? "" : "No turn certainly cost anything. ", `Turn ${found.turn_index} of ${found.agent} cost most: ${cost} of the expected outcome, in ${found.num_replays} replays.`),
+    found.alternative ? [h("p", { class: "small quiet" }, `Instead of what it said, this led to ${number(found.alternative.outcome)}:`), h("pre", { class: "quoted" }, found.alternative.completion || "(nothing)")] : null);
 }
 
 /** Lanes, the chosen event and rewards. Args: chosen: index as text, or null; onChoose(index): called at each choice. */

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from serve_apps.gateway.teams import Production
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.tokenizer import ChatTokenizer
+from stores.explanations import find_explanation
 from stores.served import ServedStore
 from stores.shown_advantages import read_advantages
 from stores.store_faults import UnreadableStore
@@ -105,7 +106,7 @@ def list_traces(
 
 
 def read_trace(production: Production, trace_id: str, *, store: StoreName) -> dict[str, Any]:
-    """Returns one trace with its turns, tool calls, tokens and rewards; ApiError 404."""
+    """Returns one trace with its turns, tool calls, tokens, rewards and what `troupe why` found; ApiError 404."""
     trace_store, run_id = _open_store(production, store)
     try:
         trace = trace_store.get_trace(trace_id, run_id=run_id)
@@ -125,6 +126,7 @@ def read_trace(production: Production, trace_id: str, *, store: StoreName) -> di
         "tool_calls": [asdict(call) for call in trace.tool_calls],
         "rewards": [_rewards_row(rewards) for rewards in _rewards_of(trace_store, trace)],
         "feedback": _feedback_rows(trace_store, trace) if store == "served" else [],
+        "explanation": find_explanation(trace_store.uri, trace.episode_id),
     }
 
 

@@ -10,12 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pipelines.config.sections import CollectConfig
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.episodes import sampling
 from pipelines.evaluation import why
+from pipelines.report.inspect import explanation_view
+from pipelines.report.sections import ReportData, render
 from serve_apps.episode_spec import EpisodeSpec
+from stores.explanations import find_explanation, keep_explanation, newest_explanations
 from stores.traces import TraceStore
 from stores.types import Cause, EpisodeStatus, ModelVersionRef, Trace
 from tests.pipelines.evaluation.planted_faults import CHAIN, SLIP, plant, play
@@ -28,7 +32,8 @@ class ChainRun:
 
     def __init__(self, folder: Path) -> None:
         self.run_id, self.folder = "scripted", str(folder)
-        self.traces = TraceStore(str(folder / "traces"))
+        self.traces_uri = str(folder / "traces")
+        self.traces = TraceStore(self.traces_uri)
         workflow = SimpleNamespace(path=CHAIN)
         self.config = SimpleNamespace(seed=0, collect=CollectConfig(), workflow=workflow)
         self.credit, self.credit_version = OutcomeShare(metric="math"), "c"
@@ -108,7 +113,7 @@ def test_the_turn_is_found_its_alternative_shown_and_the_same_question_plays_not
     assert found["alternative"]["outcome"] == 1.0 and "55" in found["alternative"]["completion"]
     assert "13" in found["completion"]
     assert run.num_played == found["num_replays"] <= 64
-    assert why.kept_explanation(run, trace.episode_id) == found
+    assert find_explanation(run.traces_uri, trace.episode_id) == found
     again = why.explain(run, trace.episode_id, budget=64)
     assert again == found and run.num_played == found["num_replays"]
 
@@ -151,3 +156,18 @@ def test_another_runs_another_teams_or_a_lost_versions_episode_is_refused(run: A
     run.run_id = "another"
     with pytest.raises(ValueError, match="is of run 'scripted': name it by --run"):
         why.explain(run, lost.episode_id, budget=64)
+
+
+def test_what_was_found_is_shown_beside_the_episode_and_in_the_report(run: Any) -> None:
+    trace = failed_episode(run)
+    found = why.explain(run, trace.episode_id, budget=64)
+    other = {**found, "episode_id": "f" * 32}
+    keep_explanation(run.traces_uri, other)
+    assert [e["episode_id"] for e in newest_explanations(run.traces_uri, limit=5)] == ["f" * 32, trace.episode_id]
+    assert len(newest_explanations(run.traces_uri, limit=1)) == 1
+    assert newest_explanations(f"{run.traces_uri}-elsewhere", limit=5) == []
+    page = render(ReportData(run_id="scripted", headline={}, iterations=[], explanations=[found]))
+    assert "Why episodes failed" in page and trace.episode_id[:12] in page and "2 refiner" in page
+    console = Console(record=True, width=160)
+    console.print(explanation_view(found))
+    assert "turn 2 (refiner) cost most" in console.export_text()
