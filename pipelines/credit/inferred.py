@@ -1,37 +1,40 @@
 """inferred: outcomes of this and of earlier iterations -> the reward of each turn, by a model of what turns lead to success.
 
-    reward of turn t = what t adds to the log-odds of the outcome, within +-MAX_LOG_ODDS, by `turn_values`
+    reward of turn t = factor of its agent * what t adds to the log-odds of the outcome, within +-MAX_LOG_ODDS, by `turn_values`
 
 Only the inner rule's outcome is used, so that a team whose outcome is all that is known gets credit by turn. An episode is credited by
-a model that never saw its task, and how these models order the outcomes of such episodes is the *credit fidelity*:
+a model that never saw its task (its agents' factors are fitted on all), and how these models order the outcomes of such episodes is the *credit fidelity*:
 
     (pairs of episodes with different outcomes in the right order - pairs in the wrong order) / number of these pairs
 
 1: the turns explain the outcome; 0: no better than chance (Somers' D of the prediction, 2 AUC - 1 where outcomes are right or wrong).
-Where chance would order them as well in one of ten cases, all turns keep the rewards of the inner rule.
+Where it is 0 or less, all turns keep the rewards of the inner rule.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize
 
 from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rule import Credit, CreditKind, failed_credit
-from pipelines.credit.turn_values import fit, turn_features
+from pipelines.credit.turn_values import fit, sigmoid, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "inferred"
 """The name of what was inferred in the breakdown of a reward."""
 MAX_LOG_ODDS = 5.0
+MAX_FACTOR = 3.0
 NUM_FOLDS = 8
 """Tasks are split into at most so many parts; the episodes of each are predicted by a model that is fitted without it."""
-MAX_CHANCE = 0.1
+MIN_EVIDENCE = 1.0
+"""Log-likelihood that an agent's turns must add: that of one parameter by Akaike's criterion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class Inferred:
     fidelity: float
     """How well the outcomes of unseen episodes are ordered, -1 to 1; 0 where all ended alike."""
     is_used: bool
-    """False where chance may order them as well: the rewards are those of the inner rule."""
+    """False where chance orders them as well: the rewards are those of the inner rule."""
 
 
 class InferredReward:
@@ -112,10 +115,15 @@ class InferredReward:
             for i in fold:
                 predicted[i] = values.log_odds(features[i])
                 added[every[i].episode_id] = _by_turn(every[i], values.of_turns(features[i]))
-        fidelity, chance = _order(outcomes, predicted)
-        if chance > MAX_CHANCE:
+        fidelity = _order(outcomes, predicted)
+        if fidelity <= 0:
             return Inferred(rewards=list(rewards), fidelity=fidelity, is_used=False)
+        scale = _scales(every, added, outcomes)
         failed = {trace.episode_id for trace in own if trace.cause is Cause.POLICY}
+        for trace in own:
+            added[trace.episode_id] = {
+                t.turn_index: scale[t.agent] * added[trace.episode_id][t.turn_index] for t in trace.turns
+            }
         lowest = min(
             (min(added[t.episode_id].values(), default=0.0) for t in own if t.episode_id not in failed),
             default=-MAX_LOG_ODDS,
@@ -145,15 +153,48 @@ def _by_turn(trace: Trace, added: NDArray[np.float64]) -> dict[int, float]:
     return {turn.turn_index: float(value) for turn, value in zip(trace.turns, clipped, strict=True)}
 
 
-def _order(outcomes: NDArray[np.float64], predicted: NDArray[np.float64]) -> tuple[float, float]:
-    """Returns how well `predicted` orders `outcomes`, -1 to 1, and how likely chance orders them as well."""
-    if not len(outcomes) or outcomes.min() == outcomes.max() or predicted.min() == predicted.max():
-        return 0.0, 1.0
-    signs = [
-        float((np.sign(o - outcomes) * np.sign(p - predicted)).sum()) for o, p in zip(outcomes, predicted, strict=True)
-    ]
-    num_pairs = sum(float((outcomes != o).sum()) for o in outcomes)
-    return sum(signs) / num_pairs, float(stats.spearmanr(predicted, outcomes, alternative="greater").pvalue)
+def _order(outcomes: NDArray[np.float64], predicted: NDArray[np.float64]) -> float:
+    """Returns how well `predicted` orders `outcomes`, -1 to 1; 0 where all outcomes are equal."""
+    pairs = zip(outcomes, predicted, strict=True)
+    signs = sum(float((np.sign(o - outcomes) * np.sign(p - predicted)).sum()) for o, p in pairs)
+    num_pairs = sum(int((outcomes != outcome).sum()) for outcome in outcomes)
+    return signs / num_pairs if num_pairs else 0.0
+
+
+def _scales(
+    traces: Sequence[Trace], added: Mapping[str, Mapping[int, float]], outcomes: NDArray[np.float64]
+) -> dict[str, float]:
+    """Returns by agent the factor, 0 to `MAX_FACTOR`, by which what its turns add predicts the outcomes of unseen episodes best.
+
+    The factors are fitted together (stacked regressions, Breiman 1996). An agent without which the fit is worse by less than
+    `MIN_EVIDENCE` gets 0: what it seems to add may be chance. Where no agent has so much, there are too few episodes to tell, and all get 1.
+    """
+    agents = sorted({turn.agent for trace in traces for turn in trace.turns})
+    sums = np.array(
+        [
+            [math.fsum(added[t.episode_id][u.turn_index] for u in t.turns if u.agent == agent) for agent in agents]
+            for t in traces
+        ]
+    )
+    best, factors = _stacked(sums, outcomes)
+    gains = [best - _stacked(np.delete(sums, i, axis=1), outcomes)[0] for i in range(len(agents))]
+    if max(gains) < MIN_EVIDENCE:
+        return dict.fromkeys(agents, 1.0)
+    return {a: float(f) if gain >= MIN_EVIDENCE else 0.0 for a, f, gain in zip(agents, factors, gains, strict=True)}
+
+
+def _stacked(x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """Returns the log-likelihood of a logistic regression with coefficients from 0 to `MAX_FACTOR`, and the coefficients."""
+
+    def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        logits = x @ parameters[:-1] + parameters[-1]
+        error = sigmoid(logits) - outcomes
+        return float((np.logaddexp(0, logits) - outcomes * logits).sum()), np.append(x.T @ error, error.sum())
+
+    start = np.append(np.ones(x.shape[1]), 0.0)
+    bounds = [(0, MAX_FACTOR)] * x.shape[1] + [(None, None)]
+    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return -float(found.fun), found.x[:-1]
 
 
 def _replaced(episode: EpisodeRewards, added: Mapping[int, float]) -> EpisodeRewards:

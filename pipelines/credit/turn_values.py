@@ -2,8 +2,9 @@
 
     log-odds of the outcome = b + sum over the turns t of w . x_t
 
-x_t are hashed features (arXiv 0902.2206) of what an agent was asked and what it said; w and b are fitted by logistic regression with
-an L2 penalty. To split what an episode earned into parts of its turns by a model that is fitted on whole episodes is return
+x_t are hashed features (arXiv 0902.2206) of what an agent was asked and what it said: its words, pairs of a word of each, the turn as a
+whole, and from which place of what was asked a word was copied. Words that nearly all turns of the agent have are left out. w and b are
+fitted by logistic regression with an L2 penalty. To split what an episode earned into parts of its turns by a model that is fitted on whole episodes is return
 redistribution (RUDDER, arXiv 1806.07857); that the parts simply add up is the form of Efroni et al. (arXiv 2008.06036).
 """
 
@@ -68,7 +69,7 @@ def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         w, bias = parameters[:-1], parameters[-1]
         logits = x @ w + bias
-        error = _sigmoid(logits) - outcomes
+        error = sigmoid(logits) - outcomes
         value = (np.logaddexp(0, logits) - outcomes * logits).sum() + L2_PENALTY / 2 * (w @ w)
         return float(value), np.append(x.T @ error + L2_PENALTY * w, error.sum())
 
@@ -82,8 +83,10 @@ def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -
 def _features(turn: Turn, common: set[str]) -> Features:
     asked = [gram for gram in _asked(turn) if gram not in common][-MAX_WORDS:]
     said = [gram for gram in _said(turn) if gram not in common][:MAX_WORDS]
+    places = {word: place for place, word in reversed(list(enumerate(asked)))}
     names = ["", *said, f"{turn.prompt_text}\x1e{turn.completion_text}"]
     names += [f"{a}\x1f{s}" for a in asked for s in said]
+    names += [f"copied\x1f{places.get(word, 'no')}" for word in said]
     return np.array(
         [crc32(f"{turn.agent}\x1d{name}".encode(errors="replace")) % NUM_BUCKETS for name in names], dtype=np.int32
     )
@@ -111,5 +114,6 @@ def _common(turns: Sequence[Turn]) -> dict[str, set[str]]:
     }
 
 
-def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns 1 / (1 + exp(-x)), elementwise."""
     return 1 / (1 + np.exp(-np.clip(x, -50, 50)))

@@ -111,7 +111,7 @@ CREDIT: Mapping[str, Changes] = {
     "counterfactual": MAIN["counterfactual"],
     "leave_one_out": MAIN["leave_one_out"],
     "own_scores": _of("at_grpo", credit__settings={"pay": "own"}),
-    "inferred_scores": _of("at_grpo", INFERRED),
+    "inferred_scores": _of("reinforce_pp_baseline", INFERRED, train__advantage={"group_by": "task_agent_round"}),
     "progress_grpo": _of("grpo", credit__settings={"pay": "progress"}),
     "progress_dr_mas": _of("dr_mas", credit__settings={"pay": "progress"}),
 }

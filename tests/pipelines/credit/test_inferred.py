@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines.config.run_config import load_config
-from pipelines.credit.inferred import MAX_LOG_ODDS, InferredReward, PastEpisode, _order
+from pipelines.credit.inferred import InferredReward, PastEpisode, _order
 from pipelines.credit.rule import score_traces
 from pipelines.credit.turn_values import fit, turn_features
 from pipelines.runners.validate import check
@@ -67,7 +67,7 @@ def past(rule: InferredReward, traces: list[Trace]) -> list[PastEpisode]:
     return [PastEpisode(trace=t, outcome=r.outcome) for t, r in zip(traces, scored(rule, traces), strict=True)]
 
 
-def test_turns_that_lead_to_success_earn_more_than_those_that_lose_it_and_a_free_rider_nearly_nothing() -> None:
+def test_turns_that_lead_to_success_earn_more_than_those_that_lose_it() -> None:
     rule = InferredReward(BARE)
     earlier = [t for k in range(1, 5) for t in iteration(k)]
     now = iteration(5)
@@ -79,25 +79,45 @@ def test_turns_that_lead_to_success_earn_more_than_those_that_lose_it_and_a_free
         assert rewards.outcome == float(all(trace.outcome_metadata["verdicts"]))
         for turn, reward in zip(trace.turns, rewards.rewards, strict=True):
             assert reward.breakdown == {"inferred": reward.reward, "format": 0.0}
-            assert abs(reward.reward) <= MAX_LOG_ODDS
             is_right = trace.outcome_metadata["verdicts"][turn.turn_index // 2]
             (idle if turn.agent == "talker" else right if is_right else wrong).append(reward.reward)
     ordered = np.mean([r > w for r in right for w in wrong])
     assert ordered > 0.97
-    assert np.std(idle) < 0.25 * (np.mean(right) - np.mean(wrong))
+    assert np.std(idle) < 0.25 * (np.mean(right) - np.mean(wrong)), "a free rider"
 
 
-def test_what_chance_decides_is_not_redistributed() -> None:
+def test_what_chance_decides_is_mostly_not_redistributed() -> None:
     rule = InferredReward(BARE)
-    used = 0
+    fidelities = []
     for seed in range(10):
         coin = random.Random(seed)
         now = iteration(1, wins=lambda _, coin=coin: coin.random() < 0.4, seed=seed)
         found = rule.infer(scored(rule, now), now, [])
-        used += found.is_used
+        fidelities.append(found.fidelity)
+        assert found.is_used == (found.fidelity > 0)
         if not found.is_used:
             assert found.rewards == scored(rule, now)
-    assert used <= 4, "one in ten by the level of the test"
+    assert abs(np.mean(fidelities)) < 0.15, "no better than chance"
+
+
+def test_a_free_rider_gets_nothing_once_there_are_episodes_enough() -> None:
+    rule = InferredReward(BARE)
+    now = iteration(5)
+    found = rule.infer(scored(rule, now), now, past(rule, [t for k in range(1, 5) for t in iteration(k)]))
+    idle = [reward for episode in found.rewards for reward in episode.rewards if reward.agent == "talker"]
+    assert len(idle) == 4 * len(now) and {reward.reward for reward in idle} == {0.0}
+
+
+def test_what_was_copied_from_the_same_place_counts_for_words_that_were_never_seen() -> None:
+    base = build_trace()
+
+    def features(pile: str, said: str) -> set[int]:
+        turns = [
+            _turn(base, i, "a", f"Pile: {p}", s) for i, (p, s) in enumerate([("1+9", "1"), ("8+2", "10"), (pile, said)])
+        ]
+        return set(turn_features([turns])[0][2].tolist())
+
+    assert len(features("3+4", "3") & features("5+6", "5")) > len(features("3+4", "3") & features("5+6", "11"))
 
 
 def test_where_all_end_alike_or_there_is_one_task_the_rewards_of_the_inner_rule_stay() -> None:
@@ -125,7 +145,11 @@ def test_no_episode_is_credited_by_its_own_outcome_or_one_of_its_task() -> None:
     one = rule.infer(scored(rule, now), now, earlier).rewards
     other = rule.infer(scored(rule, flipped), flipped, earlier).rewards
     of_task = [i for i, trace in enumerate(now) if trace.task.task_id == task]
-    assert [one[i].rewards for i in of_task] == [other[i].rewards for i in of_task]
+    before = np.array([r.reward for i in of_task for r in one[i].rewards if r.agent == "counter"])
+    after = np.array([r.reward for i in of_task for r in other[i].rewards if r.agent == "counter"])
+    assert np.abs(before).max() > 0 and np.allclose(after / before, (after / before)[0]), (
+        "the agent's factor alone differs"
+    )
     assert [one[i].outcome for i in of_task] != [other[i].outcome for i in of_task]
 
 
@@ -151,9 +175,9 @@ def test_outcomes_of_any_range_are_ordered() -> None:
     wins = np.array([float(all(t.outcome_metadata["verdicts"])) for t in iteration(1)])
     values = fit(features, wins)
     fitted = np.array([values.log_odds(turns) for turns in features])
-    assert _order(wins, fitted)[0] == _order(wins * 30 - 7, fitted)[0] > 0.95
-    assert _order(wins, -fitted)[0] == -_order(wins, fitted)[0]
-    assert _order(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))[0] == pytest.approx(1 / 3)
+    assert _order(wins, fitted) == _order(wins * 30 - 7, fitted) > 0.95
+    assert _order(wins, -fitted) == -_order(wins, fitted)
+    assert _order(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0])) == pytest.approx(1 / 3)
 
 
 def test_the_fit_is_where_the_gradient_is_zero() -> None:
