@@ -1,6 +1,6 @@
 """against_one: what a team reached on its tasks, and what one agent answered to them again and again -> whether the team is worth it.
 
-The single agent answers a task until it has spent the mean completion tokens of the team's episodes (why budgets must be equal: "Reasoning
+The single agent answers each task again until its answers take the mean completion tokens of the team's episodes (why budgets must be equal: "Reasoning
 in Token Economies", arXiv 2406.06461), and its answers are used in several ways:
 
     majority    the most frequent answer, of several the first (self-consistency, arXiv 2203.11171)
@@ -69,15 +69,21 @@ def answers_by_task(traces: Sequence[Trace], rewards: Sequence[EpisodeRewards]) 
     return answers
 
 
-def within_budget(answers: Sequence[Answer], budget_tokens: float) -> list[Answer]:
-    """Returns the first answers until they have taken so many tokens; the last may go beyond."""
-    used: list[Answer] = []
-    spent = 0
-    for answer in answers:
-        if used and spent >= budget_tokens:
-            break
-        used.append(answer)
-        spent += answer.num_tokens
+def within_budget(answers: Mapping[str, Sequence[Answer]], budget_tokens: float) -> dict[str, list[Answer]]:
+    """Returns the first answers to each task, at least one, such that a task takes `budget_tokens` on average.
+
+    Answers are not cut. What one task leaves of its tokens, or takes beyond them, is the next one's, in the order of their ids.
+    """
+    used: dict[str, list[Answer]] = {}
+    left = 0.0
+    for task in sorted(answers):
+        left += budget_tokens
+        used[task] = []
+        for answer in answers[task]:
+            if used[task] and left < answer.num_tokens / 2:
+                break
+            used[task].append(answer)
+            left -= answer.num_tokens
     return used
 
 

@@ -144,7 +144,7 @@ def _scores(run: Run, alone: Run, side: _Side) -> tuple[list[AloneScore], float]
     assert settings is not None, "asked for by alone_config"
     # Answers differ in length: twice as many as are needed on average are enough for nearly every task.
     count = min(settings.max_episodes_per_task, 1 + 2 * math.ceil(budget / max(1.0, per_answer)))
-    many = {task: within_budget(a, budget) for task, a in _answers(alone, side.models, count).items()}
+    many = within_budget(_answers(alone, side.models, count), budget)
     played: dict[Way, Mapping[str, Sequence[Answer]]] = dict.fromkeys(WAYS_OF_MANY, many)
     if (longer := _with_longer_answers(alone, budget)) is not None:
         played["longer"] = _answers(longer, side.models, 1)

@@ -53,14 +53,29 @@ def test_the_first_of_several_most_frequent_answers_counts_and_empty_ones_have_n
 
 
 @given(
-    tokens=st.lists(st.integers(0, 30), min_size=1, max_size=20),
-    budget=st.floats(0, 200, allow_nan=False),
+    tokens=st.lists(st.lists(st.integers(1, 30), min_size=12, max_size=12), min_size=1, max_size=30),
+    budget=st.floats(1, 100, allow_nan=False),
 )
-def test_answers_are_used_until_the_budget_is_spent(tokens: list[int], budget: float) -> None:
-    used = within_budget([answer("x", tokens=n) for n in tokens], budget)
-    assert used, "one answer at least"
-    assert sum(a.num_tokens for a in used[:-1]) < max(budget, 1e-9) or len(used) == 1
-    assert sum(a.num_tokens for a in used) >= budget or len(used) == len(tokens)
+def test_answers_take_the_budget_on_average(tokens: list[list[int]], budget: float) -> None:
+    answers = {f"t{i:02}": [answer("x", tokens=n) for n in of_task] for i, of_task in enumerate(tokens)}
+    used = within_budget(answers, budget)
+    assert used.keys() == answers.keys() and all(used.values()), "one answer at least"
+    for task, own in used.items():
+        assert own == answers[task][: len(own)]
+    has_enough = all(sum(of_task) > budget + 30 for of_task in tokens)
+    is_large = budget >= 30  # one answer always fits
+    if has_enough and is_large:
+        spent = sum(a.num_tokens for own in used.values() for a in own)
+        assert abs(spent - budget * len(used)) <= 15, "but for half an answer"
+
+
+def test_what_a_task_leaves_is_the_next_ones() -> None:
+    used = within_budget({"a": [answer("x", tokens=30)] * 3, "b": [answer("x", tokens=30)] * 3}, 40)
+    assert {task: len(own) for task, own in used.items()} == {"a": 1, "b": 2}
+    assert [
+        len(own)
+        for own in within_budget({"a": [answer("x", tokens=90)] * 2, "b": [answer("x", tokens=9)] * 2}, 10).values()
+    ] == [1, 1]
 
 
 def test_answers_come_from_episodes_in_the_order_in_which_they_were_sampled() -> None:
