@@ -88,6 +88,34 @@ def explain_episode(run: Run, episode_id: str, *, budget: int, address: str = ""
         return explanation_view(watchdog.watch(lambda: explain(run, episode_id, budget=budget)))
 
 
+def explain_lost_tasks(run: Run, iteration: int, *, tasks: int, budget: int, address: str = "") -> RenderableType:
+    """Explains the candidate's episodes of the tasks that it lost most at the gate, and shows which agents lost them."""
+    from pipelines.cluster.connect import connect
+    from pipelines.episodes.collector import end_collectors
+    from pipelines.evaluation.lost_tasks import blame_by_agent, lost_episodes
+    from pipelines.evaluation.why import explain
+    from pipelines.run.watchdog import Watchdog
+
+    lost = lost_episodes(run, iteration)
+    if not lost:
+        return Text(f"the candidate of iteration {iteration} did worse than the champion on no task")
+    connect(address)
+    with run.hold_engines():
+        watchdog = Watchdog(
+            run, run.key(iteration, "why"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
+        )
+        found = watchdog.watch(lambda: [explain(run, episode, budget=budget) for episode in lost[:tasks]])
+    table = Table("agent", "episodes that it decided", "of these certainly", "cost in all")
+    for blame in blame_by_agent(found):
+        table.add_row(blame.agent, str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
+    head = f"iteration {iteration}: the candidate did worse than the champion on {len(lost)} tasks; {len(found)} are explained"
+    return Group(
+        Text(head),
+        table,
+        Text("each of them: troupe show EPISODE, with " + ", ".join(f["episode_id"][:12] for f in found)),
+    )
+
+
 def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
     """Shows what replays say of every turn, and of the one that cost most."""
     table = Table("turn", "agent", "outcome if it is sampled anew", "replays")

@@ -1,0 +1,76 @@
+"""lost_tasks: a candidate and its champion at the gate -> the tasks that the candidate lost, and which agents lost them.
+
+evaluate of an iteration ── lost_episodes ──> ids, the worst first ── why.explain ──> blame_by_agent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.run.run import Run
+from stores.explanations import Explanation
+from stores.stage_results import TeamScore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What one agent cost the episodes that were explained."""
+
+    agent: str
+    num_episodes: int
+    """Episodes whose decisive turn is the agent's."""
+    num_certain: int
+    """Of these, those whose interval is above 0."""
+    cost: float
+    """What these turns cost the expected outcome, in all."""
+
+
+def lost_episodes(run: Run, iteration: int) -> list[str]:
+    """Returns an episode of the candidate for each task on which it did worse than the champion, the largest loss first.
+
+    Of a task with several episodes it is the worst of the candidate's. Raises NotDone before evaluate is done, ValueError where it played
+    no two teams.
+    """
+    evaluated = run.iteration(iteration, needed_by="why").evaluated
+    if evaluated.candidate is None or evaluated.champion is None:
+        reason = evaluated.skipped or evaluated.condition
+        raise ValueError(f"no champion was met at the gate of iteration {iteration}: {reason}")
+    new, old = _outcomes(run, evaluated.candidate), _outcomes(run, evaluated.champion)
+    lost = {}
+    for task in new.keys() & old.keys():
+        mine, theirs = new[task], old[task]
+        loss = sum(theirs.values()) / len(theirs) - sum(mine.values()) / len(mine)
+        if loss > 0:
+            lost[task] = (-loss, min(mine, key=lambda episode: (mine[episode], episode)))
+    return [episode for _, episode in sorted(lost.values())]
+
+
+def blame_by_agent(explanations: Sequence[Explanation]) -> list[Blame]:
+    """Returns what the agents cost, the dearest first."""
+    agents = dict.fromkeys(found["agent"] for found in explanations)
+    blames = []
+    for agent in agents:
+        own = [found for found in explanations if found["agent"] == agent]
+        blames.append(
+            Blame(
+                agent=agent,
+                num_episodes=len(own),
+                num_certain=sum(found["is_certain"] for found in own),
+                cost=sum(found["cost"] for found in own),
+            )
+        )
+    return sorted(blames, key=lambda blame: (-blame.cost, blame.agent))
+
+
+def _outcomes(run: Run, score: TeamScore) -> dict[str, dict[str, float]]:
+    """Returns by task the outcome of each episode that counts, by its id."""
+    traces = [t for t in run.traces.read_traces(score.traces) if t.is_outcome and not t.is_version_mixed]
+    rows = [{"episode_id": t.episode_id, "run_id": t.run_id, "iteration": t.iteration} for t in traces]
+    stored = run.traces.outcomes_of(rows)
+    outcomes: dict[str, dict[str, float]] = {}
+    for trace in traces:
+        outcome = stored.get(trace.episode_id, {}).get(run.credit_version)
+        if outcome is not None:
+            outcomes.setdefault(trace.task.task_id, {})[trace.episode_id] = outcome
+    return outcomes
