@@ -3,7 +3,8 @@
     reward of turn t = factor of its agent * what t adds to the log-odds of the outcome, within +-MAX_LOG_ODDS, by `turn_values`
 
 Only the inner rule's outcome is used, so that a team whose outcome is all that is known gets credit by turn. An episode is credited by
-a model that never saw its task (its agents' factors are fitted on all), and how these models order the outcomes of such episodes is the *credit fidelity*:
+a model that never saw its task; only the factors of agents are fitted on all episodes. How these models order the outcomes of episodes
+that they never saw is the *credit fidelity*:
 
     (pairs of episodes with different outcomes in the right order - pairs in the wrong order) / number of these pairs
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from pipelines.credit.inner import PLACE, load_inner
-from pipelines.credit.rule import Credit, CreditKind, failed_credit
+from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit
 from pipelines.credit.turn_values import fit, sigmoid, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
@@ -85,6 +86,10 @@ class InferredReward:
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of the inner rule."""
         return self.inner.assign_credit(trace)
+
+    def assign_all(self, traces: Sequence[Trace]) -> list[Credit]:
+        """Returns the credit of the inner rule, which may compare episodes."""
+        return credits_of(self.inner, traces)
 
     def assign_failed(self, trace: Trace) -> Credit:
         """Returns the credit of an episode whose failure the policy caused: that of the inner rule."""
@@ -178,7 +183,7 @@ def _scales(
     )
     best, factors = _stacked(sums, outcomes)
     gains = [best - _stacked(np.delete(sums, i, axis=1), outcomes)[0] for i in range(len(agents))]
-    if max(gains) < MIN_EVIDENCE:
+    if max(gains, default=0.0) < MIN_EVIDENCE:
         return dict.fromkeys(agents, 1.0)
     return {a: float(f) if gain >= MIN_EVIDENCE else 0.0 for a, f, gain in zip(agents, factors, gains, strict=True)}
 

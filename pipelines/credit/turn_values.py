@@ -4,8 +4,9 @@
 
 x_t are hashed features (arXiv 0902.2206) of what an agent was asked and what it said: its words, pairs of a word of each, the turn as a
 whole, and from which place of what was asked a word was copied. Words that nearly all turns of the agent have are left out. w and b are
-fitted by logistic regression with an L2 penalty. To split what an episode earned into parts of its turns by a model that is fitted on whole episodes is return
-redistribution (RUDDER, arXiv 1806.07857); that the parts simply add up is the form of Efroni et al. (arXiv 2008.06036).
+fitted by logistic regression with an L2 penalty. To split what an episode earned into parts of its turns by a model that is fitted on
+whole episodes is return redistribution (RUDDER, arXiv 1806.07857); that the parts simply add up is the form of Efroni et al. (arXiv
+2008.06036).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 
 from pipelines.config.run_config import load_config
 from pipelines.credit.inferred import InferredReward, PastEpisode, _order
-from pipelines.credit.rule import score_traces
+from pipelines.credit.outcome import OutcomeShare
+from pipelines.credit.rule import Credit, credits_of, score_traces, turn_reward
 from pipelines.credit.turn_values import fit, turn_features
 from pipelines.runners.validate import check
 from stores.types import Cause, EpisodeRewards, EpisodeStatus, Trace
@@ -126,6 +127,27 @@ def test_where_all_end_alike_or_there_is_one_task_the_rewards_of_the_inner_rule_
         found = rule.infer(scored(rule, now), now, [])
         assert not found.is_used and found.fidelity == 0.0 and found.rewards == scored(rule, now)
     assert rule.infer([], [], []).rewards == []
+    silent = [replace(t, turns=(), status=EpisodeStatus.AGENT_ERROR, cause=Cause.POLICY) for t in iteration(1)]
+    assert rule.infer(scored(rule, silent), silent, []).rewards == scored(rule, silent)
+
+
+class Shared(OutcomeShare):
+    """Pays every turn the mean outcome of all episodes that are scored together."""
+
+    def assign_all(self, traces: Sequence[Trace]) -> list[Credit]:
+        credits = [self.assign_credit(trace) for trace in traces]
+        mean = sum(credit.outcome for credit in credits) / len(credits)
+        return [
+            replace(c, rewards=tuple(turn_reward(t, i, {"shared": mean}) for i in range(len(t.turns))))
+            for t, c in zip(traces, credits, strict=True)
+        ]
+
+
+def test_an_inner_rule_that_compares_episodes_sees_all_of_them() -> None:
+    now = iteration(1)
+    rule = InferredReward({"path": f"{__name__}:Shared", "settings": {"metric": "em"}})
+    mean = sum(trace.answer == "5" for trace in now) / len(now)
+    assert {reward.reward for credit in credits_of(rule, now) for reward in credit.rewards} == {mean}
 
 
 def test_the_order_of_episodes_does_not_matter() -> None:
