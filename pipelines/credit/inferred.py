@@ -3,13 +3,14 @@
     reward of turn t = factor of its agent * what t adds to the log-odds of the outcome, within +-MAX_LOG_ODDS, by `turn_values`
 
 Only the inner rule's outcome is used, so that a team whose outcome is all that is known gets credit by turn. An episode is credited by
-a model that never saw its task; only the factors of agents are fitted on all episodes. How these models order the outcomes of episodes
-that they never saw is the *credit fidelity*:
+a model that never saw its task; only the factors of agents are fitted on all episodes. How a model orders the outcomes of episodes that
+it never saw is the *credit fidelity*:
 
     (pairs of episodes with different outcomes in the right order - pairs in the wrong order) / number of these pairs
 
 1: the turns explain the outcome; 0: no better than chance (Somers' D of the prediction, 2 AUC - 1 where outcomes are right or wrong).
-Where it is 0 or less, all turns keep the rewards of the inner rule.
+Pairs are of one model each: models of different episodes differ in their level. Where it is 0 or less, or the predictions make the
+outcomes less than `MIN_GAIN` more likely, all turns keep the rewards of the inner rule: what seems to lead to success may be chance.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ MAX_LOG_ODDS = 5.0
 MAX_FACTOR = 3.0
 NUM_FOLDS = 8
 """Tasks are split into at most so many parts; the episodes of each are predicted by a model that is fitted without it."""
+MIN_GAIN = 3.0
+"""Log-likelihood that all agents' turns together must add; by chance they did in 8 of 60 iterations of 64 episodes."""
 MIN_EVIDENCE = 1.0
-"""Log-likelihood that an agent's turns must add: that of one parameter by Akaike's criterion."""
+"""Log-likelihood that one agent's turns must add: that of one parameter by Akaike's criterion."""
+FAILED_BELOW = 1.0
+"""Log-odds by which failing is paid less than anything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +105,8 @@ class InferredReward:
     ) -> Inferred:
         """Returns the rewards with inferred ones in the place of the inner rule's, format penalties apart.
 
-        Each turn of an episode that the policy caused to fail gets the lowest of the inferred rewards: failing must not pay more than
-        being wrong.
+        Each turn of an episode that the policy caused to fail gets `FAILED_BELOW` less than the lowest of the inferred rewards: failing
+        must not pay more than being wrong.
 
         Args:
             rewards: those of the inner rule, for the episodes of `traces`; neither their order nor that of `past` matters.
@@ -110,44 +115,40 @@ class InferredReward:
         own = sorted(traces, key=lambda trace: trace.episode_id)
         every = [*past_traces, *own]
         outcome_of = {p.trace.episode_id: p.outcome for p in past} | {r.episode_id: r.outcome for r in rewards}
-        outcomes = _scaled([outcome_of[trace.episode_id] for trace in every])
+        outcomes = _from_0_to_1([outcome_of[trace.episode_id] for trace in every])
         features = turn_features([trace.turns for trace in every])
         predicted = np.zeros(len(every))
         added: dict[str, dict[int, float]] = {}
-        for fold in _folds(every):
-            seen = [i for i in range(len(every)) if i not in fold]
+        folds = _folds(every)
+        for fold in folds:
+            members = set(fold)
+            seen = [i for i in range(len(every)) if i not in members]
             values = fit([features[i] for i in seen], outcomes[seen])
             for i in fold:
                 predicted[i] = values.log_odds(features[i])
                 added[every[i].episode_id] = _by_turn(every[i], values.of_turns(features[i]))
-        fidelity = _order(outcomes, predicted)
-        if fidelity <= 0:
+        fidelity = _order([(outcomes[fold], predicted[fold]) for fold in folds])
+        factors = _factors(every, added, outcomes) if fidelity > 0 else {}
+        if not factors:
             return Inferred(rewards=list(rewards), fidelity=fidelity, is_used=False)
-        scale = _scales(every, added, outcomes)
-        failed = {trace.episode_id for trace in own if trace.cause is Cause.POLICY}
+        scaled = {t.episode_id: _scaled(t, added[t.episode_id], factors) for t in own}
+        lowest = min(0.0, *(value for of_turns in scaled.values() for value in of_turns.values()))
         for trace in own:
-            added[trace.episode_id] = {
-                t.turn_index: scale[t.agent] * added[trace.episode_id][t.turn_index] for t in trace.turns
-            }
-        lowest = min(
-            (min(added[t.episode_id].values(), default=0.0) for t in own if t.episode_id not in failed),
-            default=-MAX_LOG_ODDS,
-        )
-        for episode in failed:
-            added[episode] = dict.fromkeys(added[episode], lowest)
-        inferred = [_replaced(episode, added[episode.episode_id]) for episode in rewards]
+            if trace.cause is Cause.POLICY:
+                scaled[trace.episode_id] = dict.fromkeys(scaled[trace.episode_id], lowest - FAILED_BELOW)
+        inferred = [_replaced(episode, scaled[episode.episode_id]) for episode in rewards]
         return Inferred(rewards=inferred, fidelity=fidelity, is_used=True)
 
 
-def _folds(traces: Sequence[Trace]) -> list[set[int]]:
-    """Returns sets of indices; the episodes of a task are in one of them. None where there is one task only."""
+def _folds(traces: Sequence[Trace]) -> list[list[int]]:
+    """Returns lists of indices; the episodes of a task are in one of them. None where there is one task only."""
     tasks = sorted({trace.task.task_id for trace in traces})
     fold_of = {task: i % NUM_FOLDS for i, task in enumerate(tasks)}
     count = min(NUM_FOLDS, len(tasks)) if len(tasks) > 1 else 0
-    return [{i for i, trace in enumerate(traces) if fold_of[trace.task.task_id] == fold} for fold in range(count)]
+    return [[i for i, trace in enumerate(traces) if fold_of[trace.task.task_id] == fold] for fold in range(count)]
 
 
-def _scaled(outcomes: Sequence[float]) -> NDArray[np.float64]:
+def _from_0_to_1(outcomes: Sequence[float]) -> NDArray[np.float64]:
     """Returns outcomes between the worst, 0, and the best, 1; those in [0, 1] as they are."""
     low, high = min([0.0, *outcomes]), max([1.0, *outcomes])
     return (np.array(outcomes, dtype=np.float64) - low) / (high - low)
@@ -158,21 +159,30 @@ def _by_turn(trace: Trace, added: NDArray[np.float64]) -> dict[int, float]:
     return {turn.turn_index: float(value) for turn, value in zip(trace.turns, clipped, strict=True)}
 
 
-def _order(outcomes: NDArray[np.float64], predicted: NDArray[np.float64]) -> float:
-    """Returns how well `predicted` orders `outcomes`, -1 to 1; 0 where all outcomes are equal."""
-    pairs = zip(outcomes, predicted, strict=True)
-    signs = sum(float((np.sign(o - outcomes) * np.sign(p - predicted)).sum()) for o, p in pairs)
-    num_pairs = sum(int((outcomes != outcome).sum()) for outcome in outcomes)
-    return signs / num_pairs if num_pairs else 0.0
+def _scaled(trace: Trace, added: Mapping[int, float], factors: Mapping[str, float]) -> dict[int, float]:
+    return {turn.turn_index: factors[turn.agent] * added[turn.turn_index] for turn in trace.turns}
 
 
-def _scales(
+def _order(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
+    """Returns how well outcomes are ordered by what was predicted, -1 to 1; 0 where all outcomes of each part are equal.
+
+    Args: parts: outcomes and predictions of one model each.
+    """
+    right_minus_wrong, num_pairs = 0.0, 0
+    for outcomes, predicted in parts:
+        for outcome, prediction in zip(outcomes, predicted, strict=True):
+            right_minus_wrong += float((np.sign(outcome - outcomes) * np.sign(prediction - predicted)).sum())
+            num_pairs += int((outcomes != outcome).sum())
+    return right_minus_wrong / num_pairs if num_pairs else 0.0
+
+
+def _factors(
     traces: Sequence[Trace], added: Mapping[str, Mapping[int, float]], outcomes: NDArray[np.float64]
 ) -> dict[str, float]:
     """Returns by agent the factor, 0 to `MAX_FACTOR`, by which what its turns add predicts the outcomes of unseen episodes best.
 
     The factors are fitted together (stacked regressions, Breiman 1996). An agent without which the fit is worse by less than
-    `MIN_EVIDENCE` gets 0: what it seems to add may be chance. Where no agent has so much, there are too few episodes to tell, and all get 1.
+    `MIN_EVIDENCE` gets 0, unless all are such: then each may stand in for the others. Empty where the whole fit gains less than `MIN_GAIN`.
     """
     agents = sorted({turn.agent for trace in traces for turn in trace.turns})
     sums = np.array(
@@ -182,10 +192,12 @@ def _scales(
         ]
     )
     best, factors = _stacked(sums, outcomes)
+    if best - _stacked(sums[:, :0], outcomes)[0] < MIN_GAIN:
+        return {}
     gains = [best - _stacked(np.delete(sums, i, axis=1), outcomes)[0] for i in range(len(agents))]
-    if max(gains, default=0.0) < MIN_EVIDENCE:
-        return dict.fromkeys(agents, 1.0)
-    return {a: float(f) if gain >= MIN_EVIDENCE else 0.0 for a, f, gain in zip(agents, factors, gains, strict=True)}
+    is_needed = [gain >= MIN_EVIDENCE for gain in gains]
+    kept = is_needed if any(is_needed) else [True] * len(agents)
+    return {agent: float(f) if keep else 0.0 for agent, f, keep in zip(agents, factors, kept, strict=True)}
 
 
 def _stacked(x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

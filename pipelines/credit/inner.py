@@ -23,4 +23,9 @@ def load_inner(inner: Mapping[str, Any]) -> tuple[CreditRule, str]:
         config = DottedConfig.model_validate(inner)
     except ValidationError as error:
         raise ValueError(explain(error, DottedConfig, PLACE)) from None
-    return load_credit(config, place=PLACE), credit_version(config)
+    rule = load_credit(config, place=PLACE)
+    if hasattr(rule, "infer"):
+        raise ValueError(
+            f"{PLACE}: {config.path} learns from earlier iterations, which only the outermost rule is given: wrap the other rule in it"
+        )
+    return rule, credit_version(config)

@@ -64,8 +64,8 @@ def blame_by_agent(explanations: Sequence[Explanation]) -> list[Blame]:
 
 
 def _outcomes(run: Run, score: TeamScore) -> dict[str, dict[str, float]]:
-    """Returns by task the outcome of each episode that counts, by its id."""
-    traces = [t for t in run.traces.read_traces(score.traces) if t.is_outcome and not t.is_version_mixed]
+    """Returns by task the outcome of each episode that counts and has a turn, by its id."""
+    traces = [t for t in run.traces.read_traces(score.traces) if t.is_outcome and not t.is_version_mixed and t.turns]
     rows = [{"episode_id": t.episode_id, "run_id": t.run_id, "iteration": t.iteration} for t in traces]
     stored = run.traces.outcomes_of(rows)
     outcomes: dict[str, dict[str, float]] = {}

@@ -93,7 +93,7 @@ def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None
         "alternative": alternative,
     }
     del explanation["best"]
-    keep_explanation(run.traces_uri, explanation)
+    keep_explanation(run.traces_uri, run.run_id, explanation)
     return explanation
 
 
@@ -122,7 +122,9 @@ class _Replays:
         self._run, self._trace, self._progress = run, trace, progress
         # A round is a few episodes: what failed outside of the team is left out, and the turn's values say how many are left.
         self._config = run.config.collect.model_copy(update={"max_failed_share": 1.0})
-        self._team: TeamSpec = run.team_spec(models, iteration=trace.iteration, occasion=f"why/{trace.episode_id}")
+        # Only what is trained on is played with swapped agents.
+        iteration = trace.iteration if trace.purpose is Purpose.TRAIN else 0
+        self._team: TeamSpec = run.team_spec(models, iteration=iteration, occasion=f"why/{trace.episode_id}")
         (reward,) = assign_credit(run, [trace])
         self.outcome = reward.outcome
         self._worst = min(0.0, worst_outcome(run.credit))

@@ -69,7 +69,7 @@ def episode_view(run: Run, episode_id: str) -> RenderableType:
     all_rewards = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
     rewards = [r for r in all_rewards if r.credit_version == run.credit_version]
     shown = _episode(trace, rewards[0] if rewards else None)
-    explanation = find_explanation(run.traces_uri, trace.episode_id)
+    explanation = find_explanation(run.traces_uri, trace.run_id, trace.episode_id)
     return shown if explanation is None else Group(shown, explanation_view(explanation))
 
 
@@ -97,23 +97,28 @@ def explain_lost_tasks(run: Run, iteration: int, *, tasks: int, budget: int, add
     from pipelines.run.watchdog import Watchdog
 
     lost = lost_episodes(run, iteration)
+    found: list[Mapping[str, Any]] = []
+    faults: list[str] = []
+
+    def explain_each() -> None:
+        for episode in lost[:tasks]:
+            try:
+                found.append(explain(run, episode, budget=budget))
+            except ValueError as fault:  # one that cannot be replayed leaves the others alone
+                faults.append(str(fault))
+
     if not lost:
         return Text(f"the candidate of iteration {iteration} did worse than the champion on no task")
     connect(address)
     with run.hold_engines():
-        watchdog = Watchdog(
-            run, run.key(iteration, "why"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
-        )
-        found = watchdog.watch(lambda: [explain(run, episode, budget=budget) for episode in lost[:tasks]])
+        timeout_s = len(lost[:tasks]) * run.config.evaluate.stage_timeout_s
+        Watchdog(run, run.key(iteration, "why"), timeout_s=timeout_s, recover=end_collectors).watch(explain_each)
     table = Table("agent", "episodes that it decided", "of these certainly", "cost in all")
     for blame in blame_by_agent(found):
         table.add_row(blame.agent, str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
     head = f"iteration {iteration}: the candidate did worse than the champion on {len(lost)} tasks; {len(found)} are explained"
-    return Group(
-        Text(head),
-        table,
-        Text("each of them: troupe show EPISODE, with " + ", ".join(f["episode_id"][:12] for f in found)),
-    )
+    shown = Text("each of them: troupe show EPISODE, with " + ", ".join(f["episode_id"][:12] for f in found))
+    return Group(Text(head), table, shown, *(Text(f"not explained: {fault}") for fault in faults))
 
 
 def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:

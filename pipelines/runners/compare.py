@@ -90,7 +90,8 @@ def alone_config(run: Run) -> RunConfig:
     own = {key: value for key, value in team.items() if key not in (*NOT_OF_ONE, "warmstart")}
     about = {key: value for key, value in team["model_groups"][group].items() if key != "tiny_model"}
     own |= {
-        "run": f"{run.run_id}-alone",
+        "run": f"{run.run_id[:94]}-alone",
+        "evaluate": {key: value for key, value in team.get("evaluate", {}).items() if key != "control"},
         "workflow": workflow,
         "credit": (settings.credit or run.config.credit).model_dump(mode="json"),
         "model_groups": {group: {**about, "agents": [agent], "model": start.uri}},
@@ -162,9 +163,10 @@ def _scores(run: Run, alone: Run, side: _Side) -> tuple[list[AloneScore], float]
 
 def _answers(alone: Run, models: Models, count: int) -> dict[str, list[Answer]]:
     """Returns `count` answers to every test task."""
-    config = alone.config.model_copy(
-        update={"evaluate": alone.config.evaluate.model_copy(update={"episodes_per_task": count})}
-    )
+    changes: dict[str, Any] = {"episodes_per_task": count}
+    if count > 1 and alone.config.evaluate.temperature == 0:
+        changes["temperature"] = None  # as in training: the same answer again and again is no second opinion
+    config = alone.config.model_copy(update={"evaluate": alone.config.evaluate.model_copy(update=changes)})
     limits = {name: alone.sampling(name, agent).max_tokens for name, agent in alone.workflow.agents.items()}
     run = Run(config)
     played = play_team(

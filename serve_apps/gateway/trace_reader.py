@@ -126,7 +126,7 @@ def read_trace(production: Production, trace_id: str, *, store: StoreName) -> di
         "tool_calls": [asdict(call) for call in trace.tool_calls],
         "rewards": [_rewards_row(rewards) for rewards in _rewards_of(trace_store, trace)],
         "feedback": _feedback_rows(trace_store, trace) if store == "served" else [],
-        "explanation": find_explanation(trace_store.uri, trace.episode_id),
+        "explanation": find_explanation(trace_store.uri, trace.run_id, trace.episode_id),
     }
 
 

@@ -110,7 +110,7 @@ def test_a_failed_episode_is_explained_by_replays_and_what_was_found_is_kept(tra
     )
     asked = troupe(trained, "why", failed.episode_id[:12], "--run", trained.run_id, "--replays", "48")
     assert asked.returncode == 0, asked.stdout + asked.stderr
-    found = find_explanation(trained.traces_uri, failed.episode_id)
+    found = find_explanation(trained.traces_uri, trained.run_id, failed.episode_id)
     assert found is not None and found["num_replays"] <= 48
     assert {value["turn_index"] for value in found["values"]} == {turn.turn_index for turn in failed.turns}
     assert found["ci95"][0] <= found["cost"] <= found["ci95"][1]

@@ -87,18 +87,30 @@ def test_turns_that_lead_to_success_earn_more_than_those_that_lose_it() -> None:
     assert np.std(idle) < 0.25 * (np.mean(right) - np.mean(wrong)), "a free rider"
 
 
-def test_what_chance_decides_is_mostly_not_redistributed() -> None:
+def test_what_chance_decides_is_rarely_redistributed_and_its_fidelity_is_around_0() -> None:
     rule = InferredReward(BARE)
-    fidelities = []
-    for seed in range(10):
+    found = []
+    for seed in range(20):
         coin = random.Random(seed)
         now = iteration(1, wins=lambda _, coin=coin: coin.random() < 0.4, seed=seed)
-        found = rule.infer(scored(rule, now), now, [])
-        fidelities.append(found.fidelity)
-        assert found.is_used == (found.fidelity > 0)
-        if not found.is_used:
-            assert found.rewards == scored(rule, now)
-    assert abs(np.mean(fidelities)) < 0.15, "no better than chance"
+        rewards = scored(rule, now)
+        found.append(rule.infer(rewards, now, []))
+        assert found[-1].is_used or found[-1].rewards == rewards
+    assert sum(one.is_used for one in found) <= 5
+    assert abs(np.mean([one.fidelity for one in found])) < 0.1
+
+
+def test_failing_pays_less_than_anything_else_though_all_others_are_right() -> None:
+    rule = InferredReward(BARE)
+    now = [
+        t if t.answer == "5" else replace(t, status=EpisodeStatus.AGENT_ERROR, cause=Cause.POLICY) for t in iteration(1)
+    ]
+    found = rule.infer(scored(rule, now), now, [])
+    assert found.is_used
+    paid = {True: [], False: []}
+    for trace, episode in zip(now, found.rewards, strict=True):
+        paid[trace.cause is Cause.POLICY] += [reward.reward for reward in episode.rewards]
+    assert max(paid[True]) <= min(0.0, *paid[False]) - 1.0
 
 
 def test_a_free_rider_gets_nothing_once_there_are_episodes_enough() -> None:
@@ -185,8 +197,9 @@ def test_failing_never_pays_more_than_being_wrong_and_formats_keep_their_penalty
     now[1] = replace(now[1], turns=turns)
     found = rule.infer(scored(rule, now), now, [])
     assert found.is_used
-    inferred = [reward.breakdown["inferred"] for episode in found.rewards for reward in episode.rewards]
-    assert {reward.breakdown["inferred"] for reward in found.rewards[0].rewards} == {min(inferred)}
+    others = [reward.breakdown["inferred"] for episode in found.rewards[1:] for reward in episode.rewards]
+    (of_failed,) = {reward.breakdown["inferred"] for reward in found.rewards[0].rewards}
+    assert of_failed <= min(others) - 1.0
     assert found.rewards[0].outcome == 0.0
     first = found.rewards[1].rewards[0]
     assert first.breakdown["format"] == -0.5 and first.reward == first.breakdown["inferred"] - 0.5
@@ -197,9 +210,12 @@ def test_outcomes_of_any_range_are_ordered() -> None:
     wins = np.array([float(all(t.outcome_metadata["verdicts"])) for t in iteration(1)])
     values = fit(features, wins)
     fitted = np.array([values.log_odds(turns) for turns in features])
-    assert _order(wins, fitted) == _order(wins * 30 - 7, fitted) > 0.95
-    assert _order(wins, -fitted) == -_order(wins, fitted)
-    assert _order(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0])) == pytest.approx(1 / 3)
+    assert _order([(wins, fitted)]) == _order([(wins * 30 - 7, fitted)]) > 0.95
+    assert _order([(wins, -fitted)]) == -_order([(wins, fitted)])
+    assert _order([(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))]) == pytest.approx(1 / 3)
+    assert _order([(wins, fitted), (wins, fitted - 100)]) == _order([(wins, fitted)]), (
+        "levels of models are not compared"
+    )
 
 
 def test_the_fit_is_where_the_gradient_is_zero() -> None:
@@ -230,6 +246,10 @@ def test_of_long_texts_the_ends_are_read() -> None:
     ("settings", "message"),
     [
         ({"inner": {"path": "pipelines.credit.math_progress:MathProgress"}}, r"inner: .*MathProgress pays increments"),
+        (
+            {"inner": {"path": "pipelines.credit.inferred:InferredReward", "settings": {"inner": BARE}}},
+            r"inner: .*InferredReward learns from earlier iterations.*outermost",
+        ),
         ({"inner": {"path": "nowhere:Rule"}}, r"credit\.settings\.inner\.path"),
         ({"inner": BARE, "past_iterations": -1}, r"past_iterations: -1 is no number of iterations: give 0 or more"),
         ({"inner": BARE, "past_iterations": "all"}, r"past_iterations: 'all' is no number"),

@@ -113,7 +113,7 @@ def test_the_turn_is_found_its_alternative_shown_and_the_same_question_plays_not
     assert found["alternative"]["outcome"] == 1.0 and "55" in found["alternative"]["completion"]
     assert "13" in found["completion"]
     assert run.num_played == found["num_replays"] <= 64
-    assert find_explanation(run.traces_uri, trace.episode_id) == found
+    assert find_explanation(run.traces_uri, run.run_id, trace.episode_id) == found
     again = why.explain(run, trace.episode_id, budget=64)
     assert again == found and run.num_played == found["num_replays"]
 
@@ -162,10 +162,15 @@ def test_what_was_found_is_shown_beside_the_episode_and_in_the_report(run: Any) 
     trace = failed_episode(run)
     found = why.explain(run, trace.episode_id, budget=64)
     other = {**found, "episode_id": "f" * 32}
-    keep_explanation(run.traces_uri, other)
-    assert [e["episode_id"] for e in newest_explanations(run.traces_uri, limit=5)] == ["f" * 32, trace.episode_id]
-    assert len(newest_explanations(run.traces_uri, limit=1)) == 1
-    assert newest_explanations(f"{run.traces_uri}-elsewhere", limit=5) == []
+    keep_explanation(run.traces_uri, run.run_id, other)
+    keep_explanation(run.traces_uri, "another", {**found, "episode_id": "e" * 32})
+    (Path(run.traces_uri) / "why" / run.run_id / "damaged.json").write_text("")
+    assert [e["episode_id"] for e in newest_explanations(run.traces_uri, run.run_id, limit=5)] == [
+        "f" * 32,
+        trace.episode_id,
+    ]
+    assert len(newest_explanations(run.traces_uri, run.run_id, limit=2)) == 1, "the damaged one is left out"
+    assert newest_explanations(run.traces_uri, "nobody", limit=5) == []
     page = render(ReportData(run_id="scripted", headline={}, iterations=[], explanations=[found]))
     assert "Why episodes failed" in page and trace.episode_id[:12] in page and "2 refiner" in page
     console = Console(record=True, width=160)

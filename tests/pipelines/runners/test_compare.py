@@ -32,11 +32,19 @@ def run_of(changes: dict[str, Any], *, place: str = "infra/runs/demo.yaml", has_
 
 
 def test_the_single_agent_has_the_teams_tasks_training_and_first_weights() -> None:
-    run = run_of({"cost": {"at_most": 50}, "storage.weights": "all-weights", "watch.on_alarm": "fail"})
+    run = run_of(
+        {
+            "evaluate.control": {"agent": "solver"},
+            "cost": {"at_most": 50},
+            "storage.weights": "all-weights",
+            "watch.on_alarm": "fail",
+        }
+    )
     alone = alone_config(run)
     assert alone.run == "demo-alone"
     assert {name: g.agents for name, g in alone.model_groups.items()} == {"solver_verifier": ("solver",)}
     assert alone.model_groups["solver_verifier"].model == "weights/solver_verifier/0"
+    assert alone.evaluate.control is None and alone.evaluate.every == run.config.evaluate.every
     assert alone.warmstart is None and alone.cost is None and alone.compare is None and alone.schedule is None
     assert (alone.tasks, alone.train, alone.collect) == (run.config.tasks, run.config.train, run.config.collect)
     assert (alone.iterations, alone.seed, alone.credit) == (run.config.iterations, run.config.seed, run.config.credit)
