@@ -13,7 +13,6 @@ from typing import Any
 from pipelines.config.messages import near
 from pipelines.config.rules.training import EPISODE_ALGORITHMS
 from pipelines.config.run_config import RunConfig
-from pipelines.credit.inferred import InferredReward
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.models.folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
@@ -38,7 +37,7 @@ def check(config: RunConfig) -> list[str]:
     _check_control(config, workflow)
     credit = load_credit(config.credit)
     _check_baselines(config, credit.kind)
-    if isinstance(credit, InferredReward):
+    if hasattr(credit, "infer"):
         _check_inferred(config)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -100,6 +100,8 @@ def test_clean_content_has_the_ids_of_apply_chat_template(
     family: str, texts: list[str], chats: dict[str, ChatTokenizer]
 ) -> None:
     chat = chats[family]
+    # Hypothesis draws constants of the code, too, such as `<|python_tag|>`.
+    assume(not any(token in text for token in chat._tokenizer.get_added_vocab() for text in texts))
     messages = exchange(texts, system=family != "gemma")
     assert chat.encode_chat(messages) == reference(chat, messages)
     assert chat.render_chat(messages) == chat._tokenizer.apply_chat_template(
