@@ -132,7 +132,7 @@ class InferredReward:
         if not factors:
             return Inferred(rewards=list(rewards), fidelity=fidelity, is_used=False)
         scaled = {t.episode_id: _scaled(t, added[t.episode_id], factors) for t in own}
-        lowest = min(0.0, *(value for of_turns in scaled.values() for value in of_turns.values()))
+        lowest = min([0.0, *(value for of_turns in scaled.values() for value in of_turns.values())])
         for trace in own:
             if trace.cause is Cause.POLICY:
                 scaled[trace.episode_id] = dict.fromkeys(scaled[trace.episode_id], lowest - FAILED_BELOW)
@@ -196,8 +196,9 @@ def _factors(
         return {}
     gains = [best - _stacked(np.delete(sums, i, axis=1), outcomes)[0] for i in range(len(agents))]
     is_needed = [gain >= MIN_EVIDENCE for gain in gains]
-    kept = is_needed if any(is_needed) else [True] * len(agents)
-    return {agent: float(f) if keep else 0.0 for agent, f, keep in zip(agents, factors, kept, strict=True)}
+    if not any(is_needed):
+        is_needed = [True] * len(agents)
+    return {agent: float(f) if needed else 0.0 for agent, f, needed in zip(agents, factors, is_needed, strict=True)}
 
 
 def _stacked(x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -210,8 +211,8 @@ def _stacked(x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> tuple[flo
 
     start = np.append(np.ones(x.shape[1]), 0.0)
     bounds = [(0, MAX_FACTOR)] * x.shape[1] + [(None, None)]
-    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    return -float(found.fun), found.x[:-1]
+    optimum = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return -float(optimum.fun), optimum.x[:-1]
 
 
 def _replaced(episode: EpisodeRewards, added: Mapping[int, float]) -> EpisodeRewards:

@@ -75,10 +75,10 @@ def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -
         return float(value), np.append(x.T @ error + L2_PENALTY * w, error.sum())
 
     start = np.zeros(len(used) + 1)
-    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}).x
+    optimum = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}).x
     weights = np.zeros(NUM_BUCKETS)
-    weights[used] = found[:-1]
-    return TurnValues(weights, float(found[-1]))
+    weights[used] = optimum[:-1]
+    return TurnValues(weights, float(optimum[-1]))
 
 
 def _features(turn: Turn, common: set[str]) -> Features:

@@ -157,9 +157,9 @@ def in_words(scores: Sequence[AloneScore], *, agent: str, team_accuracy: float, 
         key=lambda score: (score.team_minus_alone.high if winner == "alone" else -score.accuracy, score.num_tokens),
     )
     gain = best.team_minus_alone
-    said = {"team": "The team wins", "alone": "The single agent wins", "": "No difference can be shown"}[winner]
+    verdict = {"team": "The team wins", "alone": "The single agent wins", "": "No difference can be shown"}[winner]
     return (
-        f"{said}: {agent} alone reaches {best.accuracy:.3f} ({best.way}, {best.num_answers:.1f} answers and "
+        f"{verdict}: {agent} alone reaches {best.accuracy:.3f} ({best.way}, {best.num_answers:.1f} answers and "
         f"{best.num_tokens:.0f} tokens per task), the team {team_accuracy:.3f} with {team_tokens:.0f} tokens; team minus single agent "
         f"{gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
     )

@@ -97,13 +97,13 @@ def explain_lost_tasks(run: Run, iteration: int, *, tasks: int, budget: int, add
     from pipelines.run.watchdog import Watchdog
 
     lost = lost_episodes(run, iteration)
-    found: list[Mapping[str, Any]] = []
+    explanations: list[Mapping[str, Any]] = []
     faults: list[str] = []
 
     def explain_each() -> None:
         for episode in lost[:tasks]:
             try:
-                found.append(explain(run, episode, budget=budget))
+                explanations.append(explain(run, episode, budget=budget))
             except ValueError as fault:  # one that cannot be replayed leaves the others alone
                 faults.append(str(fault))
 
@@ -114,10 +114,10 @@ def explain_lost_tasks(run: Run, iteration: int, *, tasks: int, budget: int, add
         timeout_s = len(lost[:tasks]) * run.config.evaluate.stage_timeout_s
         Watchdog(run, run.key(iteration, "why"), timeout_s=timeout_s, recover=end_collectors).watch(explain_each)
     table = Table("agent", "episodes that it decided", "of these certainly", "cost in all")
-    for blame in blame_by_agent(found):
+    for blame in blame_by_agent(explanations):
         table.add_row(blame.agent, str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
-    head = f"iteration {iteration}: the candidate did worse than the champion on {len(lost)} tasks; {len(found)} are explained"
-    shown = Text("each of them: troupe show EPISODE, with " + ", ".join(f["episode_id"][:12] for f in found))
+    head = f"iteration {iteration}: the candidate did worse than the champion on {len(lost)} tasks; {len(explanations)} are explained"
+    shown = Text("each of them: troupe show EPISODE, with " + ", ".join(e["episode_id"][:12] for e in explanations))
     return Group(Text(head), table, shown, *(Text(f"not explained: {fault}") for fault in faults))
 
 

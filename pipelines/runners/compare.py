@@ -141,7 +141,7 @@ def _scores(run: Run, alone: Run, side: _Side) -> tuple[list[AloneScore], float]
     budget = mean_tokens(list(run.traces.read_traces(side.team.score.traces)))
     single = _answers(alone, side.models, 1)
     per_answer = sum(a.num_tokens for answers in single.values() for a in answers) / max(1, len(single))
-    settings = alone.config.compare or run.config.compare
+    settings = run.config.compare
     assert settings is not None, "asked for by alone_config"
     # Answers differ in length: twice as many as are needed on average are enough for nearly every task.
     count = min(settings.max_episodes_per_task, 1 + 2 * math.ceil(budget / max(1.0, per_answer)))

@@ -141,6 +141,9 @@ def test_where_all_end_alike_or_there_is_one_task_the_rewards_of_the_inner_rule_
     assert rule.infer([], [], []).rewards == []
     silent = [replace(t, turns=(), status=EpisodeStatus.AGENT_ERROR, cause=Cause.POLICY) for t in iteration(1)]
     assert rule.infer(scored(rule, silent), silent, []).rewards == scored(rule, silent)
+    earlier = past(rule, [t for k in range(2, 5) for t in iteration(k)])
+    found = rule.infer(scored(rule, silent), silent, earlier)
+    assert found.is_used and all(episode.rewards == () for episode in found.rewards)
 
 
 class Shared(OutcomeShare):
