@@ -494,6 +494,9 @@ class ChosenTracesConfig(Settings):
     """The iteration whose episodes are read; null: all iterations."""
     min_outcome: float = 1.0
     """The lowest outcome, under any stored credit version, with which an episode is chosen."""
+    other_choices: float = Field(0.1, ge=0, lt=1, json_schema_extra=IDENTITY_IF_CHANGED)
+    """Where this run has an orchestrator and the episodes have none, it learns the order in which their agents acted. This share of its choices is
+    another option instead, so that it tries those, too."""
 
 
 class WarmstartConfig(Settings):

@@ -1,14 +1,17 @@
 """chosen_traces: another run's best episodes -> demonstrations, none of a task that this run is measured on.
 
-Reads: episodes that the other run trained on, their rewards, and its model versions for the tokenizer.
+Where this run puts the agents of that one under an orchestrator, its choices are the order in which they acted. Reads: episodes
+that the other run trained on, their rewards, and its model versions for the tokenizer.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
+import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +19,10 @@ from typing import TYPE_CHECKING
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary, vocabulary_of
 from pipelines.run.run import Run
 from pipelines.tasks.splits import HELD_OUT, are_one_task
+from serve_apps.acting_team import ActingTeam
+from serve_apps.retrace import NotRetraced, retrace
+from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
+from stores.allowed_tokens import allowed_tokens
 from stores.traces import TraceStore
 from stores.types import Purpose, Task, Trace
 from stores.weights import WeightStore
@@ -49,9 +56,52 @@ def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: 
             f"{choice.min_outcome:g} or more{f' ({left_out})' if held_out.num_seen else ''}"
         )
     for group, folder in folders.items():
+        if set(run.config.model_groups[group].agents) == {ORCHESTRATOR} and not _has_orchestrator(traces):
+            continue  # it has made no turn yet: `under_orchestrator` writes them
         _check_group(group, traces)
         _check_tokenizer(choice, group, traces, folder)
     return traces
+
+
+def under_orchestrator(
+    traces: Sequence[Trace], team: ActingTeam, choice: ChosenTracesConfig, *, run_id: str, seed: int
+) -> list[Trace]:
+    """Returns the traces with the turns of the team's orchestrator, where it has one and they have none; else as they are.
+
+    A share `choice.other_choices` of its choices is another option that was offered, drawn by `seed`; the episode goes on as it did.
+    An episode that the orchestrator's steps cannot make is left out. ValueError with the first reason where they can make none.
+    """
+    if not isinstance(team.workflow, Orchestrated) or _has_orchestrator(traces):
+        return list(traces)
+    played, reasons = [], []
+    for trace in traces:
+        try:
+            played.append(retrace(trace, team=team, run_id=run_id, seed=seed))
+        except NotRetraced as reason:
+            reasons.append(str(reason))
+    if not played:
+        raise ValueError(
+            f"warmstart.traces: the steps of this run's orchestrator can make none of the {len(traces)} chosen episodes of run {choice.run!r}; "
+            f"{reasons[0]}: change workflow.settings.steps"
+        )
+    if reasons:
+        logger.warning("%d of %d episodes cannot be played by the orchestrator's steps: %s", len(reasons), len(traces), reasons[0])
+    drawn = random.Random(f"{seed}/choices")
+    return [_with_other_choices(trace, choice.other_choices, drawn) for trace in played]
+
+
+def _has_orchestrator(traces: Sequence[Trace]) -> bool:
+    return any(turn.agent == ORCHESTRATOR for trace in traces for turn in trace.turns)
+
+
+def _with_other_choices(trace: Trace, share: float, drawn: random.Random) -> Trace:
+    turns = []
+    for turn in trace.turns:
+        (chosen,) = turn.completion_token_ids if turn.agent == ORCHESTRATOR else (None,)
+        others = [token for token in allowed_tokens(turn.sampling.constraint) if token != chosen]
+        is_other = turn.agent == ORCHESTRATOR and others and drawn.random() < share
+        turns.append(replace(turn, completion_token_ids=(drawn.choice(others),)) if is_other else turn)
+    return replace(trace, turns=tuple(turns))
 
 
 def _draw(trace: Trace) -> str:

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pipelines.episodes.chosen_traces import choose_traces
+from pipelines.episodes.chosen_traces import choose_traces, under_orchestrator
 from pipelines.run.run import Run
 from serve_apps.acting_team import ActingTeam
 from serve_apps.openai_api.tool_calls import OPEN
@@ -102,7 +102,10 @@ def _starts(
     metrics: dict[str, float] = {}
     chosen: list[Trace] = []
     if settings.traces is not None:
-        chosen = choose_traces(run, settings.traces, count=settings.num_demonstrations, folders=bases)
+        good = choose_traces(run, settings.traces, count=settings.num_demonstrations, folders=bases)
+        chosen = under_orchestrator(
+            good, _team(run, bases, None), settings.traces, run_id=run.run_id, seed=run.config.seed
+        )
     for weights, members in groups.items():
         base = bases[members[0]]
         pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), members)

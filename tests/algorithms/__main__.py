@@ -4,7 +4,7 @@
     python -m tests.algorithms --comparison credit --rows dr_mas broadcast_grpo --seeds 0
     python -m tests.algorithms --show                        the tables of what is done
 
-Writes runs/algorithms/<comparison>/{table.md, report.json, plot.png}. Engines and trainers stay up from row to row, the
+Writes runs/algorithms/<comparison>/{table.md, report.json, plot.png}, for choices spending.md and costs.png, too. Engines and trainers stay up from row to row, the
 warm start of a seed is shared, rows that are done are kept: the same command goes on where it was.
 """
 
@@ -23,6 +23,7 @@ from pipelines.report.progress import Screen
 from pipelines.run.provenance import git_commit
 from tests.algorithms.plot import draw
 from tests.algorithms.rows import COMPARISONS, ROOT, SEEDS, Comparison
+from tests.algorithms.spending import draw_costs, spending_table
 from tests.algorithms.table import against, figures, markdown, rich_table
 from tests.algorithms.training import read_result, train_row
 
@@ -31,6 +32,8 @@ TITLES = {
     "family": "Math chain, one budget of episodes",
     "credit": "Counting house: who earned it?",
     "anchors": "Household: what is a turn compared with?",
+    "choices_math": "Math chain: an orchestrator under a limit on tokens",
+    "choices_search": "Search: an orchestrator under a limit on tokens",
 }
 
 
@@ -108,6 +111,13 @@ def _report(comparison: Comparison, seeds: Sequence[int], console: Console) -> N
     (root / "table.md").write_text(markdown(found, gains, comparison.highlight))
     draw(found, reference=comparison.highlight, title=TITLES[comparison.name], out=root / "plot.png")
     console.print(rich_table(found, gains, comparison.highlight))
+    if comparison.difficulty and comparison.highlight in found:
+        config = comparison.row_config("", seed=seeds[0], root=root)
+        table = spending_table(results, gains, config.promote, comparison.highlight)
+        (root / "spending.md").write_text(table)
+        console.print(table, markup=False, soft_wrap=True)
+        if config.cost is not None:
+            draw_costs(results, limit=config.cost.at_most, title=TITLES[comparison.name], out=root / "costs.png")
     console.print(f"{report['num_improved']} of {len(found)} improve with the interval away from 0; {root}/report.json")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.run_config import RunConfig, load_config
+from stores.types import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 1, 2)
@@ -124,6 +126,43 @@ ANCHORS: Mapping[str, Changes] = {
 }
 """A world: are turns compared with those in the same state, with those under the same prompt, or whole episodes?"""
 
+CHOICES_MATH: Mapping[str, Changes] = {
+    "fixed_order": {
+        "workflow": {"path": "serve_apps.workflows.math_chain:MathChain"},
+        "model_groups.team.agents": ["solver", "verifier", "refiner", "finalizer"],
+        "cost": None,
+    },
+    "outcome": {},
+    "difference": _of("counterfactual", FOUR, collect__variants={"kind": "counterfactual", "per_task": 4}),
+    "state_value": _of("ppo", CRITIC),
+}
+"""An orchestrator under a limit on tokens against the fixed order; its choices are credited by the outcome, by replays, by a critic."""
+
+CHOICES_SEARCH: Mapping[str, Changes] = {
+    "fixed_order": {
+        "workflow.path": "pipelines.examples.made_up_facts.fixed_search:FixedSearch",
+        "workflow.settings": {
+            "num_searches": 3,
+            "retriever": {"documents": "pipelines.examples.made_up_facts.tasks:documents"},
+            "top_k": 1,
+        },
+        "model_groups.team.agents": ["searcher", "answerer"],
+        "cost": None,
+    },
+    "outcome": {},
+}
+"""An orchestrator that may answer after one search against three searches for every question."""
+
+
+def _by_carry(task: Task) -> str:
+    """Whether the last digits of a sum `a+b*c` add up to ten or more."""
+    a, b, c = map(int, re.findall(r"\d+", task.prompt))
+    return "with carry" if a % 10 + b * c % 10 >= 10 else "without carry"
+
+
+def _by_source(task: Task) -> str:
+    return task.source
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -135,7 +174,9 @@ class Comparison:
     measure_every: int
     """Iterations between two measurements on the test tasks; the last is always measured."""
     highlight: str
-    """The row that the others are compared with in the plot."""
+    """The row that the others are compared with."""
+    difficulty: Callable[[Task], str] | None = None
+    """A task -> a name for tasks that are about as hard; None: what episodes spend is not reported."""
 
     def row_config(self, row: str, *, seed: int, root: Path) -> RunConfig:
         """The run config of one row and seed; trainers and engines lie under `root`, the stores in the row's own folder.
@@ -173,5 +214,21 @@ COMPARISONS = {
         rows=ANCHORS,
         measure_every=3,
         highlight="grpo",
+    ),
+    "choices_math": Comparison(
+        name="choices_math",
+        config=ROOT / "infra" / "runs" / "choices_math.yaml",
+        rows=CHOICES_MATH,
+        measure_every=6,
+        highlight="fixed_order",
+        difficulty=_by_carry,
+    ),
+    "choices_search": Comparison(
+        name="choices_search",
+        config=ROOT / "infra" / "runs" / "choices_search.yaml",
+        rows=CHOICES_SEARCH,
+        measure_every=6,
+        highlight="fixed_order",
+        difficulty=_by_source,
     ),
 }

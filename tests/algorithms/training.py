@@ -20,7 +20,10 @@ from pipelines.run.serving import serve
 from pipelines.runners.begin import make_version_zero, measure_team
 from pipelines.runners.local_runner import train_all
 from pipelines.stages.running import run_stage
+from stores.stage_results import Scored
+from stores.types import Purpose, Trace
 from tests.algorithms.rows import Comparison
+from tests.algorithms.spending import spending
 
 Result = Mapping[str, Any]
 
@@ -28,8 +31,9 @@ Result = Mapping[str, Any]
 def train_row(comparison: Comparison, row: str, seed: int, *, root: Path, screen: Screen) -> Result:
     """Trains a row from the seed's version 0 and keeps its result; one that is done is read.
 
-    Returns {"sha256", "before", "after", "outcomes_before", "outcomes_after", "curve", "seconds", "metrics"}: `curve` is
-    [[iteration, mean outcome]], `seconds` one number per iteration without the measurements.
+    Returns {"sha256", "before", "after", "outcomes_before", "outcomes_after", "curve", "seconds", "costs", "spending"}: `curve` is
+    [[iteration, mean outcome]], `seconds` one number per iteration without the measurements, `costs` a `Scored.cost` per iteration of a run
+    that has a limit, `spending` see `spending.spending`, None where the comparison names no classes of tasks.
     """
     config = comparison.row_config(row, seed=seed, root=root)
     kept = result_file(root, row, seed)
@@ -64,6 +68,8 @@ def train_row(comparison: Comparison, row: str, seed: int, *, root: Path, screen
         "outcomes_after": outcomes,
         "curve": curve,
         "seconds": seconds,
+        "costs": [cost for i in range(1, config.iterations + 1) if (cost := _cost(run, i)) is not None],
+        "spending": comparison.difficulty and spending(_last_measured(run), outcomes, comparison.difficulty),
     }
     for stored in ("traces", "weights"):
         shutil.rmtree(folder / stored)
@@ -109,6 +115,21 @@ def _start(comparison: Comparison, seed: int, *, root: Path, screen: Screen) -> 
         about = {"accuracy": measured.score.accuracy, "outcomes": measured.outcomes}
         kept.write_text(json.dumps(about))
     return {**json.loads(kept.read_text()), "weights": str(folder / "weights")}
+
+
+def _cost(run: Run, iteration: int) -> Mapping[str, float] | None:
+    scored = run.iteration(iteration).find(Scored)
+    return None if scored is None else scored.cost
+
+
+def _last_measured(run: Run) -> list[Trace]:
+    versions = {group: ref.version for group, ref in run.trained(run.config.iterations).items()}
+    return run.traces.find_traces(
+        run_id=run.run_id,
+        purpose=Purpose.TEST,
+        policy_versions=versions,
+        limit=len(run.tasks("test")) * run.config.evaluate.episodes_per_task,
+    )
 
 
 def _iterate(run: Run, iteration: int, screen: Screen) -> float:

@@ -59,9 +59,11 @@ def costs_reach_the_turns_that_caused_them(config: RunSections) -> None:
                 f"cost: model group {group!r}: {algorithm} compares episodes by the mean over their turns, in which more turns make each "
                 "cheaper: take an algorithm that compares turns, dr_mas for example"
             )
-    if config.collect.variants is not None:
+    variants = config.collect.variants
+    if variants is not None and variants.kind != "counterfactual":  # there a turn is compared with a turn, which is charged, too
         raise ValueError(
-            "cost: collect.variants plays episodes whose outcomes are baselines, which no cost is taken from: drop one of the two"
+            f"cost: collect.variants of kind {variants.kind} plays episodes whose outcomes are baselines, which no cost is taken from: take "
+            "kind counterfactual, or drop one of the two"
         )
     if config.collect.dynamic_sampling is not None:
         raise ValueError(

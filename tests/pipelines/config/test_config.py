@@ -104,10 +104,10 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
         (
             {
                 "cost": {"at_most": 50},
-                "train.algorithm": "counterfactual",
-                "collect.variants": {"kind": "counterfactual"},
+                "train.algorithm": "leave_one_out",
+                "collect.variants": {"kind": "leave_one_out"},
             },
-            r"cost: collect\.variants plays episodes whose outcomes are baselines",
+            r"cost: collect\.variants of kind leave_one_out plays episodes whose outcomes are baselines",
         ),
         ({"cost": {"at_most": 0}}, r"cost\.at_most: .*greater than 0 \(got 0\)"),
         (

@@ -14,6 +14,7 @@ from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import Costs, charge, mean_cost, next_multiplier, turn_costs
 from stores.types import Cause, EpisodeRewards, ToolCall, Trace
 from tests.records import build_trace
+from train_loops.baselines import baselines_of
 
 pytestmark = pytest.mark.fast
 
@@ -151,3 +152,14 @@ def test_the_multiplier_settles_where_the_limit_is_met() -> None:
 def test_the_mean_is_over_episodes() -> None:
     config = CostConfig(figure="calls", at_most=2)
     assert mean_cost([SIDE_BY_SIDE, episode([(0.0, 1.0, 3)])], config) == 2.5
+
+
+def test_a_turn_is_held_against_the_charged_replay_in_its_place(make_rewards: Callable[..., EpisodeRewards]) -> None:
+    played = episode([(0.0, 1.0, 10), (1.0, 1.0, 30)])
+    again = replace(played, episode_id="again", variant="counterfactual-0", turns=played.turns[:1])
+    rewards = [make_rewards(played, outcome=1.1), make_rewards(again, outcome=1.1)]
+    config = CostConfig(figure="completion_tokens", at_most=40)
+    charged = {r.episode_id: r for r in charge(rewards, [played, again], config, multiplier=1.0, mean=40.0)}
+    assert [part.reward for part in charged[played.episode_id].rewards] == pytest.approx([0.0, 0.25])
+    against = baselines_of([played, again], charged, credit_kind="returns")
+    assert against[played.episode_id, 0] == pytest.approx(0.75), "the replay ended after 10 tokens"

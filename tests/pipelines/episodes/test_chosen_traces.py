@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from records import MakeTrace
 
-from pipelines.config.run_config import load_config
-from pipelines.episodes.chosen_traces import choose_traces
+from pipelines.config.run_config import RunConfig, load_config
+from pipelines.episodes.chosen_traces import choose_traces, under_orchestrator
 from pipelines.run.run import Run
-from pipelines.stages.warmstart import warmstart
+from pipelines.stages.warmstart import _team, warmstart
+from serve_apps.scripted import play_saying
+from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.workflows.math_chain import MathChain
 from stores.manifest import Probe
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, Purpose, Task, Trace
@@ -133,3 +136,74 @@ def test_a_warm_start_learns_the_chosen_traces(other: Other, tiny_model: Path, t
     metrics = warmstart(run).metrics
     assert metrics["team/warmstart/completion_tokens"] == 2 * 2
     assert run.weights.manifest(run.trained(0)["team"]).note == "warm start"
+
+
+TEAM = {
+    "path": "serve_apps.workflows.orchestrated:Orchestrated",
+    "settings": {
+        "team": {"path": "serve_apps.workflows.math_chain:MathChain"},
+        "steps": {"solve": {"agent": "solver"}, "check": {"agent": "verifier", "needs": ["answer"]}},
+    },
+}
+SAYS = {
+    "solver": "<SOLUTION>2+3=5</SOLUTION><ANSWER>5</ANSWER>",
+    "verifier": "<STATUS>correct</STATUS><ERROR_TYPE>none</ERROR_TYPE><FEEDBACK>keep it</FEEDBACK>",
+    "refiner": "<REFINED_SOLUTION>2+3=5</REFINED_SOLUTION><ANSWER>5</ANSWER>",
+    "finalizer": "<FINAL_SOLUTION>2+3=5</FINAL_SOLUTION><FINAL_ANSWER>5</FINAL_ANSWER>",
+}
+
+
+def store_math_chain(other: Other, model: Path, *, count: int) -> None:
+    """Stores episodes of the math chain that went well, in the tokens of `model`."""
+    tokenizer = ChatTokenizer(model)
+    for number in range(count):
+        task = Task(task_id=f"t{number}", prompt=f"{number}+{number}*1", answers=("5",))
+        played = play_saying(MathChain(), task, lambda call: SAYS[call.agent], tokenizer=tokenizer)
+        assert played.answer == "5", played.error
+        turns = tuple(replace(turn, model_group="team") for turn in played.turns)
+        trace = replace(played, run_id="other", policy_versions={"team": 0}, turns=turns)
+        other.store.write_episodes([trace])
+        other.store.write_rewards([other.make_rewards(trace, outcome=1.0)])
+
+
+def orchestrated(other: Other, folder: Path, model: Path, groups: dict[str, list[str]], **choice: Any) -> Run:
+    run = learner(other, folder, model, count=8, **choice)
+    steps: dict[str, Any] = json.loads(json.dumps(TEAM))
+    data = run.config.model_dump(mode="json", exclude_unset=True)
+    data |= {"workflow": steps, "agents": {}}
+    data["credit"] = {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"metric": "math"}}
+    data["model_groups"] = {group: {"model": str(model), "agents": agents} for group, agents in groups.items()}
+    return Run(RunConfig.model_validate(data))
+
+
+def test_an_orchestrator_learns_the_order_in_which_the_agents_of_another_run_acted(
+    other: Other, tiny_model: Path, tmp_path: Path
+) -> None:
+    store_math_chain(other, tiny_model, count=3)
+    groups = {"router": ["orchestrator"], "team": ["solver", "verifier"]}
+    run = orchestrated(other, tmp_path, tiny_model, groups, other_choices=0.0)
+    assert warmstart(run).metrics["router/warmstart/completion_tokens"] == 3 * 2, "check, stop; the first step is the only one"
+
+
+def test_a_share_of_what_an_orchestrator_learns_is_another_option(
+    other: Other, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_math_chain(other, tiny_model, count=3)
+    bad = other.play("without calls", 1.0)
+    run = orchestrated(other, tmp_path, tiny_model, {"team": ["orchestrator", "solver", "verifier"]})
+    settings = run.config.warmstart
+    assert settings is not None and settings.traces is not None
+    team, traces = _team(run, {"team": tiny_model}, None), list(other.store.find_traces(run_id="other"))
+
+    def learned(share: float, among: list[Trace]) -> list[tuple[str, tuple[int, ...]]]:
+        choice = settings.traces.model_copy(update={"other_choices": share})  # type: ignore[union-attr]
+        played = under_orchestrator(among, team, choice, run_id="new", seed=3)
+        return [(turn.agent, tuple(turn.completion_token_ids)) for trace in played for turn in trace.turns]
+
+    exact, mixed = learned(0.0, traces), learned(0.5, traces)
+    assert "1 of 4 episodes cannot be played by the orchestrator's steps" in caplog.text and bad.episode_id in caplog.text
+    differing = [agent for (agent, ids), (_, other_ids) in zip(exact, mixed, strict=True) if ids != other_ids]
+    assert 0 < len(differing) < 6 and set(differing) == {"orchestrator"}
+    assert mixed == learned(0.5, traces)
+    with pytest.raises(ValueError, match=r"can make none of the 1 chosen episodes of run 'other'; .*change workflow\.settings\.steps"):
+        learned(0.0, [trace for trace in traces if trace.episode_id == bad.episode_id])
