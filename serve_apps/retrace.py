@@ -24,7 +24,6 @@ from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
 from serve_apps.workflows.steps import STOP, StepSpec
 from stores.types import Completion, FinishReason, Purpose, ToolCall, Trace, Turn
 
-
 _Callee = tuple[type[Turn] | type[ToolCall], str]
 """An agent or a tool, by its name."""
 

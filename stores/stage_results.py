@@ -125,6 +125,8 @@ class Scored(StageResult):
     the `next_multiplier`."""
     credit_fidelity: float | None = None
     """Where credit is inferred: how well the model orders the outcomes of unseen episodes, -1 to 1; 0 is chance."""
+    is_credit_inferred: bool | None = None
+    """Where credit is inferred: False where the turns kept the rewards of the inner rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

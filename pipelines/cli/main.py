@@ -201,7 +201,7 @@ def evaluate(
     address: Address = "",
 ) -> None:
     """Have a registered team solve a file of tasks, and print its accuracy with a 95% interval and figures per agent."""
-    from pipelines.report.inspect import evaluate_team
+    from pipelines.runners.by_request import evaluate_team
 
     name, alias = split_team(team)
     print(json.dumps(evaluate_team(existing_run(name, root), alias, tasks, address=address), indent=2))
@@ -290,15 +290,17 @@ def why(
     """
     from rich.console import Console
 
-    from pipelines.report.inspect import explain_episode, explain_lost_tasks
+    from pipelines.report.inspect import explanation_view, lost_tasks_view
+    from pipelines.runners.by_request import explain_episode, explain_lost_tasks
 
     if bool(episode) == bool(lost_at):
         raise ValueError("name either an EPISODE, or by --lost-at the iteration whose candidate lost tasks")
     run = existing_run(config, root)
     if episode:
-        Console().print(explain_episode(run, episode, budget=replays, address=address))
+        shown = explanation_view(explain_episode(run, episode, budget=replays, address=address))
     else:
-        Console().print(explain_lost_tasks(run, lost_at, tasks=tasks, budget=replays, address=address))
+        shown = lost_tasks_view(explain_lost_tasks(run, lost_at, tasks=tasks, budget=replays, address=address))
+    Console().print(shown)
 
 
 @app.command()

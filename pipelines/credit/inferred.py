@@ -22,11 +22,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
 from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit
-from pipelines.credit.turn_values import fit, sigmoid, turn_features
+from pipelines.credit.turn_values import fit, logistic_regression, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "inferred"
@@ -203,16 +202,8 @@ def _factors(
 
 def _stacked(x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     """Returns the log-likelihood of a logistic regression with coefficients from 0 to `MAX_FACTOR`, and the coefficients."""
-
-    def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        logits = x @ parameters[:-1] + parameters[-1]
-        error = sigmoid(logits) - outcomes
-        return float((np.logaddexp(0, logits) - outcomes * logits).sum()), np.append(x.T @ error, error.sum())
-
-    start = np.append(np.ones(x.shape[1]), 0.0)
-    bounds = [(0, MAX_FACTOR)] * x.shape[1] + [(None, None)]
-    optimum = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    return -float(optimum.fun), optimum.x[:-1]
+    log_likelihood, coefficients, _ = logistic_regression(x, outcomes, start=1.0, bounds=(0.0, MAX_FACTOR))
+    return log_likelihood, coefficients
 
 
 def _replaced(episode: EpisodeRewards, added: Mapping[int, float]) -> EpisodeRewards:

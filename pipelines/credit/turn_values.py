@@ -35,6 +35,7 @@ MAX_STEPS = 200
 
 Features = NDArray[np.int32]
 """Buckets of the features of one turn."""
+Matrix = NDArray[np.float64] | sparse.csr_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +68,42 @@ def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -
     used, at = np.unique(np.concatenate(columns), return_inverse=True)
     x = sparse.csr_matrix((np.ones(len(at)), at, ends), shape=(len(episodes), len(used)))
 
+    _, coefficients, bias = logistic_regression(x, outcomes, start=0.0, l2_penalty=L2_PENALTY)
+    weights = np.zeros(NUM_BUCKETS)
+    weights[used] = coefficients
+    return TurnValues(weights, bias)
+
+
+def logistic_regression(
+    x: Matrix,
+    outcomes: NDArray[np.float64],
+    *,
+    start: float,
+    l2_penalty: float = 0.0,
+    bounds: tuple[float | None, float | None] = (None, None),
+) -> tuple[float, NDArray[np.float64], float]:
+    """Returns the penalized log-likelihood, the coefficients [m] and the bias of the regression of outcomes [n] in [0, 1] on `x` [n, m].
+
+    Args: start, bounds: of each coefficient; the bias begins at 0, and has neither penalty nor bounds.
+    """
+
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         w, bias = parameters[:-1], parameters[-1]
         logits = x @ w + bias
         error = sigmoid(logits) - outcomes
-        value = (np.logaddexp(0, logits) - outcomes * logits).sum() + L2_PENALTY / 2 * (w @ w)
-        return float(value), np.append(x.T @ error + L2_PENALTY * w, error.sum())
+        value = (np.logaddexp(0, logits) - outcomes * logits).sum() + l2_penalty / 2 * (w @ w)
+        return float(value), np.append(x.T @ error + l2_penalty * w, error.sum())
 
-    start = np.zeros(len(used) + 1)
-    optimum = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_STEPS}).x
-    weights = np.zeros(NUM_BUCKETS)
-    weights[used] = optimum[:-1]
-    return TurnValues(weights, float(optimum[-1]))
+    num = x.shape[1]
+    optimum = optimize.minimize(
+        loss,
+        np.append(np.full(num, start), 0.0),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[bounds] * num + [(None, None)],
+        options={"maxiter": MAX_STEPS},
+    )
+    return -float(optimum.fun), optimum.x[:-1], float(optimum.x[-1])
 
 
 def _features(turn: Turn, common: set[str]) -> Features:

@@ -85,7 +85,9 @@ def under_orchestrator(
             f"{reasons[0]}: change workflow.settings.steps"
         )
     if reasons:
-        logger.warning("%d of %d episodes cannot be played by the orchestrator's steps: %s", len(reasons), len(traces), reasons[0])
+        logger.warning(
+            "%d of %d episodes cannot be played by the orchestrator's steps: %s", len(reasons), len(traces), reasons[0]
+        )
     drawn = random.Random(f"{seed}/choices")
     return [_with_other_choices(trace, choice.other_choices, drawn) for trace in played]
 

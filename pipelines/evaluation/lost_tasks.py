@@ -26,6 +26,18 @@ class Blame:
     """What these turns cost the expected outcome, in all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostTasks:
+    """Explanations of the episodes that cost a candidate its lost tasks."""
+
+    iteration: int
+    num_lost: int
+    """Tasks on which the candidate did worse than the champion."""
+    explanations: list[Explanation]
+    faults: list[str]
+    """Why other episodes could not be explained."""
+
+
 def lost_episodes(run: Run, iteration: int) -> list[str]:
     """Returns an episode of the candidate for each task on which it did worse than the champion, the largest loss first.
 

@@ -1,4 +1,4 @@
-"""inspect: what is stored -> views for people: runs, episodes, differences; exported weights, ad hoc evaluations."""
+"""inspect: what is stored -> views for people: runs, episodes, differences, explanations; exported weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.config.sections import TaskSourceConfig
+from pipelines.evaluation.lost_tasks import LostTasks, blame_by_agent
 from pipelines.run.run import Run
-from pipelines.tasks.sources import digest, load_tasks
 from serve_apps.workflows.alone import PATH as ALONE
 from stores.explanations import find_explanation
 from stores.manifest import REMOVED
@@ -73,52 +72,21 @@ def episode_view(run: Run, episode_id: str) -> RenderableType:
     return shown if explanation is None else Group(shown, explanation_view(explanation))
 
 
-def explain_episode(run: Run, episode_id: str, *, budget: int, address: str = "") -> RenderableType:
-    """Finds the turn that decided an episode by playing it again, and shows it."""
-    from pipelines.cluster.connect import connect
-    from pipelines.episodes.collector import end_collectors
-    from pipelines.evaluation.why import explain
-    from pipelines.run.watchdog import Watchdog
-
-    connect(address)
-    with run.hold_engines():
-        watchdog = Watchdog(
-            run, run.key(0, "why"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
-        )
-        return explanation_view(watchdog.watch(lambda: explain(run, episode_id, budget=budget)))
-
-
-def explain_lost_tasks(run: Run, iteration: int, *, tasks: int, budget: int, address: str = "") -> RenderableType:
-    """Explains the candidate's episodes of the tasks that it lost most at the gate, and shows which agents lost them."""
-    from pipelines.cluster.connect import connect
-    from pipelines.episodes.collector import end_collectors
-    from pipelines.evaluation.lost_tasks import blame_by_agent, lost_episodes
-    from pipelines.evaluation.why import explain
-    from pipelines.run.watchdog import Watchdog
-
-    lost = lost_episodes(run, iteration)
-    explanations: list[Mapping[str, Any]] = []
-    faults: list[str] = []
-
-    def explain_each() -> None:
-        for episode in lost[:tasks]:
-            try:
-                explanations.append(explain(run, episode, budget=budget))
-            except ValueError as fault:  # one that cannot be replayed leaves the others alone
-                faults.append(str(fault))
-
-    if not lost:
-        return Text(f"the candidate of iteration {iteration} did worse than the champion on no task")
-    connect(address)
-    with run.hold_engines():
-        timeout_s = len(lost[:tasks]) * run.config.evaluate.stage_timeout_s
-        Watchdog(run, run.key(iteration, "why"), timeout_s=timeout_s, recover=end_collectors).watch(explain_each)
+def lost_tasks_view(found: LostTasks) -> RenderableType:
+    """Shows which agents lost the tasks that a candidate lost at the gate."""
+    if not found.num_lost:
+        return Text(f"the candidate of iteration {found.iteration} did worse than the champion on no task")
     table = Table("agent", "episodes that it decided", "of these certainly", "cost in all")
-    for blame in blame_by_agent(explanations):
+    for blame in blame_by_agent(found.explanations):
         table.add_row(blame.agent, str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
-    head = f"iteration {iteration}: the candidate did worse than the champion on {len(lost)} tasks; {len(explanations)} are explained"
-    shown = Text("each of them: troupe show EPISODE, with " + ", ".join(e["episode_id"][:12] for e in explanations))
-    return Group(Text(head), table, shown, *(Text(f"not explained: {fault}") for fault in faults))
+    head = (
+        f"iteration {found.iteration}: the candidate did worse than the champion on {found.num_lost} tasks; "
+        f"{len(found.explanations)} are explained"
+    )
+    shown = Text(
+        "each of them: troupe show EPISODE, with " + ", ".join(e["episode_id"][:12] for e in found.explanations)
+    )
+    return Group(Text(head), table, shown, *(Text(f"not explained: {fault}") for fault in found.faults))
 
 
 def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
@@ -245,30 +213,3 @@ def serve_config(run: Run, alias: str) -> dict[str, Any]:
     _, team = run.load_team(alias)
     specs = app_specs(run, team.models, app_names(run, "production"))
     return {"proxy_location": "EveryNode", "applications": [app_entry(spec) for spec in specs]}
-
-
-def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") -> dict[str, Any]:
-    """Has a registered team (alias or version number) play a file of tasks; episodes that it played before are used again."""
-    from pipelines.cluster.connect import connect
-    from pipelines.episodes.collector import end_collectors
-    from pipelines.evaluation.played import play_team
-    from pipelines.run.watchdog import Watchdog
-
-    tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))
-    version, team = run.load_team(alias)
-    connect(address)
-    with run.hold_engines():
-        watchdog = Watchdog(
-            run, run.key(0, "evaluate-team"), timeout_s=run.config.evaluate.stage_timeout_s, recover=end_collectors
-        )
-        occasion = f"evaluate/{digest(tasks)}"
-        played = watchdog.watch(
-            lambda: play_team(run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC, occasion=occasion)
-        )
-    return {
-        "team": run.team_name,
-        "team_version": version,
-        **played.score(run).to_json(),
-        "sampling_seconds": played.sampled.sampling_seconds,
-        "num_tokens": played.sampled.num_tokens,
-    }

@@ -134,8 +134,14 @@ def _metrics(results: _Results, seconds: Mapping[str, float], learning_seconds: 
         "sampling_seconds": sampling_seconds,
         "training_seconds": learning_seconds,
         **({"cost": cost["mean"], "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),
-        **({"credit_fidelity": fidelity} if (fidelity := results.scored.credit_fidelity) is not None else {}),
+        **_inferred(results.scored),
     }
+
+
+def _inferred(scored: Scored) -> dict[str, float]:
+    if scored.credit_fidelity is None:
+        return {}
+    return {"credit_fidelity": scored.credit_fidelity, "credit_inferred": float(bool(scored.is_credit_inferred))}
 
 
 def _agents(results: _Results) -> dict[str, dict[str, float]]:

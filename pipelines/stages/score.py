@@ -37,10 +37,10 @@ def score(run: Run, iteration: int) -> Scored:
     traces = [trace for trace in every if trace.is_outcome and trace.episode_id not in authors]
     rewards = assign_credit(run, traces)
     sampled = [trace for trace in traces if not trace.variant]
-    fidelity = None
+    inferred = None
     if isinstance(run.credit, InferredReward):
         inferred = run.credit.infer(rewards, traces, _past(run, iteration, run.credit.past_iterations))
-        rewards, fidelity = inferred.rewards, inferred.fidelity
+        rewards = inferred.rewards
     limit, cost = run.config.cost, None
     if limit is not None:
         cost = _cost(run, iteration, limit, sampled)
@@ -66,7 +66,8 @@ def score(run: Run, iteration: int) -> Scored:
         causes=counts_by_cause(every, authors=authors),
         agents=per_agent(sampled, sampled_rewards),
         cost=cost,
-        credit_fidelity=fidelity,
+        credit_fidelity=inferred and inferred.fidelity,
+        is_credit_inferred=inferred and inferred.is_used,
     )
 
 

@@ -25,7 +25,9 @@ from tests.algorithms.table import Results
 ALL = "all"
 
 
-def spending(traces: Sequence[Trace], outcomes: Mapping[str, Sequence[float]], difficulty: Callable[[Task], str]) -> dict[str, Any]:
+def spending(
+    traces: Sequence[Trace], outcomes: Mapping[str, Sequence[float]], difficulty: Callable[[Task], str]
+) -> dict[str, Any]:
     """Returns, by class of tasks and for all of them, {"episodes", "accuracy", "tokens", "rounds", "calls"}: completion tokens and rounds of
     an episode on average, and the share of the rounds that each agent has.
 
@@ -71,7 +73,9 @@ def spending_table(results: Results, gains: Mapping[str, Interval], promote: Pro
     lines += ["", "| row | " + " | ".join(f"{name}: rounds, accuracy, calls" for name in names) + " |"]
     lines += [f"|---|{'---|' * len(names)}"]
     for row, classes in means.items():
-        cells = [f"{classes[n]['rounds']:.2f}, {classes[n]['accuracy']:.3f}, {_in_words(classes[n]['calls'])}" for n in names]
+        cells = [
+            f"{classes[n]['rounds']:.2f}, {classes[n]['accuracy']:.3f}, {_in_words(classes[n]['calls'])}" for n in names
+        ]
         lines.append(f"| `{row}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

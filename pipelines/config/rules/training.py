@@ -60,7 +60,9 @@ def costs_reach_the_turns_that_caused_them(config: RunSections) -> None:
                 "cheaper: take an algorithm that compares turns, dr_mas for example"
             )
     variants = config.collect.variants
-    if variants is not None and variants.kind != "counterfactual":  # there a turn is compared with a turn, which is charged, too
+    if (
+        variants is not None and variants.kind != "counterfactual"
+    ):  # there a turn is compared with a turn, which is charged, too
         raise ValueError(
             f"cost: collect.variants of kind {variants.kind} plays episodes whose outcomes are baselines, which no cost is taken from: take "
             "kind counterfactual, or drop one of the two"

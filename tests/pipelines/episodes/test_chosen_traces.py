@@ -182,7 +182,9 @@ def test_an_orchestrator_learns_the_order_in_which_the_agents_of_another_run_act
     store_math_chain(other, tiny_model, count=3)
     groups = {"router": ["orchestrator"], "team": ["solver", "verifier"]}
     run = orchestrated(other, tmp_path, tiny_model, groups, other_choices=0.0)
-    assert warmstart(run).metrics["router/warmstart/completion_tokens"] == 3 * 2, "check, stop; the first step is the only one"
+    assert warmstart(run).metrics["router/warmstart/completion_tokens"] == 3 * 2, (
+        "check, stop; the first step is the only one"
+    )
 
 
 def test_a_share_of_what_an_orchestrator_learns_is_another_option(
@@ -201,9 +203,13 @@ def test_a_share_of_what_an_orchestrator_learns_is_another_option(
         return [(turn.agent, tuple(turn.completion_token_ids)) for trace in played for turn in trace.turns]
 
     exact, mixed = learned(0.0, traces), learned(0.5, traces)
-    assert "1 of 4 episodes cannot be played by the orchestrator's steps" in caplog.text and bad.episode_id in caplog.text
+    assert (
+        "1 of 4 episodes cannot be played by the orchestrator's steps" in caplog.text and bad.episode_id in caplog.text
+    )
     differing = [agent for (agent, ids), (_, other_ids) in zip(exact, mixed, strict=True) if ids != other_ids]
     assert 0 < len(differing) < 6 and set(differing) == {"orchestrator"}
     assert mixed == learned(0.5, traces)
-    with pytest.raises(ValueError, match=r"can make none of the 1 chosen episodes of run 'other'; .*change workflow\.settings\.steps"):
+    with pytest.raises(
+        ValueError, match=r"can make none of the 1 chosen episodes of run 'other'; .*change workflow\.settings\.steps"
+    ):
         learned(0.0, [trace for trace in traces if trace.episode_id == bad.episode_id])
