@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,31 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    settings = SETTINGS | {"storage.root": str(tmp_path_factory.mktemp("choices"))}
+FIXED: dict[str, Any] = SETTINGS | {
+    "run": "fixed",
+    "iterations": 1,
+    "workflow": {"path": "serve_apps.workflows.math_chain:MathChain"},
+    "model_groups.team.agents": ["solver", "verifier", "refiner", "finalizer"],
+    "warmstart.demonstrator": "pipelines.examples.arithmetic.demonstrator:demonstrate",
+    "cost": None,
+    "evaluate.every": 1,
+}
+"""The same agents in a fixed order."""
+
+
+def train(folder: Path, settings: dict[str, Any]) -> Run:
+    settings = settings | {"storage.root": str(folder)}
     changed = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     done = subprocess.run(
         [COMMAND[0], "train", str(CONFIG), *changed], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return Run(load_config(CONFIG, settings))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("choices"), SETTINGS)
 
 
 def episodes(run: Run, iteration: int) -> list[Trace]:
@@ -123,3 +140,27 @@ def test_a_failed_episode_is_explained_by_replays_and_what_was_found_is_kept(tra
         if trace.variant.startswith("counterfactual")
     ]
     assert len(replays) == found["num_replays"]
+
+
+def test_an_orchestrator_starts_from_the_episodes_of_a_fixed_workflow_and_keeps_its_order(tmp_path: Path) -> None:
+    fixed = train(tmp_path, FIXED)
+    champion = fixed.weights.ref("team", 1)
+    assert champion is not None
+    start = {
+        "run": "orchestrated",
+        "iterations": 1,
+        "model_groups.team.model": fixed.weights.fetch(champion),
+        "warmstart": {
+            "traces": {"uri": fixed.traces_uri, "weights": fixed.weights_uri, "run": "fixed"},
+            "num_demonstrations": 100,
+            "num_epochs": 3,
+            "batch_turns": 32,
+        },
+        "cost": {"figure": "completion_tokens", "at_most": 60},
+    }
+    kept = {key: value for key, value in SETTINGS.items() if not key.startswith("warmstart")}
+    run = train(tmp_path, kept | start)
+    first = episodes(run, 1)
+    taken = Counter(tuple(trace.outcome_metadata["steps"]) for trace in first)
+    assert taken["solve", "check", "refine", "finish"] > len(first) / 4, taken
+    assert len(taken) > 3, "other choices are tried, too"
