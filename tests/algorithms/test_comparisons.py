@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipelines.config.sections import PromoteConfig
 from pipelines.runners.validate import check
+from stores.types import Trace
 from tests.algorithms.__main__ import main
 from tests.algorithms.plot import draw
 from tests.algorithms.rows import COMPARISONS, SEEDS
+from tests.algorithms.spending import draw_costs, spending, spending_table
 from tests.algorithms.table import against, figures, markdown
 from tests.algorithms.training import read_result, result_file
+from tests.records import build_trace
 from train_loops.config import Algorithm
 
 pytestmark = pytest.mark.fast
@@ -103,3 +108,49 @@ def test_curves_become_a_picture(tmp_path: Path) -> None:
     )
     draw(found, reference="grpo", title="Who earned it?", out=tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def spent(tokens: int, agents: list[str], prompt: str) -> Trace:
+    """An episode with a turn of so many tokens by each agent."""
+    base = build_trace(0)
+    turns = tuple(
+        replace(base.turns[0], agent=agent, completion_token_ids=(1,) * tokens, rollout_logprobs=(-1.0,) * tokens)
+        for agent in agents
+    )
+    return replace(base, turns=turns, task=replace(base.task, task_id=prompt, prompt=prompt))
+
+
+EASY, HARD = spent(10, ["orchestrator", "solver"], "11+2*3"), spent(10, ["orchestrator", "solver", "solver"], "19+2*6")
+
+
+def test_what_episodes_spend_is_told_by_class_of_tasks_and_choices_are_no_rounds() -> None:
+    difficulty = COMPARISONS["choices_math"].difficulty
+    assert difficulty is not None
+    found = spending([EASY, HARD], {EASY.task.task_id: [1.0], HARD.task.task_id: [0.0]}, difficulty)
+    assert list(found) == ["all", "with carry", "without carry"]
+    assert found["all"] == {"episodes": 2, "accuracy": 0.5, "tokens": 25.0, "rounds": 1.5, "calls": {"solver": 1.0}}
+    assert (found["with carry"]["rounds"], found["with carry"]["accuracy"]) == (2.0, 0.0), "9 + 2 is more than 9"
+    assert (found["without carry"]["rounds"], found["without carry"]["accuracy"]) == (1.0, 1.0)
+
+
+def test_the_gate_says_what_a_cheaper_row_is_worth(tmp_path: Path) -> None:
+    def row(after: list[float], tokens: float) -> dict[str, object]:
+        whole = {"episodes": 10, "accuracy": 0.5, "tokens": tokens, "rounds": 2.0, "calls": {"solver": 1.0}}
+        costs = [{"mean": tokens, "multiplier": 0.1 * i, "next_multiplier": 0.1} for i in range(4)]
+        return {**result([0.0] * len(after), after), "spending": {"all": whole, "easy": whole}, "costs": costs}
+
+    results = {
+        "fixed": [{**row([1.0, 0.0] * 100, 100.0), "costs": []}],
+        "same": [row([1.0, 0.0] * 100, 60.0)],
+        "worse": [row([0.0, 0.0] * 100, 20.0)],
+    }
+    gains = against(results, "fixed", num_samples=500)
+    lines = spending_table(results, gains, PromoteConfig(non_inferiority=0.03), "fixed").splitlines()
+    assert lines[2] == "| `fixed` | 1 | 0.500 | 100.0 | 0% | 2.00 |  |  |"
+    assert lines[3].startswith("| `same` | 1 | 0.500 | 60.0 | 40% | 2.00 | promote: ") and lines[3].endswith(
+        " 0.10, 0.20, 0.30 |"
+    )
+    assert "| 80% | 2.00 | reject: " in lines[4]
+    assert lines[8] == "| `fixed` | 2.00, 0.500, solver 100% |"
+    draw_costs(results, limit=50.0, title="tokens", out=tmp_path / "costs.png")
+    assert (tmp_path / "costs.png").read_bytes()[:4] == b"\x89PNG"
