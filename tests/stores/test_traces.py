@@ -242,6 +242,31 @@ def test_episodes_are_found_by_the_versions_that_played_them(
     assert found(a=1, b=1) == found(b=1) == ["e1"] and found(a=1) == ["e0", "e1"]
     assert found(a=12) == ["e2"] and found(b=2) == [] and len(found()) == 5
     assert [t.episode_id for t in store.find_traces(policy_versions={'q"': 1, "it's": 3})] == ["e3"]
+    store.write_episodes([make_trace(5, episode_id="e5", policy_versions={"löser": 7})])
+    assert [t.episode_id for t in store.find_traces(policy_versions={"löser": 7})] == ["e5"]
+
+
+def test_outcomes_are_found_for_listed_episodes_of_several_iterations_and_credit_versions(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    first, second, uncredited = make_trace(0), make_trace(1, iteration=4), make_trace(2, iteration=5)
+    store.write_episodes([first, second, uncredited])
+    store.write_rewards([make_rewards(first, outcome=0.25), make_rewards(first, credit_version="c2", outcome=0.5)])
+    store.write_rewards([make_rewards(second, outcome=1.0)])
+    listed = store.newest_episodes(limit=9)
+    assert store.outcomes_of(listed) == {
+        first.episode_id: {"c1": 0.25, "c2": 0.5},
+        second.episode_id: {"c1": 1.0},
+    }
+    assert store.outcomes_of(row for row in listed if row["episode_id"] == second.episode_id) == {
+        second.episode_id: {"c1": 1.0}
+    }
+
+
+def test_the_tables_of_an_iteration_are_there_once_it_has_begun(store: TraceStore) -> None:
+    store.begin(run_id="run", iteration=3)
+    names = set(store._tables.all_names())
+    assert {table_name(kind, "run", 3) for kind in ("episodes", "rewards")} <= names
 
 
 def test_rewards_come_back_as_written_and_once_per_credit_version(
