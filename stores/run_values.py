@@ -20,6 +20,8 @@ class RunValue(StrEnum):
     """Family, by iteration: another run's iteration whose traces it trains on."""
     FROM_SERVICE = "from_service"
     """Family, by iteration: the served episodes that it takes in."""
+    PARENTS = "parents"
+    """Family, by iteration: the versions that it trains from, where the gate decided on them and iterations overlap."""
     UPDATE_ORDER = "update-order"
     """Family, by iteration: the order in which its model groups are trained."""
     WALL = "wall"

@@ -80,7 +80,8 @@ class Collected(StageResult):
     traces: TracesRef
     """The pinned episodes: complete groups only."""
     policy_versions: Mapping[str, int]
-    """By model group, the version that is trained from; it also sampled the episodes unless `sampled_by` says otherwise."""
+    """By model group, the version that sampled the episodes, unless `sampled_by` says otherwise; without `loop.max_lag` it is trained from,
+    too."""
     statuses: Mapping[str, int]
     """Number of new episodes by `EpisodeStatus`."""
     num_new: int

@@ -129,10 +129,12 @@ def is_answering() -> bool:
     return True
 
 
-def memory_deaths(run_id: str, within_s: float) -> list[str]:
+def memory_deaths(run_id: str, within_s: float, *, stage: str = "") -> list[str]:
     """Ray's message on each process of a run that it ended for lack of memory in the last `within_s` seconds, latest last.
 
     The run's processes are those of this job and those named for it; a trainer's workers have no name, so all count.
+
+    Args: stage: where stages overlap, the one that asks: trainers' deaths are those of stage train. Empty: all are.
     """
     import ray
     from ray.util.state import list_workers
@@ -157,7 +159,12 @@ def memory_deaths(run_id: str, within_s: float) -> list[str]:
     recent = sorted((row.end_time_ms, row.exit_detail) for row in rows if row.end_time_ms >= since)
     own = (f"job ID={ray.get_runtime_context().get_job_id()}", f"{run_id}-", "RayTrainWorker")
     victims = ((detail, detail.partition("Selected to kill:")[2].partition("\n")[0]) for _, detail in recent)
-    return [detail for detail, victim in victims if any(mark in victim for mark in own)]
+    return [d for d, victim in victims if any(mark in victim for mark in own) and _is_of_stage(victim, stage)]
+
+
+def _is_of_stage(victim: str, stage: str) -> bool:
+    is_trainer = any(mark in victim for mark in ("RayTrainWorker", "trainer-"))
+    return not stage or is_trainer == (stage == "train")
 
 
 def disconnect() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from pipelines.config.messages import explain
-from pipelines.config.rules import agents, models, paths, placement, timeouts, training, whole_team
+from pipelines.config.rules import agents, models, overlap, paths, placement, timeouts, training, whole_team
 from pipelines.config.run_sections import RunSections, merged
 from serve_apps.yaml_text import read_yaml
 from stores.config import refuse_secrets
@@ -40,6 +40,7 @@ RULES = (
     placement.new_tasks_can_be_seen,
     placement.shared_gpus_have_room_for_both,
     placement.uploaded_runs_are_stored_elsewhere,
+    overlap.overlapping_stages_do_not_exclude_each_other,
 )
 """In order: a later rule may rely on the earlier ones."""
 

@@ -19,6 +19,7 @@ from pipelines.config.sections import (
     CostConfig,
     DottedConfig,
     EvaluateConfig,
+    LoopConfig,
     ModelGroupConfig,
     PromoteConfig,
     ScoreConfig,
@@ -69,6 +70,8 @@ class RunSections(Settings):
     the GPU, with their weights in the host's memory, and model groups train one after another."""
     warmstart: WarmstartConfig | None = None
     """The supervised training before the first iteration; null: none."""
+    loop: LoopConfig = Field(LoopConfig(), json_schema_extra=IDENTITY_IF_CHANGED)
+    """Whether the next iteration is sampled while this one is trained."""
     collect: CollectConfig = CollectConfig()
     """How episodes are sampled (stage collect)."""
     score: ScoreConfig = Field(ScoreConfig(), json_schema_extra=NOT_IDENTITY)

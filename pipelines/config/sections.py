@@ -184,6 +184,16 @@ class FromServiceConfig(Settings):
     """The number of versions between the one that answered and the one that is trained, at most, for any model group."""
 
 
+class LoopConfig(Settings):
+    """This section sets whether the next iteration is sampled while this one is trained."""
+
+    max_lag: int = Field(0, ge=0, le=2)
+    """How many iterations may be sampled before the one that they follow is trained. 0: each is sampled by the versions that it trains
+    from. 1: iteration k is sampled by what iteration k-2 left, while k-1 trains, and learns with importance weights; engines and trainers
+    then work side by side, which pays where they have cores or GPUs of their own, or where episodes wait for tools. 2 helps only where
+    iterations take unequal times. See the guide on overlap."""
+
+
 class CollectConfig(Settings):
     """This section sets how episodes are sampled."""
 

@@ -78,7 +78,7 @@ def source_of(run: Run, iteration: int) -> TracesSource | None:
 
 def adopt_traces(run: Run, iteration: int, source: TracesSource) -> Collected:
     """Copies and pins the source's traces: the collect of an iteration that samples nothing."""
-    models = run.parents(iteration)
+    models = run.samplers(iteration)
     ref, traces = read_source(run, iteration, source)
     where: dict[str, Any] = {
         "run_id": ref.run_id,

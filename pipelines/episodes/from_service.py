@@ -85,7 +85,9 @@ def _select(
     fresh = [(trace, feedback) for trace, feedback in judged if trace.episode_id not in used]
     held_out = HeldOut(run)
     allowed = [(trace, feedback) for trace, feedback in fresh if not held_out.has(trace)]
-    trainable = [t for t, f in allowed if _can_train(t, f, config, team_spec=team_spec, models=models)]
+    # With `loop.max_lag` the versions that sample are older than those that answer and those that are trained from.
+    newest = {group: ref.version if not run.config.loop.max_lag else iteration - 1 for group, ref in models.items()}
+    trainable = [t for t, f in allowed if _can_train(t, f, config, team_spec=team_spec, newest=newest)]
     return {
         "trace_ids": [trace.episode_id for trace in trainable[-config.max_episodes :]],
         "held_out": held_out.num_seen,
@@ -99,7 +101,7 @@ def _can_train(
     config: FromServiceConfig,
     *,
     team_spec: TeamSpec,
-    models: Mapping[str, ModelVersionRef],
+    newest: Mapping[str, int],
 ) -> bool:
     """Whether recent versions of the agents' own policies sampled its tokens, the caller's feedback is a number, and the
     episode is an outcome of the policy."""
@@ -111,7 +113,7 @@ def _can_train(
         and all(
             team_spec.group_of.get(turn.agent) == turn.model_group
             and turn.sampling.is_unfiltered
-            and 0 <= models[turn.model_group].version - turn.policy_version <= config.max_policy_lag
+            and 0 <= newest[turn.model_group] - turn.policy_version <= config.max_policy_lag
             for turn in trace.turns
         )
     )

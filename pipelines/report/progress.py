@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -24,6 +25,9 @@ class Screen:
         self.console = console or Console()
         if not self.console.is_terminal:
             self.console = Console(width=LOG_WIDTH)
+        self._lock = threading.Lock()
+        self._lines: list[_Line] = []
+        self._live: Live | None = None
 
     @contextmanager
     def stage(self, name: str, iteration: int | None = None) -> Iterator[Callable[..., None]]:
@@ -33,9 +37,31 @@ class Screen:
             yield line.update
             self.console.print(line.render(is_done=True), soft_wrap=True)
             return
-        with Live(line, console=self.console, refresh_per_second=4, transient=True):
+        with self._shown(line):
             yield line.update
         self.console.print(line.render(is_done=True))
+
+    @contextmanager
+    def _shown(self, line: _Line) -> Iterator[None]:
+        """Shows a line below what is printed, beside those of stages that go on at the same time."""
+        with self._lock:
+            self._lines.append(line)
+            if self._live is None:
+                self._live = Live(
+                    get_renderable=lambda: Group(*self._lines),
+                    console=self.console,
+                    refresh_per_second=4,
+                    transient=True,
+                )
+                self._live.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lines.remove(line)
+                if not self._lines and self._live is not None:
+                    self._live.stop()
+                    self._live = None
 
     def iteration(self, summary: Mapping[str, Any]) -> None:
         """Shows the table of a finished iteration."""

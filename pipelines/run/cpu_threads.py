@@ -1,6 +1,7 @@
 """cpu_threads: cores of this machine, what computes at once, size of the model -> threads of an engine or a training worker.
 
-Engines and trainers take turns, so each gets the cores divided by how many of its kind compute at once. More threads than
+Engines and trainers take turns, so each gets the cores divided by how many of its kind compute at once; with `loop.max_lag` they compute
+side by side, so each gets them divided by how many there are of both. More threads than
 cores stall an engine: OpenMP threads that wait for each other spin. Tiny models are not split at all, since handing a
 matrix of a hundred columns to another core takes longer than multiplying it.
 """
@@ -24,9 +25,8 @@ def engine_threads(run: Run, model_group: str) -> int:
     threads = run.config.serve_config(model_group).threads
     if threads != "auto":
         return threads
-    first_of = {run.config.weights_name(group): group for group in run.config.model_groups}
-    num_engines = sum(run.config.serve_config(group).num_replicas for group in first_of.values())
-    return threads_of(num_parameters(run, model_group), num_at_once=num_engines, num_cores=usable_cores())
+    num_at_once = _num_engines(run) + (_num_workers(run, model_group) if run.config.loop.max_lag else 0)
+    return threads_of(num_parameters(run, model_group), num_at_once=num_at_once, num_cores=usable_cores())
 
 
 def trainer_threads(run: Run, model_group: str) -> int:
@@ -34,9 +34,19 @@ def trainer_threads(run: Run, model_group: str) -> int:
     settings = run.config.train_config(model_group)
     if settings.threads != "auto":
         return settings.threads
+    num_at_once = _num_workers(run, model_group) + (_num_engines(run) if run.config.loop.max_lag else 0)
+    return threads_of(num_parameters(run, model_group), num_at_once=num_at_once, num_cores=usable_cores())
+
+
+def _num_engines(run: Run) -> int:
+    first_of = {run.config.weights_name(group): group for group in run.config.model_groups}
+    return sum(run.config.serve_config(group).num_replicas for group in first_of.values())
+
+
+def _num_workers(run: Run, model_group: str) -> int:
+    """Returns the training workers that compute at once: those of all model groups, unless the team trains one by one."""
     groups = [model_group] if run.config.team_config is not None else list(run.config.model_groups)
-    num_workers = sum(run.config.train_config(group).num_workers for group in groups)
-    return threads_of(num_parameters(run, model_group), num_at_once=num_workers, num_cores=usable_cores())
+    return sum(run.config.train_config(group).num_workers for group in groups)
 
 
 def threads_of(num_parameters: int, *, num_at_once: int, num_cores: int) -> int:

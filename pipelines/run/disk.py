@@ -45,7 +45,7 @@ def disk_needs(run: Run) -> list[DiskNeed]:
     Raises ValueError before version 0 is there.
     """
     versions, checkpoints, scratch = 0, 0, 0
-    num_kept = run.config.maintain.keep_versions + 1
+    num_kept = run.config.maintain.keep_versions + 1 + run.config.loop.max_lag
     released = min(run.config.maintain.keep_champions, -(-run.config.iterations // run.config.evaluate.every))
     limit = run.config.maintain.weights_limit_gb
     num_to_come, stored = len(unfinished_iterations(run)), version_sizes(run)

@@ -13,13 +13,15 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
 from stores.files import FileEntry, list_files, read_file, remove_folder
 from stores.journal import StageRow
-from stores.stage_results import Collected, Trained, TrainedTeam, result_of
+from stores.run_values import RunValue
+from stores.stage_results import Collected, Decided, Trained, TrainedTeam, result_of
 from stores.store_faults import UnreadableStore
 from stores.types import ModelVersionRef
 from train_loops.config import TEAM
@@ -81,7 +83,13 @@ def resumed_versions(run: Run) -> Versions:
     keep = run.config.maintain.keep_versions
     kept = {group: set(run.weights.versions(group)[-keep:]) for group in weight_names(run)}
     rows = run.journal.stages(run.run_id)
-    _keep(kept, _trained(rows, after=_last_trained(rows) - 1))
+    oldest = _last_trained(rows)
+    if max_lag := run.config.loop.max_lag:
+        # Iterations are trained before earlier ones have passed the gate, whose versions sample those to come.
+        unfinished = _first_undecided(rows)
+        oldest = min(oldest, unfinished - max_lag)
+        _keep(kept, _pinned_parents(run, rows, unfinished))
+    _keep(kept, _trained(rows, after=oldest - 1))
     if run.config.promote.on_reject == "champion" and champion_version(run) is not None:
         _keep(kept, [{group: ref.version for group, ref in run.champion().items()}])
     return kept
@@ -99,8 +107,23 @@ def maintained_versions(run: Run, rows: Sequence[StageRow], last_old: int) -> Ve
         refs = [run.weights.ref(group, version) for version in versions]
         versions |= {p for ref in refs if ref is not None and (p := run.weights.manifest(ref).parent) is not None}
     _keep(kept, _collected(rows, after=last_old))
+    _keep(kept, _pinned_parents(run, rows, max(1, last_old + 1)))
     _keep(kept, _deployed(run))
     return kept
+
+
+def _pinned_parents(run: Run, rows: Sequence[StageRow], first: int) -> list[Mapping[str, int]]:
+    """What the iterations from `first` on train from, where the gate has said so and iterations overlap."""
+    if not run.config.loop.max_lag:
+        return []
+    last = _first_undecided(rows) + run.config.loop.max_lag
+    names = [RunValue.PARENTS.of(k) for k in range(first, last + 1)]
+    return list(run.journal.values(run.run_id, names).values())
+
+
+def _first_undecided(rows: Sequence[StageRow]) -> int:
+    decided = {row.iteration for row in rows if row.stage == Decided.STAGE and row.ref is not None}
+    return next(k for k in count(1) if k not in decided)
 
 
 def weight_names(run: Run) -> list[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditRule, credit_version, load_credit
 from pipelines.run.iteration import Iteration
+from pipelines.run.order import sampler_of
 from pipelines.tasks.sources import load_tasks
 from serve_apps.agent import Agent
 from serve_apps.team_spec import TeamSpec
@@ -55,14 +56,27 @@ class Run:
         url = self.config.storage.journal or sqlite_url(_join(self.folder, "journal.db"))
         return Journal(url, is_read_only=self.is_read_only)
 
-    def hold_engines(self, *, wait_s: float = 0.0) -> AbstractContextManager[Lease]:
+    @contextmanager
+    def hold_engines(self, *, wait_s: float = 0.0) -> Iterator[Lease]:
         """Keeps others from changing what the engines serve; waits while somebody else does something with them.
 
-        Args: wait_s: how long it waits at most, but never less than an hour. Raises TimeoutError after that.
+        With `loop.max_lag` the engines are free for milliseconds only, so that whoever waits has the next turn.
+
+        Args: wait_s: how long it waits at most, but never less than `engines_wait_s`. Raises TimeoutError after that.
         """
+        hold = partial(self.journal.hold, self.run_id, owner=stage_owner(), wait_s=max(wait_s, self.engines_wait_s))
+        with ExitStack() as engines:
+            with hold("engines-turn") if self.config.loop.max_lag else nullcontext():
+                lease = engines.enter_context(hold("engines"))
+            yield lease
+
+    @property
+    def engines_wait_s(self) -> float:
+        """Returns how long somebody else may have the engines, in seconds: an hour, and with `loop.max_lag` as long as the stages may take."""
         from stores.journal import HOLD_WAIT_S
 
-        return self.journal.hold(self.run_id, "engines", owner=stage_owner(), wait_s=max(wait_s, HOLD_WAIT_S))
+        stages = (self.config.collect, self.config.sync, self.config.evaluate)
+        return max(HOLD_WAIT_S, sum(stage.stage_timeout_s for stage in stages) if self.config.loop.max_lag else 0.0)
 
     @cached_property
     def traces(self) -> TraceStore:
@@ -196,23 +210,47 @@ class Run:
             needed_by=needed_by,
         )
 
-    def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
-        """The versions that act and are trained from in `iteration`, by model group.
+    def samplers(self, iteration: int) -> dict[str, ModelVersionRef]:
+        """The versions that sample `iteration`, by model group: its parents, or with `loop.max_lag` those of an earlier one, see order.py.
 
-        They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion. Once
-        collect is done they are what it recorded, whoever is champion by now.
-        Raises ValueError if that iteration has not finished training.
+        Once collect is done they are what it recorded, whoever is champion by now. Raises NotDone like `parents`.
         """
         collected = self.iteration(iteration).find(Collected)
         if collected is not None:
             return {group: self._model(group, version) for group, version in collected.policy_versions.items()}
+        return self.parents(sampler_of(iteration, self.config.loop.max_lag))
+
+    def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
+        """The versions that `iteration` trains from, by model group.
+
+        They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion. Whoever asks first keeps
+        them, whoever is champion by now: without overlap this is collect, which they sample.
+        Raises NotDone if that iteration has not finished training, or with overlap where the gate's decision is to come.
+        """
+        is_overlapping = self.config.loop.max_lag > 0
+        collected = None if is_overlapping else self.iteration(iteration).find(Collected)
+        if collected is not None:
+            return {group: self._model(group, version) for group, version in collected.policy_versions.items()}
         if iteration == 1:
             return self.trained(0)
+        if self.config.promote.on_reject == "continue":
+            return self.trained(iteration - 1)
+        return self._pinned_parents(iteration) if is_overlapping else self._after_gate(iteration)
+
+    def _after_gate(self, iteration: int) -> dict[str, ModelVersionRef]:
         decided = self.iteration(iteration - 1).find(Decided)
         is_rejected = decided is not None and decided.verdict == "reject"
-        if is_rejected and self.config.promote.on_reject == "champion":
-            return self.champion()
-        return self.trained(iteration - 1)
+        return self.champion() if is_rejected else self.trained(iteration - 1)
+
+    def _pinned_parents(self, iteration: int) -> dict[str, ModelVersionRef]:
+        name = RunValue.PARENTS.of(iteration)
+        pinned = self.journal.value(self.run_id, name)
+        if pinned is None:
+            decided = self.iteration(iteration - 1, needed_by="the choice of parents").decided
+            models = self.champion() if decided.verdict == "reject" else self.trained(iteration - 1)
+            versions = {group: ref.version for group, ref in models.items()}
+            pinned = self.journal.pin_value(self.run_id, name, versions)
+        return {group: self._model(group, version) for group, version in pinned.items()}
 
     def trained(self, iteration: int) -> dict[str, ModelVersionRef]:
         """The versions after training in `iteration`; a model group without a trainable row keeps its parent."""

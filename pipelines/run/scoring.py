@@ -121,7 +121,8 @@ def refuse_hopeless(
     Args:
         traces: those that are outcomes of the policy.
     """
-    if any(version > 0 for version in collected.policy_versions.values()):
+    is_later = run.config.loop.max_lag > 0 and iteration > 1  # sampled by version 0, perhaps, but not the first
+    if is_later or any(version > 0 for version in collected.policy_versions.values()):
         return  # it has learnt before, so that the cause lies in this iteration and may pass
     reward_of = {reward.episode_id: reward for reward in rewards}
     counts: Counter[str] = Counter()

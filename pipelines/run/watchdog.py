@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pipelines.cluster.faults import ClusterLost, OutOfMemory, diagnose
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.cluster.stack_dumps import stack_dump_file, write_stack_dumps
-from stores.journal import HOLD_WAIT_S
 from stores.logs import bound
 from stores.waiting import Wait, collected
 
@@ -112,7 +111,7 @@ class Watchdog:
             with alone or nullcontext():
                 return self._timed(lambda: work(lease))  # inside, so that the journal records what is raised
 
-        wait_s = self._timeout_s + self._config.grace_s + 60 + (HOLD_WAIT_S if alone else 0.0)
+        wait_s = self._timeout_s + self._config.grace_s + 60 + (self._run.engines_wait_s if alone else 0.0)
         with self._watching():
             return self._run.journal.once(self._key, begin, owner=stage_owner(), wait_s=wait_s)
 
@@ -179,7 +178,7 @@ class Watchdog:
                 continue
             logged_at = time.monotonic()
             logger.warning("%s: %.0f s, %s", self._key, self._elapsed(), self.describe())
-            deaths = _memory_deaths(self._key.run_id, self._elapsed())
+            deaths = self._memory_deaths()
             if len(deaths) > self._num_memory_deaths:
                 self._num_memory_deaths = len(deaths)
                 last = deaths[-1].splitlines()[0]
@@ -187,6 +186,19 @@ class Watchdog:
             if len(deaths) >= MAX_MEMORY_DEATHS:
                 self._end(OutOfMemory(deaths[-1]))
                 return
+
+    def _memory_deaths(self) -> list[str]:
+        """`cluster.memory_deaths` of this stage's processes, none where this process is connected to no cluster."""
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            return []
+        from pipelines.cluster.connect import memory_deaths
+
+        deaths: list[str] = []
+        run_id, within_s = self._key.run_id, self._elapsed()
+        stage = self._key.stage if self._run.config.loop.max_lag else ""
+        _bounded(lambda: deaths.extend(memory_deaths(run_id, within_s, stage=stage)), ANSWER_TIMEOUT_S)
+        return deaths
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
@@ -215,7 +227,7 @@ class Watchdog:
             self._end_what_hangs()
             return hung
         if isinstance(error, Exception) and not isinstance(error, ValueError):
-            deaths = _memory_deaths(self._key.run_id, self._elapsed())
+            deaths = self._memory_deaths()
             return OutOfMemory(deaths[-1]) if deaths else error
         return error
 
@@ -284,18 +296,6 @@ def _cluster_answers() -> bool:
     from pipelines.cluster.connect import is_answering
 
     return is_answering()
-
-
-def _memory_deaths(run_id: str, within_s: float) -> list[str]:
-    """`cluster.memory_deaths`, none where this process is connected to no cluster."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return []
-    from pipelines.cluster.connect import memory_deaths
-
-    deaths: list[str] = []
-    _bounded(lambda: deaths.extend(memory_deaths(run_id, within_s)), ANSWER_TIMEOUT_S)
-    return deaths
 
 
 def _bounded(work: Callable[[], Any], timeout_s: float) -> None:

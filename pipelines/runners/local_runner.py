@@ -4,7 +4,8 @@
                      ^                                                                                      │
                      └──────────────────────────────────────────────────────────────────────────────────────┘
 
-Every stage goes through the journal, so the same command continues where a killed one stopped. An iteration on the stored
+With `loop.max_lag` score and train have a lane of their own, see lanes.py. Every stage goes through the journal, so the same command
+continues where a killed one stopped. An iteration on the stored
 traces of another run (`train_on_traces`) is the same without sampling, as far as train.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -23,15 +24,18 @@ from pipelines.report.kept_summaries import iteration_summary
 from pipelines.report.progress import Screen
 from pipelines.report.record import finish_parent, open_parent, record
 from pipelines.run.disk import check_disk
+from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.run import Run
 from pipelines.run.stored_runs import stored_run
 from pipelines.run.watchdog import Watchdog, interrupt_thread
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
+from pipelines.runners.lanes import result_of_all, walk
 from pipelines.stages.running import run_stage
 from pipelines.stages.table import STAGES
 from stores.run_values import RunValue
-from stores.stage_results import Measured, Trained
+from stores.stage_results import Collected, Measured, Trained
+from stores.types import ModelVersionRef
 
 
 def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
@@ -60,13 +64,16 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
             before = measure_team(run, run.trained(0), iteration=0, progress=progress)
         screen.measured("before", before)
         for iteration in range(1, config.iterations + 1):
-            if iteration in todo:
-                _iterate(run, iteration, screen)
+            if iteration not in todo:
+                records.iteration(iteration)
+
+        def finished(iteration: int) -> None:
             summary = iteration_summary(run, iteration)
             assert summary is not None, f"iteration {iteration} ran through without all its stages"
-            if iteration in todo:
-                screen.iteration(summary)
+            screen.iteration(summary)
             records.iteration(iteration)
+
+        _iterate(run, todo, screen, finished)
         measure_last(run, address=address, screen=screen)
         _add_wall(run, RunValue.WALL, time.perf_counter() - began)
         report = records.finish()
@@ -103,7 +110,7 @@ def _start_workers(run: Run, todo: list[int], screen: Screen) -> None:
     from pipelines.run.serving import start
     from pipelines.stages.train import trainer_of
 
-    models = run.parents(todo[0]) if todo else run.trained(run.config.iterations)
+    models = _sampling_next(run, todo) if todo else run.trained(run.config.iterations)
     groups = list(run.config.model_groups)
     timeout_s = 60 + max(run.config.serve_config(group).start_timeout_s for group in groups)
     with screen.stage("start engines"):
@@ -122,11 +129,33 @@ def _start_workers(run: Run, todo: list[int], screen: Screen) -> None:
                     watchdog.watch(partial(trainer.wait_ready, settings.start_timeout_s))
 
 
-def _iterate(run: Run, iteration: int, screen: Screen) -> None:
+def _sampling_next(run: Run, todo: Sequence[int]) -> dict[str, ModelVersionRef]:
+    """The versions that the next collect samples with; those of the first unfinished iteration where they are not trained yet."""
+    following = next((k for k in todo if run.iteration(k).find(Collected) is None), todo[0])
+    try:
+        return run.samplers(following)
+    except NotDone:
+        return run.samplers(todo[0])
+
+
+def _iterate(run: Run, todo: Sequence[int], screen: Screen, finished: Callable[[int], None]) -> None:
+    """Does all stages of the iterations `todo`; calls `finished` with each that is through."""
     began = time.perf_counter()
-    for name in STAGES:
-        _run_whole_stage(run, name, iteration, screen)
-    _add_wall(run, RunValue.WALL.of(iteration), time.perf_counter() - began)
+
+    def promoted(iteration: int) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        _add_wall(run, RunValue.WALL.of(iteration), now - began)
+        finished(iteration)
+        began = time.perf_counter()
+
+    if run.config.loop.max_lag:
+        walk(run, todo, lambda own, name, iteration: _run_whole_stage(own, name, iteration, screen), promoted=promoted)
+        return
+    for iteration in todo:
+        for name in STAGES:
+            _run_whole_stage(run, name, iteration, screen)
+        promoted(iteration)
 
 
 def _run_whole_stage(run: Run, name: str, iteration: int, screen: Screen) -> None:
@@ -150,8 +179,7 @@ def train_all(run: Run, iteration: int) -> None:
     with ThreadPoolExecutor(max_workers=len(groups)) as pool:
         jobs = [pool.submit(train, group) for group in groups]
         try:
-            for job in jobs:
-                job.result()
+            result_of_all(jobs)
         except KeyboardInterrupt:
             for thread in threads:
                 interrupt_thread(thread, KeyboardInterrupt)

@@ -101,7 +101,7 @@ def plan(run: Run) -> Plan:
     settled = 0 if before is None or before.ref is None else int(before.ref.get("settled", 0))
     tables = run.traces.tables(run.run_id, after=settled)
     rows = run.journal.stages(run.run_id)
-    last_old = _last_old(rows, settings.keep_iterations)
+    last_old = _last_old(rows, settings.keep_iterations, run.config.loop.max_lag)
     known = list(_refs(rows))
     kept = maintained_versions(run, rows, last_old)
     older_than_s = settings.leftover_hours * 3600
@@ -230,11 +230,11 @@ def _report(run: Run, chosen: Plan) -> dict[str, Any]:
     }
 
 
-def _last_old(rows: list[StageRow], keep_iterations: int) -> int:
-    """The newest iteration that is old; nothing from an unfinished stage's iteration on is."""
+def _last_old(rows: list[StageRow], keep_iterations: int, max_lag: int) -> int:
+    """The newest iteration that is old; nothing is from `max_lag` iterations before an unfinished stage's on."""
     finished = max((row.iteration for row in rows if row.stage == Decided.STAGE and row.status == DONE), default=0)
     busy = min((row.iteration for row in rows if row.status == RUNNING), default=finished + 1)
-    return min(finished - keep_iterations, busy - 1)
+    return min(finished - keep_iterations, busy - 1) - max_lag
 
 
 def _refs(rows: list[StageRow]) -> Iterator[TracesRef | RewardsRef]:

@@ -1,6 +1,6 @@
 """collect: a slice of tasks + the served policy versions -> episodes and turns.
 
-Reads: the train tasks; the versions that the iteration before left. Writes: episodes, exactly once.
+Reads: the train tasks; the versions that sample the iteration. Writes: episodes, exactly once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from stores.types import Task
 
 
 def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Collected:
-    """Samples the iteration's episodes with the versions it trains from, or takes the stored ones that it was given."""
+    """Samples the iteration's episodes, or takes the stored ones that it was given."""
     if (source := source_of(run, iteration)) is not None:
         return adopt_traces(run, iteration, source)
     settings = run.config.collect
-    models = run.parents(iteration)
+    if run.config.loop.max_lag and iteration > 1:  # what it carried over, and which served episodes it took
+        _ = run.iteration(iteration - 1, needed_by=Collected.STAGE).collected
+    models = run.samplers(iteration)
     serve(run, models)
     team_spec = run.team_spec(models, iteration=iteration)
     tasks = iteration_tasks(run, iteration)

@@ -31,6 +31,8 @@ def score(run: Run, iteration: int) -> Scored:
     Raises NotDone where that is not done, ValueError where nothing could ever be trained.
     """
     collected = run.iteration(iteration, needed_by="score").collected
+    if run.config.loop.max_lag and iteration > 1:  # the multiplier, and the episodes that credit is inferred from
+        _ = run.iteration(iteration - 1, needed_by="score").scored
     ref = collected.traces
     every = list(run.traces.read_traces(ref))
     authors = author_faults(every)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.cluster.faults import FaultKind, diagnose
-from pipelines.episodes.from_run import train_config
+from pipelines.episodes.from_run import source_of, train_config
 from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.run import Run, plain
 from pipelines.run.shared_pool import gpus_for_training
@@ -96,6 +96,13 @@ def _pinned_data(run: Run, iteration: int) -> dict[str, Any]:
     return {"traces": done.collected.traces, "rewards": done.scored.rewards}
 
 
+def _sampled_by(run: Run, iteration: int, model_group: str) -> int | None:
+    """Returns the version that sampled the iteration's episodes; None where another run's policies did, whose weights are not here."""
+    if source_of(run, iteration) is not None:
+        return None
+    return run.iteration(iteration).collected.policy_versions.get(model_group)
+
+
 def _train_group(
     run: Run, iteration: int, model_group: str, *, attempt: str, parent: ModelVersionRef, **job: Any
 ) -> Trained:
@@ -155,6 +162,7 @@ def make_train_job(
         "model_group": model_group,
         "seed": run.config.seed + iteration,
         "parent": None if parent is None else plain(parent),
+        "sampled_by": _sampled_by(run, iteration, model_group),
         "version": iteration,
         "traces": plain(traces),
         "rewards": plain(rewards),

@@ -76,6 +76,23 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
             {"pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5, "train.num_workers": 2},
             r"train\.num_workers = 2, but what is shared is one GPU",
         ),
+        ({"loop.max_lag": 3}, r"loop\.max_lag: .*less than or equal to 2 \(got 3\)"),
+        (
+            {"loop.max_lag": 1, "pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5},
+            r"loop\.max_lag = 1: with pool: shared the engines sleep .*pool: separate",
+        ),
+        (
+            {"loop.max_lag": 1, "train.mismatch": {"old_logprobs": "rollout_if_close"}},
+            r"loop\.max_lag = 1: model group 'solver_verifier': .*set recompute",
+        ),
+        (
+            {"loop.max_lag": 2, "promote.deploy": "canary"},
+            r"loop\.max_lag = 2: promote\.deploy = 'canary' holds the gate",
+        ),
+        (
+            {"loop.max_lag": 2, "schedule": {"cron": "@continuous"}},
+            r"loop\.max_lag = 2: schedule\.cron = '@continuous' allows one DAG run at a time, and overlap needs 3",
+        ),
         ({"train.zzz": 1}, r"unknown key 'train\.zzz': known keys: algorithm, "),
         (
             {"train.agents": {"solvr": {"weight": 2}}},

@@ -123,3 +123,18 @@ def test_settings_that_do_not_go_with_it_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         open_run("x", tmp_path, tiny_model, **{"collect.from_service": {}, **changes})
+
+
+def test_where_iterations_overlap_the_newest_version_that_answered_may_be_newer_than_the_one_that_samples(
+    run: Run,
+) -> None:
+    overlapping = Run(run.config.model_copy(update={"loop": run.config.loop.model_copy(update={"max_lag": 1})}))
+    traces = some_traces(run, 1)
+    newer = [
+        replace(trace, turns=tuple(replace(turn, policy_version=2) for turn in trace.turns)) for trace in traces * 1
+    ]
+    serve(overlapping, newer, [1.0])
+    models = run.parents(1)
+    asked = {"team_spec": run.team_spec(models), "models": models}
+    assert take_served(overlapping, 3, **asked)["taken"] == 1, "version 2 is what iteration 3 trains from"
+    assert take_served(run, 4, **asked)["taken"] == 0, "without overlap nothing newer than the parent is there"

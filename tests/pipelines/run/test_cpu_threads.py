@@ -55,3 +55,10 @@ def test_engines_share_with_engines_and_trainers_with_trainers(monkeypatch: pyte
     own = Run(load_config(SMALL, {**changes, "serve.threads": 5, "train.threads": 6}))
     assert engine_threads(own, "a") == 5 and trainer_threads(own, "b") == 6
     assert own.config.sha256 == run.config.sha256, "another machine goes on with the same run"
+
+
+def test_where_iterations_overlap_engines_and_trainers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 8)
+    monkeypatch.setattr(cpu_threads, "num_parameters", lambda run, group: LARGE)
+    run = Run(load_config(SMALL, {"loop.max_lag": 1, "serve.num_replicas": 3}))
+    assert engine_threads(run, "team") == trainer_threads(run, "team") == 2

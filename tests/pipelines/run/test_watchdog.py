@@ -16,7 +16,7 @@ import pytest
 
 from pipelines.cluster.faults import ClusterLost, diagnose
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.config.sections import WatchdogConfig
+from pipelines.config.sections import LoopConfig, WatchdogConfig
 from pipelines.run import watchdog
 from pipelines.run.watchdog import StageHung, Watchdog
 from stores.journal import Journal, StageKey
@@ -29,8 +29,9 @@ KEY = StageKey("run", 3, "collect")
 
 def fake_run(folder: Path, **settings: float) -> Any:
     """What the watchdog needs of a run, with a real journal."""
-    config = SimpleNamespace(watchdog=WatchdogConfig(**settings))
-    return SimpleNamespace(config=config, folder=str(folder), journal=Journal(f"sqlite:///{folder}/journal.db"))
+    config = SimpleNamespace(watchdog=WatchdogConfig(**settings), loop=LoopConfig())
+    journal = Journal(f"sqlite:///{folder}/journal.db")
+    return SimpleNamespace(config=config, folder=str(folder), journal=journal, engines_wait_s=60.0)
 
 
 def hang_here(lease: Any) -> dict[str, Any]:

@@ -13,17 +13,24 @@ from typing import Any
 import pytest
 from played_run import GROUP, Play
 from pyarrow.fs import FileType, LocalFileSystem
-from stage_records import collected, finish
+from stage_records import collected, finish, trained
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
 from pipelines.report.inspect import export_version
 from pipelines.report.lineage import lineage_of_team
-from pipelines.run.kept_weights import DEPLOYED_FILE, checkpoint_files, drop_unneeded, version_of_checkpoint
+from pipelines.run.kept_weights import (
+    DEPLOYED_FILE,
+    checkpoint_files,
+    drop_unneeded,
+    needed_versions,
+    version_of_checkpoint,
+)
 from pipelines.run.run import Run
 from pipelines.runners.maintain import maintain, plan
 from stores.files import list_files, open_filesystem, read_file, write_file
+from stores.run_values import RunValue
 from stores.trace_tables import TraceTables, iteration_of_table, table_name
 from stores.types import Purpose, RewardsRef, Trace, TracesRef
 
@@ -404,3 +411,17 @@ def test_tags_that_no_ref_names_go_when_they_are_old_and_nobody_is_at_it(
     assert list(run.traces.read_traces(other)) == []
     with pytest.raises(ValueError, match="does not exist"):
         list(run.traces.read_traces(stray))
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_where_iterations_overlap_the_versions_that_sample_those_to_come_stay(run: Run, play: Play) -> None:
+    for k in range(7):
+        play(run, k)
+    lagging = Run(run.config.model_copy(update={"loop": run.config.loop.model_copy(update={"max_lag": 2})}))
+    again = run.weights.ref(GROUP, 6)
+    run.journal.once(run.key(7, "train", GROUP), lambda lease: trained(model=again).to_json())
+    champions = {0, 3, 4}
+    assert needed_versions(run)[GROUP] == champions | {6}
+    assert needed_versions(lagging)[GROUP] == champions | {5, 6}, "iterations 8 and 9 are sampled by 5 and 6"
+    lagging.journal.pin_value(run.run_id, RunValue.PARENTS.of(8), {GROUP: 1})
+    assert needed_versions(lagging)[GROUP] == champions | {5, 6, 1}, "what a decision of the gate named"

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from records import MakeTrace
 from stage_records import collected, finish
+from stage_records import scored as scored_result
 
 from pipelines.config.run_config import load_config
+from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
 from pipelines.stages.score import score
 from serve_apps.runner import WORKFLOW_RAISED
@@ -168,3 +170,22 @@ def test_score_fails_where_nothing_could_ever_be_trained(
 def test_one_episode_that_trains_is_enough(make_trace: Callable[..., Trace], tmp_path: Path) -> None:
     traces = [make_trace(i, status=status) for i, status in enumerate([EpisodeStatus.AGENT_ERROR, EpisodeStatus.OK])]
     assert score(scored_run(traces, tmp_path), 1).agents
+
+
+def test_where_iterations_overlap_score_goes_on_from_the_one_before_and_only_the_first_may_be_hopeless(
+    make_trace: Callable[..., Trace], tmp_path: Path
+) -> None:
+    run = scored_run([emptied(make_trace(i)) for i in range(2)], tmp_path)
+    late = Run(load_config(SMALL, {"storage.root": str(tmp_path / "late"), "loop.max_lag": 1}))
+    late.open()
+    late.traces.write_episodes(
+        [replace(of_group(emptied(make_trace(0))), run_id=late.run_id, iteration=2, team_key="team")]
+    )
+    where = {"run_id": late.run_id, "iteration": 2, "purpose": Purpose.TRAIN, "team_key": "team"}
+    finish(late, 2, collected(traces=late.traces.pin_episodes(**where)))
+    with pytest.raises(NotDone, match=r"score of iteration 1 of run .* needs score"):
+        score(late, 2)
+    finish(late, 1, scored_result())
+    assert score(late, 2).agents, "an iteration before it has learnt"
+    with pytest.raises(ValueError, match="nothing can be trained"):
+        score(run, 1)

@@ -1,0 +1,43 @@
+"""What the terminal shows while stages go on, one after another and side by side."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from pipelines.report.progress import Screen
+
+pytestmark = pytest.mark.fast
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def terminal() -> Console:
+    return Console(file=StringIO(), force_terminal=True, width=80)
+
+
+def test_lines_of_stages_that_end_crosswise_are_each_printed_once() -> None:
+    screen = Screen(terminal())
+    collect, train = screen.stage("collect", 3), screen.stage("train", 2)
+    collect.__enter__()(3, 8)
+    train.__enter__()(1, 1)
+    collect.__exit__(None, None, None)
+    train.__exit__(None, None, None)
+    with screen.stage("sync", 2):
+        pass
+    done = [line for line in shown(screen.console).splitlines() if "✓" in line]
+    names = [name for line in done for name in ("collect", "train", "sync") if name in line.rpartition("✓")[2]]
+    assert names == ["collect", "train", "sync"]
+    assert screen._live is None, "nothing moves any more"
+
+
+def test_a_stage_that_fails_leaves_no_line_behind() -> None:
+    screen = Screen(terminal())
+    with pytest.raises(ValueError, match="broken"), screen.stage("train", 2):
+        raise ValueError("broken")
+    assert screen._live is None and "✓" not in shown(screen.console)
