@@ -1,6 +1,7 @@
 """repository: a world of files, tests and an issue. What agents change is kept as a patch; nothing runs between two actions.
 
 read calc.py                 its lines, with numbers
+read calc.py add             those of the function or class `add` of it; all of them where it has none
 edit calc.py 2               line 2 becomes the text in the lines that follow, at the same indentation
   return a + b
 write calc.py                the file becomes the lines that follow
@@ -10,6 +11,7 @@ submit                       the hidden tests: reward 1.0 where the repository i
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +22,14 @@ from typing import Any
 from serve_apps.repository.grading import grade
 from serve_apps.repository.snapshot import is_protected, is_test, read_snapshot, with_patch
 from serve_apps.repository.suite import LIMITS, Files, SuiteRun, shared_suite
+from stores.syntax_trees import parse_python
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 REPAIRED = "repaired"
 """The answer of an episode that repaired its repository."""
 MAX_LISTED, MAX_SHOWN = 100, 20_000
 """Files of a listing, and characters of a file or of a diff that are shown."""
-USAGE = "Write: read FILE, edit FILE LINE and the new text below, write FILE and the text below, test, or submit."
+USAGE = "Write: read FILE, read FILE NAME, edit FILE LINE and the new text below, write FILE and the text below, test, or submit."
 
 
 class Repository:
@@ -87,7 +91,7 @@ class Repository:
         head, _, body = action.strip().partition("\n")
         verb, _, rest = head.strip().partition(" ")
         actions: dict[str, Callable[[], dict[str, Any]]] = {
-            "read": lambda: self._shown(self._read(rest.strip())),
+            "read": lambda: self._shown(self._read(*_path_and_name(rest.strip(), self._now))),
             "edit": lambda: self._shown(self._edit(rest, body)),
             "write": lambda: self._shown(self._write(rest.strip(), body + "\n")),
             "test": lambda: self._shown(self._test()),
@@ -104,14 +108,16 @@ class Repository:
     def _now(self) -> Files:
         return {**self._files, **self._changes}
 
-    def _read(self, path: str) -> str:
+    def _read(self, path: str, name: str) -> str:
         if path not in self._now:
             return f"There is no {path}. {self._listing()}"
         try:
-            lines = self._now[path].decode().splitlines()
+            text = self._now[path].decode()
         except UnicodeDecodeError:
             return f"{path} is no text."
-        return "\n".join(f"{number} {line}" for number, line in enumerate(lines, 1))[:MAX_SHOWN]
+        lines = list(enumerate(text.splitlines(), 1))
+        first, last = _span_of(name, text) or (1, len(lines))
+        return "\n".join(f"{number} {line}" for number, line in lines[first - 1 : last])[:MAX_SHOWN]
 
     def _edit(self, rest: str, body: str) -> str:
         path, _, number = rest.strip().rpartition(" ")
@@ -181,6 +187,24 @@ class Repository:
     def _shown(self, text: str) -> dict[str, Any]:
         state = sha256(repr((sorted(self._changes.items()), self._said)).encode()).hexdigest()[:16]
         return {"text": text, "info": {"diff": self.diff[:MAX_SHOWN]}, "anchor": state}
+
+
+def _path_and_name(text: str, files: Mapping[str, bytes]) -> tuple[str, str]:
+    """Splits what follows `read`: a path, which may have blanks, and perhaps a name."""
+    path, _, name = text.rpartition(" ")
+    return (text, "") if text in files or path not in files else (path, name)
+
+
+def _span_of(name: str, text: str) -> tuple[int, int] | None:
+    """Returns the first and last line, from 1, of the function or class of this name; None where there is none, or the text is no Python."""
+    try:
+        nodes = ast.walk(parse_python(text)) if name else iter(())
+        found = next((node for node in nodes if isinstance(node, DEFINITIONS) and node.name == name), None)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # an agent may have written it
+        return None
+    if found is None or found.end_lineno is None:
+        return None
+    return min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)]), found.end_lineno
 
 
 def _names(value: Sequence[str] | str) -> list[str]:

@@ -1,6 +1,7 @@
 """demonstrator: agent, task, inputs -> a completion: it plays locator, coder and verifier as somebody would who knows the code and is careless.
 
 The locator names another file, the coder another line or another operator, the verifier does not read what the tests say.
+The function is always that of the issue.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.R
     """Returns a completion of `agent` for these inputs; the same `rng` state gives the same text."""
     made, is_careless = make_repository(**task.metadata), rng.random() < SHARE_CARELESS[agent]
     if agent == "locator":
-        return f"<FILE>{rng.choice(sorted(made.repaired)) if is_careless else made.path}</FILE>"
+        path = rng.choice(sorted(made.repaired)) if is_careless else made.path
+        return f"<FILE>{path}</FILE><FUNCTION>{made.issue.partition('(')[0]}</FUNCTION>"
     if agent == "coder":
-        number, text = _change(made, inputs["file"], rng, is_careless=is_careless)
+        number, text = _change(made, inputs["lines"], rng, is_careless=is_careless)
         return f"<LINE>{number}</LINE><NEW>{text}</NEW>"
     verdict = SUBMIT if inputs["test_report"].endswith("passed") else AGAIN
     return f"<VERDICT>{rng.choice([SUBMIT, AGAIN]) if is_careless else verdict}</VERDICT>"
@@ -29,15 +31,23 @@ def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.R
 
 def _change(made: Made, shown: str, rng: random.Random, *, is_careless: bool) -> tuple[int, str]:
     """Returns the number and the new text of a line: the first that is not as it should be, else of one that does no harm."""
-    lines = [line.partition(" ")[2] for line in shown.splitlines()]
-    heads = [line for line in lines if line.startswith("def ")]
-    right = next((text.splitlines() for text in made.repaired.values() if set(heads) <= set(text.splitlines())), lines)
-    wrong = [number for number, (line, other) in enumerate(zip(lines, right, strict=False)) if line != other]
-    number = wrong[0] if wrong else next((n for n, line in enumerate(lines) if line.startswith(" ")), 0)
+    lines = [
+        (int(number), text)
+        for number, _, text in (line.partition(" ") for line in shown.splitlines())
+        if number.isdecimal()
+    ]
+    if not lines:
+        return 1, "pass"
+    heads = {text for _, text in lines if text.startswith("def ")}
+    right = next((text.splitlines() for text in made.repaired.values() if heads <= set(text.splitlines())), [])
+    should_be = {number: right[number - 1] if number <= len(right) else text for number, text in lines}
+    wrong = [number for number, text in lines if text != should_be[number]]
+    indented = [number for number, text in lines if text.startswith(" ")]
+    number = next(iter([*wrong, *indented, lines[0][0]]))
     if not is_careless:
-        return number + 1, right[number].strip()
+        return number, should_be[number].strip()
     if rng.random() < 0.5:
-        number = rng.randrange(len(lines))
-    swaps = [(old, new) for old, new in SWAPS if old in right[number]]
-    text = right[number].replace(*rng.choice(swaps), 1) if swaps else right[number]
-    return number + 1, text.strip()
+        number = rng.choice(lines)[0]
+    swaps = [(old, new) for old, new in SWAPS if old in should_be[number]]
+    text = should_be[number].replace(*rng.choice(swaps), 1) if swaps else should_be[number]
+    return number, text.strip()

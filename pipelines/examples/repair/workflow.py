@@ -1,4 +1,7 @@
-"""workflow: a locator names a file, a coder changes a line of it, and a verifier reads the tests and submits or sends it back."""
+"""workflow: a locator names a file and a function, a coder changes a line of it, and a verifier reads the tests and submits or sends it back.
+
+To look for the file first, for the function in it and then for the line is the way of Agentless (arXiv 2407.01489).
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ class Repair(Workflow):
     """At most `rounds` changes, of one line each."""
 
     locator = Agent(
-        prompt="Issue: {issue}\n{files}\nTests: {test_report}\nReply with <FILE>path</FILE> only.",
-        contract=Tags("FILE"),
-        max_tokens=16,
+        prompt="Issue: {issue}\n{files}\nTests: {test_report}\nReply with <FILE>path</FILE><FUNCTION>name</FUNCTION> only.",
+        contract=Tags("FILE", "FUNCTION"),
+        max_tokens=32,
     )
     coder = Agent(
-        prompt="Issue: {issue}\n{file}\nReply with <LINE>number</LINE><NEW>code</NEW> only.",
+        prompt="Issue: {issue}\n{lines}\nReply with <LINE>number</LINE><NEW>code</NEW> only.",
         contract=Tags("LINE", "NEW"),
         max_tokens=40,
-        cut=("file",),
+        cut=("lines",),
     )
     verifier = Agent(
         prompt="Issue: {issue}\nTests: {test_report}\nReply with <VERDICT>submit or again</VERDICT> only.",
@@ -48,10 +51,10 @@ class Repair(Workflow):
         async with tools.repo(**task.metadata) as repo:
             files, test_report = repo.seen.text, "not run"
             for _ in range(self.rounds):
-                path = (await agents.locator(issue=task.prompt, files=files, test_report=test_report))["file"]
-                file = (await repo.step(TracedText.joined("read ", path))).text
-                change = await agents.coder(issue=task.prompt, file=file)
-                await repo.step(TracedText.joined("edit ", path, " ", change["line"], "\n", change["new"]))
+                place = await agents.locator(issue=task.prompt, files=files, test_report=test_report)
+                lines = (await repo.step(TracedText.joined("read ", place["file"], " ", place["function"]))).text
+                change = await agents.coder(issue=task.prompt, lines=lines)
+                await repo.step(TracedText.joined("edit ", place["file"], " ", change["line"], "\n", change["new"]))
                 test_report = (await repo.step("test")).text
                 if (await agents.verifier(issue=task.prompt, test_report=test_report))["verdict"] == SUBMIT:
                     break

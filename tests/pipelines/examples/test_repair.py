@@ -27,9 +27,9 @@ def play(task: Task, dice: random.Random, *, rounds: int = 2) -> dict[str, Any]:
     world = World(**task.metadata)
     world.reset()
     for _ in range(rounds):
-        path = demonstrate("locator", task, {}, dice)[6:-7]
-        file = world.step(f"read {path}")["text"]
-        number, text = demonstrate("coder", task, {"file": file}, dice)[6:-6].split("</LINE><NEW>")
+        path, function = demonstrate("locator", task, {}, dice)[6:-11].split("</FILE><FUNCTION>")
+        lines = world.step(f"read {path} {function}")["text"]
+        number, text = demonstrate("coder", task, {"lines": lines}, dice)[6:-6].split("</LINE><NEW>")
         world.step(f"edit {path} {number}\n{text}")
         test_report = world.step("test")["text"]
         if demonstrate("verifier", task, {"test_report": test_report}, dice) == "<VERDICT>submit</VERDICT>":

@@ -51,6 +51,34 @@ def test_a_repair_is_found_by_reading_changing_and_testing() -> None:
     assert "-    return a - b\n+    return a + b\n" in seen["info"]["diff"]
 
 
+SHAPES = {
+    "two words.py": "import functools\n\n@functools.cache\ndef area(a):\n    return a * a\n\nclass Box:\n    def side(self):\n        return 2\n",
+    "broken.py": "def add(a, b:\n    return a\n",
+    "deep.py": "x = " + "(" * 5000 + ")" * 5000 + "\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("action", "shown"),
+    [
+        ("read two words.py area", ["3 @functools.cache", "4 def area(a):", "5     return a * a"]),
+        ("read two words.py side", ["8     def side(self):", "9         return 2"]),
+        ("read two words.py Box", ["7 class Box:", "8     def side(self):", "9         return 2"]),
+        ("read broken.py add", ["1 def add(a, b:", "2     return a"]),
+    ],
+)
+def test_a_function_of_a_file_is_shown_with_the_numbers_of_its_lines(action: str, shown: list[str]) -> None:
+    assert played(action, files={**FILES, **SHAPES})["text"].splitlines() == shown
+
+
+def test_a_name_that_a_file_has_not_shows_all_of_it() -> None:
+    files = {**FILES, **SHAPES}
+    whole = played("read two words.py", files=files)["text"]
+    assert whole == played("read two words.py gap", files=files)["text"] and len(whole.splitlines()) == 9
+    assert played("read deep.py add", files=files)["text"].startswith("1 x = (((")
+    assert played("read none.py add", files=files)["text"].startswith("There is no none.py add.")
+
+
 def test_a_state_is_the_change_so_far() -> None:
     untouched, read = played(), played("read calc.py")
     changed, back = played(REPAIR), played("edit calc.py 2\nreturn a", REPAIR)
