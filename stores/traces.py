@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stores import rows
+from stores.event_times import COLUMNS, EVENT_TIMES, event_times
 from stores.trace_filters import (
     equals,
     literal,
@@ -248,6 +249,22 @@ class TraceStore(TraceUpkeep):
         """Yields pinned episodes as records; filters are those of `read_batches`."""
         for batch in self.read_batches(ref, agent=agent, model_group=model_group, statuses=statuses, causes=causes):
             yield from rows.traces_of(batch)
+
+    def event_times(self, *, run_id: str, iteration: int, since: float, until: float) -> pa.Table:
+        """Returns when the stored episodes of an iteration, their turns and their tool calls began and ended.
+
+        The columns are those of `event_times`; there is no row where nothing is stored. The turns are read whole, since
+        LanceDB reads no part of a nested column, but 256 episodes at a time.
+
+        Args: since, until: only episodes of which a part lies between these Unix seconds.
+        """
+        table = self._tables.open_if_there(self._tables.name_for("episodes", run_id, iteration))
+        if table is None:
+            return EVENT_TIMES.empty_table()
+        where = f"{equals(run_id=run_id, iteration=iteration)} AND started_at < {until} AND started_at + duration_s > {since}"
+        with self._tables.naming(table.name):
+            batches = table.search().where(where).select(list(COLUMNS)).to_batches(256)
+            return pa.concat_tables([EVENT_TIMES.empty_table(), *map(event_times, batches)])
 
     def read_rewards(self, ref: RewardsRef) -> Iterator[EpisodeRewards]:
         """Yields the pinned rewards of the episodes of the ref's team, in no particular order."""

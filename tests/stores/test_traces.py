@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from stores.event_times import EPISODE, TOOL_CALL, TURN
 from stores.rows import episode_table, reward_table, traces_of
 from stores.trace_tables import TraceTables, table_name
 from stores.traces import TraceStore
@@ -533,3 +534,24 @@ def test_pins_of_different_keys_never_meet(shared: TraceStore, make_trace: Calla
         assert {trace.episode_id for trace in shared.read_traces(ref)} == own
     shared.write_episodes([make_trace(2, **OTHER_KEYS[1])])
     assert shared.pin_episodes(**OTHER_KEYS[1]).tag != refs[1].tag, "another row is another set"
+
+
+def test_times_of_events_are_unix_seconds_of_the_episodes_in_a_span_of_time(
+    store: TraceStore, make_trace: Callable[..., Trace]
+) -> None:
+    def played(index: int, began: float) -> Trace:
+        return replace(make_trace(index, **KEY), started_at=began, duration_s=10.0)
+
+    store.write_episodes([played(0, 1000.0), played(1, 1100.0), replace(played(2, 1200.0), turns=(), tool_calls=())])
+    where = {"run_id": "run", "iteration": 3}
+    found = store.event_times(**where, since=1105.0, until=1205.0)
+    trace = played(1, 1100.0)
+    expected = [(EPISODE, "", 1100.0, 1110.0), (EPISODE, "", 1200.0, 1210.0)]
+    expected += [(TURN, t.model_group, 1100 + t.start_s, 1100 + t.start_s + t.duration_s) for t in trace.turns]
+    expected += [(TOOL_CALL, c.tool, 1100 + c.start_s, 1100 + c.start_s + c.duration_s) for c in trace.tool_calls]
+    rows = sorted((row["kind"], row["name"], row["start_s"], row["end_s"]) for row in found.to_pylist())
+    assert len(rows) == len(expected) > 4
+    for row, known in zip(rows, sorted(expected), strict=True):
+        assert row[:2] == known[:2] and row[2:] == pytest.approx(known[2:])
+    assert store.event_times(**where, since=1110.0, until=1200.0).num_rows == 0
+    assert store.event_times(run_id="run", iteration=4, since=0.0, until=1e10).num_rows == 0
