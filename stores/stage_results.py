@@ -18,6 +18,9 @@ R = TypeVar("R", bound="StageResult")
 
 AgentFigures: TypeAlias = Mapping[str, Mapping[str, float]]
 """By agent, then by name of the figure."""
+TrainParts: TypeAlias = Mapping[str, tuple[float, float]]
+"""By part of a trainer's work, in order, Unix seconds of its begin and its end: `load` (weights and state of the parent), `read`
+(rows or episodes), `learn` (forward and backward passes), `store` (checkpoint and version)."""
 CHOSEN, PROBABILITY = "chosen/", "probability/"
 """What the figures of an agent's choices begin with; the option follows."""
 
@@ -143,6 +146,8 @@ class Trained(StageResult):
     metrics: Mapping[str, float]
     """`train/<name>`."""
     agents: AgentFigures
+    parts: TrainParts | None = None
+    """When the trainer did what; None where it did nothing in this attempt, because an earlier one had committed the version."""
     is_failed: bool = False
     """True where training failed for good and `promote.on_failed_group: keep_parent` lets the other model groups go on."""
 
@@ -158,6 +163,8 @@ class TrainedLearner(StageResult):
     reason: str
     metrics: Mapping[str, float]
     agents: AgentFigures
+    parts: TrainParts | None = None
+    """As `Trained.parts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

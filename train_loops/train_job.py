@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
@@ -71,3 +72,11 @@ def parse_job(data: Mapping[str, Any]) -> TrainJob:
     if job.parent is not None and job.version <= job.parent.version:
         raise ValueError(f"job {job.job_id}: version {job.version} must follow parent {job.parent.version}")
     return job
+
+
+def train_parts(began: float, ends: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """By part of a job, in order, Unix seconds of its begin and its end: each begins where the one before ended.
+
+    Args: began: Unix seconds of the first begin; ends: by part, those of its end. See `stores.stage_results.TrainParts`.
+    """
+    return dict(zip(ends, pairwise((began, *ends.values())), strict=True))

@@ -36,7 +36,7 @@ from stores.weights import WeightStore
 from train_loops.config import TrainConfig
 from train_loops.run_checkpoints import CarriedState, agree, resume, store_state, sweep
 from train_loops.team.signal import LOG_RATIOS_FILE, read_team_signal
-from train_loops.train_job import TrainJob, parse_job
+from train_loops.train_job import TrainJob, parse_job, train_parts
 
 if TYPE_CHECKING:
     from train_loops.engine import Engine
@@ -139,7 +139,7 @@ class Worker:
         if stored is not None:
             logger.info("version %d is committed already", job.version)
             return stored
-        started = time.perf_counter()
+        began, started = time.time(), time.perf_counter()
         parent = job.parent
         assert parent is not None, "parse_job: a model group's job has a parent"
         parent_folder = store.fetch(parent)
@@ -147,12 +147,14 @@ class Worker:
         loaded = time.perf_counter()
         # A fresh critic's advantages are noise: for the first jobs only the critic learns.
         trains_policy = not self._has_values or self._state.num_critic_jobs >= job.train.critic.warmup_iterations
+        ends = {"load": time.time()}
         learned = self._learn(job, store, trains_policy=trains_policy)
+        ends |= {"read": ends["load"] + learned.metrics["train/read_s"], "learn": time.time()}
         learned.metrics["train/load_s"] = loaded - started
         learned.metrics["train/is_state_lost"] = float(bool(self._lost))
         if learned.reason:
             logger.info("keeps version %d: %s", parent.version, learned.reason)
-            return _result(None, learned)
+            return _result(None, learned) | {"parts": train_parts(began, ends)}
         note = f"{job.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
         note = note if trains_policy else "critic warm-up: the policy is its parent's"
         note += f"; {' and '.join(self._lost)} started afresh" if self._lost else ""
@@ -164,7 +166,7 @@ class Worker:
             int(learned.metrics["train/rows"]),
             time.perf_counter() - started,
         )
-        return _result(self._held, learned)
+        return _result(self._held, learned) | {"parts": train_parts(began, ends | {"store": time.time()})}
 
     def leave_gpu(self) -> None:
         """Frees the GPU after a job, whatever became of it.

@@ -31,10 +31,13 @@ RESULTS: dict[str, StageResult] = {
     ),
     "scored": records.scored(),
     "trained": records.trained(reason="no trainable row", metrics={"train/rows": 0.0}),
+    "trained, with its times": records.trained(
+        parts={"load": (1795775113.25, 1795775114.5), "learn": (1795775114.5, 1795775119.0)}
+    ),
     "failed": records.trained(is_failed=True, reason="training failed: x"),
     "the whole team": TrainedTeam(
         order=("b", "a"),
-        team=records.learner(model=None, reason="no episode"),
+        team=records.learner(model=None, reason="no episode", parts={"read": (1.0, 2.5)}),
         model_groups={"a": records.trained("a"), "b": records.trained("b")},
     ),
     "synced": records.synced(proofs=({"app": "x", "max_difference_old": None},)),

@@ -171,9 +171,12 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
     handle.wait_ready(300)
     print(f"cold start {time.monotonic() - began:.1f} s")
 
+    began_at = time.time()
     first = handle.run_job(bench.job(ref), 120)
     assert first["metrics"]["train/logprob_gap_max"] < 1e-5
     assert first["metrics"]["train/steps"] == 2 and set(first["agents"]) == {"solver", "verifier"}
+    assert list(first["parts"]) == ["load", "read", "learn", "store"]
+    assert began_at <= first["parts"]["load"][0] < first["parts"]["store"][1] <= time.time()
     v1 = ModelVersionRef(**first["model"])
     bench.weights.verify(v1)
     manifest = bench.weights.manifest(v1)
@@ -196,6 +199,7 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
     again = bench.attach().run_job(job, 120)
     assert again["model"] == second["model"]
     assert again["metrics"]["train/loss"] == second["metrics"]["train/loss"]
+    assert "parts" not in again, "nothing was done"
 
     # Rows that the parent did not sample: refused with the reason, by the same process.
     with pytest.raises(TrainJobError, match="trainer and engine differ") as error:

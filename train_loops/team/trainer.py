@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from stores.traces import TraceStore
 from stores.weights import WeightStore
 from train_loops.config import TEAM
 from train_loops.team.signal import write_signal
-from train_loops.train_job import TrainJob, parse_job
+from train_loops.train_job import TrainJob, parse_job, train_parts
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
     existing = store.ref(TEAM, job.version)
     if existing is not None:  # an earlier try has committed it: its result is the answer
         return json.loads((store.fetch(existing) / RESULT_FILE).read_text()) | {"model": asdict(existing)}
+    began = time.time()
     traces = TraceStore(job.traces_uri)
     episodes = team_episodes(
         list(traces.read_traces(job.traces)),
@@ -45,9 +47,12 @@ def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
     )
     if not episodes:
         return {"model": None, "reason": "no episode with a rewarded turn", "metrics": {}, "agents": {}}
+    ends = {"read": time.time()}
     learner = TeamLearner(job.train, seed=job.seed - job.iteration)
     is_resumed = job.parent is not None and learner.load(store.fetch(job.parent))
+    ends["load"] = time.time()
     signal, metrics = learner.learn(episodes, seed=job.seed)
+    ends["learn"] = time.time()
     metrics["train/is_state_lost"] = float(job.parent is not None and not is_resumed)
     result = {"reason": "", "metrics": metrics | {"train/episodes": float(len(episodes))}, "agents": {}}
     with tempfile.TemporaryDirectory(prefix="troupe-team-") as scratch:
@@ -57,7 +62,7 @@ def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
         (folder / RESULT_FILE).write_text(json.dumps(result))
         ref = _commit(store, job, folder)
     logger.info("committed version %d of the team's learner after %d episodes", job.version, len(episodes))
-    return result | {"model": asdict(ref)}
+    return result | {"model": asdict(ref), "parts": train_parts(began, ends | {"store": time.time()})}
 
 
 def _commit(store: WeightStore, job: TrainJob, folder: Path) -> Any:
