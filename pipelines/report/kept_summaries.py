@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pipelines.monitoring.training_warnings import TrainingWarning, compared_iterations, latest_warnings
+from pipelines.report.kept_timelines import Timelines
 from pipelines.report.so_far import SoFar
 from pipelines.report.summary import figures_of_iteration
 from pipelines.run.run import Run
@@ -37,6 +38,7 @@ class Summaries:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._rows: dict[int, Row | None] = {}
+        self.timelines = Timelines(run)
 
     def row(self, iteration: int) -> Row | None:
         """Returns the figures of an iteration with its warnings, as `ReportData.iterations`; None before it is done."""
@@ -45,15 +47,19 @@ class Summaries:
         return row if row is None or "warnings" in row else self._with_warnings(row)
 
     def rows(self, iterations: Iterable[int]) -> list[Row]:
-        """Returns the figures of those of the iterations that are done, in this order."""
+        """Returns the figures of those of the iterations that are done, in this order, and as `time` who worked and who waited."""
         numbers = list(iterations)
         self.load(numbers)
-        return [row for number in numbers if (row := self.row(number)) is not None]
+        rows = [row for number in numbers if (row := self.row(number)) is not None]
+        accounts = self.timelines.accounts(row["iteration"] for row in rows)
+        return [row | {"time": accounts[row["iteration"]]} for row in rows]
 
     def so_far(self) -> SoFar:
         """Returns what the finished iterations add up to, and keeps it as far as their `record` has begun."""
         journal, run_id = self._run.journal, self._run.run_id
         kept = journal.value(run_id, RunValue.SO_FAR)
+        if kept is not None and "time" not in kept:
+            kept = None  # of an earlier version
         so_far = (None if kept is None else self._parsed(RunValue.SO_FAR, kept, SoFar.from_json)) or SoFar()
         if so_far.missing and journal.finished(run_id, Decided.STAGE, among=so_far.missing):
             so_far = SoFar()  # an iteration was finished after a later one: all is added up again, in order
@@ -67,7 +73,7 @@ class Summaries:
             if is_kept and number not in recorded:
                 is_kept = False
                 self._keep(so_far)
-            so_far.add(row)
+            so_far.add(row | {"time": self.timelines.accounts([number])[number]})
         if is_kept and numbers:
             self._keep(so_far)
         return so_far

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipelines.monitoring.training_warnings import TrainingWarning
+from pipelines.report.waits import Account
 
 MOST_DRAWN = 200
 MOST_THINNED = 100
@@ -55,6 +56,8 @@ class SoFar:
     extremes: Extremes = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """By stage, `total` included: seconds of all iterations."""
+    time: Account = field(default_factory=Account)
+    """Who worked in all iterations, and who waited for whom."""
     gap_sum: float = 0.0
     """Of the mean gap in logprobs between trainer and engine, over `num_gaps` trainings."""
     num_gaps: int = 0
@@ -72,7 +75,8 @@ class SoFar:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SoFar:
         """The inverse of `to_json`."""
-        return cls(**{**data, "drawn": Drawn(**data["drawn"]), "evaluated": Drawn(**data["evaluated"])})
+        drawn = {name: Drawn(**data[name]) for name in ("drawn", "evaluated")}
+        return cls(**{**data, **drawn, "time": Account.from_json(data["time"])})
 
     def to_json(self) -> dict[str, Any]:
         """Returns what the journal keeps, JSON values."""
@@ -89,8 +93,9 @@ class SoFar:
         return self.drawn.stride > 1 or self.evaluated.stride > 1
 
     def add(self, row: Row) -> None:
-        """Adds the figures of the next finished iteration, see `ReportData.iterations`."""
+        """Adds the figures of the next finished iteration, see `ReportData.iterations`, and its time, where it is known."""
         number = int(row["iteration"])
+        self.time = self.time.plus(row.get("time") or Account())
         self.missing += range(self.last + 1, number)
         self.last = number
         self.drawn.add(number)
