@@ -135,7 +135,7 @@ def record_iteration(
     root: Root = "runs",
     address: Address = "",
 ) -> None:
-    """Record a finished iteration: write its MLflow run with metrics, traces and links, report.json and report.html.
+    """Record a finished iteration: write its MLflow run with metrics, traces and links, report.json, report.html and timeline.json.
 
     After the last iteration the champion also plays the test tasks, and the MLflow run of the whole run ends.
     """
@@ -365,11 +365,11 @@ def export(
 def report(
     config: RunArgument,
     out: Annotated[
-        Path | None, typer.Option(help="The folder that the two files are written to. Default: the folder of the run.")
+        Path | None, typer.Option(help="The folder that the files are written to. Default: the folder of the run.")
     ] = None,
     root: Root = "runs",
 ) -> None:
-    """Write report.json and report.html anew from what is stored."""
+    """Write report.json, report.html and timeline.json anew from what is stored."""
     from pipelines.report.record import write_reports
 
     _, paths = write_reports(existing_run(config, root, is_read_only=True), out=out)

@@ -87,7 +87,7 @@ class Screen:
             )
 
     def result(self, report: Mapping[str, Any], paths: Sequence[str]) -> None:
-        """Shows accuracy before and after, the difference, and where the reports are."""
+        """Shows accuracy before and after, the difference, where the reports are, and the largest waits."""
         if report["before"] and report["after"]:
             low, high = report["delta_ci95"]
             self.console.print(
@@ -97,6 +97,10 @@ class Screen:
             )
         for path in paths:
             self.console.print(path, soft_wrap=True)
+        if report["waits"]:
+            self.console.print("[bold]the largest waits[/]")
+        for number, wait in enumerate(report["waits"], 1):
+            self.console.print(f"{number}. {wait['sentence']}", soft_wrap=True, markup=False, highlight=False)
 
 
 class _Line:

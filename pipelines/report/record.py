@@ -2,7 +2,7 @@
 
     journal, traces ──> an MLflow run of the iteration, nested under the run's own, with links to DAG run and Ray jobs
                    ├──> a point on every curve of the run's own
-                   └──> runs/<run>/report.json and report.html, as far as the run has come
+                   └──> runs/<run>/report.json, report.html and timeline.json, as far as the run has come
 
 The last task of a DAG run, and what the local runner calls after each iteration. Done once per iteration, like a stage.
 """
@@ -20,6 +20,7 @@ from typing import Any
 from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
+from pipelines.report.chrome_trace import chrome_trace
 from pipelines.report.form_of_gain import form_of_gain
 from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
 from pipelines.report.so_far import SoFar
@@ -35,8 +36,11 @@ from stores.stage_results import Measured
 from stores.types import EpisodeRewards, Trace
 
 STAGE = RECORD
+REPORT_FILES = {"json": "report.json", "html": "report.html", "timeline": "timeline.json"}
 UPLOAD_EVERY = 10
 """The page goes into MLflow with the first iterations, then with each tenth, and at the end of the run; report.json always."""
+NUM_DRAWN = 3
+"""Iterations whose timelines are drawn in the page; timeline.json has `kept_timelines.NUM_KEPT`."""
 NUM_EXAMPLES = 4
 NUM_EXPLANATIONS = 20
 NUM_TRACES = 8
@@ -164,7 +168,8 @@ def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
 
 
 def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Writes report.json and report.html from what is stored so far; returns the former's content and both paths.
+    """Writes report.json, report.html and timeline.json from what is stored so far; returns report.json's content and the paths
+    by `json`, `html` and `timeline`.
 
     Args: out: the folder that they are written to; default that of the run. ValueError where nothing can be written to it.
     """
@@ -184,6 +189,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         return None if trace is None else ExampleEpisode(trace=trace, rewards=_rewards(run, trace))
 
     chosen = sorted(set(before) & set(after))[:NUM_EXAMPLES]
+    timelines = summaries.timelines.latest(so_far.last)
     data = ReportData(
         run_id=run.run_id,
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
@@ -197,14 +203,18 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         total_seconds=so_far.seconds.get("total", 0.0),
         warnings=so_far.shown_warnings(),
         num_warnings=so_far.num_warnings,
+        time=so_far.time,
+        timelines=timelines[-NUM_DRAWN:],
         examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
         notes=_notes(run, so_far),
         facts=_facts(run, report),
         checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
-    contents = {"json": json.dumps(report, indent=2), "html": render(data)}
+    unfinished = summaries.timelines.unfinished(so_far.last + 1)
+    trace = chrome_trace(run.run_id, [*timelines, *([] if unfinished is None else [unfinished])])
+    contents = {"json": json.dumps(report, indent=2), "html": render(data), "timeline": json.dumps(trace)}
     folder = run.folder if out is None else str(out)
-    paths = {kind: f"{folder}/report.{kind}" for kind in contents}
+    paths = {kind: f"{folder}/{name}" for kind, name in REPORT_FILES.items()}
     for kind, path in paths.items():
         try:
             write_file(path, contents[kind].encode())

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pipelines.monitoring.training_warnings import TrainingWarning, all_warnings
 from pipelines.report import figures
 from pipelines.report.page import render_template
+from pipelines.report.timeline import Timeline
+from pipelines.report.timeline_chart import timeline_chart
+from pipelines.report.waits import Account, lane_times, largest_waits
 from pipelines.report.warnings_table import newest_first, warning_lines
 from pipelines.report.watch_table import watch_tables
 from stores.stage_results import CHOSEN
@@ -65,6 +68,7 @@ class ReportData:
     `evaluation`: None or {`candidate`, `champion`, `gain`, `bound`: {mean, low, high} or None, `num_tasks`, `verdict`,
         `condition`, `causes`: {team: {cause: number}}}
     `warnings`: the warnings of `training_warnings.latest_warnings`, for the terminal
+    `time`: the `waits.Account` of the iteration, in the report only
     Of a long run these are some of the iterations, see `so_far`.
     """
     form: Mapping[str, Any] | None = None
@@ -86,6 +90,10 @@ class ReportData:
     num_warnings: int | None = None
     """How many there were in all."""
     examples: Sequence[Example] = ()
+    time: Account = field(default_factory=Account)
+    """Who worked in all iterations, and who waited for whom."""
+    timelines: Sequence[Timeline] = ()
+    """The last iterations, in order; those that are drawn whole."""
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
     checks: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
@@ -122,6 +130,10 @@ def render(data: ReportData) -> str:
         funnel=figures.funnel(lines),
         repeated=[(row["iteration"], line) for row in rows if (line := repeated_in_words(row.get("repeated")))],
         timings=figures.timings(rows),
+        work=figures.work(rows),
+        waits=largest_waits(data.time),
+        lane_times=lane_times(data.time),
+        timelines=[timeline_chart(timeline) for timeline in reversed(data.timelines)],
         examples=[example for example in data.examples if example.before or example.after],
     )
 

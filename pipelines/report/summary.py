@@ -12,6 +12,7 @@ from pipelines.episodes.from_run import source_of
 from pipelines.evaluation.statistics import Interval, paired_interval
 from pipelines.report.over_control import team_over_control
 from pipelines.report.so_far import SoFar
+from pipelines.report.waits import NUM_LARGEST, Account, Wait, cause_in_words, in_words, who_in_words
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
 from pipelines.run.provenance import git_commit
@@ -292,6 +293,7 @@ def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> di
         "overhead_share": [row["metrics"]["overhead_share"] for row in rows],
         "logprob_gap": {"mean": so_far.gap_sum / max(so_far.num_gaps, 1), "max": so_far.gap_max},
         "sync_seconds": so_far.sync_seconds,
+        "waits": [_wait(wait, so_far.time) for wait in so_far.time.waits[:NUM_LARGEST]],
         "failed_groups": so_far.failed_groups,
         "warnings": [str(warning) for warning in so_far.shown_warnings()],
         "num_warnings": so_far.num_warnings,
@@ -302,6 +304,16 @@ def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> di
         "commit": git_commit(),
         "cores": os.cpu_count(),
         "written_at": time.time(),
+    }
+
+
+def _wait(wait: Wait, total: Account) -> dict[str, Any]:
+    return {
+        "who": who_in_words(wait),
+        "seconds": wait.seconds,
+        "share": wait.seconds / total.seconds,
+        "waited_for": cause_in_words(wait.cause),
+        "sentence": in_words(wait, total),
     }
 
 

@@ -22,7 +22,7 @@ from pipelines.config.run_config import RunConfig
 from pipelines.episodes.from_run import parse_source, pin_source
 from pipelines.report.kept_summaries import iteration_summary
 from pipelines.report.progress import Screen
-from pipelines.report.record import finish_parent, open_parent, record
+from pipelines.report.record import REPORT_FILES, finish_parent, open_parent, record
 from pipelines.run.disk import check_disk
 from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations
@@ -39,7 +39,7 @@ from stores.types import ModelVersionRef
 
 
 def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
-    """Runs every iteration that is not done yet and writes report.json and report.html into the run's folder.
+    """Runs every iteration that is not done yet and writes report.json, report.html and timeline.json into the run's folder.
 
     Returns the report. Raises ValueError for a run name that another config holds, before anything starts.
     """
@@ -77,7 +77,7 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
         measure_last(run, address=address, screen=screen)
         _add_wall(run, RunValue.WALL, time.perf_counter() - began)
         report = records.finish()
-    screen.result(report, [f"{run.folder}/{name}" for name in ("report.json", "report.html")])
+    screen.result(report, [f"{run.folder}/{name}" for name in REPORT_FILES.values()])
     return report
 
 

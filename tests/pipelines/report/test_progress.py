@@ -1,8 +1,9 @@
-"""What the terminal shows while stages go on, one after another and side by side."""
+"""What the terminal shows while stages go on, one after another and side by side, and at the end of a run."""
 
 from __future__ import annotations
 
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -41,3 +42,29 @@ def test_a_stage_that_fails_leaves_no_line_behind() -> None:
     with pytest.raises(ValueError, match="broken"), screen.stage("train", 2):
         raise ValueError("broken")
     assert screen._live is None and "✓" not in shown(screen.console)
+
+
+def shown_result(report: dict[str, Any]) -> list[str]:
+    console = Console(file=StringIO(), width=200, force_terminal=True, color_system=None)
+    with console.capture() as text:
+        Screen(console).result(report, ["runs/demo/report.json", "runs/demo/timeline.json"])
+    return text.get().splitlines()
+
+
+def test_the_largest_waits_are_the_last_lines_after_the_files() -> None:
+    waits = [
+        "engines waited 31.2 s (42% of iteration 3): the trainer of model group [a] was at work",
+        "trainers waited 20.0 s (27% of iteration 3): engines were at work (collect)",
+    ]
+    report = {"before": None, "after": None, "waits": [{"sentence": wait} for wait in waits]}
+    assert shown_result(report) == [
+        "runs/demo/report.json",
+        "runs/demo/timeline.json",
+        "the largest waits",
+        f"1. {waits[0]}",
+        f"2. {waits[1]}",
+    ]
+
+
+def test_a_run_without_waits_ends_with_the_files() -> None:
+    assert shown_result({"before": None, "after": None, "waits": []})[-1] == "runs/demo/timeline.json"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -20,6 +21,8 @@ from pipelines.report.figures import choices, other_metrics, overhead_share, tra
 from pipelines.report.record import iteration_metrics
 from pipelines.report.sections import Example, ExampleEpisode, ReportData, iteration_table, render
 from pipelines.report.summary import repeated_calls
+from pipelines.report.timeline import Kind, Lane, Span, StageTime, iteration_timeline
+from pipelines.report.waits import account
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
@@ -230,6 +233,22 @@ def test_names_and_prompts_are_escaped_wherever_they_stand() -> None:
     html = render(replace(data, run_id=EVIL, iterations=[row], examples=[Example(before=changed)], notes=[EVIL]))
     assert "<script>alert" not in html and "<img" not in html
     assert read(html).text.count(EVIL) > 20, "what was written is shown as it was written"
+
+
+def test_names_of_lanes_and_waits_are_escaped() -> None:
+    stages = [StageTime(stage="collect", start_s=0, end_s=60), StageTime(stage="train", start_s=60, end_s=100)]
+    calls = {Lane(Kind.TOOL, EVIL): np.array([[0.0, 50.0]])}
+    trainers = {EVIL: [Span(60, 100, "learn")]}
+    timeline = iteration_timeline(1, stages, trainers=trainers, engines=[EVIL], calls=calls)
+    total = account(timeline)
+    html = render(
+        replace(sample_report(1), iterations=[iteration_row(1) | {"time": total}], time=total, timelines=[timeline])
+    )
+    assert "<script>alert" not in html and "<img" not in html
+    page = read(html)
+    assert f"Engines and trainers waited 50.0 s (50% of iteration 1): tool {EVIL} was at work (collect)." in page.text
+    assert f"tool {EVIL}" in page.text and f"trainer {EVIL}" in page.text
+    assert "Who worked, who waited" not in read(render(sample_report())).text, "nothing is known of it"
 
 
 def test_the_report_shows_every_part() -> None:

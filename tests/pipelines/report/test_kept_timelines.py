@@ -1,0 +1,203 @@
+"""Timelines of a stored run: from its journal and its traces, read once and kept; what is not stored is not made up."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import MakeTrace
+from stage_records import collected, decided, evaluated, finish, scored, synced, trained
+
+from pipelines.config.run_config import load_config
+from pipelines.report import kept_timelines
+from pipelines.report.kept_timelines import NUM_KEPT, Timelines, read_timeline
+from pipelines.report.record import write_reports
+from pipelines.report.timeline import Kind, Lane
+from pipelines.report.waits import PAUSE, RUNNER, Account
+from pipelines.run.run import Run
+from stores.journal import STAGES
+from stores.run_values import RunValue
+from stores.stage_results import TracesSource
+from stores.types import Purpose
+
+pytestmark = pytest.mark.test
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+TEAM = "team"
+BEGAN = 1_795_775_000.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    opened = Run(load_config(SMALL, {"storage.root": str(tmp_path), "iterations": 40}))
+    opened.open()
+    return opened
+
+
+def play(
+    run: Run, k: int, make_trace: MakeTrace | None, *, parts: Mapping[str, tuple[float, float]] | None = None
+) -> None:
+    """Iteration k lasts 100 s from BEGAN + 1000 k on: collect 40, a pause of 2, score 1, train 50, sync 7, no time for the rest.
+
+    Of its two episodes the second has its only turn from 12.5 to 20 s after collect began.
+    """
+    began = BEGAN + 1000 * k
+    where = {"run_id": run.run_id, "iteration": k, "purpose": Purpose.TRAIN, "team_key": "team"}
+    if make_trace is not None:
+        trace = make_trace(0, **where)
+        turn = replace(trace.turns[0], model_group=TEAM, start_s=0.5, duration_s=7.5)
+        call = replace(trace.tool_calls[0], tool="search", start_s=8.0, duration_s=2.0)
+        early = replace(trace, started_at=began - 500, duration_s=400, turns=(turn,), tool_calls=(call,))
+        late = replace(early, episode_id=f"{early.episode_id[:-1]}x", started_at=began + 12, duration_s=11)
+        run.traces.write_episodes([early, late])
+    finish(run, k, collected(policy_versions={TEAM: k - 1}))
+    finish(run, k, scored())
+    finish(run, k, trained(TEAM, k, parts=parts), TEAM)
+    for result in (synced(), evaluated(), decided()):
+        finish(run, k, result)
+    times = {"collect": (0, 40), "score": (42, 43), "train": (43, 93), "sync": (93, 100)}
+    for stage in ("collect", "score", "train", "sync", "evaluate", "promote"):
+        begin, end = times.get(stage, (100, 100))
+        change(run, k, stage, started_at=began + begin, ended_at=began + end)
+
+
+def change(run: Run, k: int, stage: str, **values: Any) -> None:
+    """Changes the journal's row of a stage."""
+    with run.journal._connect() as connection:
+        is_row = (STAGES.c.run_id == run.run_id) & (STAGES.c.iteration == k) & (STAGES.c.stage == stage)
+        connection.execute(STAGES.update().where(is_row).values(values))
+
+
+def spans(run: Run, k: int) -> dict[str, list[tuple[float, float, str]]]:
+    """By lane, its spans in seconds since the iteration began."""
+    timeline = read_timeline(run, k)
+    assert timeline is not None
+    return {
+        lane.label: [
+            (round(s.start_s - timeline.start_s, 3), round(s.end_s - timeline.start_s, 3), s.what) for s in each
+        ]
+        for lane, each in timeline.lanes.items()
+    }
+
+
+def test_lanes_are_read_from_the_journal_the_results_and_the_traces(run: Run, make_trace: MakeTrace) -> None:
+    began = BEGAN + 1043
+    play(run, 1, make_trace, parts={"read": (began + 1, began + 4), "learn": (began + 4, began + 49)})
+    assert spans(run, 1) == {
+        "engine team": [(12.5, 20.0, "calls")],
+        "trainer team": [(44.0, 47.0, "read"), (47.0, 92.0, "learn")],
+        "collectors": [(12.0, 23.0, "calls")],
+        "tool search": [(20.0, 22.0, "calls")],
+    }, "the episode of an earlier attempt is left out"
+    total = Timelines(run).accounts([1])[1]
+    waits = {(wait.who, *wait.cause): round(wait.seconds, 3) for wait in total.waits}
+    assert waits["engine/", "trainer", "team", "train"] == 48
+    assert waits["engine+trainer/", PAUSE, RUNNER, ""] == 2
+    assert waits["engine+trainer/", "tool", "search", "collect"] == 2
+    assert total.seconds == 100 and read_timeline(run, 2) is None
+
+
+def test_without_traces_only_stages_and_trainers_are_known(run: Run) -> None:
+    play(run, 1, None)
+    assert spans(run, 1) == {"trainer team": [(43.0, 93.0, "train")]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_new": 0}, {"source": TracesSource(run="other", iteration=2, store="/runs")}],
+    ids=["none", "taken over"],
+)
+def test_an_iteration_that_sampled_nothing_had_idle_engines(run: Run, changes: dict[str, Any]) -> None:
+    finish(run, 1, collected(**changes))
+    assert spans(run, 1) == {"engine team": [], "collectors": []}
+
+
+def test_calls_of_a_stage_that_is_still_running_are_unknown(run: Run, make_trace: MakeTrace) -> None:
+    play(run, 1, make_trace)
+    change(run, 1, "collect", status="running", ended_at=None, expires_at=time.time() + 60)
+    found = Timelines(run).unfinished(1)
+    assert found is not None and not found.has_calls and found.stages[0].label == "collect (running)"
+    assert found.stages[0].end_s == pytest.approx(time.time(), abs=5)
+
+
+def test_the_traces_of_an_iteration_are_read_once(
+    run: Run, make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    compute = kept_timelines.read_timeline
+
+    def counted(run: Run, iteration: int) -> Any:
+        read.append(iteration)
+        return compute(run, iteration)
+
+    monkeypatch.setattr(kept_timelines, "read_timeline", counted)
+    for k in (1, 2):
+        play(run, k, make_trace)
+        first = Timelines(run)
+        found, timelines = first.accounts([k])[k], first.latest(k)
+    assert read == [1, 2]
+    again = Timelines(run)
+    assert again.accounts([1, 2])[2] == found and [t.iteration for t in again.latest(2)] == [1, 2]
+    assert again.latest(2)[1].lanes[Lane(Kind.ENGINE, TEAM)] == timelines[1].lanes[Lane(Kind.ENGINE, TEAM)]
+    assert read == [1, 2]
+    run.journal.put_value(run.run_id, RunValue.TIME.of(2), {"half": "written"})
+    assert Timelines(run).accounts([2])[2] == found and read == [1, 2, 2], "what is damaged is computed anew"
+
+
+def test_a_run_that_is_only_read_keeps_nothing(run: Run, make_trace: MakeTrace) -> None:
+    play(run, 1, make_trace)
+    reader = Run(run.config, is_read_only=True)
+    timelines = Timelines(reader)
+    assert timelines.accounts([1])[1].seconds == 100 and len(timelines.latest(1)) == 1
+    assert run.journal.values(run.run_id, [RunValue.TIME.of(1), RunValue.TIMELINES]) == {}
+
+
+def test_the_timelines_that_are_kept_are_the_last_ones(run: Run) -> None:
+    for k in range(1, NUM_KEPT + 3):
+        play(run, k, None)
+    assert [t.iteration for t in Timelines(run).latest(NUM_KEPT + 2)] == list(range(3, NUM_KEPT + 3))
+    kept = run.journal.value(run.run_id, RunValue.TIMELINES)
+    assert kept is not None and len(kept) == NUM_KEPT
+
+
+def test_the_report_draws_the_iterations_and_says_the_largest_waits(run: Run, make_trace: MakeTrace) -> None:
+    for k in range(1, 6):
+        play(run, k, make_trace)
+    report, paths = write_reports(run)
+    waits = [wait["sentence"] for wait in report["waits"]]
+    assert waits == [
+        "engines waited 250.0 s (50% of 5 iterations): the trainer of model group team was at work; most in iteration 1 (50.0 s)",
+        "engines and trainers waited 145.0 s (29% of 5 iterations): collect was at work around its episodes; most in iteration 1 "
+        "(29.0 s)",
+        "trainers waited 37.5 s (8% of 5 iterations): engines were at work (collect); most in iteration 1 (7.5 s)",
+    ]
+    page = Path(paths["html"]).read_text()
+    assert page.count('<svg class="timeline"') == 3 and page.index("Iteration 5, 100.0 s") < page.index(
+        "Iteration 3, 100.0 s"
+    )
+    assert "Engines waited 250.0 s (50% of 5 iterations)" in page and "Whom the others waited for" in page
+    assert ">tool search</text>" in page and "waits 50.0 s" not in page and ">waits 80.0 s</text>" in page
+    trace = json.loads(Path(paths["timeline"]).read_text())
+    slices = [e["name"] for e in trace["traceEvents"] if e["ph"] == "X" and e["name"].startswith("iteration ")]
+    assert slices == [f"iteration {k}" for k in range(1, 6)]
+
+
+def test_the_sum_of_all_iterations_is_kept_with_what_the_run_adds_up_to(run: Run, make_trace: MakeTrace) -> None:
+    play(run, 1, make_trace)
+    run.journal.put_value(run.run_id, RunValue.SO_FAR, {"last": 1, "seconds": {}})  # of a version without times
+    report, _ = write_reports(run)
+    assert report["waits"][0]["seconds"] == pytest.approx(50)
+    finish_record(run, 1)
+    write_reports(run)
+    kept = run.journal.value(run.run_id, RunValue.SO_FAR)
+    assert kept is not None and Account.from_json(kept["time"]).seconds == 100
+
+
+def finish_record(run: Run, k: int) -> None:
+    """Records the stage `record` as done."""
+    run.journal.once(run.key(k, "record"), lambda lease: {})
