@@ -72,7 +72,8 @@ class _RecordedCalls:
 
     def __init__(self, trace: Trace, workflow: Orchestrated) -> None:
         self._steps = workflow.steps
-        made = sorted([*trace.turns, *trace.tool_calls], key=_index)
+        calls: list[Turn | ToolCall] = [*trace.turns, *trace.tool_calls]
+        made = sorted(calls, key=_index)
         called = {callee for step in self._steps.values() for callee in self._callees(step)}
         self._ahead = [call for call in made if _callee(call) in called]
         self._side_by_side: Counter[_Callee] = Counter()

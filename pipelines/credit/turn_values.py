@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -35,7 +36,7 @@ MAX_STEPS = 200
 
 Features = NDArray[np.int32]
 """Buckets of the features of one turn."""
-Matrix = NDArray[np.float64] | sparse.csr_matrix
+Matrix: TypeAlias = NDArray[np.float64] | sparse.csr_matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ def score(run: Run, iteration: int) -> Scored:
         causes=counts_by_cause(every, authors=authors),
         agents=per_agent(sampled, sampled_rewards),
         cost=cost,
-        credit_fidelity=inferred and inferred.fidelity,
-        is_credit_inferred=inferred and inferred.is_used,
+        credit_fidelity=None if inferred is None else inferred.fidelity,
+        is_credit_inferred=None if inferred is None else inferred.is_used,
     )
 
 
