@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.cluster.owner_links import JOB_OWNER
@@ -110,26 +112,49 @@ def read_timeline(run: Run, iteration: int) -> Timeline | None:
 
     What is still running lasts until now. The calls of a stage are known when it is done: its episodes are stored in batches.
     """
-    now = time.time()
-    rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage in STAGES]
-    if not rows:
+    max_lag = run.config.loop.max_lag
+    own = _stages(run, iteration)
+    if not own:
         return None
-    order = list(run.config.train_tasks)
-    rows.sort(key=lambda row: order.index(row.model_group) if row.model_group in order else -1)
-    stages = [stage_time(row, now=now) for row in rows]
+    stages = own if not max_lag else _overlapping(run, iteration, own)
     trainers: dict[str, list[Span]] = {}
     for stage in stages:
         if stage.stage == Trained.STAGE:
-            trainers |= trainer_spans(stage, _parts(run, iteration, stage.model_group))
+            number = iteration if stage.iteration is None else stage.iteration
+            for group, spans in trainer_spans(stage, _parts(run, number, stage.model_group)).items():
+                trainers[group] = sorted([*trainers.get(group, []), *spans])
     begin, end = min(stage.start_s for stage in stages), max(stage.end_s for stage in stages)
-    is_running = any(stage.status == RUNNING for stage in stages)
+    is_running = any(stage.status == RUNNING for stage in own)
     return iteration_timeline(
         iteration,
         stages,
         trainers=trainers,
         engines=list(dict.fromkeys(map(run.config.weights_name, run.config.model_groups))),
-        calls=None if is_running else _calls(run, iteration, since=begin, until=end),
+        calls=None if is_running else _calls(run, iteration, max_lag=max_lag, since=begin, until=end),
     )
+
+
+def _stages(run: Run, iteration: int) -> list[StageTime]:
+    """The stages of an iteration that have begun; those of model groups in the order of the run config."""
+    now = time.time()
+    rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage in STAGES]
+    order = list(run.config.train_tasks)
+    rows.sort(key=lambda row: order.index(row.model_group) if row.model_group in order else -1)
+    return [stage_time(row, now=now) for row in rows]
+
+
+def _overlapping(run: Run, iteration: int, own: Sequence[StageTime]) -> list[StageTime]:
+    """What was done from the end of the iteration before to the end of this one, cut to that time, with its iteration's number."""
+    others = {k: _stages(run, k) for k in range(max(1, iteration - 1), iteration + run.config.loop.max_lag + 1)}
+    before = [stage.end_s for stage in others.get(iteration - 1, ()) if stage.stage == Decided.STAGE]
+    begin = before[0] if before else min(stage.start_s for stage in own)
+    end = max(stage.end_s for stage in own)
+    return [
+        replace(stage, iteration=k, start_s=max(stage.start_s, begin), end_s=min(stage.end_s, end))
+        for k, stages in others.items()
+        for stage in stages
+        if stage.start_s <= end and stage.end_s > begin
+    ]
 
 
 def stage_time(row: StageRow, *, now: float) -> StageTime:
@@ -160,9 +185,12 @@ def _parts(run: Run, iteration: int, model_group: str) -> dict[str, TrainParts |
     return {} if trained is None else {model_group: trained.parts}
 
 
-def _calls(run: Run, iteration: int, *, since: float, until: float) -> Calls | None:
+def _calls(run: Run, iteration: int, *, max_lag: int, since: float, until: float) -> Calls | None:
     """Begin and end of every call and episode; None where episodes were played of which no trace is stored."""
-    events = run.traces.event_times(run_id=run.run_id, iteration=iteration, since=since, until=until)
+    events = pa.concat_tables(
+        run.traces.event_times(run_id=run.run_id, iteration=k, since=since, until=until)
+        for k in range(iteration, iteration + max_lag + 1)
+    )
     collected = run.iteration(iteration).find(Collected)
     has_sampled = collected is not None and collected.num_new > 0 and collected.source is None
     if has_sampled and not events.num_rows:

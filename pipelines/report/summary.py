@@ -87,7 +87,7 @@ def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
     team = {} if results.team is None else {TEAM: dict(results.team.team.metrics)}
     return {
         "iteration": number,
-        "metrics": _metrics(results, seconds, learning_seconds),
+        "metrics": _metrics(results, seconds, learning_seconds, is_overlapping=run.config.loop.max_lag > 0),
         "agents": _agents(results),
         "groups": {group: dict(trained.metrics) for group, trained in results.trained.items()} | team,
         "funnel": _funnel(results.trained),
@@ -124,14 +124,19 @@ def _results(iteration: Iteration) -> _Results | None:
     )
 
 
-def _metrics(results: _Results, seconds: Mapping[str, float], learning_seconds: float) -> dict[str, float]:
+def _metrics(
+    results: _Results, seconds: Mapping[str, float], learning_seconds: float, *, is_overlapping: bool
+) -> dict[str, float]:
     sampling_seconds = results.sampling_seconds
+    # Side by side, the shorter of the two lies within the longer one.
+    both = (sampling_seconds, learning_seconds)
+    work = max(both) if is_overlapping else sum(both)
     return {
         "outcome": results.scored.outcome,
         "reward": mean([figures["reward"] for figures in results.scored.agents.values()]),
         "tokens_per_s": results.num_tokens / sampling_seconds if sampling_seconds else 0.0,
         "sync_seconds": results.synced.seconds,
-        "overhead_share": max(0.0, 1 - (sampling_seconds + learning_seconds) / seconds["total"]),
+        "overhead_share": max(0.0, 1 - work / seconds["total"]),
         "sampling_seconds": sampling_seconds,
         "training_seconds": learning_seconds,
         **({"cost": cost["mean"], "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),

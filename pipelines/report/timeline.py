@@ -76,6 +76,8 @@ class StageTime:
 
     stage: str
     model_group: str = ""
+    iteration: int | None = None
+    """The iteration that the stage is of, where stages of several overlap."""
     start_s: float
     end_s: float
     """Of one that is running: the moment that it was looked at."""
@@ -89,14 +91,18 @@ class StageTime:
     @property
     def label(self) -> str:
         """Names the stage for people."""
+        number = "" if self.iteration is None else f" {self.iteration}"
         group = f" {self.model_group}" if self.model_group else ""
         attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
-        return f"{self.stage}{group}{attempt}" + ("" if self.status == "done" else f" ({self.status})")
+        return f"{self.stage}{number}{group}{attempt}" + ("" if self.status == "done" else f" ({self.status})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One iteration, from the begin of its first stage to the end of its last one."""
+    """One iteration, from the begin of its first stage to the end of its last one.
+
+    Where iterations overlap, it is the time from the end of the iteration before to its own, with all that was done then.
+    """
 
     iteration: int
     stages: tuple[StageTime, ...]

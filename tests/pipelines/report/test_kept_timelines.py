@@ -201,3 +201,34 @@ def test_the_sum_of_all_iterations_is_kept_with_what_the_run_adds_up_to(run: Run
 def finish_record(run: Run, k: int) -> None:
     """Records the stage `record` as done."""
     run.journal.once(run.key(k, "record"), lambda lease: {})
+
+
+def test_where_iterations_overlap_each_has_what_was_done_until_its_end(run: Run, make_trace: MakeTrace) -> None:
+    lagging = Run(run.config.model_copy(update={"loop": run.config.loop.model_copy(update={"max_lag": 1})}))
+    for k in (1, 2):
+        play(lagging, k, make_trace)
+    began = BEGAN + 1000
+    # The second is collected from 45 s after the first began to 85 s, in its training, and trained from 90 s to 140 s.
+    for stage, begin, end in (("collect", 45, 85), ("score", 86, 87), ("train", 90, 140), ("sync", 140, 150)):
+        change(lagging, 2, stage, started_at=began + begin, ended_at=began + end)
+    for stage in ("evaluate", "promote"):
+        change(lagging, 2, stage, started_at=began + 150, ended_at=began + 150)
+    first, second = read_timeline(lagging, 1), read_timeline(lagging, 2)
+    assert first is not None and second is not None
+    assert [s.label for s in first.stages][:6] == [
+        "collect 1",
+        "score 1",
+        "train 1 team",
+        "collect 2",
+        "score 2",
+        "train 2 team",
+    ]
+    assert (first.start_s - began, first.end_s - began) == (0, 100)
+    assert [(s.start_s - began, s.end_s - began) for s in first.lanes[Lane(Kind.TRAINER, TEAM)]] == [
+        (43, 93),
+        (90, 100),
+    ]
+    assert [s.label for s in second.stages] == ["train 2 team", "sync 2", "evaluate 2", "promote 2"]
+    assert (second.start_s - began, second.end_s - began) == (100, 150)
+    assert [(s.start_s - began, s.end_s - began) for s in second.lanes[Lane(Kind.TRAINER, TEAM)]] == [(100, 140)]
+    assert sum(t.seconds for t in (first, second)) == 150, "no moment counts twice"
