@@ -57,13 +57,25 @@ def kill_tree(pid: int) -> None:
 
 def kill_when(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
     """Kills the tree at the moment `ready` is first true; fails if the process ends before."""
+    _wait_for(process, ready, log)
+    kill_tree(process.pid)
+    process.wait(timeout=10)
+
+
+def kill_one_when(process: subprocess.Popen[bytes], ready: Callable[[], bool], title: str, log: Path) -> None:
+    """Kills the processes below `process` with this title at the moment `ready` is first true; fails where there is none."""
+    _wait_for(process, ready, log)
+    found = victims.find(title, [process.pid])
+    assert found, f"no process is titled {title!r}"
+    victims.kill(found)
+
+
+def _wait_for(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not ready():
         assert process.poll() is None, log.read_text()[-6000:]
         assert time.monotonic() < deadline, log.read_text()[-6000:]
         time.sleep(0.1)
-    kill_tree(process.pid)
-    process.wait(timeout=10)
 
 
 def rows_of(run: Run) -> dict[str, StageRow]:

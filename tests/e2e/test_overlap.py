@@ -1,0 +1,101 @@
+"""Iterations that overlap, on the real parts: who samples and who trains by number, and the same weights after a kill in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
+from stores.types import Purpose
+from tests.chaos import victims
+from tests.e2e.local_runs import (
+    CONFIG,
+    distance,
+    finish,
+    is_running,
+    keys,
+    kill_one_when,
+    kill_when,
+    report_of,
+    rows_of,
+    start,
+)
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
+
+SETTINGS = {"loop.max_lag": 1, "iterations": 4}
+WORDS = tuple(f"{key}={value}" for key, value in SETTINGS.items())
+
+
+def opened(root: Path) -> Run:
+    return Run(load_config(CONFIG, {"storage.root": str(root), **SETTINGS}))
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run as it goes when nothing happens."""
+    root = tmp_path_factory.mktemp("overlap")
+    log = root / "log.txt"
+    finish(start(root, log, settings=WORDS), log)
+    return opened(root)
+
+
+def test_each_iteration_is_sampled_and_trained_by_the_versions_of_its_number(twin: Run) -> None:
+    sampled_by = [twin.iteration(k).collected.policy_versions["team"] for k in (1, 2, 3, 4)]
+    parents = [twin.weights.manifest(twin.trained(k)["team"]).parent for k in (1, 2, 3, 4)]
+    assert (sampled_by, parents) == ([0, 0, 1, 2], [0, 1, 2, 3])
+    for k, version in enumerate(sampled_by, 1):
+        traces = list(twin.traces.read_traces(twin.iteration(k).collected.traces))
+        assert {turn.policy_version for trace in traces for turn in trace.turns} == {version}
+
+
+def test_collect_runs_beside_train(twin: Run) -> None:
+    rows = rows_of(twin)
+    collect, train = rows[str(twin.key(2, "collect"))], rows[str(twin.key(1, "train", "team"))]
+    assert collect.ended_at is not None and train.ended_at is not None
+    assert collect.started_at < train.ended_at and train.started_at < collect.ended_at
+
+
+def test_turns_of_an_older_version_are_weighted_and_say_how_far_it_is(twin: Run) -> None:
+    on_policy, off_policy = (twin.iteration(k).trained["team"] for k in (1, 3))
+    assert "train/logprob_gap_mean" in on_policy.metrics and on_policy.metrics["train/is_corrected"] == 0.0
+    assert "train/logprob_gap_mean" not in off_policy.metrics and off_policy.metrics["train/is_corrected"] == 1.0
+    assert 0 < off_policy.agents["solver"]["policy_gap_mean"] < 0.5
+    assert 0.5 < off_policy.agents["solver"]["ess"] <= 1.0
+    assert report_of(twin)["logprob_gap"]["mean"] < 1e-3
+
+
+def in_the_middle(run: Run) -> bool:
+    """Iteration 3 is sampled while iteration 2 trains."""
+    return is_running(run, 2, "train", "team") and bool(
+        run.traces.find_traces(run_id=run.run_id, iteration=3, purpose=Purpose.TRAIN, limit=1)
+        or is_running(run, 3, "collect")
+    )
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [in_the_middle, lambda run: is_running(run, 1, "train", "team"), lambda run: is_running(run, 2, "sync")],
+    ids=["collect 3 beside train 2", "train 1", "sync 2"],
+)
+def test_a_run_that_is_killed_ends_with_the_weights_of_its_twin(
+    twin: Run, tmp_path: Path, moment: Callable[[Run], bool]
+) -> None:
+    log, run = tmp_path / "log.txt", opened(tmp_path)
+    kill_when(start(tmp_path, log, settings=WORDS), lambda: moment(run), log)
+    finish(start(tmp_path, log, settings=WORDS), log)
+    assert all(keys(run, k) == keys(twin, k) for k in (1, 2, 3, 4))
+    assert distance(run, twin) == 0.0
+
+
+@pytest.mark.parametrize("name", ["trainer worker", "trainer supervisor", "collector", "replica", "engine"])
+def test_a_process_that_dies_in_the_middle_changes_no_weight(twin: Run, tmp_path: Path, name: str) -> None:
+    log, run = tmp_path / "log.txt", opened(tmp_path)
+    running = start(tmp_path, log, settings=WORDS)
+    kill_one_when(running, lambda: in_the_middle(run), victims.BY_NAME[name].title, log)
+    finish(running, log)
+    assert all(keys(run, k) == keys(twin, k) for k in (1, 2, 3, 4))
+    assert distance(run, twin) == 0.0
