@@ -34,6 +34,7 @@ BENCHES = {
     "sync": "tests.bench.weight_sync",
     "adapters": "tests.bench.adapters",
     "overhead": "tests.bench.overhead",
+    "overlap": "tests.bench.overlap",
     "rollout": "tests.bench.rollout",
     "sampling": "tests.bench.sampling",
     "sandbox": "tests.bench.sandbox",
