@@ -31,6 +31,7 @@ BENCHES = {
     "traces": "tests.bench.trace_store",
     "growth": "tests.bench.growth",
     "controller": "tests.bench.controller",
+    "controllers": "tests.bench.controllers",
     "sync": "tests.bench.weight_sync",
     "adapters": "tests.bench.adapters",
     "overhead": "tests.bench.overhead",

@@ -16,10 +16,9 @@ MAX_GROWTH = 0.10
 
 def measure(folder: Path) -> list[Figure]:
     """Episodes per second against what the latencies allow; memory from the first wave to the last."""
-    model = _tokenizer_folder(folder / "model")
-    [one] = _controllers(folder / "one", model, count=1)
-    two = _controllers(folder / "two", model, count=2)
-    num = IN_FLIGHT * WAVES
+    model, num = tokenizer_folder(folder / "model"), IN_FLIGHT * WAVES
+    [one] = played_by(folder / "one", model, count=1, in_flight=IN_FLIGHT, num_episodes=num)
+    two = played_by(folder / "two", model, count=2, in_flight=IN_FLIGHT, num_episodes=num)
     rate, ideal = num / one["seconds"], num / one["ideal_s"]
     together = sum(num / answer["seconds"] for answer in two)
     memory = one["memory_mb"]
@@ -51,14 +50,14 @@ def measure(folder: Path) -> list[Figure]:
     ]
 
 
-def _controllers(folder: Path, model: Path, *, count: int) -> list[dict[str, Any]]:
-    """Controllers that run side by side, each with as many episodes, into one store."""
+def played_by(folder: Path, model: Path, *, count: int, in_flight: int, num_episodes: int) -> list[dict[str, Any]]:
+    """Has `count` controllers play side by side, each as many episodes, into one store; returns what each of them measured."""
     from stores.traces import TraceStore
 
     store = folder / "traces"
     TraceStore(str(store)).create()
     command = [sys.executable, "-m", "tests.bench.simulated_controller", str(model), str(store)]
-    peers = [Peer([*command, str(seed), str(IN_FLIGHT * WAVES), str(IN_FLIGHT)]) for seed in range(count)]
+    peers = [Peer([*command, str(seed), str(num_episodes), str(in_flight)]) for seed in range(count)]
     for peer in peers:
         peer.read()
     for peer in peers:
@@ -69,8 +68,8 @@ def _controllers(folder: Path, model: Path, *, count: int) -> list[dict[str, Any
     return answers
 
 
-def _tokenizer_folder(folder: Path) -> Path:
-    """The demo's tokenizer: a model folder without a trained model."""
+def tokenizer_folder(folder: Path) -> Path:
+    """Returns the demo's tokenizer: a model folder without a trained model."""
     from serve_apps.workflows.math_chain import MathChain
     from tests.bench.simulated_controller import SAID
     from train_loops.config import TinyModelConfig
