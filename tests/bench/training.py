@@ -35,6 +35,21 @@ LIMIT = 0.7
 WARM_UP_ORDERS = 1
 ANY_LOGPROB = {"tolerance_mean": 1e6, "tolerance_max": 1e6, "limit_mean": 1e6}
 """Demonstrations have no rollout logprobs to compare with."""
+TOTALS = (
+    "order",
+    "learn",
+    "old",
+    "advantages",
+    "update",
+    "read",
+    "checkpoint",
+    "store",
+    "bare",
+    "bare_old",
+    "bare_save",
+    "tokens",
+)
+"""What is added up over the orders that count; `store` includes `checkpoint`."""
 GROUP, AGENTS = "team", ["solver", "verifier", "refiner", "finalizer"]
 CREDIT = {"path": "tests.bench.credit:LetterShare"}
 
@@ -75,7 +90,7 @@ def _measure(folder: Path, shape: str, changes: dict[str, Any], *, num_episodes:
     trainer.wait_ready(settings.start_timeout_s)
     scratch = folder / f"bare-{shape}"
     command = [sys.executable, "-m", "tests.bench.bare_loop", str(run.weights.fetch(run.trained(0)[GROUP]))]
-    totals = dict.fromkeys(("order", "learn", "old", "update", "store", "bare", "bare_old", "bare_save", "tokens"), 0.0)
+    totals = dict.fromkeys(TOTALS, 0.0)
     with Peer([*command, str(trainer_threads(run, GROUP)), str(settings.optimizer.lr), str(scratch)]) as bare:
         for iteration in range(1, 1 + WARM_UP_ORDERS + num_orders):
             _demonstrate(run, iteration, num_episodes)
@@ -92,6 +107,9 @@ def _measure(folder: Path, shape: str, changes: dict[str, Any], *, num_episodes:
                 totals["learn"] += learn_s
                 totals["old"] += metrics["train/old_logprobs_s"]
                 totals["update"] += metrics["train/update_s"]
+                totals["advantages"] += metrics["train/advantages_s"]
+                totals["read"] += metrics["train/read_s"]
+                totals["checkpoint"] += metrics["train/checkpoint_s"]
                 totals["store"] += metrics["train/commit_s"]
                 totals["bare"] += answer["old_s"] + answer["update_s"]
                 totals["bare_old"] += answer["old_s"]
@@ -109,7 +127,22 @@ def _figures(shape: str, totals: dict[str, float], *, note: str) -> list[Figure]
     parts = f"old logprobs {totals['old']:.2f} s, update {totals['update']:.2f} s"
     bare_parts = f"old logprobs {totals['bare_old']:.2f} s, update {totals['bare'] - totals['bare_old']:.2f} s"
     stored = f"checkpoint and weights {totals['store']:.2f} s; bare loop saves the same in {totals['bare_save']:.2f} s"
+    spent = {
+        "update": totals["update"],
+        "old logprobs": totals["old"],
+        "advantages": totals["advantages"],
+        "reading": totals["read"],
+        "checkpoint": totals["checkpoint"],
+        "export and commit": totals["store"] - totals["checkpoint"],
+    }
+    spent["the rest"] = totals["order"] - sum(spent.values())
+    shares = ", ".join(f"{part} {seconds / totals['order']:.0%}" for part, seconds in spent.items())
     return [
+        Figure(
+            name=f"share of an order that is no update, {shape}",
+            value=1 - totals["update"] / totals["order"],
+            note=shares,
+        ),
         Figure(name=f"learning in the trainer, {shape}", value=learn, unit="tok/s", note=f"{note}; {parts}"),
         Figure(name=f"bare loop, {shape}", value=bare, unit="tok/s", note=bare_parts),
         ratio(f"learning / bare loop, {shape}", learn, bare, least=LIMIT),
