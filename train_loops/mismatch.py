@@ -2,6 +2,9 @@
 
 `old` is recomputed by the trainer under the parent weights, `rollout` came from the serving engine. The two must agree: a
 gap means that the tokens were not sampled by the policy that is trained, and it is measured before every update.
+
+Where an earlier version than the parent sampled (off policy), a gap is what training did in between. Then the weights lead from
+one to the other, and what shows logprobs that are not the sampler's is the mean of the weights: see `check_mean_weight`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,15 @@ MIN_ESS = 0.5
 """The least effective sample size of turns that other versions sampled, where `train.mismatch.min_ess` sets none."""
 NO_LIMIT = 100.0
 """Nats: other versions may differ from the parent by more than an engine may; for them the effective sample size decides."""
+MEAN_WEIGHT_TOLERANCE = 0.05
+"""A mean weight that differs from 1 by less is never called wrong: missing episodes, whose causes are not quite independent of
+their tokens (long ones miss deadlines), move it by some hundredths."""
+MEAN_WEIGHT_ERRORS = 8.0
+"""How many standard errors the mean weight may differ from 1. Weights are skewed to the right, so that a mean over few of them is
+too low more often than a normal distribution says."""
+UNSEEN_WEIGHT = 100.0
+"""What tokens that were not drawn may add to the sum of the weights: one that the parent takes 10 times as often as the sampler did,
+and whose absence has a probability of 1 in 10,000, ten times the weight of ln 10,000 = 9.2 draws."""
 Rows = Sequence[NDArray[np.floating] | Sequence[float]]
 
 
@@ -41,6 +53,16 @@ class Agreement:
 
     w = exp(old - rollout) over tokens; with `correction: sequence` the product over a turn's tokens, over turns.
     """
+    weight_mean: float
+    """Mean of exp(old - rollout) over tokens, before truncation."""
+    weight_sd: float
+    """Its standard deviation over tokens."""
+
+    @property
+    def mean_weight_allowance(self) -> float:
+        """Returns by how much `weight_mean` may differ from 1 by chance: see `check_mean_weight`."""
+        by_chance = MEAN_WEIGHT_ERRORS * self.weight_sd / math.sqrt(self.num_tokens)
+        return max(MEAN_WEIGHT_TOLERANCE, by_chance, UNSEEN_WEIGHT / self.num_tokens)
 
 
 def measure(old: Rows, rollout: Rows, agents: Sequence[str], *, config: MismatchConfig) -> dict[str, Agreement]:
@@ -62,17 +84,29 @@ def is_close(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> 
     return all(a.mean_abs <= config.tolerance_mean and a.max_abs <= config.tolerance_max for a in agreements.values())
 
 
-def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Literal["none", "correct"]:
+def decide(
+    agreements: Mapping[str, Agreement], *, config: MismatchConfig, is_off_policy: bool = False
+) -> Literal["none", "correct"]:
     """Returns `none` where all agents are within tolerance; `correct` where one is beyond it, or `always` is set.
+
+    Args:
+        is_off_policy: whether another version of this run sampled the rows than the parent; changes the error's advice.
 
     Raises:
         MismatchError: an agent's mean difference is beyond `limit_mean`, or not a number, or its effective sample size
             is below `min_ess`.
     """
+    whose = "the version that sampled and the parent" if is_off_policy else "trainer and engine"
+    advice = "sample again, or train on traces of a nearer version"
+    if is_off_policy:  # the same episodes are trained on again, however often the stage is repeated
+        advice = (
+            "ids and logprobs that do not belong together look like this, too; if it is the distance, start a run with a smaller "
+            "loop.max_lag or a smaller learning rate"
+        )
     # The worst agent first: the error names the `min_ess` that would accept all of them.
     for agent, a in sorted(agreements.items(), key=lambda item: item[1].ess):
         gap = (
-            f"agent {agent!r}: trainer and engine differ by {a.mean_abs:.3g} nats on average (max {a.max_abs:.3g}, "
+            f"agent {agent!r}: {whose} differ by {a.mean_abs:.3g} nats on average (max {a.max_abs:.3g}, "
             f"KL {a.kl_k3:.3g}, effective sample size {a.ess:.3f}, {a.num_tokens} tokens)"
         )
         if not a.mean_abs <= config.limit_mean:  # written so that NaN is an error, too
@@ -83,10 +117,48 @@ def decide(agreements: Mapping[str, Agreement], *, config: MismatchConfig) -> Li
         if a.ess < config.min_ess:
             raise MismatchError(
                 f"{gap}; the effective sample size is below train.mismatch.min_ess={config.min_ess:g}: these turns say "
-                "too little about the weights to train; sample again, or train on traces of a nearer version, or accept "
+                f"too little about the weights to train; {advice}, or accept "
                 f"it with train.mismatch.min_ess={math.floor(a.ess * 1000) / 1000:g}"
             )
     return "correct" if config.always or not is_close(agreements, config=config) else "none"
+
+
+def check_mean_weight(agreements: Mapping[str, Agreement]) -> None:
+    """Fails where the stored logprobs cannot be those of the distribution from which the tokens were drawn.
+
+        x ~ p:  E[q(x) / p(x)] = sum_x p(x) q(x) / p(x) = 1    for every q whose support lies in that of p
+
+    whatever was drawn before, so that 1 is also the mean over all tokens of a job, p the sampler's and q the parent's. (The
+    deviations w_t - 1 are martingale differences: they are uncorrelated, however many tokens a turn has, and the mean's standard
+    error is sd / sqrt(n).) Called wrong is
+
+        |mean w - 1| > max(MEAN_WEIGHT_TOLERANCE, MEAN_WEIGHT_ERRORS * sd / sqrt(n), UNSEEN_WEIGHT / n)
+
+    A mean below 1 counts only where the effective sample size over tokens is at least `MIN_ESS`: uneven weights usually have one,
+    because the few large ones were not drawn. A mean above 1 always counts: uneven weights have a large sd. By the last term up to
+    100 tokens say hardly anything.
+
+    It finds logprobs of another temperature than the tokens', and a trainer or an engine that leaves out the mask of allowed tokens.
+    Ids beside their logprobs give weights of which few count: the effective sample size finds them. Nothing here finds what is
+    wrong in p and q alike: a temperature, or the number of the version.
+
+    Args:
+        agreements: of tokens that were not chosen after they had been drawn: where only episodes of some outcomes are left, the
+            expectation is another one.
+
+    Raises:
+        MismatchError: an agent's mean weight is wrong.
+    """
+    for agent, a in agreements.items():
+        ess = a.weight_mean**2 / (a.weight_mean**2 + a.weight_sd**2)
+        counts = a.weight_mean > 1 or ess >= MIN_ESS
+        if counts and abs(a.weight_mean - 1) > a.mean_weight_allowance:
+            raise MismatchError(
+                f"agent {agent!r}: the mean of exp(old - rollout) is {a.weight_mean:.4f} over {a.num_tokens} tokens, and 1 within "
+                f"{a.mean_weight_allowance:.2g} for tokens drawn from the distribution whose logprobs are stored: the engine stored "
+                "logprobs of another temperature or of other allowed tokens than it drew with (see its logprobs_mode), or the trainer "
+                "takes other tokens for allowed; mend that, and sample again"
+            )
 
 
 def correct(
@@ -190,6 +262,8 @@ def _agreement(rows: Sequence[NDArray[np.float64]], *, config: MismatchConfig) -
         max_abs=float(np.abs(x).max()),
         kl_k3=float((w - 1 - np.clip(x, -20, 20)).mean()),
         ess=_effective_share(log_weights),
+        weight_mean=float(w.mean()),
+        weight_sd=float(w.std()),
     )
 
 

@@ -1,10 +1,19 @@
-"""mismatch: agreement per agent, the three decisions, and the corrections on literal numbers."""
+"""mismatch: agreement per agent, the three decisions, the corrections on literal numbers, and what the mean weight tells."""
 
 import numpy as np
 import pytest
 
 from train_loops.config import MismatchConfig
-from train_loops.mismatch import MismatchError, correct, correct_served, decide, is_close, measure, off_policy
+from train_loops.mismatch import (
+    MismatchError,
+    check_mean_weight,
+    correct,
+    correct_served,
+    decide,
+    is_close,
+    measure,
+    off_policy,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -28,6 +37,7 @@ def test_the_figures_of_two_tokens_are_their_literal_values() -> None:
     assert a.mean_abs == pytest.approx(np.log(2))
     assert a.kl_k3 == pytest.approx(0.25)
     assert a.ess == pytest.approx(2.5**2 / (2 * 4.25))
+    assert (a.weight_mean, a.weight_sd) == (pytest.approx(1.25), pytest.approx(0.75))
 
 
 def test_agents_are_measured_apart_and_rows_of_one_agent_together() -> None:
@@ -182,3 +192,138 @@ def test_an_agent_whose_rows_from_service_say_too_little_trains_on_none_of_them(
         old, rollout, ["a", "b", "a"], [True, True, False], weights=None, keep_mask=None, config=config
     )
     assert [m.tolist() for m in mask] == [[0, 0], [1], [1]]
+
+
+def test_a_far_version_fails_with_both_settings_that_help() -> None:
+    config = off_policy(CONFIG)
+    far = agreements(*[3.0] * 5, *[-3.0] * 95)
+    message = (
+        r"'solver': the version that sampled and the parent differ.*0\.5.*loop\.max_lag.*train\.mismatch\.min_ess=0\.05"
+    )
+    with pytest.raises(MismatchError, match=message):
+        decide(far, config=config, is_off_policy=True)
+    assert decide(far, config=config.model_copy(update={"min_ess": 0.05}), is_off_policy=True) == "correct"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "weight", "is_wrong"),
+    [
+        (4000, 1.06, True),
+        (4000, 0.94, True),
+        (4000, 1.04, False),
+        (100, 1.9, False),
+        (400, 1.3, True),
+        (400, 0.8, False),
+    ],
+)
+def test_a_mean_weight_is_wrong_beyond_a_twentieth_and_beyond_what_few_tokens_can_say(
+    num_tokens: int, weight: float, is_wrong: bool
+) -> None:
+    measured = {**agreements(0.0, agent="fine"), **agreements(*[np.log(weight)] * num_tokens)}
+    assert complains(measured) == is_wrong
+
+
+def test_uneven_weights_have_a_mean_below_1_but_not_above() -> None:
+    uneven = agreements(*[np.log(0.2)] * 3800, *[np.log(10.0)] * 100, *[np.log(0.1)] * 100)
+    assert uneven["solver"].ess < 0.5 and uneven["solver"].weight_mean < 0.5
+    assert not complains(uneven)
+    assert complains(agreements(*[np.log(0.2)] * 2000, *[np.log(10.0)] * 2000))
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.5, 1.0, 2.0])
+def test_honest_choices_between_two_options_are_called_wrong_once_in_ten_thousand_iterations_at_most(
+    shift: float,
+) -> None:
+    """Exact: the binomial probabilities of all counts that fail. The parent is `shift` logits away, on the same choice."""
+    for num_choices in (4, 20, 100, 192, 400, 1000, 4000):
+        counts = np.arange(num_choices + 1)
+        for p in (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999):
+            for log_odds in (np.log(p / (1 - p)) + shift, np.log(p / (1 - p)) - shift):
+                q = 1 / (1 + np.exp(-log_odds))
+                drawn = binomial(num_choices, p)
+                likely = counts[drawn > 1e-9]
+                failed = [k for k in likely if complains(of_choices(k, num_choices - k, p, q))]
+                assert drawn[failed].sum() < 1e-4, (num_choices, p, q)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 300])
+@pytest.mark.parametrize("shift", [0.0, 0.1, 0.5, 1.0, 2.0])
+def test_honest_tokens_of_another_version_are_not_called_wrong(vocabulary: int, shift: float) -> None:
+    tokens = Tokens(vocabulary, shift=shift, num=40_000)
+    gaps = tokens.logprobs_of(tokens.parent, tokens.drawn) - tokens.logprobs_of(tokens.sampler, tokens.drawn)
+    draws = np.random.default_rng(1)
+    for num_tokens in (20, 200, 1000, 4000):
+        for _ in range(100):
+            picked = gaps[draws.integers(0, len(gaps), num_tokens)]
+            assert not complains(measure([picked], [np.zeros(num_tokens)], ["a"], config=CONFIG))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1, 0.3])
+def test_logprobs_of_another_distribution_are_found(shift: float) -> None:
+    tokens = Tokens(300, shift=shift, num=5000)
+    old, rollout = tokens.parent, tokens.sampler
+    allowed = np.random.default_rng(2).random(rollout.shape) < 0.5
+    allowed[:, :2] = True
+    masked, old_masked = np.where(allowed, rollout, -1e30), np.where(allowed, old, -1e30)
+    cooler, in_mask = tokens.draw(rollout / 0.7), tokens.draw(masked)
+    wrong = {
+        "stored at 1, sampled at 0.7": (old / 0.7, rollout, cooler),
+        "stored without the mask": (old_masked, rollout, in_mask),
+        "trained without the mask": (old, masked, in_mask),
+    }
+    for what, (parent, stored, drawn) in wrong.items():
+        gaps = tokens.logprobs_of(parent, drawn) - tokens.logprobs_of(stored, drawn)
+        assert complains(measure([gaps], [np.zeros(5000)], ["a"], config=CONFIG)), what
+    rightly = tokens.logprobs_of(old_masked, in_mask) - tokens.logprobs_of(masked, in_mask)
+    assert not complains(measure([rightly], [np.zeros(5000)], ["a"], config=CONFIG))
+    shifted_ids = tokens.logprobs_of(old, (tokens.drawn + 1) % 300) - tokens.logprobs_of(rollout, tokens.drawn)
+    shifted_places = tokens.logprobs_of(old, tokens.drawn) - np.roll(tokens.logprobs_of(rollout, tokens.drawn), 1)
+    for gaps in (shifted_ids, shifted_places):
+        measured = measure([gaps], [np.zeros(5000)], ["a"], config=CONFIG)
+        assert complains(measured) or measured["a"].ess < 0.5
+
+
+class Tokens:
+    """Contexts with the logits of two versions, and a token drawn in each of them."""
+
+    def __init__(self, vocabulary: int, *, shift: float, num: int) -> None:
+        self.random = np.random.default_rng(0)
+        slope = self.random.uniform(0.8, 4, (num, 1))  # Zipf's law, and contexts that are surer than it
+        ranks = np.log(np.arange(1, vocabulary + 1))
+        self.sampler = self.random.normal(0, 0.5, (num, vocabulary)) - slope * ranks
+        self.parent = self.sampler + shift * self.random.normal(0, 1, (num, vocabulary))
+        self.drawn = self.draw(self.sampler)
+
+    def draw(self, logits: np.ndarray) -> np.ndarray:
+        cumulative = softmax(logits).cumsum(1)
+        return (cumulative < self.random.random((len(logits), 1)) * cumulative[:, -1:]).sum(1)
+
+    @staticmethod
+    def logprobs_of(logits: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(softmax(logits)[np.arange(len(logits)), drawn], 1e-300))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def binomial(num: int, p: float) -> np.ndarray:
+    """The probabilities of 0 to `num` successes."""
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, num + 1)))])
+    k = np.arange(num + 1)
+    return np.exp(logs[num] - logs[k] - logs[num - k] + k * np.log(p) + (num - k) * np.log(1 - p))
+
+
+def of_choices(num_first: int, num_second: int, p: float, q: float):
+    """The agreement of an agent that chose so often, with probabilities p of the first option when sampled, q under the parent."""
+    gaps = np.repeat([np.log(q / p), np.log((1 - q) / (1 - p))], [num_first, num_second])
+    return measure([gaps], [np.zeros(len(gaps))], ["a"], config=CONFIG)
+
+
+def complains(measured) -> bool:
+    try:
+        check_mean_weight(measured)
+    except MismatchError:
+        return True
+    return False
