@@ -271,12 +271,13 @@ class MismatchConfig(Settings):
     tolerance_max: float = Field(0.05, gt=0)
     """The largest difference in nats of one token beyond which importance weights are applied."""
     limit_mean: float = Field(0.1, gt=0)
-    """The mean difference in nats beyond which the stage fails, because the engine served other weights."""
+    """The mean difference in nats beyond which the stage fails, because the engine served other weights. It does not apply to
+    turns that another version sampled."""
     truncation: float = Field(2.0, gt=1)
     """The upper bound of the importance weight exp(old - rollout)."""
     min_ess: float = Field(0.0, ge=0, le=1, json_schema_extra=NOT_IDENTITY)
     """The effective sample size below which the stage fails, as a share of an agent's tokens, or of its turns with
-    `correction: sequence`; 0: never."""
+    `correction: sequence`; 0: never, and 0.5 for turns that another version sampled."""
 
 
 class DeepSpeedConfig(Settings):

@@ -60,8 +60,13 @@ def agent_figures(
     signal: LearningSignal,
     is_active: NDArray[np.bool_],
     agreements: Mapping[str, Agreement],
+    *,
+    is_off_policy: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Returns figures per agent: those of `row_figures`, its agreement, and how its credit follows the outcome."""
+    """Returns figures per agent: those of `row_figures`, its agreement, and how its credit follows the outcome.
+
+    Args: is_off_policy: see `agreement_figures`.
+    """
     rows_of: dict[str, list[int]] = defaultdict(list)
     for i, s in enumerate(samples):
         rows_of[s.agent].append(i)
@@ -77,8 +82,7 @@ def agent_figures(
             "groups_without_signal": _share_without_signal([signal.group_ids[i] for i in whole], is_active[whole]),
         }
         if (a := agreements.get(agent)) is not None:  # none where all of its rows are from service
-            about |= {"logprob_gap_mean": a.mean_abs, "logprob_gap_max": a.max_abs, "mismatch_kl_k3": a.kl_k3}
-            about["ess"] = a.ess
+            about |= _agreement_of_agent(a, is_off_policy=is_off_policy)
         if "entropy" in scores:
             about["entropy"] = float(np.concatenate([scores["entropy"][i] for i in rows]).mean())
         if "ref" in scores:
@@ -92,15 +96,36 @@ def agent_figures(
     return figures
 
 
+def _agreement_of_agent(a: Agreement, *, is_off_policy: bool) -> dict[str, float]:
+    if is_off_policy:
+        gaps = {"policy_gap_mean": a.mean_abs, "policy_gap_max": a.max_abs, "policy_kl_k3": a.kl_k3}
+        return {**gaps, "policy_weight_mean": a.weight_mean, "ess": a.ess}
+    gaps = {"logprob_gap_mean": a.mean_abs, "logprob_gap_max": a.max_abs, "mismatch_kl_k3": a.kl_k3}
+    return {**gaps, "ess": a.ess}
+
+
 def _of_whole_episodes(samples: Sequence[Sample], rows: Sequence[int]) -> list[int]:
     """Returns the rows that are not turns of a replay, which are chosen, and played after an agent's silence, too."""
     return [i for i in rows if not samples[i].is_sibling] or list(rows)
 
 
-def agreement_figures(agreements: Mapping[str, Agreement]) -> dict[str, float]:
-    """Joins the agreements of all agents: the mean over tokens, the worst maximum, the least effective sample size."""
+def agreement_figures(agreements: Mapping[str, Agreement], *, is_off_policy: bool = False) -> dict[str, float]:
+    """Joins the agreements of all agents: the mean over tokens, the worst maximum, the least effective sample size.
+
+    Args:
+        is_off_policy: another version than the parent sampled. Then the figures say how far the two policies are from each other
+            (`policy_*`, nats), and not whether trainer and engine agree (`logprob_gap_*`).
+    """
     every = agreements.values()
     num_tokens = sum(a.num_tokens for a in every)
+    if is_off_policy:
+        return {
+            "train/policy_gap_mean": sum(a.mean_abs * a.num_tokens for a in every) / num_tokens,
+            "train/policy_gap_max": max(a.max_abs for a in every),
+            "train/policy_kl_k3": sum(a.kl_k3 * a.num_tokens for a in every) / num_tokens,
+            "train/policy_weight_mean": sum(a.weight_mean * a.num_tokens for a in every) / num_tokens,
+            "train/ess": min(a.ess for a in every),
+        }
     return {
         "train/logprob_gap_mean": sum(a.mean_abs * a.num_tokens for a in every) / num_tokens,
         "train/logprob_gap_max": max(a.max_abs for a in every),

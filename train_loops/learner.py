@@ -32,7 +32,16 @@ from train_loops.figures import agent_figures, agreement_figures, funnel_figures
 from train_loops.kl import adapted_coef
 from train_loops.layout import Layout
 from train_loops.learning_signal import LearningSignal, learning_signal
-from train_loops.mismatch import Agreement, correct, correct_served, decide, is_close, measure
+from train_loops.mismatch import (
+    Agreement,
+    check_mean_weight,
+    correct,
+    correct_served,
+    decide,
+    is_close,
+    measure,
+    off_policy,
+)
 from train_loops.models import Models
 from train_loops.packed_attention import why_not_packed
 from train_loops.rows import Funnel, Sample, samples_of
@@ -158,6 +167,8 @@ def learn(
     pad_id: int = 0,
     team: TeamSignal | None = None,
     kl_coef: float | None = None,
+    is_off_policy: bool = False,
+    has_all_groups: bool = True,
 ) -> Learned:
     """Trains `models` on `samples`; every worker calls it with the same arguments.
 
@@ -170,9 +181,14 @@ def learn(
         pad_id: fills rows up; any token id.
         team: the signal of the whole-team learner for these rows.
         kl_coef: in the reward; None: `loss.kl_in_reward_coef`. It differs from that where it was adapted before.
+        is_off_policy: whether another version than the one that the policy engine holds sampled the rows. They are then learned
+            with the settings of `mismatch.off_policy`, and their mean weight is checked.
+        has_all_groups: False: groups of episodes were left out after they had been sampled, for their outcomes (dynamic
+            sampling) or their length (oversampling, budgets). What is left does not have the mean weight of what was drawn.
 
     Raises:
-        MismatchError: the rows were not sampled by the weights that the policy engine holds.
+        MismatchError: the rows were not sampled by the weights that the policy engine holds; off policy: by weights too far from
+            them, or not with the logprobs that are stored.
         TrainingDivergedError: three steps in a row were not finite, or all steps of the job.
     """
     learned = Learned(
@@ -183,6 +199,8 @@ def learn(
     if not samples:
         learned.reason = "no trainable rows: see the funnel for where they fell out"
         return learned
+    if is_off_policy:
+        config = config.model_copy(update={"mismatch": off_policy(config.mismatch)})
     clock = _Clock(learned.metrics)
     layout = Layout(
         samples,
@@ -192,7 +210,9 @@ def learn(
         can_pack=not why_not_packed(models.policy.module.model),
     )
     with clock.measures("old_logprobs"):
-        scored = score(samples, layout, models, config=config)
+        scored = score(
+            samples, layout, models, config=config, is_off_policy=is_off_policy, has_all_groups=has_all_groups
+        )
     with clock.measures("advantages"):
         correction = correct_rows(samples, scored, config=config.mismatch)
         signal = learning_signal(
@@ -201,9 +221,11 @@ def learn(
         rows = trainable_rows(samples, signal, correction, config=config)
     learned.advantages = {(s.episode_id, s.turn_index): a for s, a in zip(samples, signal.advantages, strict=True)}
     learned.metrics |= row_figures(samples, scored.scores, signal, rows.is_active)
-    learned.metrics |= agreement_figures(scored.agreements) | correction.metrics
+    learned.metrics |= agreement_figures(scored.agreements, is_off_policy=is_off_policy) | correction.metrics
     learned.metrics |= _factor_figures(samples, team, config=config)
-    agents = agent_figures(samples, scored.scores, signal, rows.is_active, scored.agreements)
+    agents = agent_figures(
+        samples, scored.scores, signal, rows.is_active, scored.agreements, is_off_policy=is_off_policy
+    )
     learned.metrics["train/unique_token_share"], unique_share = layout.savings()
     _merge(agents, {agent: {"unique_token_share": share} for agent, share in unique_share.items()})
     _count(funnel, "non_zero_advantage", samples, rows.is_active)
@@ -246,15 +268,26 @@ def learn(
     return learned
 
 
-def score(samples: Sequence[Sample], layout: Layout, models: Models, *, config: TrainConfig) -> Scored:
+def score(
+    samples: Sequence[Sample],
+    layout: Layout,
+    models: Models,
+    *,
+    config: TrainConfig,
+    is_off_policy: bool = False,
+    has_all_groups: bool = True,
+) -> Scored:
     """Scores the rows under the parent weights, and measures how near the engine's logprobs are to the trainer's.
 
     With `old_logprobs: rollout_if_close` the engine's logprobs are taken as the old ones where they are close on a part of
     the rows; that saves a forward pass. The agreement is then that of this part. If the part has no row of some agent, all
     rows are scored.
 
+    Args:
+        is_off_policy, has_all_groups: see `learn`; `config` has the settings of `mismatch.off_policy` already.
+
     Raises:
-        MismatchError: see `mismatch.decide`.
+        MismatchError: see `mismatch.decide` and `mismatch.check_mean_weight`.
     """
     names = ["ref"] * (models.reference is not None) + ["values"] * models.has_values
     rollout = [np.asarray(s.rollout_logprobs, dtype=np.float64) for s in samples]
@@ -267,14 +300,21 @@ def score(samples: Sequence[Sample], layout: Layout, models: Models, *, config: 
             return _decided(scores, agreements, config=config.mismatch)
     scores = score_rows(layout, models, rows=range(len(samples)), names=[*names, "old", "entropy"])
     # Rows from service may come from another version: they say nothing about the agreement of this version's engine.
-    own = [i for i, s in enumerate(samples) if not s.is_served] or list(range(len(samples)))
+    own = [i for i, s in enumerate(samples) if not s.is_served]
+    measured = own or list(range(len(samples)))
     agreements = measure(
-        [scores["old"][i] for i in own],
-        [rollout[i] for i in own],
-        [agents[i] for i in own],
+        [scores["old"][i] for i in measured],
+        [rollout[i] for i in measured],
+        [agents[i] for i in measured],
         config=config.mismatch,
     )
-    return _decided(scores, agreements, config=config.mismatch)
+    if not is_off_policy:
+        return _decided(scores, agreements, config=config.mismatch)
+    if own:  # rows from service alone are judged by `correct_served`
+        if has_all_groups:  # first: wrong logprobs also have a small effective sample size
+            check_mean_weight(agreements)
+        decide(agreements, config=config.mismatch, is_off_policy=True)
+    return Scored(scores=scores, agreements=agreements, needs_correction=True)
 
 
 def correct_rows(samples: Sequence[Sample], scored: Scored, *, config: MismatchConfig) -> Correction:

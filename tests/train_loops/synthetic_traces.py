@@ -26,9 +26,20 @@ WANTED = 200
 
 
 def sample_traces(
-    folder: Path, *, run_id: str = "run", iteration: int = 1, version: int = 0, num_tasks: int = 8, group_size: int = 8
+    folder: Path,
+    *,
+    run_id: str = "run",
+    iteration: int = 1,
+    version: int = 0,
+    num_tasks: int = 8,
+    group_size: int = 8,
+    temperature: float = 1.0,
+    logprobs_of: float | None = None,
 ) -> tuple[list[Trace], list[EpisodeRewards]]:
-    """Traces with exact rollout logprobs, and rewards: the share of completion tokens below `WANTED`."""
+    """Traces with exact rollout logprobs, and rewards: the share of completion tokens below `WANTED`.
+
+    Args: logprobs_of: the temperature of the stored logprobs; None: that of the sampling, as it must be.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -42,14 +53,23 @@ def sample_traces(
         logprobs = []
         with torch.no_grad():
             for _ in range(COMPLETION):
-                scores = model(input_ids=ids, use_cache=False).logits[:, -1].log_softmax(-1)
-                token = torch.multinomial(scores.exp(), 1, generator=random)
-                logprobs.append(scores.gather(1, token))
+                logits = model(input_ids=ids, use_cache=False).logits[:, -1]
+                token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
+                logprobs.append((logits / (logprobs_of or temperature)).log_softmax(-1).gather(1, token))
                 ids = torch.cat([ids, token], 1)
         for i in range(num):
             drawn = torch.cat(logprobs, 1)[i].tolist()
             turns_of[i].append(
-                _turn(turn_index, agent, ids[i, :5].tolist(), ids[i, 5:].tolist(), drawn, seed=i, version=version)
+                _turn(
+                    turn_index,
+                    agent,
+                    ids[i, :5].tolist(),
+                    ids[i, 5:].tolist(),
+                    drawn,
+                    seed=i,
+                    version=version,
+                    temperature=temperature,
+                )
             )
     traces = [
         _trace(turns, run_id=run_id, iteration=iteration, version=version, task=f"t{i // group_size}", index=i)
@@ -101,6 +121,7 @@ def _turn(
     *,
     seed: int,
     version: int = 0,
+    temperature: float = 1.0,
 ) -> Turn:
     return Turn(
         turn_index=turn_index,
@@ -114,7 +135,7 @@ def _turn(
         prompt_token_ids=prompt,
         completion_token_ids=completion,
         rollout_logprobs=logprobs,
-        sampling=Sampling(max_tokens=COMPLETION),
+        sampling=Sampling(max_tokens=COMPLETION, temperature=temperature),
         seed=seed,
         finish_reason=FinishReason.LENGTH,
         is_format_ok=True,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 from synthetic_traces import GROUP, WANTED, sample_traces
 
+from stores.allowed_tokens import constraint_of
 from stores.traces import TraceStore
 from stores.types import EpisodeRewards, Purpose
 from train_loops.config import (
@@ -26,6 +29,7 @@ from train_loops.config import (
 from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
 from train_loops.figures import credit_correlation, explained_variance
 from train_loops.learner import Learned, learn, read_rows
+from train_loops.masks import with_masks
 from train_loops.mismatch import MismatchError
 from train_loops.models import Models
 from train_loops.rows import Funnel, Sample, samples_of
@@ -139,6 +143,182 @@ def test_the_engines_logprobs_stand_for_the_old_ones_while_they_are_close(tiny_m
     assert spared.metrics["train/grad_norm"] == pytest.approx(scored.metrics["train/grad_norm"], rel=1e-4)
     far = [dataclasses.replace(s, rollout_logprobs=[x - 0.06 for x in s.rollout_logprobs]) for s in samples]
     assert "train/entropy" in run(far, models(tiny_model, config), config).metrics
+
+
+@pytest.fixture(scope="module")
+def sampled_before(tiny_model: Path) -> list[Sample]:
+    """Rows of another iteration, drawn from the version that `moved` starts from."""
+    return rows(sample_traces(tiny_model, iteration=2, num_tasks=32))
+
+
+def moved(folder: Path, sampled, config: TrainConfig, *, lr: float = 3e-3) -> Models:
+    """Engines one job away from the weights in `folder`."""
+    engines = models(folder, config.model_copy(update={"optimizer": OptimizerConfig(lr=lr, max_grad_norm=1e9)}))
+    run(rows(sampled), engines, TrainConfig())
+    return engines
+
+
+def logprobs_of(model: torch.nn.Module, s: Sample) -> torch.Tensor:
+    """[completion tokens], at temperature 1."""
+    logits = model(input_ids=torch.tensor([list(s.token_ids)]), use_cache=False).logits[0, s.prompt_length - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(s.token_ids[s.prompt_length :])[:, None]).squeeze(1)
+
+
+def test_rows_of_an_earlier_version_are_weighted_and_their_figures_named_for_it(
+    tiny_model: Path, sampled, sampled_before: list[Sample]
+) -> None:
+    config = TrainConfig(optimizer=LR, mismatch=MismatchConfig(correction="none", old_logprobs="rollout_if_close"))
+    learned = run(sampled_before, moved(tiny_model, sampled, config), config, is_off_policy=True)
+    assert learned.metrics["train/is_corrected"] == 1 and learned.metrics["train/importance_weight"] < 1.01
+    assert "train/entropy" in learned.metrics, "all rows are scored"
+    figures = [learned.agents["solver"], learned.agents["verifier"]]
+    figures.append({name.removeprefix("train/"): value for name, value in learned.metrics.items()})
+    for about in figures:
+        assert 0.05 < about["policy_gap_mean"] < about["policy_gap_max"] and 0 < about["policy_kl_k3"] < 0.1
+        assert 0.8 < about["ess"] < 1 and about["policy_weight_mean"] == pytest.approx(1, abs=0.05)
+        assert not [name for name in about if "logprob_gap" in name or name == "mismatch_kl_k3"]
+    for name, join in (("ess", min), ("policy_gap_max", max)):
+        assert figures[2][name] == join(about[name] for about in figures[:2])
+    assert learned.metrics["train/trained_rows"] == learned.metrics["train/non_zero_advantage_rows"] > 400
+
+
+def test_on_policy_no_figure_is_named_for_another_policy(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(optimizer=LR)
+    learned = run(rows(sampled), models(tiny_model, config), config)
+    for about in (learned.metrics, *learned.agents.values()):
+        assert not [name for name in about if "policy_" in name]
+        assert {"logprob_gap_mean", "logprob_gap_max", "ess"} <= {name.removeprefix("train/") for name in about}
+
+
+def test_a_step_off_policy_has_the_gradient_that_weights_by_hand_give(
+    tiny_model: Path, sampled, sampled_before: list[Sample]
+) -> None:
+    config = TrainConfig(optimizer=LR)
+    engines = moved(tiny_model, sampled, config)
+    scorer = engines.policy.module
+    by_hand = copy.deepcopy(scorer.model)
+    found: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(()))
+    for name, parameter in scorer.model.named_parameters():
+        parameter.register_hook(lambda grad, name=name: found.update({name: found[name] + grad}))
+    learned = run(sampled_before, engines, config, is_off_policy=True)
+
+    num_tokens = sum(s.completion_length for s in sampled_before)
+    loss, num_truncated = torch.zeros(()), 0
+    for s in sampled_before:
+        logprobs = logprobs_of(by_hand, s)
+        weights = (logprobs.detach() - torch.tensor(s.rollout_logprobs)).exp()
+        num_truncated += int((weights > 2).sum())
+        advantages = torch.tensor(learned.advantages[s.episode_id, s.turn_index].tolist())
+        # One step: the ratio to the old logprobs is 1, and its gradient that of the logprob.
+        loss = loss - (weights.clamp(max=2) * advantages * logprobs).sum() / num_tokens
+    loss.backward()
+    assert 0 < num_truncated < num_tokens / 20, "truncation is part of what is compared"
+    norm = torch.cat([p.grad.flatten() for p in by_hand.parameters()]).norm()
+    assert learned.metrics["train/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    for name, parameter in by_hand.named_parameters():
+        assert (found[name] - parameter.grad).abs().max() < 1e-4 * norm, name
+
+
+def test_logprobs_of_another_temperature_than_the_tokens_fail_by_the_mean_weight(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(optimizer=LR)
+    for logprobs_of in (None, 1.0):
+        samples = rows(sample_traces(tiny_model, iteration=2, num_tasks=32, temperature=0.7, logprobs_of=logprobs_of))
+        engines = moved(tiny_model, sampled, config)
+        num_steps = engines.policy.num_steps
+        if logprobs_of is None:
+            assert run(samples, engines, config, is_off_policy=True).metrics["train/ess"] > 0.5
+            continue
+        with pytest.raises(MismatchError, match=r"mean of exp\(old - rollout\) is 1\.\d+ over 1536 tokens"):
+            run(samples, engines, config, is_off_policy=True)
+        assert engines.policy.num_steps == num_steps
+
+
+def test_choices_without_their_masks_fail_by_the_mean_weight(
+    tiny_model: Path, sampled, sampled_before: list[Sample]
+) -> None:
+    config, labels, random = TrainConfig(optimizer=LR), [5, 70, 300], torch.Generator().manual_seed(0)
+    sampler = models(tiny_model, config).policy.module.model
+    prompts = torch.tensor([list(s.token_ids[: s.prompt_length]) for s in sampled_before])
+    with torch.no_grad():
+        of_labels = sampler(input_ids=prompts, use_cache=False).logits[:, -1, labels].log_softmax(-1)
+    picked = torch.multinomial(of_labels.exp(), 1, generator=random)
+    choices = [
+        dataclasses.replace(
+            s,
+            token_ids=[*s.token_ids[: s.prompt_length], labels[i]],
+            rollout_logprobs=[logprobs[i].item()],
+            constraint=constraint_of(labels),
+        )
+        for s, i, logprobs in zip(sampled_before, picked.flatten().tolist(), of_labels, strict=True)
+    ]
+    engines = moved(tiny_model, sampled, config)
+    with pytest.raises(MismatchError, match=r"mean of exp\(old - rollout\) is 0\.0\d+ over 256 tokens"):
+        run(choices, engines, config, is_off_policy=True)
+    learned = run(with_masks(choices, tiny_model), engines, config, is_off_policy=True)
+    assert learned.metrics["train/policy_weight_mean"] == pytest.approx(1, abs=0.1)
+
+
+def test_a_far_version_fails_by_the_effective_sample_size_and_the_error_says_what_to_set(
+    tiny_model: Path, sampled, sampled_before: list[Sample]
+) -> None:
+    config = TrainConfig(optimizer=LR)
+    message = r"effective sample size 0\.[0-4]\d*,.*loop\.max_lag.*train\.mismatch\.min_ess=0\.[0-4]"
+    with pytest.raises(MismatchError, match=message):
+        run(sampled_before, moved(tiny_model, sampled, config, lr=3e-2), config, is_off_policy=True)
+    accepted = TrainConfig(optimizer=LR, mismatch=MismatchConfig(min_ess=0.01))
+    engines = moved(tiny_model, sampled, accepted, lr=3e-2)
+    assert run(sampled_before, engines, accepted, is_off_policy=True).metrics["train/ess"] < 0.5
+
+
+def test_rows_that_were_chosen_after_they_were_drawn_have_no_mean_weight_to_check(
+    tiny_model: Path, sampled, sampled_before: list[Sample]
+) -> None:
+    config = TrainConfig(optimizer=LR)
+    engines = moved(tiny_model, sampled, config, lr=6e-3)
+    with torch.no_grad():
+        gains = [
+            float(logprobs_of(engines.policy.module.model, s).sum()) - sum(s.rollout_logprobs) for s in sampled_before
+        ]
+    chosen = [
+        dataclasses.replace(s, agent="solver") for s, gain in zip(sampled_before, gains, strict=True) if gain > 0.2
+    ]
+    with pytest.raises(MismatchError, match=r"mean of exp\(old - rollout\) is 1\."):
+        run(chosen, engines, config, is_off_policy=True)
+    learned = run(chosen, engines, config, is_off_policy=True, has_all_groups=False)
+    assert learned.metrics["train/policy_weight_mean"] > 1.05 and learned.metrics["train/is_corrected"] == 1
+
+
+def test_rows_from_service_among_those_of_an_earlier_version_keep_their_own_rule(
+    tiny_model: Path, sampled, sampled_before: list[Sample]
+) -> None:
+    config = TrainConfig(algorithm="grpo", optimizer=LR)
+    served = {s.episode_id for s in sampled_before[:32]}
+
+    def mixed(by: float) -> list[Sample]:
+        """The first episodes as if yet another version had sampled them: two tokens of three `by` nats more likely then."""
+        return [
+            dataclasses.replace(
+                s, is_served=True, rollout_logprobs=[x + by * (i % 3 > 0) for i, x in enumerate(s.rollout_logprobs)]
+            )
+            if s.episode_id in served
+            else s
+            for s in sampled_before
+        ]
+
+    own = [s for s in sampled_before if s.episode_id not in served]
+    alone = run(own, moved(tiny_model, sampled, config), config, is_off_policy=True)
+    near = run(mixed(0.3), moved(tiny_model, sampled, config), config, is_off_policy=True)
+    far = run(mixed(6.0), moved(tiny_model, sampled, config), config, is_off_policy=True)
+    for learned in (near, far):
+        for agent, about in alone.agents.items():
+            for name in ("policy_gap_mean", "policy_weight_mean", "ess"):
+                assert learned.agents[agent][name] == pytest.approx(about[name], rel=1e-4), "of the run's own rows"
+    num_served = sum(s.episode_id in served for s in sampled_before)
+    assert near.metrics["train/served_rows_kept"] == num_served and far.metrics["train/served_rows_kept"] == 0
+    assert 0.8 < near.metrics["train/served_ess"] < 1 and far.metrics["train/served_ess"] < 0.6
+    nothing_else = [s for s in mixed(6.0) if s.is_served]
+    engines = moved(tiny_model, sampled, config)
+    assert "mask every token" in run(nothing_else, engines, config, is_off_policy=True).reason
 
 
 def test_rows_from_service_are_weighed_apart_and_too_far_ones_train_nothing(tiny_model: Path, sampled) -> None:
