@@ -36,11 +36,18 @@ class TrainJob:
     """The version of the whole-team learner that holds the signal for these traces, where there is one."""
     updated: tuple[ModelVersionRef, ...] = ()
     """HAPPO: the versions of other model groups that were trained before this one in this iteration, in order."""
+    sampled_by: int | None = None
+    """The version of this model group that sampled the episodes; None: the parent."""
 
     @property
     def parent_version(self) -> int | None:
         """Returns the parent's version; None where there is no parent."""
         return None if self.parent is None else self.parent.version
+
+    @property
+    def is_off_policy(self) -> bool:
+        """Returns whether another version than the parent sampled the episodes."""
+        return self.sampled_by is not None and self.sampled_by != self.parent_version
 
 
 def parse_job(data: Mapping[str, Any]) -> TrainJob:
@@ -64,6 +71,7 @@ def parse_job(data: Mapping[str, Any]) -> TrainJob:
             is_team=bool(data.get("is_team", False)),
             team=ModelVersionRef(**data["team"]) if data.get("team") else None,
             updated=tuple(ModelVersionRef(**ref) for ref in data.get("updated", ())),
+            sampled_by=data.get("sampled_by"),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"job {data.get('job_id')!r} is not whole: {type(error).__name__} {error}") from None
@@ -71,6 +79,11 @@ def parse_job(data: Mapping[str, Any]) -> TrainJob:
         raise ValueError(f"job {job.job_id}: only the team's learner begins without a parent")
     if job.parent is not None and job.version <= job.parent.version:
         raise ValueError(f"job {job.job_id}: version {job.version} must follow parent {job.parent.version}")
+    if job.sampled_by is not None and (type(job.sampled_by) is not int or job.sampled_by < 0):
+        raise ValueError(
+            f"job {job.job_id}: sampled_by is {job.sampled_by!r}: give the number of the version that sampled, from 0 on, "
+            "or none where the parent did"
+        )
     return job
 
 

@@ -20,7 +20,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -155,9 +155,7 @@ class Worker:
         if learned.reason:
             logger.info("keeps version %d: %s", parent.version, learned.reason)
             return _result(None, learned) | {"parts": train_parts(began, ends)}
-        note = f"{job.train.algorithm} on {int(learned.metrics['train/rows'])} rows"
-        note = note if trains_policy else "critic warm-up: the policy is its parent's"
-        note += f"; {' and '.join(self._lost)} started afresh" if self._lost else ""
+        note = _note(job, learned, trains_policy=trains_policy, lost=self._lost)
         self._held = self._store(job, store, parent_folder, learned=learned, note=note)
         self._lost = []
         logger.info(
@@ -224,6 +222,9 @@ class Worker:
             trains_policy=trains_policy,
             team=read_team_signal(store, job),
             kl_coef=self._state.kl_coef,
+            # Not by `job.train`: for other settings `_hold` would build the engines anew.
+            is_off_policy=job.is_off_policy,
+            has_all_groups=not job.traces.excluded_groups,
         )
         learned.metrics["train/read_s"] = read - started
         if learned.reason:
@@ -315,6 +316,16 @@ class Worker:
                     base=before.base,
                 )
         return agree(ref)
+
+
+def _note(job: TrainJob, learned: Learned, *, trains_policy: bool, lost: Sequence[str]) -> str:
+    """Returns what the manifest of the job's version says about how it was made."""
+    rows = f" on {int(learned.metrics['train/rows'])} rows"
+    sampler = f" sampled by v{job.sampled_by}" if job.is_off_policy else ""
+    note = f"{job.train.algorithm}{rows}{sampler}"
+    if not trains_policy:
+        note = f"critic warm-up{rows + sampler if sampler else ''}: the policy is its parent's"
+    return note + (f"; {' and '.join(lost)} started afresh" if lost else "")
 
 
 def _is_exact(job: TrainJob, store: WeightStore) -> bool:

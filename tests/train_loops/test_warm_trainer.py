@@ -67,17 +67,18 @@ class Bench:
         run_id: str = "run",
         config: TrainConfig = CONFIG,
         change: Any = None,
+        sampler: ModelVersionRef | None = None,
     ) -> dict[str, Any]:
-        """Samples from the parent and jobs its next version."""
-        iteration = parent.version + 1
+        """Samples from `sampler`, or else the parent, and jobs the parent's next version."""
+        iteration, sampler = parent.version + 1, sampler or parent
         traces, _ = sample_traces(
-            self.weights.fetch(parent), run_id=run_id, iteration=iteration, version=parent.version, num_tasks=4
+            self.weights.fetch(sampler), run_id=run_id, iteration=iteration, version=sampler.version, num_tasks=4
         )
         traces = [change(t) for t in traces] if change else traces
         self.traces.write_episodes(traces)
         self.traces.write_rewards([rewards_of(t) for t in traces])
         key = {"run_id": run_id, "iteration": iteration, "purpose": Purpose.TRAIN}
-        pinned = self.traces.pin_episodes(**key, team_key=f"v{parent.version}")
+        pinned = self.traces.pin_episodes(**key, team_key=f"v{sampler.version}")
         rewards = self.traces.pin_rewards(**key, credit_version="c1", traces=pinned)
         return {
             "job_id": f"{run_id}-{iteration}",
@@ -93,6 +94,7 @@ class Bench:
             "train": config.model_dump(mode="json"),
             "traces_uri": self.traces.uri,
             "weights_uri": self.weights.uri,
+            "sampled_by": sampler.version,
         }
 
 
@@ -245,6 +247,42 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
     time.sleep(1)
     names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
     assert not any(name.startswith("trainer:shared:") for name in names)
+
+
+def test_jobs_on_rows_of_an_earlier_version_and_of_the_parent_in_turn_keep_the_engines(
+    bench: Bench, tiny_model: Path
+) -> None:
+    warm = replace(bench, weights=bench.store("weights-of-a-lag"))
+    ref = adopt(tiny_model, store=warm.weights, model_group=GROUP, run_id="lag")
+    handle = warm.attach(run_name="lag")
+    jobs, done, pids = [], [], []
+    for is_behind in (False, True, False, True):
+        parent = ModelVersionRef(**done[-1]["model"]) if done else ref
+        sampler = warm.weights.ref(GROUP, parent.version - 1) if is_behind else parent
+        jobs.append(warm.job(parent, run_id="lag", sampler=sampler))
+        done.append(handle.run_job(jobs[-1], 300))
+        pids.append(handle.status()["pids"])
+        figures, note = done[-1]["metrics"], warm.weights.manifest(ModelVersionRef(**done[-1]["model"])).note
+        assert ("train/policy_gap_mean" in figures) == ("train/importance_weight" in figures) == is_behind
+        assert ("train/logprob_gap_mean" in figures) != is_behind
+        assert note == "dr_mas on 64 rows" + f" sampled by v{parent.version - 1}" * is_behind
+    assert pids == pids[:1] * 4
+    load_s = [result["metrics"]["train/load_s"] for result in done]
+    print(f"seconds to load: {load_s}")
+    assert max(load_s[1:]) < load_s[0] / 4, "the engines stay, whoever sampled"
+
+    # Each job by a trainer of its own, which loads the parent's checkpoint: the same weights, digit for digit.
+    cold = replace(bench, weights=bench.store("weights-of-a-cold-lag"))
+    last = asdict(adopt(tiny_model, store=cold.weights, model_group=GROUP, run_id="lag"))
+    settings = CONFIG.model_copy(update={"keep_warm": False})
+    for job, by_warm in zip(jobs, done, strict=True):
+        by_cold = cold.attach(settings, run_name="cold-lag").run_job(
+            job | {"weights_uri": cold.weights.uri, "parent": last}, 300
+        )
+        assert by_cold["metrics"]["train/grad_norm"] == by_warm["metrics"]["train/grad_norm"]
+        assert torch.equal(weights(cold, by_cold["model"]), weights(warm, by_warm["model"]))
+        last = by_cold["model"]
+        time.sleep(1)
 
 
 def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_model: Path, tmp_path: Path) -> None:
