@@ -108,15 +108,15 @@ class Timelines:
 
 
 def read_timeline(run: Run, iteration: int) -> Timeline | None:
-    """Computes the timeline of an iteration from what is stored; None before its first stage has begun.
+    """Computes the timeline of an iteration from what is stored; None before its time has begun.
 
     What is still running lasts until now. The calls of a stage are known when it is done: its episodes are stored in batches.
     """
     max_lag = run.config.loop.max_lag
     own = _stages(run, iteration)
-    if not own:
+    stages = own if not max_lag or not own else _overlapping(run, iteration, own)
+    if not stages:  # where iterations overlap, perhaps all that is done of it was done before the last one ended
         return None
-    stages = own if not max_lag else _overlapping(run, iteration, own)
     trainers: dict[str, list[Span]] = {}
     for stage in stages:
         if stage.stage == Trained.STAGE:

@@ -232,3 +232,11 @@ def test_where_iterations_overlap_each_has_what_was_done_until_its_end(run: Run,
     assert (second.start_s - began, second.end_s - began) == (100, 150)
     assert [(s.start_s - began, s.end_s - began) for s in second.lanes[Lane(Kind.TRAINER, TEAM)]] == [(100, 140)]
     assert sum(t.seconds for t in (first, second)) == 150, "no moment counts twice"
+
+
+def test_an_iteration_of_which_all_was_done_before_the_last_one_ended_has_no_time_yet(run: Run) -> None:
+    lagging = Run(run.config.model_copy(update={"loop": run.config.loop.model_copy(update={"max_lag": 1})}))
+    play(lagging, 1, None)
+    finish(lagging, 2, collected(policy_versions={TEAM: 0}))
+    change(lagging, 2, "collect", started_at=BEGAN + 1050, ended_at=BEGAN + 1060)
+    assert read_timeline(lagging, 2) is None and Timelines(lagging).unfinished(2) is None
