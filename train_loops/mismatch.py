@@ -30,8 +30,8 @@ MEAN_WEIGHT_ERRORS = 8.0
 """How many standard errors the mean weight may differ from 1. Weights are skewed to the right, so that a mean over few of them is
 too low more often than a normal distribution says."""
 UNSEEN_WEIGHT = 100.0
-"""What tokens that were not drawn may add to the sum of the weights: one that the parent takes 10 times as often as the sampler did,
-and whose absence has a probability of 1 in 10,000, ten times the weight of ln 10,000 = 9.2 draws."""
+"""What may be missing from the sum of the weights because it was not drawn. A token that ought to come ln 10,000 = 9.2 times is absent
+once in 10,000 times; where the parent takes it 10 times as often as the sampler, its weights would have added 92."""
 Rows = Sequence[NDArray[np.floating] | Sequence[float]]
 
 
