@@ -9,7 +9,6 @@ import pytest
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from stores.types import Purpose
 from tests.chaos import victims
 from tests.e2e.local_runs import (
     CONFIG,
@@ -52,11 +51,19 @@ def test_each_iteration_is_sampled_and_trained_by_the_versions_of_its_number(twi
         assert {turn.policy_version for trace in traces for turn in trace.turns} == {version}
 
 
-def test_collect_runs_beside_train(twin: Run) -> None:
+def test_sampling_runs_beside_training(twin: Run) -> None:
     rows = rows_of(twin)
-    collect, train = rows[str(twin.key(2, "collect"))], rows[str(twin.key(1, "train", "team"))]
-    assert collect.ended_at is not None and train.ended_at is not None
-    assert collect.started_at < train.ended_at and train.started_at < collect.ended_at
+    engines = [rows[str(twin.key(k, stage))] for k in (2, 3, 4) for stage in ("collect", "evaluate")]
+    trainers = [
+        rows[str(twin.key(k, stage, group))] for k in (1, 2, 3) for stage, group in (("score", ""), ("train", "team"))
+    ]
+    beside = [
+        (one.key, other.key)
+        for one in engines
+        for other in trainers
+        if one.started_at < (other.ended_at or 0) and other.started_at < (one.ended_at or 0)
+    ]
+    assert {key.stage for _, key in beside} == {"score", "train"}, beside
 
 
 def test_turns_of_an_older_version_are_weighted_and_say_how_far_it_is(twin: Run) -> None:
@@ -69,17 +76,16 @@ def test_turns_of_an_older_version_are_weighted_and_say_how_far_it_is(twin: Run)
 
 
 def in_the_middle(run: Run) -> bool:
-    """Iteration 3 is sampled while iteration 2 trains."""
-    return is_running(run, 2, "train", "team") and bool(
-        run.traces.find_traces(run_id=run.run_id, iteration=3, purpose=Purpose.TRAIN, limit=1)
-        or is_running(run, 3, "collect")
+    """The engines are at work on iteration 1 or 3 while iteration 2 trains."""
+    return is_running(run, 2, "train", "team") and any(
+        is_running(run, k, stage) for k, stage in ((1, "evaluate"), (3, "collect"), (2, "collect"))
     )
 
 
 @pytest.mark.parametrize(
     "moment",
     [in_the_middle, lambda run: is_running(run, 1, "train", "team"), lambda run: is_running(run, 2, "sync")],
-    ids=["collect 3 beside train 2", "train 1", "sync 2"],
+    ids=["both lanes at work", "train 1", "sync 2"],
 )
 def test_a_run_that_is_killed_ends_with_the_weights_of_its_twin(
     twin: Run, tmp_path: Path, moment: Callable[[Run], bool]
