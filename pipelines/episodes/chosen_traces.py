@@ -99,9 +99,10 @@ def _has_orchestrator(traces: Sequence[Trace]) -> bool:
 def _with_other_choices(trace: Trace, share: float, drawn: random.Random) -> Trace:
     turns = []
     for turn in trace.turns:
-        (chosen,) = turn.completion_token_ids if turn.agent == ORCHESTRATOR else (None,)
-        others = [token for token in allowed_tokens(turn.sampling.constraint) if token != chosen]
-        is_other = turn.agent == ORCHESTRATOR and others and drawn.random() < share
+        is_choice = turn.agent == ORCHESTRATOR
+        options = allowed_tokens(turn.sampling.constraint) if is_choice else []
+        others = [token for token in options if token not in turn.completion_token_ids]
+        is_other = others and drawn.random() < share
         turns.append(replace(turn, completion_token_ids=(drawn.choice(others),)) if is_other else turn)
     return replace(trace, turns=tuple(turns))
 

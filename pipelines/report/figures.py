@@ -212,13 +212,7 @@ def timings(rows: Sequence[Row]) -> list[Figure]:
         }
         for index, stage in enumerate(order)
     ]
-    layout = {
-        "barmode": "stack",
-        "bargap": 0.25,
-        "yaxis": {"ticksuffix": " s"},
-        "xaxis": _iteration_axis(x),
-        "legend": {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "traceorder": "reversed"},
-    }
+    layout = _stacked_seconds(x)
     shares = [overhead_share(row) for row in timed]
     line = {
         "type": "scatter",
@@ -240,6 +234,17 @@ def timings(rows: Sequence[Row]) -> list[Figure]:
         Figure(title="Seconds per stage", data=bars, layout=layout),
         Figure(title="Overhead: neither sampling nor training", data=[line], layout=share_layout),
     ]
+
+
+def _stacked_seconds(x: Sequence[int]) -> dict[str, Any]:
+    """Returns the layout of bars of seconds that are stacked by iteration."""
+    return {
+        "barmode": "stack",
+        "bargap": 0.25,
+        "yaxis": {"ticksuffix": " s"},
+        "xaxis": _iteration_axis(x),
+        "legend": {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "traceorder": "reversed"},
+    }
 
 
 def work(rows: Sequence[Row]) -> list[Figure]:
@@ -264,13 +269,7 @@ def work(rows: Sequence[Row]) -> list[Figure]:
         }
         for name in order
     ]
-    layout = {
-        "barmode": "stack",
-        "bargap": 0.25,
-        "yaxis": {"ticksuffix": " s"},
-        "xaxis": _iteration_axis(x),
-        "legend": {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "traceorder": "reversed"},
-    }
+    layout = _stacked_seconds(x)
     shares = [
         {
             **row,

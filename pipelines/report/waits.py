@@ -308,12 +308,10 @@ def in_words(wait: Wait, total: Account) -> str:
     For example `engines waited 31.2 s (42% of iteration 3): the trainer of model group solver was at work`.
     """
     is_one = total.num_iterations == 1
-    of = f"iteration {total.last}" if is_one else f"{total.num_iterations} iterations"
+    iterations = f"iteration {total.last}" if is_one else f"{total.num_iterations} iterations"
     longest = "" if is_one else f"; most in iteration {wait.longest_in} ({wait.longest_s:.1f} s)"
     share = wait.seconds / max(total.seconds, 1e-9)
-    return (
-        f"{who_in_words(wait)} waited {wait.seconds:.1f} s ({share:.0%} of {of}): {cause_in_words(wait.cause)}{longest}"
-    )
+    return f"{who_in_words(wait)} waited {wait.seconds:.1f} s ({share:.0%} of {iterations}): {cause_in_words(wait.cause)}{longest}"
 
 
 def who_in_words(wait: Wait) -> str:
