@@ -1,6 +1,9 @@
-"""ray_job: a troupe command as an Airflow task. Submits it as a Ray job, waits in the triggerer without a worker slot.
+"""ray_job: a troupe command as an Airflow task. Submits it as a Ray job; a long one is waited for in the triggerer, without a slot.
 
-    execute ──attach──> job ──defer──> RayJobTrigger (log into the task's log) ──event──> resume ──> ref | skip | error
+    execute ──attach──> job ──ends within 15 s──────────────────────────────────────────────────> resume ──> ref | skip | error
+                        └────defer──> RayJobTrigger (log into the task's log) ──event──────────────┘
+
+A deferral costs a second or more (two loops of the triggerer, a second task process), so a short job is waited for in the task.
 
 What is submitted is named for (run, iteration, stage, model group, attempt): a restarted Airflow attaches to the job that
 runs, and a cleared or killed task stops it. Bad input and out of memory fail at once, all else may be repeated.
@@ -32,8 +35,10 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 7200.0
 DEADLINES_IN = {"begin": 2, "watch": 2}
 """Commands that do the work of two stages: warm start and `before`; test and sentinel tasks."""
-EAGER_S = 60.0
-"""For how long a job is polled twice a second; later it is every five seconds."""
+IN_TASK_S = 15.0
+"""How long the task's own process waits for its job before it defers."""
+POLL_S = (0.25, 5.0)
+"""Seconds between two looks at a job: at first, and at most. In between it is a 60th of the time that was waited."""
 
 
 class RayJobOperator(BaseOperator):
@@ -51,6 +56,7 @@ class RayJobOperator(BaseOperator):
         model_group: Any = "",
         since: Any = 0.0,
         arguments: Sequence[str] = (),
+        in_task_s: float = IN_TASK_S,
         **kwargs: Any,
     ) -> None:
         """Args:
@@ -60,16 +66,17 @@ class RayJobOperator(BaseOperator):
         iteration: the iteration that the work belongs to; without one it is work of this DAG run alone.
         since: when the run was begun, unix seconds, as `begin` returns it.
         arguments: what follows the command, for all but `begin` and `stage`; empty ones are left out.
+        in_task_s: seconds that the task waits for its job before it defers.
         kwargs: Airflow's own; assets among `outlets` get the result as extra of their event.
         """
         super().__init__(**kwargs)
         self.run_config, self.command, self.folder = run_config, command, folder
         self.iteration, self.model_group, self.arguments = iteration, model_group, list(arguments)
-        self.since = since
+        self.since, self.in_task_s = since, in_task_s
         self._attached: tuple[str, str] | None = None
 
     def execute(self, context: Context) -> Any:
-        """Attaches to the job or starts it, then defers to the triggerer."""
+        """Attaches to the job or starts it; waits for its end, from `in_task_s` on in the triggerer."""
         config = parse_config(json.loads(self.run_config), "the DAG's run config")
         try:
             api = JobApi(address_of(config.cluster))
@@ -82,7 +89,19 @@ class RayJobOperator(BaseOperator):
         self._attached = (api.address, job)
         self.log.info("Ray job %s at %s/#/jobs/%s", job, api.address, job)
         deadline = time.time() + self._timeout_s(config)
-        self.defer(trigger=RayJobTrigger(api.address, job, deadline, is_new), method_name="resume")
+        follower = Follower(api, job, deadline=deadline)
+        began = time.monotonic()
+        while True:
+            new, outcome = follower.poll()
+            for line in new.splitlines():
+                self.log.info("%s", line)
+            if outcome:
+                return self.resume(context, {"outcome": outcome.to_dict(), "is_new": is_new})
+            waited_s = time.monotonic() - began
+            if waited_s >= self.in_task_s:
+                trigger = RayJobTrigger(api.address, job, deadline, is_new, follower.num_seen)
+                self.defer(trigger=trigger, method_name="resume")
+            time.sleep(_poll_s(waited_s))
 
     def resume(self, context: Context, event: dict[str, Any]) -> Any:
         """Returns the result of a job that succeeded; raises with the end of its log for one that did not."""
@@ -131,19 +150,24 @@ class RayJobOperator(BaseOperator):
 class RayJobTrigger(BaseTrigger):
     """Waits for a Ray job in the triggerer and copies its log into the task's."""
 
-    def __init__(self, address: str, submission_id: str, deadline: float, is_new: bool) -> None:
-        """Args: is_new: see `pipelines.cluster.jobs.Attached`; passed on with the event."""
+    def __init__(self, address: str, submission_id: str, deadline: float, is_new: bool, num_seen: int = 0) -> None:
+        """Args:
+        deadline: unix seconds after which the job is stopped.
+        is_new: see `pipelines.cluster.jobs.Attached`; passed on with the event.
+        num_seen: characters of the job's log that are in the task's log already.
+        """
         super().__init__()
         self.address, self.submission_id, self.deadline, self.is_new = address, submission_id, deadline, is_new
+        self.num_seen = num_seen
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """What a triggerer makes it from again."""
-        names = ("address", "submission_id", "deadline", "is_new")
+        names = ("address", "submission_id", "deadline", "is_new", "num_seen")
         return "dags.ray_job.RayJobTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yields {"outcome", "is_new"}, in plain data, once."""
-        follower = Follower(JobApi(self.address), self.submission_id, deadline=self.deadline)
+        follower = Follower(JobApi(self.address), self.submission_id, deadline=self.deadline, num_seen=self.num_seen)
         began = time.monotonic()
         # Airflow may need a heartbeat to see that the deferred task's process has ended; an event that comes before
         # makes the scheduler take the task for failed ("finished with state success, but ... queued").
@@ -156,11 +180,16 @@ class RayJobTrigger(BaseTrigger):
                 await asyncio.sleep(max(0.0, settled - time.monotonic()))
                 yield TriggerEvent({"outcome": outcome.to_dict(), "is_new": self.is_new})
                 return
-            await asyncio.sleep(0.5 if time.monotonic() - began < EAGER_S else 5.0)
+            await asyncio.sleep(_poll_s(time.monotonic() - began))
 
     async def on_kill(self) -> None:
         """Stops the job when a user clears the task or marks it; a restart of the triggerer does not."""
         await asyncio.to_thread(JobApi(self.address, timeout_s=10).stop, self.submission_id)
+
+
+def _poll_s(waited_s: float) -> float:
+    shortest, longest = POLL_S
+    return min(longest, max(shortest, waited_s / 60))
 
 
 def _links(api: JobApi, context: Context) -> dict[str, str]:

@@ -90,7 +90,8 @@ up() {
       exit 2
     fi
   done
-  mkdir -p "$state" runs
+  mkdir -p "$state/config" runs
+  echo "import dags.local_airflow  # noqa: F401 - imported once, not by every task" >"$state/config/airflow_local_settings.py"
   had_head=$(cat "$ray_state/head" 2>/dev/null || true)
   infra/ray_head.sh up >/dev/null
   echo "$port" >"$state/port"
@@ -119,6 +120,7 @@ up() {
   esac
   export AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL=1 # a short task ends only with its next heartbeat, see dags/ray_job.py
   export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=${MLFLOW_SERVER_ENABLE_JOB_EXECUTION:-false} # its jobs, which Troupe does not use, are seven more processes
+  export AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT=${AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT:-60} # a killed task is noticed after a minute, not five
   start airflow airflow standalone
   start mlflow mlflow server --backend-store-uri "$mlflow_db" --host 127.0.0.1 --port "$mlflow_port" --workers 1
   wait_for airflow "http://127.0.0.1:$port/api/v2/monitor/health" 600

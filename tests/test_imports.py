@@ -40,6 +40,10 @@ LIGHT = (
     "pipelines.cli.main",
     "pipelines.runners.validate",
     "train_loops.state_sizes",
+    "pipelines.stages.running",
+    "pipelines.stages.score",
+    "pipelines.stages.promote",
+    "dags.local_airflow",
 )
 OWNERS = {
     "airflow": ("dags",),

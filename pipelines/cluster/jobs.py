@@ -158,10 +158,14 @@ def attach(
 class Follower:
     """Reads a job's new log text and how it ends. A cluster may be out of reach for a while; every wait has a limit."""
 
-    def __init__(self, api: JobApi, submission_id: str, *, deadline: float) -> None:
-        """Args: deadline: unix seconds after which the job is stopped."""
+    def __init__(self, api: JobApi, submission_id: str, *, deadline: float, num_seen: int = 0) -> None:
+        """Args:
+        deadline: unix seconds after which the job is stopped.
+        num_seen: characters of its log that somebody has read before.
+        """
         self._api, self.submission_id, self._deadline = api, submission_id, deadline
-        self._num_seen = 0
+        self.num_seen = num_seen
+        """Characters of the log that were returned."""
         self._silent_since: float | None = None
 
     def poll(self) -> tuple[str, Outcome | None]:
@@ -193,7 +197,7 @@ class Follower:
 
     def _new(self, text: str, is_whole: bool) -> str:
         end = len(text) if is_whole else text.rfind("\n") + 1
-        new, self._num_seen = text[self._num_seen : end], max(end, self._num_seen)
+        new, self.num_seen = text[self.num_seen : end], max(end, self.num_seen)
         return new
 
     def _outcome(self, status: Status, error: str) -> Outcome:

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipelines.run.run import Run
-from pipelines.run.serving import app_names
-from serve_apps.policy.sleeping_apps import put_to_sleep, wake_apps
 
 
 @contextmanager
@@ -31,6 +29,9 @@ def gpus_for_training(run: Run, model_group: str = "") -> Iterator[None]:
     if run.config.pool == "separate":
         yield
         return
+    from pipelines.run.serving import app_names  # imports ray.serve, which stage train needs for nothing else
+    from serve_apps.policy.sleeping_apps import put_to_sleep, wake_apps
+
     groups = [model_group] if model_group else list(run.config.model_groups)
     train_s = sum(run.config.train_config(group).stage_timeout_s for group in groups)
     wait_s = max(run.config.serve_config(group).start_timeout_s for group in run.config.model_groups)

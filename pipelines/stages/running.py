@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.cluster.observe import send_stage_points
-from pipelines.episodes.sampling import Progress
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.stages.table import Stage, StageCall, stage_named
 from stores.journal import Lease
 from stores.stage_results import StageResult
+
+if TYPE_CHECKING:
+    from pipelines.episodes.sampling import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +54,8 @@ def operator(command: str, **more: Any) -> Any:
     from dags.ray_job import RayJobOperator
 
     config = load_config(SMALL).model_copy(update={"schedule": ScheduleConfig(stage_timeout_s=5000)})
-    return RayJobOperator(task_id="it", command=command, run_config=config.model_dump_json(), folder="/work", **more)
+    given = {"in_task_s": 0.0} | more
+    return RayJobOperator(task_id="it", command=command, run_config=config.model_dump_json(), folder="/work", **given)
 
 
 def deferred(task: Any, given: dict[str, Any]) -> Any:
@@ -88,6 +92,53 @@ def test_a_stage_is_submitted_followed_and_handed_on(
     event = event_of(trigger)
     assert "epoch 1" in capsys.readouterr().out
     assert operator("stage train").resume(given, event) == {"model": {"version": 2}}
+
+
+def test_a_short_job_is_waited_for_in_the_task(server: JobServer, capsys: pytest.CaptureFixture[str]) -> None:
+    job = "troupe-small-it2-score-a0"
+
+    def run_job() -> None:
+        while job not in server.requests:
+            time.sleep(0.01)
+        server.put(job, "RUNNING", "credit 1 of 2\n")
+        while job not in server.read_logs or not server.read_logs[job]:
+            time.sleep(0.01)
+        server.put(job, "SUCCEEDED", 'credit 1 of 2\ncredit 2 of 2\ntroupe-ref: {"rows": 8}\n', driver_exit_code=0)
+
+    cluster = threading.Thread(target=run_job)
+    cluster.start()
+    assert operator("stage score", iteration=2, in_task_s=30.0).execute(context()) == {"rows": 8}
+    cluster.join()
+    shown = capsys.readouterr().out
+    assert [shown.count(line) for line in ("credit 1 of 2", "credit 2 of 2")] == [1, 1]
+
+
+def test_a_job_that_outlasts_the_wait_is_deferred_and_no_line_comes_twice(
+    server: JobServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = "troupe-small-it2-collect-a0"
+    deferred(operator("stage collect", iteration=2), context())
+    server.put(job, "RUNNING", "episode 1\n")
+    trigger = deferred(operator("stage collect", iteration=2, in_task_s=0.3), context())
+    server.put(job, "SUCCEEDED", "episode 1\nepisode 2\ntroupe-ref: {}\n", driver_exit_code=0)
+    assert event_of(trigger)["outcome"]["status"] == "SUCCEEDED"
+    shown = capsys.readouterr().out
+    assert [shown.count(line) for line in ("episode 1", "episode 2")] == [1, 1]
+
+
+def test_a_task_that_is_killed_while_it_waits_stops_its_job(server: JobServer) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
+    task = operator("stage collect", iteration=1, in_task_s=30.0)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(task.execute, context())
+        while not server.read_logs:
+            time.sleep(0.01)
+        task.on_kill()
+        (job,) = server.stopped
+        server.put(job, "STOPPED")
+        with pytest.raises(AirflowException, match="stopped by hand"):
+            waiting.result(timeout=10)
 
 
 def test_a_restarted_trigger_is_made_from_what_it_serializes(server: JobServer) -> None:

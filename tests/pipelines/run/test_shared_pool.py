@@ -13,6 +13,7 @@ from pipelines.run import shared_pool
 from pipelines.run.shared_pool import gpus_for_training
 from pipelines.stages.running import _alone
 from pipelines.stages.table import STAGES
+from serve_apps.policy import sleeping_apps
 from serve_apps.policy.sleeping_apps import _with_sleep
 
 pytestmark = pytest.mark.fast
@@ -51,8 +52,8 @@ def done(monkeypatch: pytest.MonkeyPatch, failing: list[BaseException]) -> list[
     def wake_apps(apps: Iterable[str], *, timeout_s: float) -> None:
         done.append(("wake", list(apps), timeout_s))
 
-    monkeypatch.setattr(shared_pool, "put_to_sleep", put_to_sleep)
-    monkeypatch.setattr(shared_pool, "wake_apps", wake_apps)
+    monkeypatch.setattr(sleeping_apps, "put_to_sleep", put_to_sleep)
+    monkeypatch.setattr(sleeping_apps, "wake_apps", wake_apps)
     monkeypatch.setattr(shared_pool.time, "time", lambda: 1000.0)
     return done
 

@@ -1,0 +1,63 @@
+"""The entry point ends the process quickly, and loses nothing by it: exit code, output, threads, functions for the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.test
+
+ROOT = Path(__file__).parents[3]
+COMMAND = """
+import atexit, sys, threading, time
+import pipelines.cli.main as commands
+from pipelines.cli.__main__ import main
+
+class Slow:
+    def __del__(self):  # what Python calls while it takes modules apart
+        print("taken apart")
+
+def command():
+    atexit.register(lambda: print("at the end"))
+    commands.kept = Slow()
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread done"))).start()
+    print("x" * 100_000)
+    {end}
+
+commands.main = command
+main()
+"""
+
+
+def run_command(end: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND.format(end=end)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit()", 0),
+        ("sys.exit(75)", 75),
+        ("sys.exit('troupe: no such run')", 1),
+        ("raise ValueError('a mistake of ours')", 1),
+    ],
+)
+def test_threads_functions_output_and_exit_code_are_those_of_a_process_that_python_ends(end: str, code: int) -> None:
+    done = run_command(end)
+    assert done.returncode == code
+    assert done.stdout.splitlines() == ["x" * 100_000, "thread done", "at the end"]  # and nothing was taken apart
+    if "mistake" in end:
+        assert "ValueError: a mistake of ours" in done.stderr
+    if "no such run" in end:
+        assert done.stderr == "troupe: no such run\n"
