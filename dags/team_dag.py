@@ -12,6 +12,10 @@ from airflow.sdk import DAG, Asset, AssetAll, AssetOrTimeSchedule, CronTriggerTi
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun
 from pipelines.stages.table import STAGES
+from stores.stage_results import Collected, Evaluated, Synced, Trained
+
+POOL_WEIGHTS = {Evaluated.STAGE: 3, Collected.STAGE: 2, Synced.STAGE: 1, Trained.STAGE: 1}
+"""Stages that use engines or trainers; the highest weight goes first."""
 
 
 def team_dag(
@@ -23,13 +27,15 @@ def team_dag(
     params: Mapping[str, Param],
     cron: str = "",
     on_assets: Sequence[str] = (),
+    max_active_runs: int = 1,
 ) -> DAG:
-    """An empty DAG `<kind>__<run>`; one DAG run at a time, a late one waits for the one before.
+    """An empty DAG `<kind>__<run>`; a late DAG run waits for the one before.
 
     Args:
         what: its description in one line; doc: the full description, Markdown.
         cron: its times, as in the `schedule` section; empty: it runs by hand only.
         on_assets: it also runs whenever all of these were updated.
+        max_active_runs: how many of its DAG runs are under way at a time.
     """
     settings, name = run.settings, run.config.run
     return DAG(
@@ -39,7 +45,7 @@ def team_dag(
         schedule=_timetable(cron, settings.timezone, on_assets),
         start_date=datetime.combine(settings.start, datetime.min.time(), ZoneInfo(settings.timezone)),
         catchup=False,
-        max_active_runs=1,
+        max_active_runs=max_active_runs,
         tags=["troupe", name],
         params=dict(params),
         default_args={"retries": settings.retries, "retry_delay": timedelta(seconds=settings.retry_delay_s)},
@@ -53,7 +59,19 @@ def team_job(run: ScheduledRun, task_id: str, command: str = "", **kwargs: Any) 
 
 def stage_job(run: ScheduledRun, task_id: str, *, stage: str = "", **kwargs: Any) -> RayJobOperator:
     """A task that runs one stage, by default the one that is called as the task; KeyError for an unknown one."""
-    return team_job(run, task_id, f"stage {STAGES[stage or task_id].name}", **kwargs)
+    name = STAGES[stage or task_id].name
+    return team_job(run, task_id, f"stage {name}", **stage_pool(run, name), **kwargs)
+
+
+def stage_pool(run: ScheduledRun, stage: str) -> dict[str, Any]:
+    """Airflow's pool of a stage and its weight there: in the pool of the engines those of an earlier iteration come first.
+
+    Between two collects the engines then take the new version, meet the champion, and go back, see pipelines/run/order.py.
+    """
+    pool = run.settings.trainer_pool if stage == Trained.STAGE else run.settings.engine_pool
+    if not pool or stage not in POOL_WEIGHTS:
+        return {}
+    return {"pool": pool, "priority_weight": POOL_WEIGHTS[stage], "weight_rule": "absolute"}
 
 
 def team_asset(run: ScheduledRun) -> Asset:

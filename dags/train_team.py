@@ -3,7 +3,8 @@
     begin ──> collect ──> score ──> train (mapped over model groups) ──> sync ──> evaluate ──> gate ─┬─> promote ─┬─> record
                                                                                                       └─> report ──┘
 
-`begin` gives the DAG run its iteration, or skips the DAG run and says why. `promote` moves the champion and updates the asset
+`begin` gives the DAG run its iteration, or skips the DAG run and says why. With `loop.max_lag` the next DAG run begins while this one
+trains, and its stages wait for those of this one that they need. `promote` moves the champion and updates the asset
 `troupe://team/<run>`; `report` records why the champion stays. With `promote.deploy: canary` the canary is part of
 `promote`, and only a team that was not sent back (`moved`) updates the asset. `record` returns the check of the iteration's
 figures (XCom `watch`); with `watch.on_alarm: fail` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
@@ -19,7 +20,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
-from dags.team_dag import stage_job, team_asset, team_dag, team_job
+from dags.team_dag import stage_job, stage_pool, team_asset, team_dag, team_job
 
 
 def train_team(run: ScheduledRun) -> DAG:
@@ -31,6 +32,7 @@ def train_team(run: ScheduledRun) -> DAG:
         doc=str(__doc__),
         cron=run.settings.cron,
         on_assets=run.settings.on_assets,
+        max_active_runs=1 + run.config.loop.max_lag,
         params={
             "force": Param(
                 False,
@@ -54,6 +56,7 @@ def train_team(run: ScheduledRun) -> DAG:
             iteration=iteration,
             since=since,
             map_index_template="{{ task.model_group }}",
+            **stage_pool(run, "train"),
         ).expand(model_group=list(run.config.train_tasks))
         sync = stage_job(run, "sync", iteration=iteration, since=since)
         evaluate = stage_job(run, "evaluate", iteration=iteration, since=since, multiple_outputs=True)

@@ -14,6 +14,8 @@ class RunValue(StrEnum):
     """Every champion in order, with time and reason."""
     CLAIM = "claim"
     """Family, by hash of a claim: the iteration that the claim was given."""
+    CLAIMED = "claimed"
+    """Family, by iteration: the claim that was given it last, and when."""
     SEEN = "seen"
     """Task file and number of foreign episodes when the last scheduled iteration was begun."""
     SOURCE = "traces"

@@ -108,7 +108,10 @@ def stage(
     changes: Changes = None,
     address: Address = "",
 ) -> None:
-    """Run one stage of one iteration unless it is done, and print its recorded result as JSON."""
+    """Run one stage of one iteration unless it is done, and print its recorded result as JSON.
+
+    With loop.max_lag it first waits for the stages of earlier iterations that it needs, and does those at which nobody is any more.
+    """
     work = stage_named(name)
     run = find_run(config, root, changes)
     run.open()
@@ -116,11 +119,13 @@ def stage(
     ref = run.journal.ref(key)
     if ref is None:
         from pipelines.cluster.connect import connect
+        from pipelines.stages.needed import settle
         from pipelines.stages.running import run_stage
 
         work.check_model_group(run.config, model_group)
-        if work.needs_cluster(run.config):
+        if work.needs_cluster(run.config) or run.config.loop.max_lag:  # then it may do other stages, too
             connect(address)
+        settle(run, name, iteration)
         ref = run_stage(run, name, iteration, model_group=model_group).to_json()
     if config_of_job(run.run_id) is None:  # a job's log is read by people who have the journal, too
         print(json.dumps(ref, indent=2))

@@ -55,6 +55,11 @@ class ScheduleConfig(Settings):
     stage_timeout_s: float = Field(7200, gt=0)
     """The deadline in seconds of the Ray job of one stage, from its submission to its end, including the wait for the
     engines."""
+    engine_pool: str = ""
+    """The Airflow pool in which `collect`, `sync` and `evaluate` take a slot. It must exist and count deferred tasks (`airflow
+    pools set NAME 1 "" --include-deferred`), or they are never started or never limited; empty: Airflow's default pool."""
+    trainer_pool: str = ""
+    """The Airflow pool in which `train` takes a slot, like `engine_pool`."""
     evaluate: str = ""
     """The cron expression or preset of `evaluate_team__<run>`, which plays the champion on the test and sentinel tasks;
     empty: only by hand."""

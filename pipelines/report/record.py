@@ -51,8 +51,10 @@ def record(run: Run, iteration: int) -> dict[str, Any]:
     """Shows a finished iteration in MLflow and the report; returns {"mlflow_run_id", "mlflow_url", "report", "links", "watch"}.
 
     Links to the DAG run and the Ray jobs come from the environment and the journal, see `owner_links`. Raises ValueError
-    where a stage of the iteration is not done.
+    where a stage of the iteration is not done. Where iterations overlap, the one before is recorded first, whoever left it.
     """
+    if run.config.loop.max_lag and iteration > 1 and run.journal.ref(run.key(iteration - 1, STAGE)) is None:
+        record(run, iteration - 1)
     with bound(run=run.run_id, iteration=iteration, stage=STAGE):
         ref = run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
         send_stage_points(row for row in run.journal.stages(run.run_id, iteration) if row.stage == STAGE)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from pipelines.run.run import Run
+from stores.journal import RUNNING
+from stores.run_values import RunValue
 from stores.stage_results import Decided
+
+QUIET_S = 120.0
+"""After so long without a stage that runs, whoever began an iteration is taken to have left it."""
 
 
 def next_iteration(run: Run) -> int | None:
@@ -15,3 +22,25 @@ def unfinished_iterations(run: Run) -> list[int]:
     """The iterations whose promote is not done, in order."""
     done = set(run.journal.finished(run.run_id, Decided.STAGE))
     return [number for number in range(1, run.config.iterations + 1) if number not in done]
+
+
+def free_iteration(run: Run) -> int | None:
+    """The iteration that whoever comes now should do: the next one, or with `loop.max_lag` the first of the next ones at which nobody is.
+
+    None after the last, and where somebody is at each that may be begun.
+    """
+    following, max_lag = next_iteration(run), run.config.loop.max_lag
+    if following is None or not max_lag:
+        return following
+    begun = range(following, min(following + max_lag, run.config.iterations) + 1)
+    return next((iteration for iteration in begun if not is_under_way(run, iteration)), None)
+
+
+def is_under_way(run: Run, iteration: int) -> bool:
+    """Whether somebody is at an iteration: one of its stages runs, or it was claimed, or a stage ended, less than `QUIET_S` ago."""
+    rows = run.journal.stages(run.run_id, iteration)
+    if any(row.status == RUNNING and not row.is_free for row in rows):
+        return True
+    claim = run.journal.value(run.run_id, RunValue.CLAIMED.of(iteration))
+    times = [row.ended_at or row.started_at for row in rows] + ([] if claim is None else [float(claim["at"])])
+    return bool(times) and time.time() - max(times) < QUIET_S

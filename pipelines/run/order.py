@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stores.stage_results import Collected, Decided, Evaluated, Synced
+from stores.stage_results import Collected, Decided, Evaluated, Scored, Synced, Trained
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,3 +42,27 @@ def engine_order(iterations: int, max_lag: int) -> Iterator[Step]:
             yield Step(iteration, stage)
         if iteration + max_lag + 1 <= iterations:
             yield Step(iteration + max_lag + 1, Collected.STAGE)
+
+
+def needs(step: Step, *, max_lag: int, returns_to_champion: bool) -> list[Step]:
+    """Returns the steps whose results a step reads. They are of earlier iterations, or earlier in its own.
+
+    Args: returns_to_champion: whether `promote.on_reject` is `champion`, so that promote says what is trained from.
+    """
+    k = step.iteration
+
+    def for_parents(iteration: int) -> list[Step]:
+        ends = (Trained.STAGE, Decided.STAGE) if returns_to_champion else (Trained.STAGE,)
+        return [Step(iteration - 1, stage) for stage in ends]
+
+    needed = {
+        # What was carried over, and which served episodes were taken, is what the collect before says.
+        Collected.STAGE: [Step(k - 1, Collected.STAGE), *for_parents(sampler_of(k, max_lag))],
+        # The multiplier of `cost` and inferred credit go on from the score before.
+        Scored.STAGE: [Step(k, Collected.STAGE), Step(k - 1, Scored.STAGE)],
+        Trained.STAGE: [Step(k, Scored.STAGE), *for_parents(k)],
+        Synced.STAGE: [Step(k, Trained.STAGE)],
+        Evaluated.STAGE: [Step(k, Synced.STAGE), Step(k - 1, Decided.STAGE)],
+        Decided.STAGE: [Step(k, Evaluated.STAGE)],
+    }[step.stage]
+    return [need for need in needed if need.iteration > 0]

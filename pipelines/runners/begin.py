@@ -10,10 +10,10 @@ from pipelines.episodes.sampling import Progress
 from pipelines.report.progress import Screen
 from pipelines.run.champions import champion_version, set_champion
 from pipelines.run.disk import check_disk
-from pipelines.run.iterations import next_iteration
+from pipelines.run.iterations import free_iteration
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
-from pipelines.runners.claim import claimed, pin, reason_to_skip
+from pipelines.runners.claim import claimed, reason_to_skip, take
 from pipelines.runners.validate import check_tasks
 from pipelines.stages.promote import register_team
 from pipelines.stages.warmstart import StepProgress, warmstart
@@ -33,7 +33,7 @@ def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, scre
     run.open()
     iteration = claimed(run, claim)
     if iteration is None:
-        following = next_iteration(run)
+        following = free_iteration(run)
         reason = reason_to_skip(run) if following is None or not is_forced else ""
         if following is None or reason:
             return {"skip": reason}
@@ -51,7 +51,7 @@ def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, scre
         assert following is not None, "skipped above"
         for line in check_disk(run):
             screen.console.print(line, soft_wrap=True)
-        iteration = pin(run, claim, following)
+        iteration = take(run, claim, otherwise=following)
     since = next(row.created_at for row in run.journal.runs() if row.run_id == run.run_id)
     return {"iteration": iteration, "model_groups": list(run.config.model_groups), "since": since}
 

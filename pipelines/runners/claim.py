@@ -6,14 +6,16 @@ again, by a retry or a second scheduler, gets the same one for ever.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+from pipelines.cluster.owner_links import stage_owner
 from pipelines.monitoring.watching import unaccepted_alarm
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
-from pipelines.run.iterations import next_iteration
+from pipelines.run.iterations import free_iteration, next_iteration
 from pipelines.run.run import Run
 from stores.run_values import RunValue
 from stores.stage_results import Decided, Evaluated, Measured
@@ -25,8 +27,17 @@ def claimed(run: Run, claim: str) -> int | None:
     return None if pinned is None else int(pinned["iteration"])
 
 
+def take(run: Run, claim: str, *, otherwise: int) -> int:
+    """Gives a claim the iteration that is free, unless it has one; claims that are made at once get iterations of their own.
+
+    Args: otherwise: the iteration where none is free any more. Returns the one it has.
+    """
+    with run.journal.hold(run.run_id, "claims", owner=stage_owner()):
+        return pin(run, claim, free_iteration(run) or otherwise)
+
+
 def pin(run: Run, claim: str, iteration: int) -> int:
-    """Gives a claim its iteration, unless it has one; returns the one it has."""
+    """Gives a claim this iteration, unless it has one; returns the one it has."""
     seen = {
         "iteration": iteration,
         "tasks_sha256": _tasks_sha256(run),
@@ -34,14 +45,21 @@ def pin(run: Run, claim: str, iteration: int) -> int:
     }
     pinned = run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})
     run.journal.put_value(run.run_id, RunValue.SEEN, seen)
+    run.journal.put_value(run.run_id, RunValue.CLAIMED.of(iteration), {"claim": claim, "at": time.time()})
     return int(pinned["iteration"])
 
 
 def reason_to_skip(run: Run) -> str:
     """Why the schedule trains no further iteration now, in words with the numbers; empty where it does."""
     settings = run.config.schedule
-    if next_iteration(run) is None:
-        return f"iteration {run.config.iterations} of {run.config.iterations} is done: raise `iterations` to train on"
+    following, iterations = next_iteration(run), run.config.iterations
+    if following is None:
+        return f"iteration {iterations} of {iterations} is done: raise `iterations` to train on"
+    free = free_iteration(run)
+    if free is None:
+        last = min(following + run.config.loop.max_lag, iterations)
+        under_way = f"iteration {last} is" if last == following else f"iterations {following} to {last} are"
+        return f"{under_way} under way: loop.max_lag = {run.config.loop.max_lag} lets no other begin"
     if settings is None or champion_version(run) is None:
         return ""
     reached = champion_accuracy(run)
@@ -59,7 +77,7 @@ def reason_to_skip(run: Run) -> str:
             f"the last iteration raised an alarm (watch.on_alarm: fail): {held}. Look at the report, then accept it (troupe "
             "watch --accept REASON) or trigger the DAG with `force`"
         )
-    return _nothing_new(run)
+    return _nothing_new(run, free)
 
 
 def champion_accuracy(run: Run) -> float | None:
@@ -101,12 +119,12 @@ def _newest_decisions(run: Run) -> Iterator[tuple[int, Decided]]:
             yield number, decided
 
 
-def _nothing_new(run: Run) -> str:
+def _nothing_new(run: Run, iteration: int) -> str:
     settings = run.config.schedule
     seen = run.journal.value(run.run_id, RunValue.SEEN)
     if settings is None or seen is None or not (settings.on_new_tasks or settings.min_fresh_traces):
         return ""
-    if seen["iteration"] == next_iteration(run):  # begun for what was new then, and not finished
+    if iteration <= seen["iteration"]:  # begun for what was new then, and not finished
         return ""
     reasons = []
     if settings.on_new_tasks:

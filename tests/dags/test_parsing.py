@@ -44,6 +44,7 @@ bag = DagBag(sys.argv[1])
 seconds = time.process_time() - began
 heavy = sorted({name.split(".")[0] for name in set(sys.modules) - base} & set(sys.argv[2:]))
 dags = {name: {"schedule": getattr(dag.timetable, "expression", type(dag.timetable).__name__), "tasks": sorted(dag.task_ids), "params": sorted(dag.params),
+               "pools": {task.task_id: [task.pool, task.priority_weight] for task in dag.tasks if task.pool != "default_pool"},
                "max_active_runs": dag.max_active_runs, "catchup": dag.catchup} for name, dag in bag.dags.items()}
 print(json.dumps({"airflow_s": airflow_s, "seconds": seconds, "heavy": heavy, "dags": dags,
                   "errors": {k.rsplit("/", 1)[1]: v for k, v in bag.import_errors.items()}}))
@@ -93,6 +94,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     follows = {"schedule": {"on_assets": ["troupe://team/small"]}, "promote": canary, "watch": {"on_alarm": "fail"}}
     write(home / "watcher.yaml", run="watcher", **follows)
     write(home / "by_hand.yaml", run="by_hand")
+    pools = {"cron": "@hourly", "engine_pool": "engines", "trainer_pool": "trainers"}
+    write(home / "overlapping.yaml", run="overlapping", schedule=pools, loop={"max_lag": 2})
     write(home / "misspelt.yaml", run="misspelt", schedul={"cron": "@daily"})
     write(home / "cron.yaml", run="cron", schedule={"cron": "99 * * * *"})
     write(home / "twice.yaml", schedule={"cron": "@daily"})
@@ -109,7 +112,9 @@ def test_parsing_imports_nothing_heavy(parsed: dict[str, Any]) -> None:
 
 def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str, Any]) -> None:
     families = [name for name in FILES if name != "invalid_runs"]
-    assert set(parsed["dags"]) == {f"{family}__{run}" for family in families for run in ("small", "watcher")}
+    assert set(parsed["dags"]) == {
+        f"{family}__{run}" for family in families for run in ("small", "watcher", "overlapping")
+    }
     train = parsed["dags"]["train_team__small"]
     assert train["tasks"] == sorted(
         ["begin", "collect", "score", "train", "sync", "evaluate", "gate", "promote", "report", "record"]
@@ -124,6 +129,21 @@ def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str
     assert parsed["dags"]["evaluate_team__small"]["tasks"] == ["alarm", "learning", "sound", "state", "watch"]
     roll_out = parsed["dags"]["roll_out_team__small"]["tasks"]
     assert roll_out == ["canary", "promoted", "sent_back", "undecided", "verdict"]
+
+
+def test_iterations_that_overlap_are_dag_runs_at_once_and_their_stages_take_slots_of_pools(
+    parsed: dict[str, Any],
+) -> None:
+    train = parsed["dags"]["train_team__overlapping"]
+    assert train["max_active_runs"] == 3
+    assert train["pools"] == {
+        "collect": ["engines", 2],
+        "sync": ["engines", 1],
+        "evaluate": ["engines", 3],
+        "train": ["trainers", 1],
+    }
+    assert parsed["dags"]["evaluate_team__overlapping"]["max_active_runs"] == 1
+    assert parsed["dags"]["train_team__small"]["pools"] == {}
 
 
 def test_every_invalid_config_is_named_with_key_and_fix_and_nothing_else_fails(parsed: dict[str, Any]) -> None:

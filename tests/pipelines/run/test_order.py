@@ -10,10 +10,9 @@ from stage_records import collected, decided, finish, trained
 
 from pipelines.config.run_config import load_config
 from pipelines.run.iteration import NotDone
-from pipelines.run.order import Step, engine_order, sampler_of
+from pipelines.run.order import Step, engine_order, needs, sampler_of
 from pipelines.run.run import Run, plain
 from pipelines.stages.table import STAGES
-from stores.stage_results import Collected, Decided, Evaluated, Scored, Synced, Trained
 from stores.types import ModelVersionRef
 
 pytestmark = pytest.mark.fast
@@ -87,30 +86,6 @@ def test_what_sampled_is_not_what_is_trained_from(tmp_path: Path) -> None:
         train(run, iteration)
     finish(run, 3, collected(policy_versions={"team": 1}))
     assert (versions(run.samplers(3)), versions(run.parents(3))) == (1, 2)
-
-
-def needs(step: Step, *, max_lag: int, returns_to_champion: bool) -> list[Step]:
-    """Returns the steps whose results a step reads. They are of earlier iterations, or earlier in its own.
-
-    Args: returns_to_champion: whether `promote.on_reject` is `champion`, so that promote says what is trained from.
-    """
-    k = step.iteration
-
-    def for_parents(iteration: int) -> list[Step]:
-        ends = (Trained.STAGE, Decided.STAGE) if returns_to_champion else (Trained.STAGE,)
-        return [Step(iteration - 1, stage) for stage in ends]
-
-    needed = {
-        # What was carried over, and which served episodes were taken, is what the collect before says.
-        Collected.STAGE: [Step(k - 1, Collected.STAGE), *for_parents(sampler_of(k, max_lag))],
-        # The multiplier of `cost` and inferred credit go on from the score before.
-        Scored.STAGE: [Step(k, Collected.STAGE), Step(k - 1, Scored.STAGE)],
-        Trained.STAGE: [Step(k, Scored.STAGE), *for_parents(k)],
-        Synced.STAGE: [Step(k, Trained.STAGE)],
-        Evaluated.STAGE: [Step(k, Synced.STAGE), Step(k - 1, Decided.STAGE)],
-        Decided.STAGE: [Step(k, Evaluated.STAGE)],
-    }[step.stage]
-    return [need for need in needed if need.iteration > 0]
 
 
 def stages_in_order(iterations: int, lag: int, *, returns_to_champion: bool) -> list[Step]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from stage_records import finish
 
 from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
-from pipelines.run.iterations import next_iteration
+from pipelines.run.iterations import QUIET_S, next_iteration
 from pipelines.run.run import Run
 from pipelines.runners.begin import begin_iteration
-from pipelines.runners.claim import champion_accuracy, claimed, pin, reason_to_skip
+from pipelines.runners.claim import champion_accuracy, claimed, pin, reason_to_skip, take
 from stores.stage_results import Evaluated
 
 pytestmark = pytest.mark.fast
@@ -24,11 +25,12 @@ pytestmark = pytest.mark.fast
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 
-def run_in(folder: Path, **schedule: Any) -> Run:
+def run_in(folder: Path, *, max_lag: int = 0, **schedule: Any) -> Run:
     tasks = folder / "train.jsonl"
     if not tasks.exists():
         tasks.write_text("".join(json.dumps({"question": f"{n}+1", "answer": str(n + 1)}) + "\n" for n in range(64)))
     changes = {"storage.root": str(folder), "iterations": 4, "schedule": schedule, "tasks.train": {"path": str(tasks)}}
+    changes |= {"loop.max_lag": max_lag}
     run = Run(load_config(SMALL, changes))
     run.open()
     return run
@@ -138,3 +140,40 @@ def test_an_iteration_does_not_begin_with_tasks_that_it_is_measured_on(tmp_path:
     with pytest.raises(ValueError, match=r"tasks\..* and tasks\..*"):
         begin_iteration(run, "one", is_forced=False, address="", screen=Screen())
     assert claimed(run, "one") is None
+
+
+def test_dag_runs_that_overlap_get_iterations_of_their_own(tmp_path: Path) -> None:
+    run = run_in(tmp_path, max_lag=1)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda claim: take(run_in(tmp_path, max_lag=1), claim, otherwise=1), ("one", "two")))
+    assert sorted(found) == [1, 2]
+    assert reason_to_skip(run) == "iterations 1 to 2 are under way: loop.max_lag = 1 lets no other begin"
+    decided(run, 1, "promote")
+    assert (take(run, "three", otherwise=2), take(run, "one", otherwise=2)) == (3, found[0]), "a retry keeps its own"
+    for iteration in (2, 3):
+        decided(run, iteration, "promote")
+    assert take(run, "four", otherwise=4) == 4
+    assert reason_to_skip(run) == "iteration 4 is under way: loop.max_lag = 1 lets no other begin"
+
+
+def test_an_iteration_that_was_left_is_the_first_to_be_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in(tmp_path, max_lag=1)
+    assert [take(run, claim, otherwise=0) for claim in ("one", "two")] == [1, 2]
+    now = time.time()
+    monkeypatch.setattr("pipelines.run.iterations.time.time", lambda: now + QUIET_S + 1)
+    assert take(run, "three", otherwise=0) == 1
+
+
+def test_without_lag_whoever_comes_joins_the_iteration_that_is_under_way(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    assert [take(run, claim, otherwise=0) for claim in ("one", "two")] == [1, 1]
+
+
+def test_an_iteration_that_is_under_way_makes_nothing_new(tmp_path: Path) -> None:
+    run = run_in(tmp_path, max_lag=1, cron="@daily", on_new_tasks=True)
+    decided(run, 0, "promote")
+    with_champion(run, 0)
+    take(run, "one", otherwise=0)
+    assert reason_to_skip(run).startswith("nothing new since the last scheduled iteration")

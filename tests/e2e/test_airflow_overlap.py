@@ -1,0 +1,59 @@
+"""A real Airflow with two DAG runs at a time over `loop.max_lag: 1`: the first is ended by hand in train, the second does what it left.
+
+The result is that of `troupe train`: the same episodes, and the same weights but for what other batches of an engine round.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
+from tests.e2e.airflow_client import LocalAirflow
+from tests.e2e.local_runs import CONFIG, distance, finish, is_running, keys, rows_of, start
+
+DAG = "train_team__small"
+ITERATIONS = 3
+SETTINGS = (f"iterations={ITERATIONS}", "loop.max_lag=1")
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
+
+
+def test_what_one_dag_run_left_is_done_by_the_next_one_and_the_result_is_that_of_the_local_runner(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "local.log"
+    finish(start(tmp_path / "twin", log, settings=SETTINGS), log)
+    twin = Run(
+        load_config(CONFIG, {"storage.root": str(tmp_path / "twin"), "iterations": ITERATIONS, "loop.max_lag": 1})
+    )
+
+    data = yaml.safe_load(CONFIG.read_text()) | {"iterations": ITERATIONS, "loop": {"max_lag": 1}}
+    data |= {"storage": {"root": str(tmp_path / "runs")}, "schedule": {"retries": 0}}
+    config = tmp_path / "small.yaml"
+    config.write_text(yaml.safe_dump(data))
+    run = Run(load_config(config))
+    with LocalAirflow(tmp_path / "cache", str(config)) as airflow:
+        airflow.pause(DAG, is_paused=False)
+        airflow.trigger(DAG, "one")
+        airflow.trigger(DAG, "two")
+        airflow.wait("train 1", lambda: is_running(run, 1, "train", "team"), 600)
+        airflow.ask(f"/dags/{DAG}/dagRuns/one", "PATCH", state="failed")
+        airflow.wait("the second DAG run", lambda: airflow.state(DAG, "two") == "success", 600)
+        airflow.trigger(DAG, "three")
+        airflow.wait("the third DAG run", lambda: airflow.state(DAG, "three") == "success", 300)
+        iterations = {name: airflow.xcom(DAG, name, "begin", "iteration") for name in ("one", "two", "three")}
+
+    assert iterations == {"one": 1, "two": 2, "three": 3}
+    rows = rows_of(run)
+    stopped, promoted = rows[str(run.key(1, "train", "team"))], rows[str(run.key(1, "promote"))]
+    assert (stopped.token, promoted.token) == (2, 1)
+    assert "it2" in stopped.owner and "it2" in promoted.owner, "the second DAG run did what the first one left"
+    assert rows[str(run.key(2, "collect"))].started_at < (promoted.ended_at or 0), "it sampled meanwhile"
+    assert all(run.journal.ref(run.key(k, "record")) for k in (1, 2, 3))
+    assert [run.iteration(k).collected.policy_versions["team"] for k in (1, 2, 3)] == [0, 0, 1]
+    assert all(keys(run, k) == keys(twin, k) for k in (1, 2, 3))
+    assert distance(run, twin) < 1e-3

@@ -1,0 +1,130 @@
+"""A stage that is done by itself, with overlap: it waits for whoever is at an earlier iteration, and does what was left there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage_records import collected, decided, evaluated, finish, scored, synced, trained
+
+from pipelines.config.run_config import load_config
+from pipelines.run import iterations
+from pipelines.run.run import Run
+from pipelines.stages import needed
+from stores.journal import Lease
+
+pytestmark = pytest.mark.fast
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+RECORDS = {
+    "collect": collected,
+    "score": scored,
+    "train": lambda: trained("team"),
+    "sync": synced,
+    "evaluate": evaluated,
+    "promote": decided,
+}
+
+
+def run_in(folder: Path, *, max_lag: int = 1, **changes: Any) -> Run:
+    return Run(load_config(SMALL, {"storage.root": str(folder), "loop.max_lag": max_lag, **changes}))
+
+
+@pytest.fixture
+def done_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stages are recorded instead of done; returns their names in order."""
+    names: list[str] = []
+
+    def run_stage(run: Run, stage: str, iteration: int, *, model_group: str = "") -> None:
+        names.append(f"{stage} {iteration}")
+        finish(run, iteration, RECORDS[stage](), model_group)
+
+    monkeypatch.setattr(needed, "run_stage", run_stage)
+    monkeypatch.setattr(needed, "POLL_S", 0.01)
+    return names
+
+
+def left_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iterations, "QUIET_S", 0.0)
+
+
+def test_without_lag_nothing_is_waited_for_or_done(tmp_path: Path, done_here: list[str]) -> None:
+    needed.settle(run_in(tmp_path, max_lag=0), "evaluate", 3)
+    assert done_here == []
+
+
+def test_what_an_ended_dag_run_left_is_done_in_order(
+    tmp_path: Path, done_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_long_ago(monkeypatch)
+    run = run_in(tmp_path)
+    finish(run, 1, collected())
+    finish(run, 1, scored())
+    finish(run, 2, collected())
+    needed.settle(run, "score", 2)
+    assert done_here == []
+    needed.settle(run, "train", 2)
+    assert done_here == ["train 1"]
+    needed.settle(run, "evaluate", 2)
+    assert done_here[1:] == ["sync 1", "evaluate 1", "promote 1"]
+    needed.settle(run, "evaluate", 2)
+    assert len(done_here) == 4
+
+
+def test_what_is_missing_in_its_own_iteration_is_for_the_stage_to_say(
+    tmp_path: Path, done_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_long_ago(monkeypatch)
+    needed.settle(run_in(tmp_path), "train", 1)
+    assert done_here == []
+
+
+def test_after_a_return_to_the_champion_training_waits_for_the_gate(
+    tmp_path: Path, done_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_long_ago(monkeypatch)
+    run = run_in(tmp_path, **{"promote.on_reject": "champion"})
+    for record in (collected(), scored()):
+        finish(run, 1, record)
+    finish(run, 2, collected())
+    needed.settle(run, "train", 2)
+    assert done_here == ["train 1", "sync 1", "evaluate 1", "promote 1"]
+
+
+def test_a_stage_that_somebody_is_at_is_waited_for(tmp_path: Path, done_here: list[str]) -> None:
+    run = run_in(tmp_path)
+    for record in (collected(), scored()):
+        finish(run, 1, record)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work(lease: Lease) -> dict[str, Any]:
+        begun.set()
+        assert may_end.wait(20)
+        return trained("team").to_json()
+
+    other = threading.Thread(target=run_in(tmp_path).journal.once, args=(run.key(1, "train", "team"), work))
+    other.start()
+    assert begun.wait(20)
+    waiting = threading.Thread(target=needed.settle, args=(run, "train", 2))
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive(), "train 2 did not wait for train 1"
+    may_end.set()
+    waiting.join(20)
+    other.join(20)
+    assert not waiting.is_alive() and done_here == []
+
+
+def test_whoever_is_between_two_stages_is_not_overtaken(tmp_path: Path, done_here: list[str]) -> None:
+    run = run_in(tmp_path)
+    finish(run, 1, collected())  # just now: its DAG run goes on with score
+    waiting = threading.Thread(target=needed.settle, args=(run, "score", 2))
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive() and done_here == []
+    finish(run, 1, scored())
+    waiting.join(20)
+    assert not waiting.is_alive() and done_here == []
