@@ -37,6 +37,9 @@ class Trainer:
             raise self.fault
         return {"model": plain(ref(self.group, 1)), "reason": "", "metrics": {}, "agents": {}}
 
+    def stop(self) -> None:
+        """Called where a trainer hangs; this one has no process."""
+
 
 def ref(group: str, version: int) -> ModelVersionRef:
     return ModelVersionRef(model_group=group, version=version, uri=f"{group}/{version}", manifest_sha256="")
