@@ -15,6 +15,15 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Numbers per attention head that vLLM's attention takes on a CPU; with others its engine dies at the first request."""
 
 
+class SpeculationConfig(Settings):
+    """This section sets speculation: an engine guesses several tokens at once from completions of the same agent, and keeps those that
+    it would have sampled anyway. It changes how fast tokens come, and none of them."""
+
+    num_tokens: int = Field(8, ge=1, le=32, json_schema_extra=NOT_IDENTITY)
+    """The number of tokens that are guessed at once, at most. How many are is decided for each sequence and step by how often such
+    guesses were right, and by what a guess costs."""
+
+
 class ServeConfig(Settings):
     """This section sets how the policy app of a model group runs: a vLLM engine per replica."""
 
@@ -53,6 +62,9 @@ class ServeConfig(Settings):
     """What tells thoughts from what is said in a completion: the name of a reasoning parser of vLLM, `auto`: the marks of the
     chat template, such as `<think>`, or `none`: thoughts are left in the text. It is about answers to chats, and changes neither what
     is sampled nor what workflows and judges read."""
+    speculation: SpeculationConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
+    """Speculation from stored completions, `{}` for the defaults; null: none. It pays most where few sequences are sampled at once or
+    where agents answer in set forms. On a GPU it takes an older runner of vLLM without asynchronous scheduling: measure both."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
     start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
@@ -76,6 +88,19 @@ class ServeConfig(Settings):
     def _block_size_fits(self) -> Self:
         if self.block_size != "auto" and self.gpus == 0 and self.block_size % 32:
             raise ValueError(f"serve.block_size = {self.block_size}: take a multiple of 32 on a CPU, or `auto`")
+        return self
+
+    @model_validator(mode="after")
+    def _speculates_once(self) -> Self:
+        if self.speculation is not None and "speculative_config" in self.engine:
+            raise ValueError(
+                "serve.speculation and engine.speculative_config both say how tokens are guessed: drop engine.speculative_config, whose "
+                "tokens depend on the guesses"
+            )
+        if self.speculation is not None and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"serve.speculation with tensor_parallel_size = {self.tensor_parallel_size} was never tried: drop one of the two"
+            )
         return self
 
     @field_validator("engine")

@@ -223,6 +223,8 @@ class Recorder:
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             seed=_turn_seed(self.spec.seed, name, round_index),
+            agent=name,
+            task_id=self.spec.task.task_id,
         )
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request, options=options)

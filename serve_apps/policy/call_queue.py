@@ -238,7 +238,13 @@ class CallQueue:
 
 def _wire(key: int, request: GenerateRequest) -> WireRequest:
     return wire_request(
-        key, request.prompt_token_ids, request.sampling, model_group=request.model_group, seed=request.seed
+        key,
+        request.prompt_token_ids,
+        request.sampling,
+        model_group=request.model_group,
+        seed=request.seed,
+        agent=request.agent,
+        task_id=request.task_id,
     )
 
 

@@ -30,6 +30,20 @@ class WireRequest(NamedTuple):
     seed: int
     constraint: str = ""
     """As `Sampling.constraint`."""
+    agent: str = ""
+    """Who asks; empty where nobody is named. With the task it says which stored completions drafts are made from."""
+    task_id: str = ""
+
+
+class WireCompletion(NamedTuple):
+    """Tells an engine what an earlier one sampled."""
+
+    agent: str
+    task_id: str
+    token_ids: list[int]
+    """The end of the prompt and the completion."""
+    num_prompt: int
+    """How many of these are of the prompt."""
 
 
 class WireResult(NamedTuple):
@@ -73,7 +87,14 @@ class WireDelta(NamedTuple):
 
 
 def wire_request(
-    key: int, prompt_token_ids: Sequence[int], sampling: Sampling, *, model_group: str, seed: int
+    key: int,
+    prompt_token_ids: Sequence[int],
+    sampling: Sampling,
+    *,
+    model_group: str,
+    seed: int,
+    agent: str = "",
+    task_id: str = "",
 ) -> WireRequest:
     """Returns the request with these sampling settings."""
     return WireRequest(
@@ -87,4 +108,6 @@ def wire_request(
         model_group=model_group,
         seed=seed,
         constraint=sampling.constraint,
+        agent=agent,
+        task_id=task_id,
     )
