@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def source_id(*names: str) -> int:
 def bin_share() -> NDArray[np.float64]:
     """Returns the middle of each bin's share, by which a bin is judged that was never tried."""
     edges = (0.0, *SHARES, 1.0)
-    middles = [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
     return np.tile(np.repeat(middles, len(COUNTS) + 1), 2 * len(CONTEXTS))
 
 
@@ -63,7 +64,9 @@ class Positions:
     @classmethod
     def none(cls) -> Positions:
         """Returns no position."""
-        return cls(np.empty((0, WINDOW), np.int32), np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int32))
+        return cls(
+            np.empty((0, WINDOW), np.int32), np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int32)
+        )
 
     @classmethod
     def of(cls, agent: str, task_id: str, token_ids: Sequence[int], num_prompt: int) -> Positions:
@@ -142,9 +145,9 @@ class _Table:
         self._contexts = contexts[begins][groups]
         self.tokens: Ints = nexts[begins][best].astype(np.int32)
         shares = counts[best] / totals
-        self.bins: Ints = (
-            np.digitize(shares, SHARES) * (len(COUNTS) + 1) + np.digitize(totals, COUNTS)
-        ).astype(np.int32)
+        self.bins: Ints = (np.digitize(shares, SHARES) * (len(COUNTS) + 1) + np.digitize(totals, COUNTS)).astype(
+            np.int32
+        )
 
     def places(self, contexts: Hashes) -> NDArray[np.int64]:
         """Returns the row of each context, -1 where it is not there."""

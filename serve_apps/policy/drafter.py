@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -306,14 +306,6 @@ def is_plain(params: Any) -> bool:
         and getattr(params, "thinking_token_budget", None) is None
         and getattr(params, "logprob_token_ids", None) is None
     )
-
-
-def added(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Returns what was counted between two `Drafter.counts()`."""
-    return {
-        agent: {name: count - before.get(agent, {}).get(name, 0) for name, count in counts.items()}
-        for agent, counts in after.items()
-    }
 
 
 def _check(request: _Request, sampled: Sequence[int]) -> None:

@@ -51,9 +51,7 @@ class Routes(Protocol):
 class Generation:
     """Runs requests on one engine. Every method raises vLLM's EngineDeadError when the engine is gone."""
 
-    def __init__(
-        self, engine: Any, routes: Routes, *, stop_token_ids: Sequence[int], has_drafts: bool = False
-    ) -> None:
+    def __init__(self, engine: Any, routes: Routes, *, stop_token_ids: Sequence[int], has_drafts: bool = False) -> None:
         """Starts nothing.
 
         Args:

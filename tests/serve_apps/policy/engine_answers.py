@@ -1,6 +1,6 @@
 """engine_answers: a model folder -> what a vLLM engine answers to a fixed mix of requests, with or without drafts, as JSON on stdout.
 
-    python -m tests.serve_apps.policy.engine_answers FOLDER 0|1
+python -m tests.serve_apps.policy.engine_answers FOLDER 0|1
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def mix() -> list[tuple[list[int], dict[str, Any]]]:
         settings = {key: value for key, value in settings.items() if value is not None}
         prompt = [3 + (number * 7 + place) % 40 for place in range(6)]
         requests.append((prompt, {"max_tokens": 24, "seed": 100 + number, "logprobs": 0, **settings}))
-    requests.append((list(range(3, MAX_MODEL_LEN - 5)), {"max_tokens": 8, "seed": 5, "logprobs": 0, "temperature": 0.3}))
+    requests.append(
+        (list(range(3, MAX_MODEL_LEN - 5)), {"max_tokens": 8, "seed": 5, "logprobs": 0, "temperature": 0.3})
+    )
     return requests
 
 
@@ -74,9 +76,7 @@ def main(folder: Path, has_drafts: bool) -> None:
 
 
 def _answer(completion: Any) -> list[Any]:
-    own = [
-        position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)
-    ]
+    own = [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]
     return [list(completion.token_ids), own]
 
 
