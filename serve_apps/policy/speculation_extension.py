@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serve_apps.policy.wire import WireCompletion
 from stores.model_folder import num_known_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from serve_apps.policy.wire import WireCompletion
 
 
 class SpeculationExtension:
@@ -47,7 +46,9 @@ class SpeculationExtension:
 
     def troupe_learn_drafts(self, completions: Sequence[WireCompletion]) -> None:
         """Has the drafter take completions of an earlier engine."""
-        self.model_runner.drafter.learn(completions)
+        self.model_runner.drafter.learn(
+            WireCompletion(*one) for one in completions
+        )  # plain tuples, where they crossed a process
 
     def troupe_draft_counts(self) -> dict[str, Any]:
         """Returns {"num_positions", "agents"}, see `Policy.draft_counts`."""
