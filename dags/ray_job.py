@@ -25,7 +25,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from pipelines.cluster.job_api import ClusterUnreachable, JobApi, address_of
-from pipelines.cluster.jobs import Follower, Outcome, Work, attach, begin_work, stage_work
+from pipelines.cluster.jobs import Follower, Outcome, Work, attach, begin_work, iterate_work, ref_prefix, stage_work
 from pipelines.config.run_config import RunConfig, parse_config
 from pipelines.stages.table import STAGES
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 DEFAULT_TIMEOUT_S = 7200.0
-DEADLINES_IN = {"begin": 2, "watch": 2}
+DEADLINES_IN = {"begin": 2, "iterate": 2, "watch": 2}
 """Commands that do the work of two stages: warm start and `before`; test and sentinel tasks."""
 IN_TASK_S = 15.0
 """How long the task's own process waits for its job before it defers."""
@@ -44,7 +44,7 @@ POLL_S = (0.25, 5.0)
 class RayJobOperator(BaseOperator):
     """Runs one troupe command on the run's cluster and returns the small result that it hands back."""
 
-    template_fields: Sequence[str] = ("arguments", "iteration", "model_group", "since")
+    template_fields: Sequence[str] = ("arguments", "iteration", "model_group", "since", "job")
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class RayJobOperator(BaseOperator):
         model_group: Any = "",
         since: Any = 0.0,
         arguments: Sequence[str] = (),
+        job: Any = "",
         in_task_s: float = IN_TASK_S,
         **kwargs: Any,
     ) -> None:
@@ -66,22 +67,29 @@ class RayJobOperator(BaseOperator):
         iteration: the iteration that the work belongs to; without one it is work of this DAG run alone.
         since: when the run was begun, unix seconds, as `begin` returns it.
         arguments: what follows the command, for all but `begin` and `stage`; empty ones are left out.
+        job: the job of the whole iteration (`iterate`), which this task follows while it runs, or where it has done this work.
         in_task_s: seconds that the task waits for its job before it defers.
         kwargs: Airflow's own; assets among `outlets` get the result as extra of their event.
         """
         super().__init__(**kwargs)
         self.run_config, self.command, self.folder = run_config, command, folder
         self.iteration, self.model_group, self.arguments = iteration, model_group, list(arguments)
-        self.since, self.in_task_s = since, in_task_s
+        self.since, self.job, self.in_task_s = since, job, in_task_s
         self._attached: tuple[str, str] | None = None
 
     def execute(self, context: Context) -> Any:
-        """Attaches to the job or starts it; waits for its end, from `in_task_s` on in the triggerer."""
+        """Attaches to the job or starts it; waits for its result, from `in_task_s` on in the triggerer."""
         config = parse_config(json.loads(self.run_config), "the DAG's run config")
+        part = self._part
         try:
             api = JobApi(address_of(config.cluster))
-            work, links = self._work(config.run, context), _links(api, context)
-            job, is_new = attach(api, config, work, folder=self.folder, links=links, since=float(self.since))
+            if self._is_followed(api):
+                job, is_new = str(self.job), getattr(context["ti"], "try_number", 1) == 1
+            else:
+                part = part if self.command == "iterate" else ""
+                work, links = self._work(config.run, context), _links(api, context)
+                since = float(self.since)
+                job, is_new = attach(api, config, work, folder=self.folder, links=links, since=since, part=part)
         except ValueError as error:
             raise AirflowFailException(str(error)) from None
         except ClusterUnreachable as error:
@@ -89,7 +97,7 @@ class RayJobOperator(BaseOperator):
         self._attached = (api.address, job)
         self.log.info("Ray job %s at %s/#/jobs/%s", job, api.address, job)
         deadline = time.time() + self._timeout_s(config)
-        follower = Follower(api, job, deadline=deadline)
+        follower = Follower(api, job, deadline=deadline, part=part)
         began = time.monotonic()
         while True:
             new, outcome = follower.poll()
@@ -99,7 +107,7 @@ class RayJobOperator(BaseOperator):
                 return self.resume(context, {"outcome": outcome.to_dict(), "is_new": is_new})
             waited_s = time.monotonic() - began
             if waited_s >= self.in_task_s:
-                trigger = RayJobTrigger(api.address, job, deadline, is_new, follower.num_seen)
+                trigger = RayJobTrigger(api.address, job, deadline, is_new, follower.num_seen, part)
                 self.defer(trigger=trigger, method_name="resume")
             time.sleep(_poll_s(waited_s))
 
@@ -119,13 +127,26 @@ class RayJobOperator(BaseOperator):
             raise AirflowSkipException(outcome.ref["skip"])
         for asset in self.outlets:
             context["outlet_events"][asset].extra = outcome.ref
-        return outcome.ref
+        return outcome.ref | ({"job": outcome.submission_id} if self.command == "iterate" else {})
 
     def on_kill(self) -> None:
         """Stops the job of a task that is killed before the triggerer has it."""
         if self._attached:
             address, job = self._attached
             JobApi(address).stop(job)
+
+    @property
+    def _part(self) -> str:
+        """The result of the iteration's job that belongs to this task."""
+        if self.command == "iterate":
+            return "begin"
+        stage = self.command.removeprefix("stage ")
+        return f"{stage}/{self.model_group}" if self.model_group else stage
+
+    def _is_followed(self, api: JobApi) -> bool:
+        """Whether the iteration's job does this task's work: it runs, or has done it."""
+        found = api.job(str(self.job)) if self.job else None
+        return found is not None and (not found.has_ended or ref_prefix(self._part) in api.log(str(self.job)))
 
     def _timeout_s(self, config: RunConfig) -> float:
         timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
@@ -140,6 +161,8 @@ class RayJobOperator(BaseOperator):
         command, *more = self.command.split()
         if command == "begin":
             return begin_work(run, claim, is_forced=bool(context["params"].get("force")))
+        if command == "iterate":
+            return iterate_work(run, claim, is_forced=bool(context["params"].get("force")))
         if command == "stage":
             return stage_work(run, more[0], int(self.iteration), str(self.model_group or ""))
         arguments = tuple(str(argument) for argument in self.arguments if argument != "")
@@ -150,24 +173,28 @@ class RayJobOperator(BaseOperator):
 class RayJobTrigger(BaseTrigger):
     """Waits for a Ray job in the triggerer and copies its log into the task's."""
 
-    def __init__(self, address: str, submission_id: str, deadline: float, is_new: bool, num_seen: int = 0) -> None:
+    def __init__(
+        self, address: str, submission_id: str, deadline: float, is_new: bool, num_seen: int = 0, part: str = ""
+    ) -> None:
         """Args:
         deadline: unix seconds after which the job is stopped.
         is_new: see `pipelines.cluster.jobs.Attached`; passed on with the event.
         num_seen: characters of the job's log that are in the task's log already.
+        part: the result that is waited for, see Follower.
         """
         super().__init__()
         self.address, self.submission_id, self.deadline, self.is_new = address, submission_id, deadline, is_new
-        self.num_seen = num_seen
+        self.num_seen, self.part = num_seen, part
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """What a triggerer makes it from again."""
-        names = ("address", "submission_id", "deadline", "is_new", "num_seen")
+        names = ("address", "submission_id", "deadline", "is_new", "num_seen", "part")
         return "dags.ray_job.RayJobTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yields {"outcome", "is_new"}, in plain data, once."""
-        follower = Follower(JobApi(self.address), self.submission_id, deadline=self.deadline, num_seen=self.num_seen)
+        api, deadline = JobApi(self.address), self.deadline
+        follower = Follower(api, self.submission_id, deadline=deadline, num_seen=self.num_seen, part=self.part)
         began = time.monotonic()
         # Airflow may need a heartbeat to see that the deferred task's process has ended; an event that comes before
         # makes the scheduler take the task for failed ("finished with state success, but ... queued").

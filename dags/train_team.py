@@ -44,37 +44,36 @@ def train_team(run: ScheduledRun) -> DAG:
     )
 
     with dag:
-        begin = team_job(run, "begin", multiple_outputs=True)
+        is_one_job = run.settings.jobs == "iteration"
+        begin = team_job(run, "begin", "iterate" if is_one_job else "begin", multiple_outputs=True)
         iteration, since = _result(begin, "iteration"), _result(begin, "since")
-        collect = stage_job(run, "collect", iteration=iteration, since=since)
-        score = stage_job(run, "score", iteration=iteration, since=since)
+        of_iteration = {"iteration": iteration, "since": since, "job": _result(begin, "job") if is_one_job else ""}
+        collect = stage_job(run, "collect", **of_iteration)
+        score = stage_job(run, "score", **of_iteration)
         train = RayJobOperator.partial(
             task_id="train",
             command="stage train",
             run_config=run.json,
             folder=run.folder,
-            iteration=iteration,
-            since=since,
             map_index_template="{{ task.model_group }}",
+            **of_iteration,
             **stage_pool(run, "train"),
         ).expand(model_group=list(run.config.train_tasks))
-        sync = stage_job(run, "sync", iteration=iteration, since=since)
-        evaluate = stage_job(run, "evaluate", iteration=iteration, since=since, multiple_outputs=True)
+        sync = stage_job(run, "sync", **of_iteration)
+        evaluate = stage_job(run, "evaluate", **of_iteration, multiple_outputs=True)
         may_be_sent_back = run.config.promote.deploy == "canary"
         promote = stage_job(
             run,
             "promote",
-            iteration=iteration,
-            since=since,
+            **of_iteration,
             multiple_outputs=True,
             outlets=[] if may_be_sent_back else [team_asset(run)],
         )
-        report = stage_job(run, "report", stage="promote", iteration=iteration, since=since)
+        report = stage_job(run, "report", stage="promote", **of_iteration)
         record = team_job(
             run,
             "record",
-            iteration=iteration,
-            since=since,
+            **of_iteration,
             arguments=["--run", run.config.run, "--iteration", iteration],
             trigger_rule="none_failed_min_one_success",
             multiple_outputs=True,

@@ -29,15 +29,18 @@ Cluster = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
-    for command in (begin, submit, jobs, stop):
+    for command in (begin, iterate, submit, jobs, stop):
         app.command()(command)
 
 
-def hand_back(ref: dict[str, Any]) -> None:
-    """Prints a small result as the line that a follower of this command's job looks for."""
-    from pipelines.cluster.jobs import REF_PREFIX
+def hand_back(ref: dict[str, Any], part: str = "") -> None:
+    """Prints a small result as the line that a follower of this command's job looks for.
 
-    print(f"{REF_PREFIX}{json.dumps(ref)}")
+    Args: part: which result it is, of a command that hands back several.
+    """
+    from pipelines.cluster.jobs import ref_prefix
+
+    print(f"{ref_prefix(part)}{json.dumps(ref)}", flush=True)
 
 
 @reports_errors
@@ -57,6 +60,32 @@ def begin(
 
     run = find_run(config, root, changes)
     hand_back(begin_iteration(run, claim, is_forced=force, address=address, screen=Screen()))
+
+
+@reports_errors
+def iterate(
+    config: RunName,
+    claim: Annotated[str, typer.Option(help="As for `begin`.")],
+    force: Annotated[bool, typer.Option("--force", help="Trains even where the schedule would skip.")] = False,
+    root: Root = "runs",
+    changes: Changes = None,
+    address: Address = "",
+) -> None:
+    """Begin an iteration for a schedule, do all of its stages that are not done, and record it; each hands back its result."""
+    from pipelines.cluster.connect import connect
+    from pipelines.report.progress import Screen
+    from pipelines.runners.begin import begin_iteration
+
+    run, screen = find_run(config, root, changes), Screen()
+    begun = begin_iteration(run, claim, is_forced=force, address=address, screen=screen)
+    hand_back(begun, "begin")
+    if "skip" in begun:
+        return
+    from pipelines.runners.iterate import iterate as do_stages
+
+    connect(address)
+    for part, ref in do_stages(run, int(begun["iteration"]), address=address, screen=screen):
+        hand_back(ref, part)
 
 
 @reports_errors

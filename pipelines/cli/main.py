@@ -144,17 +144,10 @@ def record_iteration(
 
     After the last iteration the champion also plays the test tasks, and the MLflow run of the whole run ends.
     """
-    from pipelines.monitoring.watching import check_summary
     from pipelines.report.progress import Screen
-    from pipelines.report.record import finish_parent, record
-    from pipelines.runners.begin import measure_last
+    from pipelines.runners.iterate import record_iteration as record
 
-    run = existing_run(config, root)
-    ref = record(run, iteration)
-    if iteration == run.config.iterations:
-        measure_last(run, address=address, screen=Screen())
-        finish_parent(run)
-    jobs.hand_back(ref | ({"watch": check_summary(ref["watch"])} if "watch" in ref else {}))
+    jobs.hand_back(record(existing_run(config, root), iteration, address=address, screen=Screen()))
 
 
 @app.command()

@@ -14,8 +14,8 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,8 +24,8 @@ from pipelines.cluster.job_api import ClusterUnreachable, Job, JobApi, last_line
 from pipelines.cluster.working_dir import package
 from pipelines.config.run_config import RunConfig
 
-REF_PREFIX = "troupe-ref: "
-"""Begins the line with which a command hands its result to whoever follows its job."""
+REF_MARK = "troupe-ref"
+"""Begins the lines with which a command hands results to whoever follows its job, see `ref_prefix`."""
 RUN_CONFIG_VARIABLE = "TROUPE_RUN_CONFIG"
 NEVER_REPEAT = (2, 3, 127)
 """Exit codes that a second attempt cannot change: bad input, out of memory, no `troupe` on the cluster."""
@@ -78,6 +78,17 @@ def begin_work(run: str, claim: str, *, is_forced: bool = False) -> Work:
     return Work(run=run, command="begin", arguments=arguments, label=f"begin-{sha256(claim.encode()).hexdigest()[:8]}")
 
 
+def iterate_work(run: str, claim: str, *, is_forced: bool = False) -> Work:
+    """`troupe iterate` for a claim: `begin` and the whole iteration that it gives, in one job."""
+    begin = begin_work(run, claim, is_forced=is_forced)
+    return replace(begin, command="iterate", label=begin.label.replace("begin", "iterate", 1))
+
+
+def ref_prefix(part: str = "") -> str:
+    """Returns the beginning of the line with a result. Args: part: which one, of a command that hands back several: `train/solver`."""
+    return f"{REF_MARK} {part}: " if part else f"{REF_MARK}: "
+
+
 def loop_work(config: RunConfig) -> Work:
     """`troupe train`: all iterations in one job; with another number of iterations it is other work."""
     return Work(run=config.run, command="train", arguments=(config.run,), label=f"to-it{config.iterations}")
@@ -120,6 +131,7 @@ def attach(
     links: Mapping[str, str],
     since: float = 0.0,
     takes_done: bool = True,
+    part: str = "",
 ) -> Attached:
     """The job that does the work: one that is pending or running, one that has handed back its result, else a new attempt.
 
@@ -129,6 +141,7 @@ def attach(
         since: unix seconds when the run was begun; what was done before was for a removed run of the same name.
         takes_done: False where `since` is not known (`troupe submit`): then a new job is submitted, which ends at once if
             the work is done.
+        part: the result that is wanted, of a command that hands back several.
 
     Raises ValueError where a job of this name runs with another config.
     """
@@ -150,7 +163,7 @@ def attach(
             return Attached(submission_id, is_new=False)
         is_of_this_run = (job.ended_at or since) >= since
         # A log may be gone with its node: the stage is done all the same, and the next attempt says so at once.
-        if job.status == "SUCCEEDED" and takes_done and is_of_this_run and REF_PREFIX in api.log(submission_id):
+        if job.status == "SUCCEEDED" and takes_done and is_of_this_run and ref_prefix(part) in api.log(submission_id):
             return Attached(submission_id, is_new=False)
         attempt += 1
 
@@ -158,12 +171,13 @@ def attach(
 class Follower:
     """Reads a job's new log text and how it ends. A cluster may be out of reach for a while; every wait has a limit."""
 
-    def __init__(self, api: JobApi, submission_id: str, *, deadline: float, num_seen: int = 0) -> None:
+    def __init__(self, api: JobApi, submission_id: str, *, deadline: float, num_seen: int = 0, part: str = "") -> None:
         """Args:
         deadline: unix seconds after which the job is stopped.
         num_seen: characters of its log that somebody has read before.
+        part: the result that is waited for, of a command that hands back several; the job may go on after it.
         """
-        self._api, self.submission_id, self._deadline = api, submission_id, deadline
+        self._api, self.submission_id, self._deadline, self._part = api, submission_id, deadline, part
         self.num_seen = num_seen
         """Characters of the log that were returned."""
         self._silent_since: float | None = None
@@ -184,9 +198,13 @@ class Follower:
         self._silent_since = None
         if job is None:
             return "", self._outcome("LOST", f"{self._api.address} no longer knows this job: the cluster was restarted")
+        is_done = False
+        if self._part:
+            begin, end, is_done = _section(text, self._part)
+            text, self.num_seen = text[:end], max(begin, self.num_seen)
         new = self._new(text, job.has_ended)
-        if job.has_ended:
-            return new, outcome(job, text)
+        if job.has_ended or is_done:
+            return new, outcome(job, text, self._part)
         if time.time() > self._deadline:
             self._api.stop(self.submission_id)
             last = last_lines(text, 5) or f"nothing printed yet, {job.status}: {job.message}"
@@ -215,9 +233,11 @@ def follow(follower: Follower, show: Callable[[str], None], *, poll_s: float = 1
         time.sleep(poll_s)
 
 
-def outcome(job: Job, log: str) -> Outcome:
-    """What an ended job handed back, or the last lines that say why it failed."""
-    ref = next((json.loads(line.removeprefix(REF_PREFIX)) for line in _backwards(log, REF_PREFIX)), None)
+def outcome(job: Job, log: str, part: str = "") -> Outcome:
+    """What a job handed back, or the last lines that say why it failed; one that has done its `part` may go on."""
+    ref = _ref(log, part)
+    if part and ref is not None:
+        return Outcome(submission_id=job.submission_id, status="SUCCEEDED", exit_code=job.exit_code, ref=ref)
     error = ""
     if job.status == "FAILED":
         error = failure(log) or job.message
@@ -250,8 +270,22 @@ def failure(log: str) -> str:
     return "\n".join(lines[-12:])
 
 
-def _backwards(log: str, prefix: str) -> Iterator[str]:
-    return (line for line in reversed(log.splitlines()) if line.startswith(prefix))
+def _ref(log: str, part: str) -> dict[str, Any] | None:
+    prefix = ref_prefix(part)
+    line = next((line for line in reversed(log.splitlines()) if line.startswith(prefix)), None)
+    return None if line is None else dict(json.loads(line.removeprefix(prefix)))
+
+
+def _section(log: str, part: str) -> tuple[int, int, bool]:
+    """Returns where the lines of a part begin and end, from the last result of another stage to its own, and whether that is there."""
+    stage, begin, place = part.partition("/")[0], 0, 0
+    for line in log.splitlines(keepends=True):
+        place += len(line)
+        if line.startswith(ref_prefix(part)) and line.endswith("\n"):
+            return begin, place, True
+        if line.startswith(f"{REF_MARK} ") and not line.startswith((ref_prefix(stage), f"{REF_MARK} {stage}/")):
+            begin = place
+    return begin, len(log), False
 
 
 def _request(

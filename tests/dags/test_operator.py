@@ -141,6 +141,98 @@ def test_a_task_that_is_killed_while_it_waits_stops_its_job(server: JobServer) -
             waiting.result(timeout=10)
 
 
+ITERATE_LOG = """collect of iteration 2 of run small
+episode 1
+troupe-ref collect: {"num_tokens": 5}
+score of iteration 2 of run small
+troupe-ref score: {"outcome": 0.5}
+train of iteration 2 of run small
+troupe-ref train/a: {"model": {"version": 2}}
+"""
+
+
+def iterating(server: JobServer) -> str:
+    """The job of iteration 2, in stage train."""
+    job = deferred(operator("iterate"), context()).submission_id
+    server.put(job, "RUNNING", 'troupe-ref begin: {"iteration": 2, "since": 1.0}\n' + ITERATE_LOG)
+    return job
+
+
+def test_an_iteration_is_one_job_whose_parts_are_the_results_of_its_tasks(
+    server: JobServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = iterating(server)
+    assert "troupe iterate --run small --claim" in server.requests[job]["entrypoint"]
+    assert operator("iterate").execute(context()) == {"iteration": 2, "since": 1.0, "job": job}
+    capsys.readouterr()
+    following = {"iteration": 2, "job": job}
+    assert operator("stage collect", **following).execute(context()) == {"num_tokens": 5}
+    shown = capsys.readouterr().out
+    assert "episode 1" in shown and "score of" not in shown and "begin:" not in shown
+    assert operator("stage score", **following).execute(context()) == {"outcome": 0.5}
+    assert operator("stage train", model_group="a", **following).execute(context()) == {"model": {"version": 2}}
+    assert len(server.requests) == 1
+
+    trigger = deferred(operator("stage train", model_group="b", **following), context())
+    server.put(
+        job, "RUNNING", server.logs[job] + 'troupe-ref train/b: {"model": {"version": 3}}\nsync of iteration 2\n'
+    )
+    assert event_of(trigger)["outcome"]["ref"] == {"model": {"version": 3}}
+    assert "sync of" not in capsys.readouterr().out
+
+
+def test_a_stage_at_which_the_iterations_job_ended_is_repeated_in_a_job_of_its_own(server: JobServer) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    job = iterating(server)
+    log = server.logs[job] + "troupe: the trainer's process died\n"
+    task = operator("stage train", iteration=2, model_group="b", job=job)
+    trigger = deferred(task, context())
+    server.put(job, "FAILED", log, driver_exit_code=1)
+    with pytest.raises(AirflowException, match="the trainer's process died") as raised:
+        task.resume(context(), event_of(trigger))
+    assert not isinstance(raised.value, AirflowFailException)
+    assert operator("stage score", iteration=2, job=job).execute(context()) == {"outcome": 0.5}, "it was done before"
+    assert deferred(task, context()).submission_id == "troupe-small-it2-train-b-a0"
+    assert deferred(operator("stage sync", iteration=2, job=job), context()).submission_id == "troupe-small-it2-sync-a0"
+
+
+def test_an_iteration_that_somebody_stops_fails_and_a_cleared_task_goes_on_in_a_job_of_its_own(
+    server: JobServer,
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    job = iterating(server)
+    task = operator("stage train", iteration=2, model_group="b", job=job, in_task_s=5.0)
+    with ThreadPoolExecutor() as threads:
+        by_hand = threads.submit(task.execute, context())
+        while task._attached is None:
+            time.sleep(0.01)
+        server.put(job, "STOPPED", server.logs[job])
+        with pytest.raises(AirflowFailException, match="by hand"):
+            by_hand.result(timeout=10)
+    server.put(job, "RUNNING", server.logs[job])
+    cleared = context()
+    cleared["ti"].try_number = 2
+    trigger = deferred(operator("stage train", iteration=2, model_group="b", job=job), cleared)
+    server.put(job, "STOPPED", server.logs[job])
+    again = operator("stage train", iteration=2, model_group="b", job=job)
+    from airflow.sdk.exceptions import TaskDeferred
+
+    with pytest.raises(TaskDeferred) as raised:
+        again.resume(cleared, event_of(trigger))
+    assert raised.value.trigger.submission_id == "troupe-small-it2-train-b-a0"
+
+
+def test_a_schedule_that_trains_nothing_skips_with_the_reason_whoever_begins(server: JobServer) -> None:
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    job = deferred(operator("iterate"), context()).submission_id
+    server.put(job, "SUCCEEDED", 'troupe-ref begin: {"skip": "nothing new"}\n', driver_exit_code=0)
+    with pytest.raises(AirflowSkipException, match="nothing new"):
+        operator("iterate").execute(context())
+
+
 def test_a_restarted_trigger_is_made_from_what_it_serializes(server: JobServer) -> None:
     from dags.ray_job import RayJobTrigger
 

@@ -94,7 +94,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     follows = {"schedule": {"on_assets": ["troupe://team/small"]}, "promote": canary, "watch": {"on_alarm": "fail"}}
     write(home / "watcher.yaml", run="watcher", **follows)
     write(home / "by_hand.yaml", run="by_hand")
-    pools = {"cron": "@hourly", "engine_pool": "engines", "trainer_pool": "trainers"}
+    pools = {"cron": "@hourly", "jobs": "stage", "engine_pool": "engines", "trainer_pool": "trainers"}
     write(home / "overlapping.yaml", run="overlapping", schedule=pools, loop={"max_lag": 2})
     write(home / "misspelt.yaml", run="misspelt", schedul={"cron": "@daily"})
     write(home / "cron.yaml", run="cron", schedule={"cron": "99 * * * *"})

@@ -32,12 +32,13 @@ STAGES = ("collect", "score", "train", "sync", "evaluate")
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 
-def write_config(path: Path, *, iterations: int, root: Path) -> Path:
+def write_config(path: Path, *, iterations: int, root: Path, jobs: str = "iteration") -> Path:
     data = yaml.safe_load(CONFIG.read_text())
     schedule = {
         "cron": "@continuous",
         "max_rejections": 9,  # two rejections in a row, as it may be, are no reason to skip here
         "retry_delay_s": 2,
+        "jobs": jobs,
     }
     data |= {"iterations": iterations, "storage": {"root": str(root)}, "schedule": schedule}
     path.write_text(yaml.safe_dump(data))
@@ -106,7 +107,7 @@ def test_a_scheduled_iteration_killed_in_train_is_that_of_the_local_runner(scene
     airflow, run = scene.airflow, scene.run
     airflow.pause(DAG, is_paused=False)
     airflow.wait("train", lambda: is_running(run, 1, "train", "team"), 600)
-    killed = victims.find("troupe stage train", [airflow.head_pid])
+    killed = victims.find("troupe iterate", [airflow.head_pid])
     assert killed
     victims.kill(killed)
     scene.wait_for_iteration(1, 300)
@@ -125,7 +126,8 @@ def test_a_scheduled_iteration_killed_in_train_is_that_of_the_local_runner(scene
     mine, theirs = report_of(run), report_of(scene.reference)
     assert mine["before"] == theirs["before"], "the same version 0 plays the same test tasks: equal to the bit"
     log = airflow.log(DAG, first, "collect")
-    assert "troupe stage collect --run small --iteration 1" in log
+    assert "collect of iteration 1 of run small" in log and "score of iteration" not in log
+    assert "troupe stage train --run small --iteration 1" in airflow.log(DAG, first, "train", attempt=2)
     assert '"num_episodes": 256' in log
 
 
@@ -140,7 +142,7 @@ def test_a_schedule_with_nothing_left_to_do_skips_and_says_why(scene: Scene) -> 
 
 def test_two_schedulers_at_once_double_nothing_and_airflow_finishes_what_a_killed_one_began(scene: Scene) -> None:
     airflow, log = scene.airflow, scene.root / "local.log"
-    write_config(scene.config, iterations=2, root=scene.root)
+    write_config(scene.config, iterations=2, root=scene.root, jobs="stage")  # so that the local runner catches up
     run = scene.run
     before = rows_of(run)
 

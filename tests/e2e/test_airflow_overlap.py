@@ -46,12 +46,15 @@ def test_what_one_dag_run_left_is_done_by_the_next_one_and_the_result_is_that_of
         airflow.trigger(DAG, "three")
         airflow.wait("the third DAG run", lambda: airflow.state(DAG, "three") == "success", 300)
         iterations = {name: airflow.xcom(DAG, name, "begin", "iteration") for name in ("one", "two", "three")}
+        second_job = airflow.xcom(DAG, "two", "begin", "job")
 
     assert iterations == {"one": 1, "two": 2, "three": 3}
     rows = rows_of(run)
     stopped, promoted = rows[str(run.key(1, "train", "team"))], rows[str(run.key(1, "promote"))]
     assert (stopped.token, promoted.token) == (2, 1)
-    assert "it2" in stopped.owner and "it2" in promoted.owner, "the second DAG run did what the first one left"
+    assert second_job in stopped.owner and second_job in promoted.owner, (
+        "the second DAG run did what the first one left"
+    )
     assert rows[str(run.key(2, "collect"))].started_at < (promoted.ended_at or 0), "it sampled meanwhile"
     assert all(run.journal.ref(run.key(k, "record")) for k in (1, 2, 3))
     assert [run.iteration(k).collected.policy_versions["team"] for k in (1, 2, 3)] == [0, 0, 1]
