@@ -76,6 +76,7 @@ class RayJobOperator(BaseOperator):
         self.iteration, self.model_group, self.arguments = iteration, model_group, list(arguments)
         self.since, self.job, self.in_task_s = since, job, in_task_s
         self._attached: tuple[str, str] | None = None
+        self._is_killed = False
 
     def execute(self, context: Context) -> Any:
         """Attaches to the job or starts it; waits for its result, from `in_task_s` on in the triggerer."""
@@ -83,8 +84,10 @@ class RayJobOperator(BaseOperator):
         part = self._part
         try:
             api = JobApi(address_of(config.cluster))
-            if self._is_followed(api):
-                job, is_new = str(self.job), getattr(context["ti"], "try_number", 1) == 1
+            if self._is_followed(
+                api
+            ):  # where somebody stops it, or clears a task beside this one, this one goes on by itself
+                job, is_new = str(self.job), False
             else:
                 part = part if self.command == "iterate" else ""
                 work, links = self._work(config.run, context), _links(api, context)
@@ -103,6 +106,8 @@ class RayJobOperator(BaseOperator):
             new, outcome = follower.poll()
             for line in new.splitlines():
                 self.log.info("%s", line)
+            if self._is_killed:  # Airflow's signal lets this go on; another job would have nobody who waits for it
+                raise AirflowException(f"this task was killed while it waited for Ray job {job}, which is stopped")
             if outcome:
                 return self.resume(context, {"outcome": outcome.to_dict(), "is_new": is_new})
             waited_s = time.monotonic() - began
@@ -131,6 +136,7 @@ class RayJobOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """Stops the job of a task that is killed before the triggerer has it."""
+        self._is_killed = True
         if self._attached:
             address, job = self._attached
             JobApi(address).stop(job)
@@ -151,8 +157,8 @@ class RayJobOperator(BaseOperator):
     def _timeout_s(self, config: RunConfig) -> float:
         timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
         command, *more = self.command.split()
-        if command == "stage":
-            return timeout_s + STAGES[more[0]].extra_s(config)
+        if command == "stage":  # with overlap it may wait for such a stage of an earlier iteration, or do it
+            return timeout_s * (1 + config.loop.max_lag) + STAGES[more[0]].extra_s(config)
         canary_s = config.canary_timeout_s if command == "canary" else 0.0
         return timeout_s * DEADLINES_IN.get(command, 1) + canary_s
 

@@ -64,10 +64,7 @@ def stage_job(run: ScheduledRun, task_id: str, *, stage: str = "", **kwargs: Any
 
 
 def stage_pool(run: ScheduledRun, stage: str) -> dict[str, Any]:
-    """Airflow's pool of a stage and its weight there: in the pool of the engines those of an earlier iteration come first.
-
-    Between two collects the engines then take the new version, meet the champion, and go back, see pipelines/run/order.py.
-    """
+    """Airflow's pool of a stage and its weight there: an iteration that is further goes first."""
     pool = run.settings.trainer_pool if stage == Trained.STAGE else run.settings.engine_pool
     if not pool or stage not in POOL_WEIGHTS:
         return {}

@@ -120,7 +120,7 @@ up() {
   esac
   export AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL=1 # a short task ends only with its next heartbeat, see dags/ray_job.py
   export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=${MLFLOW_SERVER_ENABLE_JOB_EXECUTION:-false} # its jobs, which Troupe does not use, are seven more processes
-  export AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT=${AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT:-60} # a killed task is noticed after a minute, not five
+  export AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT=${AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT:-120} # a killed task is noticed after two minutes, not five; a writer of SQLite may wait one
   start airflow airflow standalone
   start mlflow mlflow server --backend-store-uri "$mlflow_db" --host 127.0.0.1 --port "$mlflow_port" --workers 1
   wait_for airflow "http://127.0.0.1:$port/api/v2/monitor/health" 600

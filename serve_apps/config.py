@@ -101,6 +101,8 @@ class ServeConfig(Settings):
             raise ValueError(
                 f"serve.speculation with tensor_parallel_size = {self.tensor_parallel_size} was never tried: drop one of the two"
             )
+        for name in UNTRIED_WITH_DRAFTS & self.engine.keys():
+            raise ValueError(f"serve.speculation with engine.{name} was never tried: drop one of the two")
         return self
 
     @field_validator("engine")
@@ -119,6 +121,8 @@ class ServeConfig(Settings):
         return engine
 
 
+UNTRIED_WITH_DRAFTS = frozenset({"tensor_parallel_size", "pipeline_parallel_size", "logits_processors"})
+"""Settings of the engine that change who samples, or which logits."""
 OF_CONSTRAINTS = frozenset({"structured_outputs_config", "reasoning_parser", "tokenizer_mode"})
 """Settings of the engine that the masks of constrained turns depend on."""
 

@@ -19,6 +19,9 @@ def main() -> None:
     try:
         _run()
         code = 0
+    except KeyboardInterrupt:
+        code = 130
+        raise
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         raise
@@ -36,11 +39,18 @@ def _run() -> None:
 
 
 def _end(code: int) -> None:
-    """Ends the process; taking the modules of Ray, torch and MLflow apart, which Python would do now, needs 1 to 3 s."""
+    """Ends the process; taking the modules of Ray, torch and MLflow apart, which Python would do now, needs 1 to 3 s.
+
+    What is written only then, as a file that was never closed, is lost.
+    """
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # nobody reads any more: Python says so, and has an exit code for it
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # nobody reads any more, or the streams are closed: Python has its ways for it
         return
     os._exit(code)
 

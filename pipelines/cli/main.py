@@ -119,13 +119,13 @@ def stage(
     ref = run.journal.ref(key)
     if ref is None:
         from pipelines.cluster.connect import connect
-        from pipelines.stages.needed import settle
+        from pipelines.stages.needed import Needed
         from pipelines.stages.running import run_stage
 
         work.check_model_group(run.config, model_group)
-        if work.needs_cluster(run.config) or run.config.loop.max_lag:  # then it may do other stages, too
+        if work.needs_cluster(run.config):
             connect(address)
-        settle(run, name, iteration)
+        Needed(run, iteration, connect=lambda: connect(address)).settle(name)
         ref = run_stage(run, name, iteration, model_group=model_group).to_json()
     if config_of_job(run.run_id) is None:  # a job's log is read by people who have the journal, too
         print(json.dumps(ref, indent=2))

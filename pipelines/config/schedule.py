@@ -54,7 +54,7 @@ class ScheduleConfig(Settings):
     """The time in seconds before a failed stage is repeated."""
     stage_timeout_s: float = Field(7200, gt=0)
     """The deadline in seconds of the Ray job of one stage, from its submission to its end, including the wait for the
-    engines."""
+    engines; with `loop.max_lag` that and as much for each iteration before it."""
     jobs: Literal["iteration", "stage"] = "iteration"
     """What has a Ray job of its own. `iteration`: one job does all stages, the tasks of Airflow follow it, and a stage at which it
     ended is repeated in a job of its own. `stage`: each task has a job, which costs some seconds each; pools need it, and processes

@@ -1,13 +1,13 @@
 """drafts: an iteration about to be sampled -> engines that know the completions of the one before; afterwards, what drafts gained.
 
 An engine remembers what it sampled itself, see serve_apps/policy/drafter.py. One that has just started is told the last iteration's
-completions out of the trace store. Drafts change no token, so that nothing depends on whether an engine was told.
+completions out of the trace store. Drafts change no token, so that nothing depends on them: what fails here is logged, and that is all.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipelines.run.run import Run
@@ -17,6 +17,7 @@ from serve_apps.policy.drafter import HISTORY_TOKENS
 from serve_apps.policy.replicas import Broadcast
 from serve_apps.policy.wire import WireCompletion
 from stores.stage_results import Collected
+from stores.types import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -29,49 +30,65 @@ class Drafts:
 
     def __init__(self, run: Run, iteration: int) -> None:
         """Tells engines that have just started what the iteration before sampled."""
-        apps = app_names(run)
-        self._replicas = {
-            apps[group]: run.config.serve_config(group).num_replicas
-            for group in run.config.model_groups
+        self._apps = {
+            group: app
+            for group, app in app_names(run).items()
             if run.config.serve_config(group).speculation is not None
         }
-        self._groups = {group for group, app in apps.items() if app in self._replicas}
-        answers = self._ask()
-        if new := [app for app, of_replicas in answers.items() if any(not a["num_positions"] for a in of_replicas)]:
-            self._teach(run, iteration, {group for group in self._groups if apps[group] in new}, apps)
-        self._before = _added_up(answers)
+        self._num_replicas = {app: run.config.serve_config(group).num_replicas for group, app in self._apps.items()}
+        self._before: dict[str, Counts] = {}
+        try:
+            answers = self._ask()
+            self._before = {answer["replica_id"]: answer["agents"] for of_app in answers.values() for answer in of_app}
+            new = {app for app, of_app in answers.items() if any(not answer["num_positions"] for answer in of_app)}
+            if new and iteration > 1:
+                self._teach(run, iteration - 1, new)
+        except Exception as error:  # noqa: BLE001 - whatever it is, drafts are no reason to end a stage
+            logger.warning("drafts of iteration %d begin with what the engines know: %s", iteration, error)
 
     def gained(self) -> Counts | None:
-        """Returns what was counted since; None without speculation. A replica that started meanwhile counts from its start."""
-        if not self._replicas:
+        """Returns what was counted since, by agent; None without speculation, or where a replica did not answer.
+
+        A replica that started meanwhile counts from its start.
+        """
+        if not self._apps:
             return None
-        after = _added_up(self._ask())
-        return {
-            agent: {name: max(0, count - self._before.get(agent, {}).get(name, 0)) for name, count in counts.items()}
-            for agent, counts in after.items()
-        }
+        try:
+            answers = [answer for of_app in self._ask().values() for answer in of_app]
+        except Exception as error:  # noqa: BLE001 - whatever it is, drafts are no reason to end a stage
+            logger.warning("what drafts gained is not known: %s", error)
+            return None
+        total: Counts = {}
+        for answer in answers:
+            before = self._before.get(answer["replica_id"], {})
+            for agent, counts in answer["agents"].items():
+                into = total.setdefault(agent, dict.fromkeys(counts, 0))
+                for name, count in counts.items():
+                    into[name] += count - before.get(agent, {}).get(name, 0)
+        return total
 
     def _ask(self) -> dict[str, list[dict[str, Any]]]:
-        sent = {app: Broadcast(app, "draft_counts") for app in self._replicas}
-        return {app: broadcast.answers(self._replicas[app]) for app, broadcast in sent.items()}
+        sent = {app: Broadcast(app, "draft_counts") for app in self._num_replicas}
+        return {app: broadcast.answers(self._num_replicas[app]) for app, broadcast in sent.items()}
 
-    def _teach(self, run: Run, iteration: int, groups: set[str], apps: Mapping[str, str]) -> None:
-        before = run.iteration(iteration - 1).find(Collected) if iteration > 1 else None
-        if before is None:
+    def _teach(self, run: Run, iteration: int, apps: set[str]) -> None:
+        collected = run.iteration(iteration).find(Collected)
+        if collected is None:
             return
-        by_app: dict[str, list[WireCompletion]] = {}
-        for trace in run.traces.read_traces(before.traces):
+        by_app: dict[str, list[WireCompletion]] = {app: [] for app in apps}
+        for trace in run.traces.read_traces(collected.traces):
             for turn in trace.turns:
-                if turn.model_group in groups and turn.completion_token_ids:
-                    tail = list(turn.prompt_token_ids[-WINDOW:])
-                    one = WireCompletion(
-                        turn.agent, trace.task.task_id, [*tail, *turn.completion_token_ids], num_prompt=len(tail)
-                    )
-                    by_app.setdefault(apps[turn.model_group], []).append(one)
+                if (app := self._apps.get(turn.model_group)) in apps and turn.completion_token_ids:
+                    by_app[app].append(_completion(trace.task.task_id, turn))
         for app, completions in by_app.items():
             newest = _newest(completions)
-            Broadcast(app, "learn_drafts", newest).answers(self._replicas[app])
-            logger.info("app %s drafts from %d completions of iteration %d", app, len(newest), iteration - 1)
+            Broadcast(app, "learn_drafts", newest).answers(self._num_replicas[app])
+            logger.info("app %s drafts from %d completions of iteration %d", app, len(newest), iteration)
+
+
+def _completion(task_id: str, turn: Turn) -> WireCompletion:
+    tail = list(turn.prompt_token_ids[-WINDOW:])
+    return WireCompletion(turn.agent, task_id, [*tail, *turn.completion_token_ids], num_prompt=len(tail))
 
 
 def _newest(completions: Sequence[WireCompletion]) -> list[WireCompletion]:
@@ -84,14 +101,3 @@ def _newest(completions: Sequence[WireCompletion]) -> list[WireCompletion]:
             break
         newest.append(one)
     return newest[::-1]
-
-
-def _added_up(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Counts:
-    total: Counts = {}
-    for of_replicas in answers.values():
-        for answer in of_replicas:
-            for agent, counts in answer["agents"].items():
-                into = total.setdefault(agent, dict.fromkeys(counts, 0))
-                for name, count in counts.items():
-                    into[name] += count
-    return total

@@ -51,10 +51,15 @@ def record(run: Run, iteration: int) -> dict[str, Any]:
     """Shows a finished iteration in MLflow and the report; returns {"mlflow_run_id", "mlflow_url", "report", "links", "watch"}.
 
     Links to the DAG run and the Ray jobs come from the environment and the journal, see `owner_links`. Raises ValueError
-    where a stage of the iteration is not done. Where iterations overlap, the one before is recorded first, whoever left it.
+    where a stage of the iteration is not done. Where iterations overlap, those before are recorded first, whoever left them.
     """
-    if run.config.loop.max_lag and iteration > 1 and run.journal.ref(run.key(iteration - 1, STAGE)) is None:
-        record(run, iteration - 1)
+    if run.config.loop.max_lag:
+        for earlier in sorted(set(range(1, iteration)) - set(run.journal.finished(run.run_id, STAGE))):
+            _record_once(run, earlier)
+    return _record_once(run, iteration)
+
+
+def _record_once(run: Run, iteration: int) -> dict[str, Any]:
     with bound(run=run.run_id, iteration=iteration, stage=STAGE):
         ref = run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
         send_stage_points(row for row in run.journal.stages(run.run_id, iteration) if row.stage == STAGE)

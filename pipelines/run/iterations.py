@@ -37,10 +37,16 @@ def free_iteration(run: Run) -> int | None:
 
 
 def is_under_way(run: Run, iteration: int) -> bool:
-    """Whether somebody is at an iteration: one of its stages runs, or it was claimed, or a stage ended, less than `QUIET_S` ago."""
-    rows = run.journal.stages(run.run_id, iteration)
+    """Whether somebody is at an iteration: one of its stages runs, or ended less than `QUIET_S` ago, or `say_at_work` was called then."""
+    rows, now = run.journal.stages(run.run_id, iteration), time.time()
     if any(row.status == RUNNING and not row.is_free for row in rows):
         return True
-    claim = run.journal.value(run.run_id, RunValue.CLAIMED.of(iteration))
-    times = [row.ended_at or row.started_at for row in rows] + ([] if claim is None else [float(claim["at"])])
-    return bool(times) and time.time() - max(times) < QUIET_S
+    said = run.journal.value(run.run_id, RunValue.AT_WORK.of(iteration))
+    # An owner that was killed had its lease until about then.
+    times = [row.ended_at or min(row.expires_at, now) for row in rows] + ([] if said is None else [float(said["at"])])
+    return bool(times) and now - max(times) < QUIET_S
+
+
+def say_at_work(run: Run, iteration: int) -> None:
+    """Lets others know that somebody is at an iteration: it was given one, or waits for another one."""
+    run.journal.put_value(run.run_id, RunValue.AT_WORK.of(iteration), {"at": time.time()})

@@ -6,7 +6,6 @@ again, by a retry or a second scheduler, gets the same one for ever.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +14,7 @@ from pipelines.cluster.owner_links import stage_owner
 from pipelines.monitoring.watching import unaccepted_alarm
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
-from pipelines.run.iterations import free_iteration, next_iteration
+from pipelines.run.iterations import QUIET_S, free_iteration, next_iteration, say_at_work
 from pipelines.run.run import Run
 from stores.run_values import RunValue
 from stores.stage_results import Decided, Evaluated, Measured
@@ -30,23 +29,24 @@ def claimed(run: Run, claim: str) -> int | None:
 def take(run: Run, claim: str, *, otherwise: int) -> int:
     """Gives a claim the iteration that is free, unless it has one; claims that are made at once get iterations of their own.
 
-    Args: otherwise: the iteration where none is free any more. Returns the one it has.
+    Args: otherwise: the iteration where none is free any more, and without `loop.max_lag`. Returns the one it has.
     """
     with run.journal.hold(run.run_id, "claims", owner=stage_owner()):
-        return pin(run, claim, free_iteration(run) or otherwise)
+        free = free_iteration(run) if run.config.loop.max_lag and claimed(run, claim) is None else None
+        return pin(run, claim, free or otherwise)
 
 
 def pin(run: Run, claim: str, iteration: int) -> int:
     """Gives a claim this iteration, unless it has one; returns the one it has."""
+    pinned = int(run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})["iteration"])
     seen = {
-        "iteration": iteration,
+        "iteration": pinned,
         "tasks_sha256": _tasks_sha256(run),
         "num_others": run.traces.count_others(run.run_id) if _counts_others(run) else None,
     }
-    pinned = run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})
     run.journal.put_value(run.run_id, RunValue.SEEN, seen)
-    run.journal.put_value(run.run_id, RunValue.CLAIMED.of(iteration), {"claim": claim, "at": time.time()})
-    return int(pinned["iteration"])
+    say_at_work(run, pinned)
+    return pinned
 
 
 def reason_to_skip(run: Run) -> str:
@@ -59,7 +59,10 @@ def reason_to_skip(run: Run) -> str:
     if free is None:
         last = min(following + run.config.loop.max_lag, iterations)
         under_way = f"iteration {last} is" if last == following else f"iterations {following} to {last} are"
-        return f"{under_way} under way: loop.max_lag = {run.config.loop.max_lag} lets no other begin"
+        return (
+            f"{under_way} under way, or {'was' if last == following else 'were'} less than {QUIET_S:g} s ago: loop.max_lag = "
+            f"{run.config.loop.max_lag} lets no other begin"
+        )
     if settings is None or champion_version(run) is None:
         return ""
     reached = champion_accuracy(run)

@@ -14,7 +14,7 @@ from pipelines.report.record import finish_parent, record
 from pipelines.run.run import Run
 from pipelines.runners.begin import measure_last
 from pipelines.runners.local_runner import train_all
-from pipelines.stages.needed import settle
+from pipelines.stages.needed import Needed
 from pipelines.stages.running import run_stage
 from pipelines.stages.table import STAGES
 
@@ -24,15 +24,19 @@ def iterate(run: Run, iteration: int, *, address: str, screen: Screen) -> Iterat
 
     Stages that are done already are not done again. Raises what a stage raises.
     """
+    needed = Needed(run, iteration, connect=lambda: None)
     for name, stage in STAGES.items():
         print(f"{name} of iteration {iteration} of run {run.run_id}", flush=True)
-        settle(run, name, iteration)
+        needed.settle(name)
         if not stage.is_per_model_group:
             yield name, stage.hand_on(run_stage(run, name, iteration).to_json())
             continue
-        train_all(run, iteration)
-        for group in run.config.train_tasks:
-            yield f"{name}/{group}", stage.hand_on(run.journal.ref(run.key(iteration, name, group)) or {})
+        try:
+            train_all(run, iteration)
+        finally:  # where one failed, those that are done have their results all the same
+            for group in run.config.train_tasks:
+                if (ref := run.journal.ref(run.key(iteration, name, group))) is not None:
+                    yield f"{name}/{group}", stage.hand_on(ref)
     yield "record", record_iteration(run, iteration, address=address, screen=screen)
 
 

@@ -47,16 +47,17 @@ class CoupledSampler:
         """Returns the tokens of each request, [B, most drafts + 1], filled up with PLACEHOLDER_TOKEN_ID, and their logprobs.
 
         Args:
-            metadata: the drafts. Requests with penalties, grammars, lists of allowed tokens or the like have none: see `drafter.is_plain`.
+            metadata: the drafts. Requests with penalties, grammars, lists of allowed tokens or the like have none, see `drafter.is_plain`, but
+                those of -1 with which vLLM fills a batch up, and which equal no token.
             draft_probs: not used; a draft is a token.
             logits: [sum of drafts + B, vocabulary]: for each request its rows in order, one more than it has drafts.
             sampling_metadata: of the B requests.
         """
         counts = metadata.num_draft_tokens
         starts = [0, *accumulate(count + 1 for count in counts)][:-1]
-        output = self._sampler(logits=logits[starts], sampling_metadata=sampling_metadata)
         if not metadata.max_spec_len:
-            return output
+            return self._sampler(logits=logits, sampling_metadata=sampling_metadata)
+        output = self._sampler(logits=logits[starts], sampling_metadata=sampling_metadata)
         steps = [(list(range(len(counts))), output)]
         drafts = [column.tolist() for column in metadata.draft_token_ids.cpu().split(counts)]
         while alive := _agreeing(*steps[-1], drafts, column=len(steps) - 1):

@@ -64,6 +64,8 @@ class _Request:
     agent: _Agent
     agent_id: int
     task_id: int
+    stops: frozenset[int]
+    """Tokens that end the answer: nothing is guessed from them on."""
     guesses: list[int] = field(default_factory=list)
     """The next tokens, as guessed in the last step; of those only `num_drafted` were given to the engine."""
     bins: list[int] = field(default_factory=list)
@@ -134,15 +136,16 @@ class Drafter:
         self._runner = runner
 
     def learn(self, completions: Iterable[WireCompletion]) -> None:
-        """Takes completions of an earlier engine, the oldest first."""
-        for one in completions:
-            self._remember(Positions.of(one.agent, one.task_id, one.token_ids, one.num_prompt))
-        self._build()
+        """Takes completions of an earlier engine, the oldest first; one that has sampled enough itself needs none."""
+        if self._tables is None:
+            for one in completions:
+                self._remember(Positions.of(one.agent, one.task_id, one.token_ids, one.num_prompt))
+            self._build()
 
     @property
     def num_positions(self) -> int:
-        """Positions that guesses are made from."""
-        return len(self._history) + self._num_new
+        """Positions that guesses are made from; 0 until there are enough."""
+        return len(self._history)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns by agent since the start {steps, sampled, drafted, kept}, in tokens and in steps of single sequences."""
@@ -174,7 +177,9 @@ class Drafter:
         assert self._runner is not None, "attach comes before the first request"
         ids = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         self._measure(ids)
-        self._requests = {i: self._requests[i] if i in self._requests else self._request(i) for i in ids}
+        # One that sits a step out, for want of room, keeps what was guessed for it.
+        kept = {i: request for i, request in self._requests.items() if i in self._runner.requests}
+        self._requests = kept | {i: self._request(i) for i in ids if i not in kept}
         rows: list[int] = []
         for row, (request_id, sampled) in enumerate(zip(ids, sampled_token_ids, strict=True)):
             request = self._requests[request_id]
@@ -185,7 +190,7 @@ class Drafter:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if rows:
             self._learn_rows(rows, ids, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            self._guess(rows, ids, num_tokens_no_spec, token_ids_cpu, drafts)
+            self._guess(rows, ids, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, drafts)
         return drafts
 
     def _measure(self, ids: Sequence[str]) -> None:
@@ -203,8 +208,10 @@ class Drafter:
         if not names or not is_plain(params):
             return None
         name, task_id = names
-        agent = self._agents.setdefault(name, _Agent(name))
-        return _Request(agent, source_id(name), source_id(name, task_id))
+        if name not in self._agents:
+            self._agents[name] = _Agent(name)
+        stops = frozenset(params.all_stop_token_ids)
+        return _Request(self._agents[name], source_id(name), source_id(name, task_id), stops)
 
     def _learn_rows(
         self,
@@ -242,6 +249,7 @@ class Drafter:
         self,
         rows: Sequence[int],
         ids: Sequence[str],
+        sampled: Sequence[Sequence[int]],
         num_tokens: NDArray[np.int32],
         token_ids: NDArray[np.int32],
         drafts: list[list[int]],
@@ -259,7 +267,7 @@ class Drafter:
         tasks = np.array([r.task_id for r in requests if r], np.uint64)
         row_of = np.array(rows)
         windows = _windows(token_ids, row_of, num_tokens[row_of])
-        room = np.array([self._room(ids[row], int(num_tokens[row])) for row in rows])
+        room = np.array([self._room(ids[row], int(num_tokens[row]), sampled[row][-1]) for row in rows])
         threshold = self._costs.threshold(len(ids))
         likely, alive = np.ones(len(rows)), np.flatnonzero(room > 0)
         for number in range(self._most):
@@ -272,7 +280,7 @@ class Drafter:
                 request = requests[of]
                 assert request is not None
                 likely[of] *= request.agent.hits[bin_] / request.agent.tries[bin_]
-                goes_on[place] = likely[of] >= threshold and number < room[of]
+                goes_on[place] = likely[of] >= threshold and number < room[of] and token not in request.stops
                 if goes_on[place] or not number:
                     request.guesses.append(token)
                     request.bins.append(bin_)
@@ -283,9 +291,11 @@ class Drafter:
             alive, tokens = alive[goes_on], tokens[goes_on]
             windows[alive] = np.concatenate([windows[alive, 1:], tokens[:, None]], axis=1)
 
-    def _room(self, request_id: str, num_tokens: int) -> int:
-        """Returns how many drafts a sequence may have: the token after the last of them must fit, too."""
-        state = self._runner.requests[request_id]
+    def _room(self, request_id: str, num_tokens: int, last: int) -> int:
+        """Returns how many drafts a sequence may have: the token after the last of them must fit, too. None after its end."""
+        state, request = self._runner.requests[request_id], self._requests[request_id]
+        if request is None or last in request.stops:
+            return 0
         left = state.sampling_params.max_tokens - len(state.output_token_ids)
         return min(self._most, left - 1, self._max_model_len - num_tokens - 1)
 
@@ -303,8 +313,8 @@ def is_plain(params: Any) -> bool:
         and not params.frequency_penalty
         and params.repetition_penalty == 1.0
         and params.prompt_logprobs is None
-        and getattr(params, "thinking_token_budget", None) is None
-        and getattr(params, "logprob_token_ids", None) is None
+        and params.thinking_token_budget is None
+        and params.logprob_token_ids is None
     )
 
 

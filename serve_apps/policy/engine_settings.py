@@ -96,6 +96,8 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
             "model": DRAFTER,
             "num_speculative_tokens": config.speculation.num_tokens,
         }
+        if config.gpus > 0:  # vLLM's own 2,048 would leave sequences out of a step
+            arguments["max_num_batched_tokens"] = max(8192, config.max_num_seqs * (1 + _num_drafts(config)))
     arguments |= config.engine
     # With drafts vLLM refuses it here, and `SpeculationExtension` sets it.
     if num_known_rows(model) is not None and config.speculation is None:

@@ -123,6 +123,7 @@ class Policy:
         self._args = PolicyArgs.from_dict(args)
         self._change = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
+        self._prepared: asyncio.Future[None] | None = None
         started = time.perf_counter()
         self._start_engine(fetch(self._args.model))
         self._start_s = time.perf_counter() - started
@@ -196,15 +197,13 @@ class Policy:
     # -- drafts -------------------------------------------------------------------------------------------------
 
     async def draft_counts(self) -> dict[str, Any]:
-        """Returns {"num_positions": what drafts are made from, "agents": `Drafter.counts()`}; empty without `serve.speculation`."""
-        if not self._has_drafts:
-            return {}
+        """Returns {"replica_id", "num_positions": what drafts are made from, "agents": `Drafter.counts()`}."""
         await self._prepare_engine()
         (counts,) = (await self._engine.collective_rpc("troupe_draft_counts"))[:1]
-        return dict(counts)
+        return {"replica_id": serve.get_replica_context().replica_tag, **counts}
 
     async def learn_drafts(self, completions: list[WireCompletion]) -> None:
-        """Takes completions of the last iteration, where this replica has sampled nothing yet."""
+        """Takes completions of the last iteration, where this replica has sampled too little yet."""
         await self._prepare_engine()
         await self._engine.collective_rpc("troupe_learn_drafts", args=(completions,))
 
@@ -261,12 +260,16 @@ class Policy:
 
         Not in the constructor, which runs outside the event loop that the engine needs.
         """
-        if self._watch is None:
-            self._watch = asyncio.ensure_future(self._die_with_engine())
-            await self._engine.update_weight_version(str(self._args.model.version))
-            await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
-            if self._has_drafts:
-                await self._engine.collective_rpc("troupe_speculate")
+        if self._prepared is None:
+            self._prepared = asyncio.ensure_future(self._prepare_engine_once())
+        await asyncio.shield(self._prepared)  # a caller may go away
+
+    async def _prepare_engine_once(self) -> None:
+        self._watch = asyncio.ensure_future(self._die_with_engine())
+        await self._engine.update_weight_version(str(self._args.model.version))
+        await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
+        if self._has_drafts:
+            await self._engine.collective_rpc("troupe_speculate")
 
     async def _die_with_engine(self) -> None:
         """Ends this replica soon after its engine is dead, also where nobody asks it anything."""

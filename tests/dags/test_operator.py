@@ -137,7 +137,7 @@ def test_a_task_that_is_killed_while_it_waits_stops_its_job(server: JobServer) -
         task.on_kill()
         (job,) = server.stopped
         server.put(job, "STOPPED")
-        with pytest.raises(AirflowException, match="stopped by hand"):
+        with pytest.raises(AirflowException, match="killed while it waited"):
             waiting.result(timeout=10)
 
 
@@ -197,31 +197,29 @@ def test_a_stage_at_which_the_iterations_job_ended_is_repeated_in_a_job_of_its_o
     assert deferred(operator("stage sync", iteration=2, job=job), context()).submission_id == "troupe-small-it2-sync-a0"
 
 
-def test_an_iteration_that_somebody_stops_fails_and_a_cleared_task_goes_on_in_a_job_of_its_own(
+def test_where_an_iterations_job_is_stopped_a_task_goes_on_in_a_job_of_its_own_unless_it_is_killed_itself(
     server: JobServer,
 ) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
     job = iterating(server)
-    task = operator("stage train", iteration=2, model_group="b", job=job, in_task_s=5.0)
+    killed, sibling = (
+        operator("stage train", iteration=2, model_group="b", job=job, in_task_s=seconds) for seconds in (30.0, 0.0)
+    )
+    trigger = deferred(sibling, context())
     with ThreadPoolExecutor() as threads:
-        by_hand = threads.submit(task.execute, context())
-        while task._attached is None:
+        waiting = threads.submit(killed.execute, context())
+        while killed._attached is None:
             time.sleep(0.01)
+        killed.on_kill()
+        assert server.stopped == [job]
         server.put(job, "STOPPED", server.logs[job])
-        with pytest.raises(AirflowFailException, match="by hand"):
-            by_hand.result(timeout=10)
-    server.put(job, "RUNNING", server.logs[job])
-    cleared = context()
-    cleared["ti"].try_number = 2
-    trigger = deferred(operator("stage train", iteration=2, model_group="b", job=job), cleared)
-    server.put(job, "STOPPED", server.logs[job])
-    again = operator("stage train", iteration=2, model_group="b", job=job)
-    from airflow.sdk.exceptions import TaskDeferred
-
-    with pytest.raises(TaskDeferred) as raised:
-        again.resume(cleared, event_of(trigger))
-    assert raised.value.trigger.submission_id == "troupe-small-it2-train-b-a0"
+        with pytest.raises(AirflowException, match="killed while it waited") as raised:
+            waiting.result(timeout=10)
+    assert not isinstance(raised.value, AirflowFailException) and len(server.requests) == 1
+    with pytest.raises(TaskDeferred) as going_on:
+        sibling.resume(context(), event_of(trigger))
+    assert going_on.value.trigger.submission_id == "troupe-small-it2-train-b-a0"
 
 
 def test_a_schedule_that_trains_nothing_skips_with_the_reason_whoever_begins(server: JobServer) -> None:

@@ -127,7 +127,7 @@ def test_a_scheduled_iteration_killed_in_train_is_that_of_the_local_runner(scene
     assert mine["before"] == theirs["before"], "the same version 0 plays the same test tasks: equal to the bit"
     log = airflow.log(DAG, first, "collect")
     assert "collect of iteration 1 of run small" in log and "score of iteration" not in log
-    assert "troupe stage train --run small --iteration 1" in airflow.log(DAG, first, "train", attempt=2)
+    assert "it1-train-team" in rows[str(run.key(1, "train", "team"))].owner, "the next try has a job of its own"
     assert '"num_episodes": 256' in log
 
 

@@ -39,6 +39,7 @@ def test_what_one_dag_run_left_is_done_by_the_next_one_and_the_result_is_that_of
     with LocalAirflow(tmp_path / "cache", str(config)) as airflow:
         airflow.pause(DAG, is_paused=False)
         airflow.trigger(DAG, "one")
+        airflow.wait("the first claim", lambda: begun(airflow, "one"), 600)
         airflow.trigger(DAG, "two")
         airflow.wait("train 1", lambda: is_running(run, 1, "train", "team"), 600)
         airflow.ask(f"/dags/{DAG}/dagRuns/one", "PATCH", state="failed")
@@ -60,3 +61,7 @@ def test_what_one_dag_run_left_is_done_by_the_next_one_and_the_result_is_that_of
     assert [run.iteration(k).collected.policy_versions["team"] for k in (1, 2, 3)] == [0, 0, 1]
     assert all(keys(run, k) == keys(twin, k) for k in (1, 2, 3))
     assert distance(run, twin) < 1e-3
+
+
+def begun(airflow: LocalAirflow, dag_run: str) -> bool:
+    return any(t["task_id"] == "begin" and t["state"] == "success" for t in airflow.tasks(DAG, dag_run))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,13 +149,29 @@ def test_dag_runs_that_overlap_get_iterations_of_their_own(tmp_path: Path) -> No
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda claim: take(run_in(tmp_path, max_lag=1), claim, otherwise=1), ("one", "two")))
     assert sorted(found) == [1, 2]
-    assert reason_to_skip(run) == "iterations 1 to 2 are under way: loop.max_lag = 1 lets no other begin"
+    assert reason_to_skip(run) == (
+        "iterations 1 to 2 are under way, or were less than 120 s ago: loop.max_lag = 1 lets no other begin"
+    )
     decided(run, 1, "promote")
     assert (take(run, "three", otherwise=2), take(run, "one", otherwise=2)) == (3, found[0]), "a retry keeps its own"
     for iteration in (2, 3):
         decided(run, iteration, "promote")
     assert take(run, "four", otherwise=4) == 4
-    assert reason_to_skip(run) == "iteration 4 is under way: loop.max_lag = 1 lets no other begin"
+    assert reason_to_skip(run).startswith("iteration 4 is under way, or was less than 120 s ago")
+
+
+def test_a_claim_that_has_its_iteration_takes_no_other(tmp_path: Path) -> None:
+    run = run_in(tmp_path, max_lag=1)
+    assert [take(run, "one", otherwise=0) for _ in range(2)] == [1, 1]
+    assert take(run, "two", otherwise=0) == 2
+
+
+def test_an_iteration_whose_owner_was_killed_a_moment_ago_is_not_given_away(tmp_path: Path) -> None:
+    run = run_in(tmp_path, max_lag=1)
+    lines = "import sys; from stores.journal import Journal, StageKey\nimport os\n"
+    lines += "Journal(sys.argv[1]).once(StageKey('small', 1, 'train', 'team'), lambda lease: os._exit(9))"
+    subprocess.run([sys.executable, "-c", lines, run.journal.url], cwd=SMALL.parents[2], timeout=60, check=False)
+    assert take(run, "one", otherwise=0) == 2
 
 
 def test_an_iteration_that_was_left_is_the_first_to_be_given_again(
@@ -168,7 +186,7 @@ def test_an_iteration_that_was_left_is_the_first_to_be_given_again(
 
 def test_without_lag_whoever_comes_joins_the_iteration_that_is_under_way(tmp_path: Path) -> None:
     run = run_in(tmp_path)
-    assert [take(run, claim, otherwise=0) for claim in ("one", "two")] == [1, 1]
+    assert [take(run, claim, otherwise=1) for claim in ("one", "two")] == [1, 1]
 
 
 def test_an_iteration_that_is_under_way_makes_nothing_new(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from stage_records import collected, decided, evaluated, finish, scored, synced,
 
 from pipelines.config.run_config import load_config
 from pipelines.run import iterations
+from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
 from pipelines.stages import needed
 from stores.journal import Lease
@@ -47,12 +48,16 @@ def done_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def settle(run: Run, stage: str, iteration: int) -> None:
+    needed.Needed(run, iteration, connect=lambda: None).settle(stage)
+
+
 def left_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iterations, "QUIET_S", 0.0)
 
 
 def test_without_lag_nothing_is_waited_for_or_done(tmp_path: Path, done_here: list[str]) -> None:
-    needed.settle(run_in(tmp_path, max_lag=0), "evaluate", 3)
+    settle(run_in(tmp_path, max_lag=0), "evaluate", 3)
     assert done_here == []
 
 
@@ -64,13 +69,13 @@ def test_what_an_ended_dag_run_left_is_done_in_order(
     finish(run, 1, collected())
     finish(run, 1, scored())
     finish(run, 2, collected())
-    needed.settle(run, "score", 2)
+    settle(run, "score", 2)
     assert done_here == []
-    needed.settle(run, "train", 2)
+    settle(run, "train", 2)
     assert done_here == ["train 1"]
-    needed.settle(run, "evaluate", 2)
+    settle(run, "evaluate", 2)
     assert done_here[1:] == ["sync 1", "evaluate 1", "promote 1"]
-    needed.settle(run, "evaluate", 2)
+    settle(run, "evaluate", 2)
     assert len(done_here) == 4
 
 
@@ -78,7 +83,7 @@ def test_what_is_missing_in_its_own_iteration_is_for_the_stage_to_say(
     tmp_path: Path, done_here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_long_ago(monkeypatch)
-    needed.settle(run_in(tmp_path), "train", 1)
+    settle(run_in(tmp_path), "train", 1)
     assert done_here == []
 
 
@@ -90,7 +95,7 @@ def test_after_a_return_to_the_champion_training_waits_for_the_gate(
     for record in (collected(), scored()):
         finish(run, 1, record)
     finish(run, 2, collected())
-    needed.settle(run, "train", 2)
+    settle(run, "train", 2)
     assert done_here == ["train 1", "sync 1", "evaluate 1", "promote 1"]
 
 
@@ -108,7 +113,7 @@ def test_a_stage_that_somebody_is_at_is_waited_for(tmp_path: Path, done_here: li
     other = threading.Thread(target=run_in(tmp_path).journal.once, args=(run.key(1, "train", "team"), work))
     other.start()
     assert begun.wait(20)
-    waiting = threading.Thread(target=needed.settle, args=(run, "train", 2))
+    waiting = threading.Thread(target=settle, args=(run, "train", 2))
     waiting.start()
     time.sleep(0.2)
     assert waiting.is_alive(), "train 2 did not wait for train 1"
@@ -121,10 +126,43 @@ def test_a_stage_that_somebody_is_at_is_waited_for(tmp_path: Path, done_here: li
 def test_whoever_is_between_two_stages_is_not_overtaken(tmp_path: Path, done_here: list[str]) -> None:
     run = run_in(tmp_path)
     finish(run, 1, collected())  # just now: its DAG run goes on with score
-    waiting = threading.Thread(target=needed.settle, args=(run, "score", 2))
+    waiting = threading.Thread(target=settle, args=(run, "score", 2))
     waiting.start()
     time.sleep(0.2)
     assert waiting.is_alive() and done_here == []
     finish(run, 1, scored())
     waiting.join(20)
     assert not waiting.is_alive() and done_here == []
+
+
+def test_what_is_done_for_others_is_done_without_another_wait(
+    tmp_path: Path, done_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in(tmp_path, **{"promote.on_reject": "champion"})
+    for record in (collected(), scored()):
+        finish(run, 1, record)
+    finish(run, 2, collected())
+    now = time.time()
+    monkeypatch.setattr(iterations.time, "time", lambda: now + iterations.QUIET_S + 1)
+    began = time.monotonic()
+    settle(run, "train", 2)
+    assert done_here == ["train 1", "sync 1", "evaluate 1", "promote 1"] and time.monotonic() - began < 10
+
+
+def test_an_iteration_that_waits_for_another_is_under_way(tmp_path: Path, done_here: list[str]) -> None:
+    run = run_in(tmp_path)
+    finish(run, 1, collected())
+    waiting = threading.Thread(target=settle, args=(run, "score", 2))
+    waiting.start()
+    time.sleep(0.3)
+    assert iterations.is_under_way(run, 2)
+    finish(run, 1, scored())
+    waiting.join(20)
+
+
+def test_an_iteration_may_not_begin_before_its_time(tmp_path: Path, done_here: list[str]) -> None:
+    with pytest.raises(
+        NotDone, match=r"iteration 4 .* may not begin yet: iteration 1 is not done, .* no later one than 2"
+    ):
+        settle(run_in(tmp_path), "collect", 4)
+    assert done_here == []

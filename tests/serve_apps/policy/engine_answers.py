@@ -20,7 +20,7 @@ NUM_PASSES = 4
 
 
 def mix() -> list[tuple[list[int], dict[str, Any]]]:
-    """Prompts and sampling: every kind of request that a policy app gets."""
+    """Prompts and sampling of many kinds: some get drafts, others must not."""
     plain: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -34,13 +34,19 @@ def mix() -> list[tuple[list[int], dict[str, Any]]]:
         {"temperature": 1.0, "logit_bias": {7: 5.0}},
         {"temperature": 1.0, "repetition_penalty": 1.5},
         {"temperature": 1.0, "min_tokens": 8},
-        {"temperature": 1.0, "bad_words_token_ids": None, "frequency_penalty": 0.5},
+        {"temperature": 1.0, "frequency_penalty": 0.5},
+        {"temperature": 1.0, "prompt_logprobs": 0, "max_tokens": 1},
     ]
     requests = []
     for number, settings in enumerate([*plain, *plain, *plain, *special]):
-        settings = {key: value for key, value in settings.items() if value is not None}
         prompt = [3 + (number * 7 + place) % 40 for place in range(6)]
         requests.append((prompt, {"max_tokens": 24, "seed": 100 + number, "logprobs": 0, **settings}))
+    cached = [
+        3 + place % 40 for place in range(33)
+    ]  # but for its last token it is in the prefix cache from the second pass on
+    requests.append(
+        (cached, {"max_tokens": 12, "seed": 6, "logprobs": 0, "temperature": 1.0, "repetition_penalty": 1.3})
+    )
     requests.append(
         (list(range(3, MAX_MODEL_LEN - 5)), {"max_tokens": 8, "seed": 5, "logprobs": 0, "temperature": 0.3})
     )

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.fast
 
 FORM = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
 LONGEST = 256
+STOP = 399
 
 
 def params(agent: str = "solver", task: str = "t", max_tokens: int = 64, **changes: Any) -> SimpleNamespace:
@@ -31,6 +32,9 @@ def params(agent: str = "solver", task: str = "t", max_tokens: int = 64, **chang
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
         "prompt_logprobs": None,
+        "thinking_token_budget": None,
+        "logprob_token_ids": None,
+        "all_stop_token_ids": {STOP},
         "max_tokens": max_tokens,
         "extra_args": {DRAFTS: [agent, task]} if agent else None,
     }
@@ -146,6 +150,44 @@ def test_a_draft_ends_where_the_answer_or_the_context_must_end() -> None:
     runner.drafter.learn([WireCompletion("solver", "t", [5, 5, 5, *tokens], 3) for tokens in forms(0, num=16)])
     _, drafts = runner.sample(forms(1, num=2))
     assert max(len(one) for step in drafts for one in step) == 2
+
+
+def test_nothing_is_guessed_from_where_the_answer_ends() -> None:
+    runner = HandRunner()
+    answer = [1, 2, 3, 4, STOP]
+    runner.drafter.learn([WireCompletion("solver", "t", [5, 5, 5, *answer, 7, 8], 3)] * 20)
+    _, drafts = runner.sample([answer])
+    assert any(one for step in drafts for one in step)
+    assert not any(token in (STOP, 7, 8) for step in drafts for one in step for token in one)
+
+
+def test_a_sequence_that_sits_a_step_out_keeps_what_was_guessed_for_it() -> None:
+    runner = HandRunner()
+    runner.drafter.learn([WireCompletion("solver", "t", [5, 5, 5, *tokens], 3) for tokens in forms(0, num=16)])
+    for request_id in ("one", "two"):
+        runner.requests[request_id] = SimpleNamespace(sampling_params=params(), output_token_ids=[FORM[0]])
+    tokens = np.zeros((2, 64), np.int32)
+    tokens[:, :4] = [5, 5, 5, FORM[0]]
+    runner.input_batch.req_ids = ["one", "two"]
+    drafts = runner.drafter.propose([[FORM[0]], [FORM[0]]], np.array([4, 4], np.int32), tokens)
+    assert drafts[0] == FORM[1:7]
+    runner.input_batch.req_ids = ["two"]
+    runner.drafter.propose([[FORM[1]]], np.array([5], np.int32), tokens[1:])
+    runner.input_batch.req_ids = ["one"]
+    kept = FORM[1:8]
+    tokens[0, 4 : 4 + len(kept)] = kept
+    runner.requests["one"].output_token_ids += kept
+    before = runner.drafter.counts()["solver"]["kept"]
+    runner.drafter.propose([kept], np.array([4 + len(kept)], np.int32), tokens[:1])
+    assert runner.drafter.counts()["solver"]["kept"] == before + 6
+
+
+def test_an_engine_that_knows_enough_is_taught_nothing() -> None:
+    runner = HandRunner()
+    runner.drafter.learn([WireCompletion("solver", "t", [5, *FORM], 1)] * 60)
+    num = runner.drafter.num_positions
+    runner.drafter.learn([WireCompletion("solver", "t", [5, *FORM], 1)] * 60)
+    assert runner.drafter.num_positions == num == 600
 
 
 def test_a_row_is_worth_what_it_costs_against_a_token() -> None:
