@@ -29,7 +29,7 @@ def team_dag(
     on_assets: Sequence[str] = (),
     max_active_runs: int = 1,
 ) -> DAG:
-    """An empty DAG `<kind>__<run>`; a late DAG run waits for the one before.
+    """An empty DAG `<kind>__<run>`; a DAG run that is one too many waits for those before.
 
     Args:
         what: its description in one line; doc: the full description, Markdown.

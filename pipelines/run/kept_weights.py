@@ -88,7 +88,7 @@ def resumed_versions(run: Run) -> Versions:
         # Iterations are trained before earlier ones have passed the gate, whose versions sample those to come.
         unfinished = _first_undecided(rows)
         oldest = min(oldest, unfinished - max_lag)
-        _keep(kept, _pinned_parents(run, rows, unfinished))
+        _keep(kept, _pinned_parents(run, rows, max(1, unfinished - max_lag)))
     _keep(kept, _trained(rows, after=oldest - 1))
     if run.config.promote.on_reject == "champion" and champion_version(run) is not None:
         _keep(kept, [{group: ref.version for group, ref in run.champion().items()}])
