@@ -84,9 +84,8 @@ class RayJobOperator(BaseOperator):
         part = self._part
         try:
             api = JobApi(address_of(config.cluster))
-            if self._is_followed(
-                api
-            ):  # where somebody stops it, or clears a task beside this one, this one goes on by itself
+            if self._is_followed(api):
+                # Where somebody stops it, or clears a task beside this one, this one goes on in a job of its own.
                 job, is_new = str(self.job), False
             else:
                 part = part if self.command == "iterate" else ""

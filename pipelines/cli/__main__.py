@@ -46,12 +46,8 @@ def _end(code: int) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-    ):  # nobody reads any more, or the streams are closed: Python has its ways for it
-        return
+    except (OSError, ValueError, AttributeError):
+        return  # nobody reads any more, or the streams are closed: Python has its ways for it
     os._exit(code)
 
 

@@ -61,7 +61,7 @@ class ScheduleConfig(Settings):
     that share nothing."""
     engine_pool: str = ""
     """The Airflow pool in which `collect`, `sync` and `evaluate` take a slot. It must exist and count deferred tasks (`airflow
-    pools set NAME 1 "" --include-deferred`), or they are never started or never limited; empty: Airflow's default pool."""
+    pools set NAME 2 "" --include-deferred`), or they are never started or never limited; empty: Airflow's default pool."""
     trainer_pool: str = ""
     """The Airflow pool in which `train` takes a slot, like `engine_pool`."""
     evaluate: str = ""
