@@ -132,28 +132,37 @@ def _clopper_pearson(num_won: int, num: int, *, confidence: float) -> tuple[floa
     return low, high
 
 
-def crossed_interval(
+def interval_over_seeds(
     differences: Sequence[Mapping[str, float]], *, seed: int = 0, num_samples: int = 10_000, confidence: float = 0.95
 ) -> Interval:
     """Mean over seeds and tasks of paired differences, one mapping task_id -> difference per training seed.
 
-    Seeds and tasks are crossed: both are resampled, independently, because a seed's training is shared by all its tasks
-    and a task's difficulty by all seeds. Percentile bootstrap; three seeds say little of how others would go.
-    Raises ValueError without seeds or where the seeds did not solve the same tasks.
+    Seeds are resampled, because a seed's training is shared by all its tasks. Where all seeds solved the same tasks, these are resampled
+    for all of them at once (crossed), because a task's difficulty is shared, too; where each had tasks of its own, within each seed
+    (nested). Percentile bootstrap; three seeds say little of how others would go. `num_tasks` counts different tasks.
+    Raises ValueError without seeds or for one without tasks.
     """
-    if not differences or not differences[0]:
-        raise ValueError("no differences to average: at least one seed and one task are needed")
-    tasks = sorted(differences[0])
-    if any(sorted(by_task) != tasks for by_task in differences):
-        raise ValueError("a crossed comparison needs the same tasks for every seed")
-    values = np.array([[by_task[task] for task in tasks] for by_task in differences])
-    num_seeds, num_tasks = values.shape
-    rng = np.random.default_rng(seed)
+    if not differences or not all(differences):
+        raise ValueError("no differences to average: at least one seed, and one task of each, are needed")
+    rng, num_seeds = np.random.default_rng(seed), len(differences)
     of_seed = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=num_samples) / num_seeds
-    of_task = rng.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=num_samples) / num_tasks
-    means = np.einsum("bs,st,bt->b", of_seed, values, of_task, optimize=True)
+    tasks = sorted(differences[0])
+    if all(sorted(by_task) == tasks for by_task in differences):
+        values = np.array([[by_task[task] for task in tasks] for by_task in differences])
+        means = np.einsum("bs,st,bt->b", of_seed, values, _resampled(rng, len(tasks), num_samples), optimize=True)
+    else:
+        by_seed = [np.array(list(by_task.values())) for by_task in differences]
+        of_tasks = [_resampled(rng, len(values), num_samples) @ values for values in by_seed]
+        means = (of_seed * np.stack(of_tasks, axis=1)).sum(axis=1)
+    mean = np.mean([math.fsum(by_task.values()) / len(by_task) for by_task in differences])
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(mean=float(values.mean()), low=float(low), high=float(high), num_tasks=num_tasks)
+    num_tasks = len({task for by_task in differences for task in by_task})
+    return Interval(mean=float(mean), low=float(low), high=float(high), num_tasks=num_tasks)
+
+
+def _resampled(rng: np.random.Generator, num: int, num_samples: int) -> np.ndarray:
+    """Returns the share that each of `num` things has in each resample, [num_samples, num]."""
+    return rng.multinomial(num, np.full(num, 1 / num), size=num_samples) / num
 
 
 def task_means(outcomes: Outcomes) -> np.ndarray:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipelines.evaluation.statistics import (
-    crossed_interval,
     exact_interval,
+    interval_over_seeds,
     mean_interval,
     paired_interval,
     paired_ratio,
@@ -99,20 +99,33 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 def test_an_interval_crossed_over_seeds_and_tasks_knows_that_both_vary() -> None:
     equal_seeds = [{"a": 0.0, "b": 1.0, "c": 1.0, "d": 0.0}] * 3
-    found = crossed_interval(equal_seeds, num_samples=4000)
+    found = interval_over_seeds(equal_seeds, num_samples=4000)
     assert (found.mean, found.num_tasks) == (0.5, 4)
     assert (found.low, found.high) == (0.0, 1.0)
     one_seed_failed = [{f"t{i}": value for i in range(100)} for value in (0.6, 0.6, 0.0)]
-    found = crossed_interval(one_seed_failed, num_samples=4000)
+    found = interval_over_seeds(one_seed_failed, num_samples=4000)
     assert found.mean == pytest.approx(0.4)
     assert (found.low, found.high) == (pytest.approx(0.0), pytest.approx(0.6)), "a hundred tasks are no hundred seeds"
 
 
-def test_seeds_that_solved_other_tasks_are_not_crossed() -> None:
-    with pytest.raises(ValueError, match="the same tasks for every seed"):
-        crossed_interval([{"a": 1.0}, {"b": 1.0}])
-    with pytest.raises(ValueError, match="at least one seed and one task"):
-        crossed_interval([])
+def test_tasks_that_each_seed_has_of_its_own_are_resampled_within_the_seed() -> None:
+    values = mirrored(400)
+    own = [{f"{seed}-{n}": 0.5 + value for n, value in enumerate(values.tolist())} for seed in range(3)]
+    found = interval_over_seeds(own)
+    width = (
+        1.96 * values.std() / np.sqrt(3 * 400) * np.sqrt(5 / 3)
+    )  # a seed that is drawn twice counts twice: E sum w^2 = 5/9
+    assert (found.mean, found.num_tasks) == (pytest.approx(0.5), 1200)
+    assert (0.5 - found.low, found.high - 0.5) == (pytest.approx(width, rel=0.05),) * 2
+    one_seed_failed = [{f"{seed}-{n}": value for n in range(100)} for seed, value in enumerate((0.6, 0.6, 0.0))]
+    found = interval_over_seeds(one_seed_failed)
+    assert (found.low, found.mean, found.high) == (pytest.approx(0.0), pytest.approx(0.4), pytest.approx(0.6))
+
+
+def test_no_seeds_and_no_tasks_have_no_interval() -> None:
+    for nothing in ([], [{}], [{"a": 1.0}, {}]):
+        with pytest.raises(ValueError, match="at least one seed, and one task of each"):
+            interval_over_seeds(nothing)
 
 
 def wins_and_losses(won: int, lost: int, same: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -162,7 +175,7 @@ def test_both_ends_of_a_percentile_interval_leave_out_the_same_share() -> None:
     values = 0.1 * mirrored(400)
     width = 1.96 * values.std() / np.sqrt(400)
     ratio = paired_ratio(named(1 + values), named(np.ones(400)))
-    crossed = crossed_interval([dict(zip(named(values), values.tolist(), strict=True))])
+    crossed = interval_over_seeds([dict(zip(named(values), values.tolist(), strict=True))])
     assert ratio is not None and ratio.num_tasks == crossed.num_tasks == 400
     for found, middle in ((ratio, 1.0), (crossed, 0.0), (paired_interval(named(values), named(np.zeros(400))), 0.0)):
         assert (middle - found.low, found.high - middle) == (pytest.approx(width, rel=0.05),) * 2
