@@ -101,7 +101,7 @@ class ServeConfig(Settings):
             raise ValueError(
                 f"serve.speculation with tensor_parallel_size = {self.tensor_parallel_size} was never tried: drop one of the two"
             )
-        for name in UNTRIED_WITH_DRAFTS & self.engine.keys():
+        for name in UNTRIED_WITH_DRAFTS & self.engine.keys() if self.speculation is not None else ():
             raise ValueError(f"serve.speculation with engine.{name} was never tried: drop one of the two")
         return self
 

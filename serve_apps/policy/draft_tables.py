@@ -63,7 +63,7 @@ class Positions:
 
     @classmethod
     def none(cls) -> Positions:
-        """Returns no position."""
+        """Returns an empty set of positions."""
         return cls(
             np.empty((0, WINDOW), np.int32), np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int32)
         )

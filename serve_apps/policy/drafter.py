@@ -85,7 +85,7 @@ class StepCosts:
         self._fit: tuple[float, float] | None = None
 
     def add(self, rows: int, seconds: float) -> None:
-        """Adds a step."""
+        """Takes what a step of so many rows lasted."""
         self._steps.append((rows, seconds))
         self._num_new += 1
         if self._num_new >= NUM_STEPS // 8 and len(self._steps) >= NUM_STEPS // 4:

@@ -28,7 +28,7 @@ class Handle:
         return self._results(batch)
 
     async def _results(self, batch: list[Any]) -> AsyncIterator[list[Any]]:
-        for key, prompt, *_, seed, _ in batch:
+        for key, prompt, *_, seed, _, _, _ in batch:
             fault = self.faults.get(prompt[0])
             if fault == "dies":
                 raise ConnectionError("the replica is gone")

@@ -74,7 +74,7 @@ class FakeStream:
 
 
 def echo(item: Any) -> WireResult:
-    key, prompt, *_, seed, _ = item
+    key, prompt, *_, seed, _, _, _ = item
     return WireResult(key, [*prompt, seed], [-1.0] * (len(prompt) + 1), "stop", 7, False, "")
 
 
