@@ -63,8 +63,8 @@ class ServeConfig(Settings):
     chat template, such as `<think>`, or `none`: thoughts are left in the text. It is about answers to chats, and changes neither what
     is sampled nor what workflows and judges read."""
     speculation: SpeculationConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
-    """Speculation from stored completions, `{}` for the defaults; null: none. It pays most where few sequences are sampled at once or
-    where agents answer in set forms. On a GPU it takes an older runner of vLLM without asynchronous scheduling: measure both."""
+    """Speculation from stored completions, `{}` for the defaults; null: none. It pays where sequences are sampled one at a time
+    and agents answer in set forms; with many at once and a tiny model it costs more than it saves. On a GPU it takes an older runner of vLLM without asynchronous scheduling: measure both."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
     start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)

@@ -14,7 +14,7 @@ from pipelines.run.run import Run
 from pipelines.run.serving import app_names
 from serve_apps.policy.draft_tables import WINDOW
 from serve_apps.policy.drafter import HISTORY_TOKENS
-from serve_apps.policy.replicas import Broadcast
+from serve_apps.policy.replicas import UNANSWERED, Broadcast
 from serve_apps.policy.wire import WireCompletion
 from stores.stage_results import Collected
 from stores.types import Turn
@@ -43,7 +43,7 @@ class Drafts:
             new = {app for app, of_app in answers.items() if any(not answer["num_positions"] for answer in of_app)}
             if new and iteration > 1:
                 self._teach(run, iteration - 1, new)
-        except Exception as error:  # noqa: BLE001 - whatever it is, drafts are no reason to end a stage
+        except (*UNANSWERED, OSError, RuntimeError, ValueError) as error:  # of replicas, of the trace store
             logger.warning("drafts of iteration %d begin with what the engines know: %s", iteration, error)
 
     def gained(self) -> Counts | None:
@@ -55,7 +55,7 @@ class Drafts:
             return None
         try:
             answers = [answer for of_app in self._ask().values() for answer in of_app]
-        except Exception as error:  # noqa: BLE001 - whatever it is, drafts are no reason to end a stage
+        except UNANSWERED as error:
             logger.warning("what drafts gained is not known: %s", error)
             return None
         total: Counts = {}

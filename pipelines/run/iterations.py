@@ -41,9 +41,9 @@ def is_under_way(run: Run, iteration: int) -> bool:
     rows, now = run.journal.stages(run.run_id, iteration), time.time()
     if any(row.status == RUNNING and not row.is_free for row in rows):
         return True
-    said = run.journal.value(run.run_id, RunValue.AT_WORK.of(iteration))
+    sign = run.journal.value(run.run_id, RunValue.AT_WORK.of(iteration))
     # An owner that was killed had its lease until about then.
-    times = [row.ended_at or min(row.expires_at, now) for row in rows] + ([] if said is None else [float(said["at"])])
+    times = [row.ended_at or min(row.expires_at, now) for row in rows] + ([] if sign is None else [float(sign["at"])])
     return bool(times) and now - max(times) < QUIET_S
 
 

@@ -75,12 +75,8 @@ class Needed:
             for need in self._needs(step):
                 self._finish(need, needed_by=what)
             self._connect()
-            try:
-                for group in self._groups(step):
-                    run_stage(run, step.stage, step.iteration, model_group=group)
-            except Exception:
-                logger.error("%s, which %s needs, failed here", what, needed_by)
-                raise
+            for group in self._groups(step):
+                run_stage(run, step.stage, step.iteration, model_group=group)
 
     def _needs(self, step: Step) -> list[Step]:
         config = self._run.config
