@@ -150,8 +150,8 @@ class RayJobOperator(BaseOperator):
 
     def _is_followed(self, api: JobApi) -> bool:
         """Whether the iteration's job does this task's work: it runs, or has done it."""
-        found = api.job(str(self.job)) if self.job else None
-        return found is not None and (not found.has_ended or ref_prefix(self._part) in api.log(str(self.job)))
+        job = api.job(str(self.job)) if self.job else None
+        return job is not None and (not job.has_ended or ref_prefix(self._part) in api.log(str(self.job)))
 
     def _timeout_s(self, config: RunConfig) -> float:
         timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S

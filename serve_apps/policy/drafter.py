@@ -178,8 +178,8 @@ class Drafter:
         ids = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         self._measure(ids)
         # One that sits a step out, for want of room, keeps what was guessed for it.
-        kept = {i: request for i, request in self._requests.items() if i in self._runner.requests}
-        self._requests = kept | {i: self._request(i) for i in ids if i not in kept}
+        under_way = {i: request for i, request in self._requests.items() if i in self._runner.requests}
+        self._requests = under_way | {i: self._request(i) for i in ids if i not in under_way}
         rows: list[int] = []
         for row, (request_id, sampled) in enumerate(zip(ids, sampled_token_ids, strict=True)):
             request = self._requests[request_id]
