@@ -1,7 +1,8 @@
 """coupled_sampler: the logits of drafts -> the tokens that vLLM's plain sampler draws, as many at once as the drafts foresaw.
 
     first row of every request ──> plain sampler, with plain random numbers ──> token 1
-    requests whose token 1 is their draft's ──> plain sampler on their second row ──> token 2 ──> ...
+    other rows of requests whose token 1 is their draft's ──> plain sampler ──> tokens 2, 3, ... up to the first that is not its draft's;
+                                                          random numbers that were drawn for rows behind it are given back
 
 Every token is drawn from the model's own distribution by the random numbers that the request would have used without drafts, so that
 tokens and logprobs are those of plain decoding, at every temperature and for every seed: a draft only says how far one step gets.
@@ -13,8 +14,8 @@ probability p(d) by either, which is the most that a rule without loss can keep 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
@@ -24,7 +25,7 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
 from serve_apps.policy.padded_rows import PaddedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler
@@ -55,32 +56,68 @@ class CoupledSampler:
         """
         counts = metadata.num_draft_tokens
         starts = [0, *accumulate(count + 1 for count in counts)][:-1]
-        if not metadata.max_spec_len:
-            return self._sampler(logits=logits, sampling_metadata=sampling_metadata)
-        output = self._sampler(logits=logits[starts], sampling_metadata=sampling_metadata)
-        steps = [(list(range(len(counts))), output)]
+        first = self._sampler(
+            logits=logits[starts] if metadata.max_spec_len else logits, sampling_metadata=sampling_metadata
+        )
         drafts = [column.tolist() for column in metadata.draft_token_ids.cpu().split(counts)]
-        while alive := _agreeing(*steps[-1], drafts, column=len(steps) - 1):
-            rows = [starts[request] + len(steps) for request in alive]
-            output = self._sampler(logits=logits[rows], sampling_metadata=_of_requests(sampling_metadata, alive))
-            steps.append((alive, output))
-        return _joined(steps, num_requests=len(counts), width=metadata.max_spec_len + 1)
+        right = [n for n, token in enumerate(_tokens(first)) if drafts[n][:1] == [token]]
+        width, outputs = metadata.max_spec_len + 1, [first]
+        places = {n * width: n for n in range(len(counts))}
+        if right:
+            owners = [n for n in right for _ in drafts[n]]
+            generators = _Recorded(
+                (row, sampling_metadata.generators[n])
+                for row, n in enumerate(owners)
+                if n in sampling_metadata.generators
+            )
+            rows = [starts[n] + 1 + place for n in right for place in range(len(drafts[n]))]
+            rest = self._sampler(logits=logits[rows], sampling_metadata=_of_rows(sampling_metadata, owners, generators))
+            outputs.append(rest)
+            begins = [0, *accumulate(len(drafts[n]) for n in right)]
+            tokens = _tokens(rest)
+            for n, (begin, end) in zip(right, pairwise(begins), strict=True):
+                num = 1 + _num_alike(drafts[n][1:], tokens[begin:end])
+                places |= {n * width + 1 + place: len(counts) + begin + place for place in range(num)}
+                if begin + num < end:
+                    generators.give_back(begin + num)
+        return _laid_out(outputs, places, num_requests=len(counts), width=width)
 
 
-def _agreeing(
-    requests: Sequence[int], output: SamplerOutput, drafts: Sequence[Sequence[int]], *, column: int
-) -> list[int]:
-    """Returns those of `requests` whose sampled token is their draft's: the next row of each is that of what was sampled."""
-    sampled = output.sampled_token_ids[:, 0].tolist()
-    return [
-        request
-        for request, token in zip(requests, sampled, strict=True)
-        if column < len(drafts[request]) and token == drafts[request][column]
-    ]
+class _Recorded(dict[int, torch.Generator]):
+    """The generators of rows, which the sampler goes through in their order; rows of one request share one.
+
+    `items` keeps the state in which the sampler finds a row's generator: what is drawn for rows that do not count is so given back,
+    however much a row takes.
+    """
+
+    def __init__(self, generators: Iterable[tuple[int, torch.Generator]]) -> None:
+        super().__init__(generators)
+        self._states: dict[int, torch.Tensor] = {}
+
+    def items(self) -> Iterator[tuple[int, torch.Generator]]:  # type: ignore[override]
+        """Yields rows and generators, each before the sampler draws."""
+        for row, generator in super().items():
+            self._states[row] = generator.get_state()
+            yield row, generator
+
+    def give_back(self, row: int) -> None:
+        """Sets the generator of a row's request to where it was before that row; nothing to do where none was drawn from."""
+        if row in self._states:
+            self[row].set_state(self._states[row])
 
 
-def _of_requests(metadata: SamplingMetadata, requests: Sequence[int]) -> SamplingMetadata:
-    """Returns the sampling of some requests, none of which has more than temperature, top-p, top-k, a seed and logprobs."""
+def _tokens(output: SamplerOutput) -> list[int]:
+    """Returns the token of each row."""
+    return output.sampled_token_ids[:, 0].tolist()
+
+
+def _num_alike(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """Returns how many tokens are their draft's before the first that is not."""
+    return next((n for n, (guess, token) in enumerate(zip(draft, tokens, strict=False)) if guess != token), len(draft))
+
+
+def _of_rows(metadata: SamplingMetadata, requests: Sequence[int], generators: _Recorded) -> SamplingMetadata:
+    """Returns the sampling of rows of these requests, none of which has more than temperature, top-p, top-k, a seed and logprobs."""
     index = list(requests)
     temperature = None if metadata.temperature is None else metadata.temperature[index]
     is_greedy = [True] if temperature is None else (temperature < GREEDY_BELOW).tolist()
@@ -93,11 +130,7 @@ def _of_requests(metadata: SamplingMetadata, requests: Sequence[int]) -> Samplin
         all_random=not any(is_greedy),
         top_p=None if metadata.top_p is None else metadata.top_p[index],
         top_k=None if metadata.top_k is None else metadata.top_k[index],
-        generators={
-            place: metadata.generators[request]
-            for place, request in enumerate(requests)
-            if request in metadata.generators
-        },
+        generators=generators,
         no_penalties=True,
         prompt_token_ids=None,
         frequency_penalties=metadata.frequency_penalties[index],
@@ -116,19 +149,32 @@ GREEDY_BELOW = 1e-5
 """The temperature below which vLLM takes the most likely token (`_SAMPLING_EPS`)."""
 
 
-def _joined(steps: Sequence[tuple[Sequence[int], SamplerOutput]], *, num_requests: int, width: int) -> SamplerOutput:
-    """Returns the tokens and logprobs of all steps as vLLM takes them: step j has the j-th token of its requests."""
-    first = steps[0][1]
-    tokens = first.sampled_token_ids.new_full((num_requests, width), PLACEHOLDER_TOKEN_ID)
-    for column, (requests, output) in enumerate(steps):
-        tokens[list(requests), column] = output.sampled_token_ids[:, 0]
-    if first.logprobs_tensors is None:
-        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
-    joined = []
-    for field in ("logprob_token_ids", "logprobs", "selected_token_ranks"):
-        of_first: Any = getattr(first.logprobs_tensors, field)
-        values = of_first.new_zeros((num_requests, width, *of_first.shape[1:]))
-        for column, (requests, output) in enumerate(steps):
-            values[list(requests), column] = getattr(output.logprobs_tensors, field)
-        joined.append(values.flatten(0, 1))
-    return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=LogprobsTensors(*joined))
+def _laid_out(
+    outputs: Sequence[SamplerOutput], rows: Mapping[int, int], *, num_requests: int, width: int
+) -> SamplerOutput:
+    """Returns tokens, [requests, width], and logprobs, [requests * width, ...], as vLLM takes them.
+
+    Args:
+        outputs: of one token for each row.
+        rows: place in the result, flat -> row of `outputs`, counted through; PLACEHOLDER_TOKEN_ID and zeros elsewhere.
+        num_requests: how many.
+        width: tokens of the longest draft and one.
+    """
+    order = [rows.get(place, -1) for place in range(num_requests * width)]  # -1: the empty row behind all others
+
+    def laid_out(values: Sequence[torch.Tensor], empty: int) -> torch.Tensor:
+        return torch.cat([*values, values[0].new_full((1, *values[0].shape[1:]), empty)])[order]
+
+    tokens = laid_out([output.sampled_token_ids[:, 0] for output in outputs], PLACEHOLDER_TOKEN_ID)
+    logprobs = [output.logprobs_tensors for output in outputs]
+    return SamplerOutput(
+        sampled_token_ids=tokens.view(num_requests, width),
+        logprobs_tensors=LogprobsTensors(
+            *(
+                laid_out([getattr(one, name) for one in logprobs], 0)
+                for name in ("logprob_token_ids", "logprobs", "selected_token_ranks")
+            )
+        )
+        if logprobs[0] is not None
+        else None,
+    )

@@ -3,6 +3,7 @@
     each step   tokens that were sampled ──> positions of their agent and task, and: was the guess of the step before right?
                 last tokens of each sequence ──> DraftTables ──> token, its bin ──> probability, as counted in that bin
                 one more token, while the probability that all so far are right is above what a row costs against a token
+    now and then    did drafts gain more than they took, with so many sequences? If not, none are made for some time
 
 vLLM calls `propose` after each step (`speculative_config.method: custom_class`). Guesses may depend on anything: the tokens that are
 sampled do not depend on them (see coupled_sampler.py). No import of vLLM or torch.
@@ -11,15 +12,15 @@ sampled do not depend on them (see coupled_sampler.py). No import of vLLM or tor
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_apps.policy.draft_tables import NUM_BINS, WINDOW, DraftTables, Positions, bin_share, source_id
+from serve_apps.policy.draft_costs import StepCosts, Trials
+from serve_apps.policy.draft_tables import NO_TOKEN, NUM_BINS, WINDOW, DraftTables, Positions, bin_share, source_id
 from serve_apps.policy.wire import WireCompletion
 
 DRAFTS = "drafts"
@@ -32,101 +33,158 @@ PRIOR_TRIES = 4.0
 """How many tries the share of a bin counts for while few of its guesses were checked."""
 FORGET_ABOVE = 4096.0
 """Checks of an agent's bin from which on older ones count half, since policies change."""
-DEFAULT_THRESHOLD = 0.4
-"""Until the costs of a step are known."""
-NUM_STEPS = 256
+COUNTS = ("steps", "sampled", "drafted", "kept")
+
+Ints = NDArray[np.integer[Any]]
 
 
-@dataclass
-class _Agent:
-    """How often guesses for an agent were right, by bin."""
-
-    name: str
-    hits: NDArray[np.float64] = field(default_factory=lambda: bin_share() * PRIOR_TRIES)
-    tries: NDArray[np.float64] = field(default_factory=lambda: np.full(NUM_BINS, PRIOR_TRIES))
-    num_steps: int = 0
-    num_drafted: int = 0
-    num_kept: int = 0
-    num_sampled: int = 0
-
-    def check(self, bin_: int, is_right: bool) -> None:
-        if self.tries[bin_] > FORGET_ABOVE:
-            self.hits[bin_] /= 2
-            self.tries[bin_] /= 2
-        self.tries[bin_] += 1
-        self.hits[bin_] += is_right
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request that is under way."""
-
-    agent: _Agent
-    agent_id: int
-    task_id: int
-    stops: frozenset[int]
-    """Tokens that end the answer: nothing is guessed from them on."""
-    guesses: list[int] = field(default_factory=list)
-    """The next tokens, as guessed in the last step; of those only `num_drafted` were given to the engine."""
-    bins: list[int] = field(default_factory=list)
-    num_drafted: int = 0
-
-
-class StepCosts:
-    """Seconds of an engine's steps -> the probability from which on a token is worth its row.
-
-    A step of R rows is taken to last F + b R. One more row is worth while it is kept with a probability above
-    b B / (F + b B), the cost of a row over that of a token without drafts, with B sequences.
-    """
+class _Agents:
+    """How often guesses for each agent were right, by bin, and what became of its drafts."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, float]] = deque(maxlen=NUM_STEPS)
-        self._num_new = 0
-        self._fit: tuple[float, float] | None = None
+        self.names: dict[str, int] = {}
+        self._hits = np.empty((0, NUM_BINS))
+        self._tries = np.empty((0, NUM_BINS))
+        self.counts = np.empty((0, len(COUNTS)), np.int64)
+        """By agent and COUNTS."""
 
-    def add(self, rows: int, seconds: float) -> None:
-        """Takes what a step of so many rows lasted."""
-        self._steps.append((rows, seconds))
-        self._num_new += 1
-        if self._num_new >= NUM_STEPS // 8 and len(self._steps) >= NUM_STEPS // 4:
-            self._num_new = 0
-            self._fit = self._fitted()
+    def number(self, name: str) -> int:
+        """Returns the row of an agent, a new one for one that is new."""
+        if name not in self.names:
+            self.names[name] = len(self.names)
+            self._hits = np.vstack([self._hits, bin_share() * PRIOR_TRIES])
+            self._tries = np.vstack([self._tries, np.full(NUM_BINS, PRIOR_TRIES)])
+            self.counts = np.vstack([self.counts, np.zeros(len(COUNTS), np.int64)])
+        return self.names[name]
 
-    def threshold(self, num_sequences: int) -> float:
-        """Returns the least probability of a draft that pays."""
-        if self._fit is None:
-            return DEFAULT_THRESHOLD
-        fixed_s, row_s = self._fit
-        return float(np.clip(row_s * num_sequences / max(fixed_s + row_s * num_sequences, 1e-12), 0.05, 0.95))
+    def count(self, agents: Ints, **numbers: Ints) -> None:
+        """Adds numbers, by their name in COUNTS, each with a value for each of `agents`."""
+        for name, values in numbers.items():
+            np.add.at(self.counts[:, COUNTS.index(name)], agents, values)
 
-    def _fitted(self) -> tuple[float, float] | None:
-        """Returns F and b in seconds; None where the steps were all alike. Steps that waited for requests are left out."""
-        rows, seconds = np.array(self._steps).T
-        usual = seconds < 5 * np.median(seconds)
-        rows, seconds = rows[usual], seconds[usual]
-        if rows.std() < 1.0:
-            return self._fit
-        row_s = max(0.0, float(np.cov(rows, seconds)[0, 1] / rows.var(ddof=1)))
-        return max(0.0, float(seconds.mean() - row_s * rows.mean())), row_s
+    def check(self, agents: Ints, bins: Ints, is_right: NDArray[np.bool_]) -> None:
+        """Takes guesses that were checked."""
+        np.add.at(self._tries, (agents, bins), 1)
+        np.add.at(self._hits, (agents, bins), is_right)
+
+    def forget(self) -> None:
+        """Halves what was checked often."""
+        often = self._tries > FORGET_ABOVE
+        self._hits[often] /= 2
+        self._tries[often] /= 2
+
+    def probability(self, agents: Ints, bins: Ints) -> NDArray[np.float64]:
+        """Returns how often guesses of a bin were right for an agent."""
+        return self._hits[agents, bins] / self._tries[agents, bins]
+
+
+class _Sequences:
+    """The requests under way that drafts are made for: a row each in some arrays, used again after its end."""
+
+    def __init__(self, most: int) -> None:
+        self._rows: dict[str, int | None] = {}
+        self._free: list[int] = []
+        self.agents = np.empty(0, np.int64)
+        """[S]: row in `_Agents`."""
+        self.agent_ids = np.empty(0, np.uint64)
+        self.task_ids = np.empty(0, np.uint64)
+        self.ends = np.empty(0, np.int64)
+        """[S]: the number of tokens, with the prompt, at which the request must end."""
+        self.stops = np.empty((0, 1), np.int64)
+        """[S, most of one]: tokens that end the answer, filled up with NO_TOKEN: nothing is guessed from them on."""
+        self.guesses = np.empty((0, most), np.int64)
+        """[S, most drafts]: the next tokens, as guessed in the last step, NO_TOKEN behind them."""
+        self.bins = np.empty((0, most), np.int64)
+        self.num_drafted = np.empty(0, np.int64)
+        """[S]: how many of the guesses were given to the engine."""
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._rows
+
+    def drop_all_but(self, under_way: Mapping[str, Any]) -> None:
+        """Forgets requests that have ended."""
+        ended = [request_id for request_id in self._rows if request_id not in under_way]
+        rows = [self._rows.pop(request_id) for request_id in ended]
+        self._free += [row for row in rows if row is not None]
+
+    def leave_out(self, request_id: str) -> None:
+        """Notes a request that gets no drafts."""
+        self._rows[request_id] = None
+
+    def add(self, request_id: str, *, agent: int, names: tuple[str, str], end: int, stops: Sequence[int]) -> None:
+        """Takes a request. Args: names: of its agent and task."""
+        if not self._free:
+            self._free = list(range(len(self.agents), 2 * len(self.agents) + 8))
+            for name, empty in vars(self).items():
+                if isinstance(empty, np.ndarray):
+                    more = np.zeros((len(self._free), *empty.shape[1:]), empty.dtype)
+                    setattr(self, name, np.concatenate([empty, more]))
+        if len(stops) > self.stops.shape[1]:
+            more = np.full((len(self.stops), len(stops) - self.stops.shape[1]), NO_TOKEN)
+            self.stops = np.concatenate([self.stops, more], axis=1)
+        row = self._rows[request_id] = self._free.pop()
+        self.agents[row] = agent
+        self.agent_ids[row], self.task_ids[row] = source_id(names[0]), source_id(*names)
+        self.ends[row] = end
+        self.stops[row] = NO_TOKEN
+        self.stops[row, : len(stops)] = stops
+        self.guesses[row] = NO_TOKEN
+        self.num_drafted[row] = 0
+
+    def rows(self, ids: Sequence[str]) -> list[int | None]:
+        """Returns the row of each request, None for one that gets no drafts."""
+        return [self._rows[request_id] for request_id in ids]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step sampled, of the N sequences that drafts are made for."""
+
+    places: Ints
+    """[N]: in the batch."""
+    rows: Ints
+    """[N]: in `_Sequences`."""
+    lengths: Ints
+    """[N]: tokens of each sequence, with what was sampled."""
+    counts: Ints
+    """[N]: how many tokens were sampled."""
+    token_ids: NDArray[np.int32]
+    """[batch, longest]: all tokens."""
+
+    def sampled(self, most: int) -> Ints:
+        """Returns the tokens that were sampled, [N, most], NO_TOKEN behind them."""
+        at = (self.lengths - self.counts)[:, None] + np.arange(most)
+        is_new = at < self.lengths[:, None]
+        return np.where(is_new, self.token_ids[self.places[:, None], np.where(is_new, at, 0)], NO_TOKEN).astype(
+            np.int64
+        )
+
+    def windows(self) -> NDArray[np.int32]:
+        """Returns the last WINDOW tokens of each sequence, [N, WINDOW]."""
+        return _windows(self.token_ids, self.places, self.lengths)
 
 
 class Drafter:
     """Guesses tokens for one engine."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        """Args: vllm_config: the engine's; vLLM makes the drafter."""
+    def __init__(self, vllm_config: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Args: vllm_config: the engine's; vLLM makes the drafter. clock: seconds."""
+        self._clock = clock
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_model_len = int(vllm_config.model_config.max_model_len)
         self._runner: Any = None
-        self._agents: dict[str, _Agent] = {}
-        self._requests: dict[str, _Request | None] = {}
+        self._agents = _Agents()
+        self._sequences = _Sequences(self._most)
         self._history = Positions.none()
         self._new: list[Positions] = []
         self._num_new = 0
         self._tables: DraftTables | None = None
         self._costs = StepCosts()
-        self._ended_at = time.perf_counter()
+        self._trials = Trials()
+        self._ended_at = clock()
         """When the last step ended."""
+        self._tried = False
+        """Whether drafts were looked for in the last step."""
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM asks for it; there is no model."""
@@ -149,15 +207,8 @@ class Drafter:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns by agent since the start {steps, sampled, drafted, kept}, in tokens and in steps of single sequences."""
-        return {
-            agent.name: {
-                "steps": agent.num_steps,
-                "sampled": agent.num_sampled,
-                "drafted": agent.num_drafted,
-                "kept": agent.num_kept,
-            }
-            for agent in self._agents.values()
-        }
+        numbers = self._agents.counts.tolist()
+        return {name: dict(zip(COUNTS, numbers[row], strict=True)) for name, row in self._agents.names.items()}
 
     def propose(
         self,
@@ -176,64 +227,86 @@ class Drafter:
         """
         assert self._runner is not None, "attach comes before the first request"
         ids = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
-        self._measure(ids)
-        # One that sits a step out, for want of room, keeps what was guessed for it.
-        under_way = {i: request for i, request in self._requests.items() if i in self._runner.requests}
-        self._requests = under_way | {i: self._request(i) for i in ids if i not in under_way}
-        rows: list[int] = []
-        for row, (request_id, sampled) in enumerate(zip(ids, sampled_token_ids, strict=True)):
-            request = self._requests[request_id]
-            if request is None or not sampled:
-                continue
-            _check(request, sampled)
-            rows.append(row)
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        if rows:
-            self._learn_rows(rows, ids, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            self._guess(rows, ids, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, drafts)
-        return drafts
+        new = [place for place, request_id in enumerate(ids) if request_id not in self._sequences]
+        seconds = self._seconds()
+        if new:
+            # One that sits a step out, for want of room, keeps what was guessed for it.
+            self._sequences.drop_all_but(self._runner.requests)
+            for place in new:
+                self._add(ids[place], int(num_tokens_no_spec[place]))
+        rows = self._sequences.rows(ids)
+        taken = [(place, row) for place, row in enumerate(rows) if row is not None and sampled_token_ids[place]]
+        if not taken:
+            return [[] for _ in ids]
+        places, of = np.array(taken).T
+        counts = np.array([len(sampled_token_ids[place]) for place in places.tolist()])
+        step = _Step(places, of, num_tokens_no_spec[places].astype(np.int64), counts, token_ids_cpu)
+        if not new:
+            self._measure(step, len(ids), seconds)
+        self._check(step)
+        self._learn(step)
+        self._tried = self._tables is not None and not self._costs.needs_plain and self._trials.is_on(len(ids))
+        return self._guess(step, len(ids))
 
-    def _measure(self, ids: Sequence[str]) -> None:
-        """Adds what the step took, unless it computed the prompt of a sequence that is new."""
-        began, self._ended_at = self._ended_at, time.perf_counter()
-        if all(request_id in self._requests for request_id in ids):
-            known = [self._requests[request_id] for request_id in ids]
-            rows = len(ids) + sum(request.num_drafted for request in known if request is not None)
-            self._costs.add(rows, self._ended_at - began)
-
-    def _request(self, request_id: str) -> _Request | None:
-        """Returns what is known of a request that is new; None for one that gets no drafts."""
-        params = self._runner.requests[request_id].sampling_params
+    def _add(self, request_id: str, num_tokens: int) -> None:
+        """Takes a new request, with `num_tokens` until now."""
+        state = self._runner.requests[request_id]
+        params = state.sampling_params
         names = (params.extra_args or {}).get(DRAFTS) if params is not None else None
         if not names or not is_plain(params):
-            return None
+            self._sequences.leave_out(request_id)
+            return
         name, task_id = names
-        if name not in self._agents:
-            self._agents[name] = _Agent(name)
-        stops = frozenset(params.all_stop_token_ids)
-        return _Request(self._agents[name], source_id(name), source_id(name, task_id), stops)
+        self._sequences.add(
+            request_id,
+            agent=self._agents.number(name),
+            names=(name, task_id),
+            end=min(num_tokens - len(state.output_token_ids) + params.max_tokens, self._max_model_len),
+            stops=sorted(params.all_stop_token_ids),
+        )
 
-    def _learn_rows(
-        self,
-        rows: Sequence[int],
-        ids: Sequence[str],
-        sampled: Sequence[Sequence[int]],
-        num_tokens: NDArray[np.int32],
-        token_ids: NDArray[np.int32],
-    ) -> None:
-        """Remembers what was sampled in this step."""
-        counts = np.array([len(sampled[row]) for row in rows])
-        row_of = np.repeat(rows, counts)
-        back = np.concatenate([np.arange(count, 0, -1) for count in counts])
-        ends = num_tokens[row_of] - back  # the place of each sampled token
-        requests = [self._requests[ids[row]] for row in rows]
-        agents = np.repeat(np.array([r.agent_id for r in requests if r], np.uint64), counts)
-        tasks = np.repeat(np.array([r.task_id for r in requests if r], np.uint64), counts)
+    def _seconds(self) -> float:
+        """Returns the seconds since the last step."""
+        began, self._ended_at = self._ended_at, self._clock()
+        return self._ended_at - began
+
+    def _measure(self, step: _Step, num_sequences: int, seconds: float) -> None:
+        """Takes how long a step took in which no sequence was new."""
+        num_drafted = int(self._sequences.num_drafted[step.rows].sum())
+        self._costs.add(num_sequences + num_drafted, seconds, tried=self._tried)
+        plain_s = self._costs.plain_s(num_sequences)
+        if self._tried and plain_s is not None:
+            self._trials.add(num_sequences, int((step.counts - 1).sum()), seconds, plain_s)
+
+    def _check(self, step: _Step) -> None:
+        """Compares the guesses of the step before with what was sampled."""
+        sequences, most = self._sequences, self._most
+        agents, guesses, bins = sequences.agents[step.rows], sequences.guesses[step.rows], sequences.bins[step.rows]
+        is_right = guesses == step.sampled(most)
+        so_far = np.logical_and.accumulate(is_right, axis=1)
+        # A guess is checked where all before it were right and something was sampled.
+        checked = np.concatenate([np.ones((len(so_far), 1), bool), so_far[:, :-1]], axis=1)
+        checked &= (guesses != NO_TOKEN) & (np.arange(most) < step.counts[:, None])
+        self._agents.check(np.repeat(agents, checked.sum(axis=1)), bins[checked], is_right[checked])
+        kept = np.minimum(sequences.num_drafted[step.rows], step.counts - 1)
+        self._agents.count(agents, steps=np.ones_like(agents), sampled=step.counts, kept=kept)
+
+    def _learn(self, step: _Step) -> None:
+        """Remembers what was sampled."""
+        places, rows = np.repeat(step.places, step.counts), np.repeat(step.rows, step.counts)
+        back = np.concatenate([np.arange(count, 0, -1) for count in step.counts.tolist()])
+        at = np.repeat(step.lengths, step.counts) - back
         self._remember(
-            Positions(_windows(token_ids, row_of, ends), agents, tasks, token_ids[row_of, ends].astype(np.int32))
+            Positions(
+                _windows(step.token_ids, places, at),
+                self._sequences.agent_ids[rows],
+                self._sequences.task_ids[rows],
+                step.token_ids[places, at].astype(np.int32),
+            )
         )
         if self._num_new >= max(FIRST_BUILD, len(self._history) // 2):
             self._build()
+            self._agents.forget()
 
     def _remember(self, positions: Positions) -> None:
         self._new.append(positions)
@@ -245,59 +318,38 @@ class Drafter:
             self._new, self._num_new = [], 0
             self._tables = DraftTables(self._history)
 
-    def _guess(
-        self,
-        rows: Sequence[int],
-        ids: Sequence[str],
-        sampled: Sequence[Sequence[int]],
-        num_tokens: NDArray[np.int32],
-        token_ids: NDArray[np.int32],
-        drafts: list[list[int]],
-    ) -> None:
-        """Fills in `drafts`; the first guess of each sequence is kept also where it is not worth a row, to be checked."""
-        for row in rows:
-            request = self._requests[ids[row]]
-            assert request is not None
-            request.guesses, request.bins, request.num_drafted = [], [], 0
-            request.agent.num_steps += 1
-        if self._tables is None:
-            return
-        requests = [self._requests[ids[row]] for row in rows]
-        agents = np.array([r.agent_id for r in requests if r], np.uint64)
-        tasks = np.array([r.task_id for r in requests if r], np.uint64)
-        row_of = np.array(rows)
-        windows = _windows(token_ids, row_of, num_tokens[row_of])
-        room = np.array([self._room(ids[row], int(num_tokens[row]), sampled[row][-1]) for row in rows])
-        threshold = self._costs.threshold(len(ids))
+    def _guess(self, step: _Step, num_sequences: int) -> list[list[int]]:
+        """Returns the drafts of the batch; a sequence's first guess is kept also where it is not worth a row, to be checked."""
+        sequences, rows = self._sequences, step.rows
+        sequences.guesses[rows], sequences.num_drafted[rows] = NO_TOKEN, 0
+        drafts: list[list[int]] = [[] for _ in range(num_sequences)]
+        if self._tables is None or not self._tried:
+            return drafts
+        windows, stops = step.windows(), sequences.stops[rows]
+        agents, agent_ids, task_ids = sequences.agents[rows], sequences.agent_ids[rows], sequences.task_ids[rows]
+        # The token after the last draft must fit, too.
+        room = np.where((windows[:, -1:] == stops).any(axis=1), 0, sequences.ends[rows] - step.lengths - 1)
+        threshold = self._costs.threshold(num_sequences)
         likely, alive = np.ones(len(rows)), np.flatnonzero(room > 0)
-        for number in range(self._most):
+        for column in range(self._most):
             if not len(alive):
                 break
-            tokens, bins = self._tables.look_up(windows[alive], agents[alive], tasks[alive])
-            alive, tokens, bins = alive[bins >= 0], tokens[bins >= 0], bins[bins >= 0]
-            goes_on = np.zeros(len(alive), bool)
-            for place, (of, token, bin_) in enumerate(zip(alive.tolist(), tokens.tolist(), bins.tolist(), strict=True)):
-                request = requests[of]
-                assert request is not None
-                likely[of] *= request.agent.hits[bin_] / request.agent.tries[bin_]
-                goes_on[place] = likely[of] >= threshold and number < room[of] and token not in request.stops
-                if goes_on[place] or not number:
-                    request.guesses.append(token)
-                    request.bins.append(bin_)
-                if goes_on[place]:
-                    drafts[rows[of]].append(token)
-                    request.num_drafted += 1
-                    request.agent.num_drafted += 1
-            alive, tokens = alive[goes_on], tokens[goes_on]
+            tokens, bins = self._tables.look_up(windows[alive], agent_ids[alive], task_ids[alive])
+            likely[alive] *= self._agents.probability(agents[alive], bins) * (bins != NO_TOKEN)
+            is_worth_it = (likely[alive] >= threshold) & (column < room[alive])
+            is_worth_it &= (tokens[:, None] != stops[alive]).all(axis=1)
+            is_kept = is_worth_it if column else bins != NO_TOKEN
+            sequences.guesses[rows[alive[is_kept]], column] = tokens[is_kept]
+            sequences.bins[rows[alive[is_kept]], column] = bins[is_kept]
+            alive, tokens = alive[is_worth_it], tokens[is_worth_it]
+            sequences.num_drafted[rows[alive]] += 1
             windows[alive] = np.concatenate([windows[alive, 1:], tokens[:, None]], axis=1)
-
-    def _room(self, request_id: str, num_tokens: int, last: int) -> int:
-        """Returns how many drafts a sequence may have: the token after the last of them must fit, too. None after its end."""
-        state, request = self._runner.requests[request_id], self._requests[request_id]
-        if request is None or last in request.stops:
-            return 0
-        left = state.sampling_params.max_tokens - len(state.output_token_ids)
-        return min(self._most, left - 1, self._max_model_len - num_tokens - 1)
+        num_drafted = sequences.num_drafted[rows]
+        self._agents.count(agents, drafted=num_drafted)
+        guesses = sequences.guesses[rows].tolist()
+        for place, guess, num in zip(step.places.tolist(), guesses, num_drafted.tolist(), strict=True):
+            drafts[place] = guess[:num]
+        return drafts
 
 
 def is_plain(params: Any) -> bool:
@@ -318,19 +370,8 @@ def is_plain(params: Any) -> bool:
     )
 
 
-def _check(request: _Request, sampled: Sequence[int]) -> None:
-    """Compares the guesses of the step before with what was sampled."""
-    agent = request.agent
-    agent.num_sampled += len(sampled)
-    agent.num_kept += min(request.num_drafted, len(sampled) - 1)
-    for guess, bin_, token in zip(request.guesses, request.bins, sampled, strict=False):
-        agent.check(bin_, guess == token)
-        if guess != token:
-            return
-
-
-def _windows(token_ids: NDArray[np.int32], rows: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int32]:
-    """Returns the WINDOW tokens before each place, [N, WINDOW]; -1 before the beginning of a sequence."""
-    places = ends[:, None] + np.arange(-WINDOW, 0)
-    windows = token_ids[rows[:, None], np.maximum(places, 0)]
-    return np.where(places >= 0, windows, -1).astype(np.int32)
+def _windows(token_ids: NDArray[np.int32], places: Ints, ends: Ints) -> NDArray[np.int32]:
+    """Returns the WINDOW tokens before each end, [N, WINDOW]; NO_TOKEN before the beginning of a sequence."""
+    at = ends[:, None] + np.arange(-WINDOW, 0)
+    windows = token_ids[places[:, None], np.maximum(at, 0)]
+    return np.where(at >= 0, windows, NO_TOKEN).astype(np.int32)

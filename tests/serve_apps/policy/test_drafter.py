@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serve_apps.policy.drafter import DRAFTS, Drafter, StepCosts, is_plain
+from serve_apps.policy.draft_costs import StepCosts
+from serve_apps.policy.drafter import DRAFTS, Drafter, is_plain
 from serve_apps.policy.wire import WireCompletion
 
 pytestmark = pytest.mark.fast
@@ -42,14 +43,27 @@ def params(agent: str = "solver", task: str = "t", max_tokens: int = 64, **chang
 
 
 class HandRunner:
-    """Has the part of vLLM's model runner that a drafter reads, and samples given completions."""
+    """Has the part of vLLM's model runner that a drafter reads, and samples given completions.
 
-    def __init__(self, *, num_tokens: int = 6, longest: int = LONGEST) -> None:
+    A step takes `fixed_s`, `row_s` for each row, and `draft_s` where there are drafts, by the drafter's clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_tokens: int = 6,
+        longest: int = LONGEST,
+        fixed_s: float = 2e-3,
+        row_s: float = 1e-5,
+        draft_s: float = 0.0,
+    ) -> None:
+        self._fixed_s, self._row_s, self._draft_s = fixed_s, row_s, draft_s
+        self.seconds = 0.0
         config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=num_tokens),
             model_config=SimpleNamespace(max_model_len=longest),
         )
-        self.drafter = Drafter(config)
+        self.drafter = Drafter(config, clock=lambda: self.seconds)
         self.drafter.attach(self)
         self.input_batch = SimpleNamespace(req_ids=[])
         self.requests: dict[str, Any] = {}
@@ -82,6 +96,10 @@ class HandRunner:
                 counts[row] += len(new)
                 output += new
                 sampled.append(new)
+            num_drafted = sum(map(len, drafts))
+            self.seconds += (
+                self._fixed_s + self._row_s * (len(ids) + num_drafted) + (self._draft_s if num_drafted else 0.0)
+            )
             drafts = self.drafter.propose(sampled, counts, tokens)
             all_drafts.append(drafts)
         return len(all_drafts), all_drafts
@@ -190,13 +208,27 @@ def test_an_engine_that_knows_enough_is_taught_nothing() -> None:
     assert runner.drafter.num_positions == num == 600
 
 
+def test_drafts_that_cost_more_than_they_gain_are_made_only_now_and_then() -> None:
+    steps = {}
+    for draft_s in (0.0, 1e-2):
+        runner = HandRunner(draft_s=draft_s)
+        draw = random.Random(0)
+        # Some completions end early, so that batches have different sizes.
+        sizes = [[tokens[: draw.randrange(20, 44)] for tokens in forms(seed)] for seed in range(60)]
+        drafted = [any(map(len, step)) for some in sizes for step in runner.sample(some)[1]]
+        steps[draft_s] = sum(drafted[-400:]) / len(drafted[-400:])
+    assert steps[0.0] > 0.7
+    assert steps[1e-2] < 0.25
+
+
 def test_a_row_is_worth_what_it_costs_against_a_token() -> None:
     draw = random.Random(0)
     costs = StepCosts()
     assert costs.threshold(8) == pytest.approx(0.4)
     for _ in range(200):
         rows = draw.randrange(8, 40)
-        costs.add(rows, 2e-3 + 1e-4 * rows + draw.gauss(0, 1e-5))
-    costs.add(8, 5.0)  # it waited for requests
+        tried = draw.random() < 0.5
+        costs.add(rows, 2e-3 + 1e-4 * rows + 1e-3 * tried + draw.gauss(0, 1e-5), tried=tried)
+    costs.add(8, 5.0, tried=False)  # it waited for requests
     assert costs.threshold(8) == pytest.approx(8e-4 / 28e-4, rel=0.1)
     assert costs.threshold(80) > 2 * costs.threshold(8)
