@@ -34,6 +34,7 @@ TITLES = {
     "anchors": "Household: what is a turn compared with?",
     "choices_math": "Math chain: an orchestrator under a limit on tokens",
     "choices_search": "Search: an orchestrator under a limit on tokens",
+    "overlap": "The demo: what does an iteration learn that was sampled one version earlier?",
 }
 
 

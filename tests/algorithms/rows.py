@@ -153,6 +153,12 @@ CHOICES_SEARCH: Mapping[str, Changes] = {
 }
 """An orchestrator that may answer after one search against three searches for every question."""
 
+OVERLAP: Mapping[str, Changes] = {
+    "lag_0": {"iterations": 12},
+    "lag_1": {"iterations": 12, "loop.max_lag": 1},
+}
+"""Iterations one after the other against iterations that are sampled while the one before trains."""
+
 
 def _by_carry(task: Task) -> str:
     """Whether the last digits of a sum `a+b*c` add up to ten or more."""
@@ -230,5 +236,12 @@ COMPARISONS = {
         measure_every=6,
         highlight="fixed_order",
         difficulty=_by_source,
+    ),
+    "overlap": Comparison(
+        name="overlap",
+        config=ROOT / "infra" / "runs" / "demo.yaml",
+        rows=OVERLAP,
+        measure_every=6,
+        highlight="lag_0",
     ),
 }

@@ -133,11 +133,19 @@ def _last_measured(run: Run) -> list[Trace]:
 
 
 def _iterate(run: Run, iteration: int, screen: Screen) -> float:
+    """Does an iteration; with `loop.max_lag` the next ones are sampled before its weights are served, as where they overlap."""
     began = time.perf_counter()
-    for stage in ("collect", "score", "train", "sync"):
-        with screen.stage(stage, iteration) as progress:
+    newest = iteration + run.config.loop.max_lag
+    collects = range(1 if iteration == 1 else newest, min(newest, run.config.iterations) + 1)
+    for stage, of in [
+        *(("collect", k) for k in collects),
+        ("score", iteration),
+        ("train", iteration),
+        ("sync", iteration),
+    ]:
+        with screen.stage(stage, of) as progress:
             if stage == "train":
-                train_all(run, iteration)
+                train_all(run, of)
             else:
-                run_stage(run, stage, iteration, progress=progress)
+                run_stage(run, stage, of, progress=progress)
     return time.perf_counter() - began
