@@ -82,9 +82,21 @@ def in_the_middle(run: Run) -> bool:
     )
 
 
+def beside_collect(iteration: int) -> Callable[[Run], bool]:
+    """The engines sample an iteration while the one before is scored or trains."""
+    return lambda run: (
+        is_running(run, iteration, "collect")
+        and any(is_running(run, iteration - 1, stage, group) for stage, group in (("score", ""), ("train", "team")))
+    )
+
+
+def training(iteration: int) -> Callable[[Run], bool]:
+    return lambda run: is_running(run, iteration, "train", "team")
+
+
 @pytest.mark.parametrize(
     "moment",
-    [in_the_middle, lambda run: is_running(run, 1, "train", "team"), lambda run: is_running(run, 2, "sync")],
+    [in_the_middle, training(1), lambda run: is_running(run, 2, "sync")],
     ids=["both lanes at work", "train 1", "sync 2"],
 )
 def test_a_run_that_is_killed_ends_with_the_weights_of_its_twin(
@@ -97,11 +109,24 @@ def test_a_run_that_is_killed_ends_with_the_weights_of_its_twin(
     assert distance(run, twin) == 0.0
 
 
-@pytest.mark.parametrize("name", ["trainer worker", "trainer supervisor", "collector", "replica", "engine"])
-def test_a_process_that_dies_in_the_middle_changes_no_weight(twin: Run, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        *(pytest.param("trainer worker", training(k), id=f"trainer worker in train {k}") for k in (1, 2, 3)),
+        *(
+            pytest.param(name, beside_collect(k), id=f"{name} in collect {k}")
+            for name in ("collector", "replica")
+            for k in (2, 3, 4)
+        ),
+        *(pytest.param(name, in_the_middle, id=name) for name in ("trainer supervisor", "engine")),
+    ],
+)
+def test_a_process_that_dies_changes_no_weight(
+    twin: Run, tmp_path: Path, name: str, moment: Callable[[Run], bool]
+) -> None:
     log, run = tmp_path / "log.txt", opened(tmp_path)
     running = start(tmp_path, log, settings=WORDS)
-    kill_one_when(running, lambda: in_the_middle(run), victims.BY_NAME[name].title, log)
+    kill_one_when(running, lambda: moment(run), victims.BY_NAME[name].title, log)
     finish(running, log)
     assert all(keys(run, k) == keys(twin, k) for k in (1, 2, 3, 4))
     assert distance(run, twin) == 0.0
