@@ -5,7 +5,8 @@
                                                           random numbers that were drawn for rows behind it are given back
 
 Every token is drawn from the model's own distribution by the random numbers that the request would have used without drafts, so that
-tokens and logprobs are those of plain decoding, at every temperature and for every seed: a draft only says how far one step gets.
+tokens and logprobs of a request with a seed, or with temperature 0, are those of plain decoding wherever its logits are: a draft only
+says how far one step gets.
 vLLM's own rejection sampler keeps the distribution, but draws other random numbers; and on a CPU, above temperature 0, it divides by
 temperatures from memory that nobody wrote (vllm#55005). For drafts that are tokens and not distributions a token d is kept with
 probability p(d) by either, which is the most that a rule without loss can keep (arXiv 2211.17192). Imported in engines only.
@@ -61,6 +62,8 @@ class CoupledSampler:
         )
         drafts = [column.tolist() for column in metadata.draft_token_ids.cpu().split(counts)]
         right = [n for n, token in enumerate(_tokens(first)) if drafts[n][:1] == [token]]
+        if sampling_metadata.logprob_token_ids:  # whose logprobs have another shape; no request of ours asks for them
+            right = []
         width, outputs = metadata.max_spec_len + 1, [first]
         places = {n * width: n for n in range(len(counts))}
         if right:

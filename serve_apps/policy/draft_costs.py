@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,10 +11,12 @@ import numpy as np
 DEFAULT_THRESHOLD = 0.4
 """Until the costs of a step are known."""
 NUM_STEPS = 256
-"""Steps with drafts, and as many without, that costs are fitted to."""
-NUM_PLAIN = 32
-"""Steps without drafts that there must be, to know what drafts must beat."""
+"""The newest steps that costs are fitted to."""
 TRIAL_STEPS = 64
+NUM_PLAIN = 16
+"""Steps without drafts, the newest ones, that a trial is held against."""
+PLAIN_EVERY, PLAIN_EVERY_FIRST = 16, 4
+"""While drafts are made, one step in so many goes without; the second until there are NUM_PLAIN."""
 PAUSE_STEPS, LONGEST_PAUSE = 256, 4096
 WAITED = 5.0
 """A step of more than so many times the usual waited for requests, and counts for nothing."""
@@ -27,22 +30,17 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[bool, deque[tuple[int, float]]] = {tried: deque(maxlen=NUM_STEPS) for tried in (False, True)}
+        self._steps: deque[tuple[int, bool, float]] = deque(maxlen=NUM_STEPS)
         self._num_new = 0
         self._fit: tuple[float, float] | None = None
 
     def add(self, rows: int, seconds: float, *, tried: bool) -> None:
-        """Takes what a step of so many rows lasted. Args: tried: drafts were looked for."""
-        self._steps[tried].append((rows, seconds))
+        """Takes what a step of so many rows, and without prompts, lasted. Args: tried: drafts were looked for."""
+        self._steps.append((rows, tried, seconds))
         self._num_new += 1
-        if self._num_new >= NUM_STEPS // 8 and sum(map(len, self._steps.values())) >= NUM_STEPS // 4:
+        if self._num_new >= NUM_STEPS // 8 and len(self._steps) >= NUM_STEPS // 4:
             self._num_new = 0
             self._fit = self._fitted() or self._fit
-
-    @property
-    def needs_plain(self) -> bool:
-        """Whether steps without drafts are wanted, to know what drafts must beat."""
-        return len(self._steps[False]) < NUM_PLAIN and len(self._steps[True]) >= TRIAL_STEPS
 
     def threshold(self, num_sequences: int) -> float:
         """Returns the least probability of a draft that pays."""
@@ -51,37 +49,35 @@ class StepCosts:
         fixed_s, row_s = self._fit
         return float(np.clip(row_s * num_sequences / max(fixed_s + row_s * num_sequences, 1e-12), 0.05, 0.95))
 
-    def plain_s(self, num_sequences: int) -> float | None:
-        """Returns the seconds of a step without drafts; None while they are not known."""
-        if self._fit is None or len(self._steps[False]) < NUM_PLAIN:
-            return None
-        return self._fit[0] + self._fit[1] * num_sequences
-
     def _fitted(self) -> tuple[float, float] | None:
-        """Returns F and b; None where all steps had as many rows."""
-        steps = np.array([(1.0, rows, tried, s) for tried, some in self._steps.items() for rows, s in some])
-        steps = steps[steps[:, 3] < WAITED * np.median(steps[:, 3])]
-        if steps[:, 1].std() < 1.0:
+        """Returns F and b; None where the number of rows hardly differs."""
+        rows, tried, seconds = np.array(self._steps).T
+        usual = seconds < WAITED * np.median(seconds)
+        rows, tried, seconds = rows[usual], tried[usual], seconds[usual]
+        if rows.std() < 1.0:
             return None
-        (fixed_s, row_s, _), *_ = np.linalg.lstsq(steps[:, :3], steps[:, 3], rcond=None)
+        (fixed_s, row_s, _), *_ = np.linalg.lstsq(
+            np.stack([np.ones_like(rows), rows, tried], axis=1), seconds, rcond=None
+        )
         return max(0.0, float(fixed_s)), max(0.0, float(row_s))
 
 
 @dataclass
 class _Trial:
-    """Steps with drafts, of batches of about one size."""
+    """Steps of batches of about one size, as (seconds, tokens)."""
 
-    steps: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds of each, and what the same tokens would have taken without drafts."""
+    tried: list[tuple[float, int]] = field(default_factory=list)
+    plain: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_PLAIN))
+    turn: int = 0
     off_for: int = 0
     """Steps that are still to be done without drafts."""
     pause: int = PAUSE_STEPS
 
 
 class Trials:
-    """Whether drafts are made: in TRIAL_STEPS, and again as long as these gained time; else not for a while, each time longer.
+    """Whether drafts are made: as long as TRIAL_STEPS with them gave more tokens per second than steps without; else not for a while.
 
-    Sizes of batches are told apart by powers of two.
+    The pause doubles each time. Prompts count for both kinds of steps alike. Sizes of batches are told apart by powers of two.
     """
 
     def __init__(self) -> None:
@@ -90,25 +86,33 @@ class Trials:
     def is_on(self, num_sequences: int) -> bool:
         """Whether drafts are to be made in the next step; each answer counts as a step."""
         trial = self._trials[num_sequences.bit_length()]
-        trial.off_for = max(0, trial.off_for - 1)
-        return not trial.off_for
+        if trial.off_for:
+            trial.off_for -= 1
+            return False
+        trial.turn += 1
+        return trial.turn % (PLAIN_EVERY if len(trial.plain) == NUM_PLAIN else PLAIN_EVERY_FIRST) != 0
 
-    def add(self, num_sequences: int, gained: int, seconds: float, plain_s: float) -> None:
-        """Takes a step with drafts.
+    def add(self, num_sequences: int, num_tokens: int, seconds: float, *, tried: bool) -> None:
+        """Takes a step.
 
         Args:
-            num_sequences: of the batch.
-            gained: tokens more than one for each.
+            num_sequences: as `is_on` was asked about it.
+            num_tokens: that it sampled.
             seconds: what it took.
-            plain_s: what a step without drafts takes with as many sequences.
+            tried: drafts were looked for.
         """
         trial = self._trials[num_sequences.bit_length()]
-        trial.steps.append((seconds, plain_s * (1 + gained / num_sequences)))
-        if len(trial.steps) < TRIAL_STEPS:
+        (trial.tried if tried else trial.plain).append((seconds, num_tokens))
+        if len(trial.tried) < TRIAL_STEPS or len(trial.plain) < NUM_PLAIN:
             return
-        steps, trial.steps = np.array(trial.steps), []
-        took_s, would_take_s = steps[steps[:, 0] < WAITED * np.median(steps[:, 0])].sum(axis=0)
-        if took_s > would_take_s:
+        if _seconds_per_token(trial.tried) > _seconds_per_token(trial.plain):
             trial.off_for, trial.pause = trial.pause, min(2 * trial.pause, LONGEST_PAUSE)
         else:
             trial.pause = PAUSE_STEPS
+        trial.tried = []
+
+
+def _seconds_per_token(steps: Sequence[tuple[float, int]]) -> float:
+    seconds, tokens = np.array(steps).T
+    usual = seconds < WAITED * np.median(seconds)
+    return float(seconds[usual].sum() / max(tokens[usual].sum(), 1.0))

@@ -183,8 +183,12 @@ class Drafter:
         self._trials = Trials()
         self._ended_at = clock()
         """When the last step ended."""
+        self._num_sequences = 0
+        """Of the last step; 0 before the first."""
         self._tried = False
-        """Whether drafts were looked for in the last step."""
+        """Whether drafts were looked for after the last step."""
+        self._had_sampled: set[str] = set()
+        """The requests that the last step sampled a token for."""
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM asks for it; there is no model."""
@@ -202,7 +206,7 @@ class Drafter:
 
     @property
     def num_positions(self) -> int:
-        """Positions that guesses are made from; 0 until there are enough."""
+        """Positions that guesses are made from; 0 until the first tables."""
         return len(self._history)
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -227,25 +231,27 @@ class Drafter:
         """
         assert self._runner is not None, "attach comes before the first request"
         ids = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
+        self._measure(ids, sampled_token_ids)
         new = [place for place, request_id in enumerate(ids) if request_id not in self._sequences]
-        seconds = self._seconds()
         if new:
             # One that sits a step out, for want of room, keeps what was guessed for it.
             self._sequences.drop_all_but(self._runner.requests)
             for place in new:
                 self._add(ids[place], int(num_tokens_no_spec[place]))
-        rows = self._sequences.rows(ids)
-        taken = [(place, row) for place, row in enumerate(rows) if row is not None and sampled_token_ids[place]]
+        taken = [
+            (place, row)
+            for place, row in enumerate(self._sequences.rows(ids))
+            if row is not None and sampled_token_ids[place]
+        ]
+        self._num_sequences = len(ids)
+        self._tried = bool(taken) and self._tables is not None and self._trials.is_on(len(ids))
         if not taken:
             return [[] for _ in ids]
-        places, of = np.array(taken).T
+        places, rows = np.array(taken).T
         counts = np.array([len(sampled_token_ids[place]) for place in places.tolist()])
-        step = _Step(places, of, num_tokens_no_spec[places].astype(np.int64), counts, token_ids_cpu)
-        if not new:
-            self._measure(step, len(ids), seconds)
+        step = _Step(places, rows, num_tokens_no_spec[places].astype(np.int64), counts, token_ids_cpu)
         self._check(step)
         self._learn(step)
-        self._tried = self._tables is not None and not self._costs.needs_plain and self._trials.is_on(len(ids))
         return self._guess(step, len(ids))
 
     def _add(self, request_id: str, num_tokens: int) -> None:
@@ -265,18 +271,17 @@ class Drafter:
             stops=sorted(params.all_stop_token_ids),
         )
 
-    def _seconds(self) -> float:
-        """Returns the seconds since the last step."""
+    def _measure(self, ids: Sequence[str], sampled: Sequence[Sequence[int]]) -> None:
+        """Takes what the step took: for rows only where it computed no prompt, so that all had sampled in the step before, too."""
         began, self._ended_at = self._ended_at, self._clock()
-        return self._ended_at - began
-
-    def _measure(self, step: _Step, num_sequences: int, seconds: float) -> None:
-        """Takes how long a step took in which no sequence was new."""
-        num_drafted = int(self._sequences.num_drafted[step.rows].sum())
-        self._costs.add(num_sequences + num_drafted, seconds, tried=self._tried)
-        plain_s = self._costs.plain_s(num_sequences)
-        if self._tried and plain_s is not None:
-            self._trials.add(num_sequences, int((step.counts - 1).sum()), seconds, plain_s)
+        seconds = self._ended_at - began
+        if self._num_sequences:
+            self._trials.add(self._num_sequences, sum(map(len, sampled)), seconds, tried=self._tried)
+        if self._had_sampled.issuperset(ids):
+            rows = [row for row in self._sequences.rows(ids) if row is not None]
+            num_drafted = int(self._sequences.num_drafted[rows].sum())
+            self._costs.add(len(ids) + num_drafted, seconds, tried=self._tried)
+        self._had_sampled = {request_id for request_id, tokens in zip(ids, sampled, strict=True) if tokens}
 
     def _check(self, step: _Step) -> None:
         """Compares the guesses of the step before with what was sampled."""

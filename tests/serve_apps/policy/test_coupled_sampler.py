@@ -75,28 +75,43 @@ def model() -> Any:
     return torch.randn(NUM_REQUESTS, LENGTH, NUM_TOKENS, generator=torch.Generator().manual_seed(1)) * 2
 
 
-def plainly(logits: Any) -> tuple[list[list[int]], list[list[float]], dict[int, Any]]:
+def cut(temperatures: Sequence[float], is_cut: bool) -> dict[str, Any]:
+    """Top-p and top-k of requests with a temperature; vLLM takes them from those without."""
+    import torch
+
+    if not is_cut:
+        return {}
+    top_k = [40 if temperature else NUM_TOKENS for temperature in temperatures]
+    return {
+        "top_p": torch.tensor([0.9 if temperature else 1.0 for temperature in temperatures]),
+        "top_k": torch.tensor(top_k, dtype=torch.int32),
+    }
+
+
+def plainly(logits: Any, *, is_cut: bool) -> tuple[list[list[int]], list[list[float]], dict[int, Any]]:
     """Tokens and logprobs of plain decoding, and the generators as it leaves them."""
     sampler, generators = plain_sampler(), seeded()
     tokens: list[list[int]] = [[] for _ in range(NUM_REQUESTS)]
     logprobs: list[list[float]] = [[] for _ in range(NUM_REQUESTS)]
     for place in range(LENGTH):
-        output = sampler(logits=logits[:, place].clone(), sampling_metadata=settings(TEMPERATURES, generators))
+        sampling = settings(TEMPERATURES, generators, **cut(TEMPERATURES, is_cut))
+        output = sampler(logits=logits[:, place].clone(), sampling_metadata=sampling)
         for n in range(NUM_REQUESTS):
             tokens[n].append(int(output.sampled_token_ids[n, 0]))
             logprobs[n].append(float(output.logprobs_tensors.logprobs[n, 0]))
     return tokens, logprobs, generators
 
 
+@pytest.mark.parametrize("is_cut", [False, True], ids=["all tokens", "top-p and top-k"])
 @pytest.mark.parametrize("quality", [0.0, 0.5, 0.9, 1.0])
-def test_tokens_and_logprobs_are_those_of_plain_decoding_whatever_is_drafted(quality: float) -> None:
+def test_tokens_and_logprobs_are_those_of_plain_decoding_whatever_is_drafted(quality: float, is_cut: bool) -> None:
     import torch
     from vllm.v1.sample.rejection_sampler import RejectionSampler
 
     from serve_apps.policy.coupled_sampler import CoupledSampler
 
     logits = model()
-    expected, expected_logprobs, left = plainly(logits)
+    expected, expected_logprobs, left = plainly(logits, is_cut=is_cut)
     sampler, generators, draw = CoupledSampler(plain_sampler()), seeded(), random.Random(5)
     tokens: list[list[int]] = [[] for _ in range(NUM_REQUESTS)]
     logprobs: list[list[float]] = [[] for _ in range(NUM_REQUESTS)]
@@ -116,7 +131,9 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding_whatever_is_drafted(qua
             ]
         )
         own = {place: generators[n] for place, n in enumerate(under_way) if n in generators}
-        output = sampler(drafts_of(drafts), None, rows, settings([TEMPERATURES[n] for n in under_way], own))
+        temperatures = [TEMPERATURES[n] for n in under_way]
+        sampling = settings(temperatures, own, **cut(temperatures, is_cut))
+        output = sampler(drafts_of(drafts), None, rows, sampling)
         sampled, lists = RejectionSampler.parse_output(
             output.sampled_token_ids, NUM_TOKENS, (), output.logprobs_tensors
         )
@@ -170,3 +187,29 @@ def test_rows_of_no_token_stay_impossible_behind_a_draft() -> None:
     with_rows = settings([0.0], {}, logitsprocs=LogitsProcessors([processor]))
     output = CoupledSampler(plain_sampler())(drafts_of([[2, 0]]), None, logits, with_rows)
     assert output.sampled_token_ids.tolist() == [[2, 0, 0]]
+
+
+def test_a_filler_equals_no_token_and_greedy_batches_have_no_temperatures() -> None:
+    import torch
+
+    from serve_apps.policy.coupled_sampler import CoupledSampler
+
+    logits = torch.zeros(5, 8)
+    logits[torch.arange(5), torch.tensor([1, 2, 3, 4, 5])] = 9.0
+    greedy = settings([0.0, 0.0], {}, temperature=None, max_num_logprobs=None)
+    output = CoupledSampler(plain_sampler())(drafts_of([[1], [-1, -1]]), None, logits, greedy)
+    assert output.sampled_token_ids.tolist() == [[1, 2, -1], [3, -1, -1]]
+    assert output.logprobs_tensors is None
+
+
+def test_beside_a_request_for_the_logprobs_of_named_tokens_no_draft_is_used() -> None:
+    import torch
+
+    from serve_apps.policy.coupled_sampler import CoupledSampler
+
+    logits = torch.zeros(3, 8)
+    logits[0, 1] = 9.0
+    named = settings([0.0, 0.0], {}, logprob_token_ids={1: [3, 4, 5]}, max_num_logprobs=None)
+    output = CoupledSampler(plain_sampler())(drafts_of([[1], []]), None, logits, named)
+    assert output.sampled_token_ids[0].tolist() == [1, -1]
+    assert output.logprobs_tensors.logprobs.shape[0] == 4

@@ -69,40 +69,59 @@ class HandRunner:
         self.requests: dict[str, Any] = {}
         self._num = 0
 
-    def sample(self, completions: Sequence[Sequence[int]], **request: Any) -> tuple[int, list[list[list[int]]]]:
-        """Samples completions side by side; returns the number of steps, and by step the drafts of each."""
-        ids = [f"{self._num + n}" for n in range(len(completions))]
-        self._num += len(ids)
-        self.input_batch.req_ids = ids
-        for request_id in ids:
-            self.requests[request_id] = SimpleNamespace(sampling_params=params(**request), output_token_ids=[])
-        tokens = np.zeros((len(ids), 2 * LONGEST), np.int32)
-        tokens[:, :3] = 5
-        counts = np.full(len(ids), 3, np.int32)
-        drafts: list[list[int]] = [[] for _ in ids]
+    def sample(
+        self, completions: Sequence[Sequence[int]], *, at_once: int | None = None, **request: Any
+    ) -> tuple[int, list[list[list[int]]]]:
+        """Samples completions, `at_once` or all side by side; one that is through makes room for the next.
+
+        Returns the number of steps, and by step the drafts of each.
+        """
+        waiting = [(f"{self._num + n}", completion) for n, completion in enumerate(completions)]
+        self._num += len(waiting)
+        size = at_once or len(waiting)
+        tokens = np.zeros((size, 2 * LONGEST), np.int32)
+        counts = np.zeros(size, np.int32)
+        batch: list[tuple[str, Sequence[int]] | None] = [None] * size
+        drafts: dict[str, list[int]] = {}
         all_drafts = []
-        while any(len(self.requests[i].output_token_ids) < len(c) for i, c in zip(ids, completions, strict=True)):
-            sampled = []
-            for row, (request_id, completion) in enumerate(zip(ids, completions, strict=True)):
-                output = self.requests[request_id].output_token_ids
-                new: list[int] = []
-                for draft in [*drafts[row], None]:
-                    if len(output) + len(new) == len(completion):
-                        break
-                    new.append(completion[len(output) + len(new)])
-                    if new[-1] != draft:
-                        break
+        while waiting or any(batch):
+            for row, one in enumerate(batch):
+                if one is None and waiting:
+                    request_id, _ = batch[row] = waiting.pop(0)
+                    self.requests[request_id] = SimpleNamespace(sampling_params=params(**request), output_token_ids=[])
+                    tokens[row, :3], counts[row] = 5, 3
+            rows = [row for row, one in enumerate(batch) if one is not None]
+            under_way = [one for one in batch if one is not None]
+            sampled = [
+                self._step(request_id, completion, drafts.get(request_id, [])) for request_id, completion in under_way
+            ]
+            for row, new in zip(rows, sampled, strict=True):
                 tokens[row, counts[row] : counts[row] + len(new)] = new
                 counts[row] += len(new)
-                output += new
-                sampled.append(new)
-            num_drafted = sum(map(len, drafts))
-            self.seconds += (
-                self._fixed_s + self._row_s * (len(ids) + num_drafted) + (self._draft_s if num_drafted else 0.0)
-            )
-            drafts = self.drafter.propose(sampled, counts, tokens)
-            all_drafts.append(drafts)
+            num_drafted = sum(map(len, drafts.values()))
+            self.seconds += self._fixed_s + self._row_s * (len(rows) + num_drafted) + self._draft_s * bool(num_drafted)
+            self.input_batch.req_ids = [request_id for request_id, _ in under_way]
+            proposed = self.drafter.propose(sampled, counts[rows], tokens[rows])
+            drafts = dict(zip(self.input_batch.req_ids, proposed, strict=True))
+            all_drafts.append(proposed)
+            for row, (request_id, completion) in zip(rows, under_way, strict=True):
+                if len(self.requests[request_id].output_token_ids) == len(completion):
+                    del self.requests[request_id], drafts[request_id]
+                    batch[row] = None
         return len(all_drafts), all_drafts
+
+    def _step(self, request_id: str, completion: Sequence[int], draft: Sequence[int]) -> list[int]:
+        """The next tokens of a completion: one more than its draft has right."""
+        output = self.requests[request_id].output_token_ids
+        new: list[int] = []
+        for guess in [*draft, None]:
+            if len(output) + len(new) == len(completion):
+                break
+            new.append(completion[len(output) + len(new)])
+            if new[-1] != guess:
+                break
+        output += new
+        return new
 
 
 def forms(seed: int, num: int = 8) -> list[list[int]]:
@@ -208,17 +227,30 @@ def test_an_engine_that_knows_enough_is_taught_nothing() -> None:
     assert runner.drafter.num_positions == num == 600
 
 
-def test_drafts_that_cost_more_than_they_gain_are_made_only_now_and_then() -> None:
-    steps = {}
-    for draft_s in (0.0, 1e-2):
-        runner = HandRunner(draft_s=draft_s)
-        draw = random.Random(0)
-        # Some completions end early, so that batches have different sizes.
-        sizes = [[tokens[: draw.randrange(20, 44)] for tokens in forms(seed)] for seed in range(60)]
-        drafted = [any(map(len, step)) for some in sizes for step in runner.sample(some)[1]]
-        steps[draft_s] = sum(drafted[-400:]) / len(drafted[-400:])
-    assert steps[0.0] > 0.7
-    assert steps[1e-2] < 0.25
+def share_with_drafts(runner: HandRunner, completions: Sequence[Sequence[int]], at_once: int) -> float:
+    """The share of the last 400 steps that have drafts."""
+    _, drafts = runner.sample(completions, at_once=at_once)
+    return sum(any(map(len, step)) for step in drafts[-400:]) / 400
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_drafts_that_cost_more_than_they_gain_are_made_only_now_and_then(at_once: int) -> None:
+    """Also where a new sequence comes in nearly every step."""
+    draw = random.Random(0)
+    completions = [t[: draw.randrange(20, 44)] for seed in range(14 * at_once) for t in forms(seed)]
+    assert share_with_drafts(HandRunner(), completions, at_once) > 0.7
+    assert share_with_drafts(HandRunner(draft_s=1e-2), completions, at_once) < 0.25
+
+
+def test_drafts_that_seemed_to_pay_beside_a_slow_start_are_given_up() -> None:
+    class SlowStart(HandRunner):
+        def _step(self, request_id: str, completion: Sequence[int], draft: Sequence[int]) -> list[int]:
+            self.seconds += 2e-3 if self.seconds < 1.0 else 0.0
+            return super()._step(request_id, completion, draft)
+
+    draw = random.Random(0)
+    completions = [[draw.choice([*FORM, draw.randrange(100, 130)]) for _ in range(40)] for _ in range(500)]
+    assert share_with_drafts(SlowStart(draft_s=3e-3), completions, 8) < 0.25
 
 
 def test_a_row_is_worth_what_it_costs_against_a_token() -> None:
