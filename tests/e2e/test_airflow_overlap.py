@@ -1,10 +1,11 @@
-"""A real Airflow with two DAG runs at a time over `loop.max_lag: 1`: the first is ended by hand in train, the second does what it left.
+"""A real Airflow with two DAG runs at a time over `loop.max_lag: 1`: one is ended by hand, and jobs are killed in three stages.
 
 The result is that of `troupe train`: the same episodes, and the same weights but for what other batches of an engine round.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,29 +13,39 @@ import yaml
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
+from tests.chaos import victims
 from tests.e2e.airflow_client import LocalAirflow
 from tests.e2e.local_runs import CONFIG, distance, finish, is_running, keys, rows_of, start
 
 DAG = "train_team__small"
+JOBS = ("troupe iterate", "troupe stage")
 ITERATIONS = 3
 SETTINGS = (f"iterations={ITERATIONS}", "loop.max_lag=1")
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 
-def test_what_one_dag_run_left_is_done_by_the_next_one_and_the_result_is_that_of_the_local_runner(
-    tmp_path: Path,
-) -> None:
-    log = tmp_path / "local.log"
-    finish(start(tmp_path / "twin", log, settings=SETTINGS), log)
-    twin = Run(
-        load_config(CONFIG, {"storage.root": str(tmp_path / "twin"), "iterations": ITERATIONS, "loop.max_lag": 1})
-    )
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run as `troupe train` does it."""
+    root = tmp_path_factory.mktemp("twin")
+    log = root / "local.log"
+    finish(start(root, log, settings=SETTINGS), log)
+    return Run(load_config(CONFIG, {"storage.root": str(root), "iterations": ITERATIONS, "loop.max_lag": 1}))
 
+
+def write_config(folder: Path, *, retries: int) -> Path:
     data = yaml.safe_load(CONFIG.read_text()) | {"iterations": ITERATIONS, "loop": {"max_lag": 1}}
-    data |= {"storage": {"root": str(tmp_path / "runs")}, "schedule": {"retries": 0}}
-    config = tmp_path / "small.yaml"
+    data |= {"storage": {"root": str(folder / "runs")}, "schedule": {"retries": retries, "retry_delay_s": 2}}
+    config = folder / "small.yaml"
     config.write_text(yaml.safe_dump(data))
+    return config
+
+
+def test_what_one_dag_run_left_is_done_by_the_next_one_and_the_result_is_that_of_the_local_runner(
+    twin: Run, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, retries=0)
     run = Run(load_config(config))
     with LocalAirflow(tmp_path / "cache", str(config)) as airflow:
         airflow.pause(DAG, is_paused=False)
@@ -59,6 +70,27 @@ def test_what_one_dag_run_left_is_done_by_the_next_one_and_the_result_is_that_of
     assert rows[str(run.key(2, "collect"))].started_at < (promoted.ended_at or 0), "it sampled meanwhile"
     assert all(run.journal.ref(run.key(k, "record")) for k in (1, 2, 3))
     assert [run.iteration(k).collected.policy_versions["team"] for k in (1, 2, 3)] == [0, 0, 1]
+    assert all(keys(run, k) == keys(twin, k) for k in (1, 2, 3))
+    assert distance(run, twin) < 1e-3
+
+
+def test_jobs_that_are_killed_while_iterations_overlap_change_no_weight(twin: Run, tmp_path: Path) -> None:
+    config = write_config(tmp_path, retries=6)
+    run = Run(load_config(config))
+    names = ("one", "two", "three")
+    with LocalAirflow(tmp_path / "cache", str(config)) as airflow:
+        airflow.pause(DAG, is_paused=False)
+        for name in names:
+            airflow.trigger(DAG, name)
+        for iteration, stage, group in ((1, "train", "team"), (3, "collect", ""), (2, "evaluate", "")):
+            airflow.wait(f"{stage} {iteration}", partial(is_running, run, iteration, stage, group), 600)
+            jobs = [job for title in JOBS for job in victims.find(title, [airflow.head_pid])]
+            assert jobs
+            victims.kill(jobs)
+        for name in names:
+            airflow.wait(f"DAG run {name}", lambda name=name: airflow.state(DAG, name) == "success", 900)
+    begun_twice = {key for key, row in rows_of(run).items() if row.token > 1}
+    assert begun_twice >= {str(run.key(1, "train", "team")), str(run.key(3, "collect")), str(run.key(2, "evaluate"))}
     assert all(keys(run, k) == keys(twin, k) for k in (1, 2, 3))
     assert distance(run, twin) < 1e-3
 
