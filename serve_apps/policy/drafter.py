@@ -33,6 +33,8 @@ PRIOR_TRIES = 4.0
 """How many tries the share of a bin counts for while few of its guesses were checked."""
 FORGET_ABOVE = 4096.0
 """Checks of an agent's bin from which on older ones count half, since policies change."""
+MOST_STOPS = 16
+"""A request with more tokens that end its answer gets no drafts."""
 COUNTS = ("steps", "sampled", "drafted", "kept")
 
 Ints = NDArray[np.integer[Any]]
@@ -79,24 +81,24 @@ class _Agents:
 
 
 class _Sequences:
-    """The requests under way that drafts are made for: a row each in some arrays, used again after its end."""
+    """The requests under way that drafts are made for: a row each in a table, used again after its end."""
 
     def __init__(self, most: int) -> None:
         self._rows: dict[str, int | None] = {}
         self._free: list[int] = []
-        self.agents = np.empty(0, np.int64)
-        """[S]: row in `_Agents`."""
-        self.agent_ids = np.empty(0, np.uint64)
-        self.task_ids = np.empty(0, np.uint64)
-        self.ends = np.empty(0, np.int64)
-        """[S]: the number of tokens, with the prompt, at which the request must end."""
-        self.stops = np.empty((0, 1), np.int64)
-        """[S, most of one]: tokens that end the answer, filled up with NO_TOKEN: nothing is guessed from them on."""
-        self.guesses = np.empty((0, most), np.int64)
-        """[S, most drafts]: the next tokens, as guessed in the last step, NO_TOKEN behind them."""
-        self.bins = np.empty((0, most), np.int64)
-        self.num_drafted = np.empty(0, np.int64)
-        """[S]: how many of the guesses were given to the engine."""
+        self.table = np.zeros(
+            0,
+            [
+                ("agent", np.int64),  # row in `_Agents`
+                ("agent_id", np.uint64),
+                ("task_id", np.uint64),
+                ("end", np.int64),  # the number of tokens, with the prompt, at which the request must end
+                ("stops", np.int64, (MOST_STOPS,)),  # tokens that end the answer, NO_TOKEN behind them
+                ("guesses", np.int64, (most,)),  # the next tokens, as guessed in the last step, NO_TOKEN behind them
+                ("bins", np.int64, (most,)),
+                ("num_drafted", np.int64),  # how many of the guesses were given to the engine
+            ],
+        )
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._rows
@@ -114,22 +116,15 @@ class _Sequences:
     def add(self, request_id: str, *, agent: int, names: tuple[str, str], end: int, stops: Sequence[int]) -> None:
         """Takes a request. Args: names: of its agent and task."""
         if not self._free:
-            self._free = list(range(len(self.agents), 2 * len(self.agents) + 8))
-            for name, empty in vars(self).items():
-                if isinstance(empty, np.ndarray):
-                    more = np.zeros((len(self._free), *empty.shape[1:]), empty.dtype)
-                    setattr(self, name, np.concatenate([empty, more]))
-        if len(stops) > self.stops.shape[1]:
-            more = np.full((len(self.stops), len(stops) - self.stops.shape[1]), NO_TOKEN)
-            self.stops = np.concatenate([self.stops, more], axis=1)
+            more = np.zeros(len(self.table) + 8, self.table.dtype)
+            self._free = list(range(len(self.table), len(self.table) + len(more)))
+            self.table = np.concatenate([self.table, more])
         row = self._rows[request_id] = self._free.pop()
-        self.agents[row] = agent
-        self.agent_ids[row], self.task_ids[row] = source_id(names[0]), source_id(*names)
-        self.ends[row] = end
-        self.stops[row] = NO_TOKEN
-        self.stops[row, : len(stops)] = stops
-        self.guesses[row] = NO_TOKEN
-        self.num_drafted[row] = 0
+        one = self.table[row]
+        one["agent"], one["agent_id"], one["task_id"] = agent, source_id(names[0]), source_id(*names)
+        one["end"] = end
+        one["stops"], one["guesses"], one["num_drafted"] = NO_TOKEN, NO_TOKEN, 0
+        one["stops"][: len(stops)] = stops
 
     def rows(self, ids: Sequence[str]) -> list[int | None]:
         """Returns the row of each request, None for one that gets no drafts."""
@@ -259,7 +254,7 @@ class Drafter:
         state = self._runner.requests[request_id]
         params = state.sampling_params
         names = (params.extra_args or {}).get(DRAFTS) if params is not None else None
-        if not names or not is_plain(params):
+        if not names or not is_plain(params) or len(params.all_stop_token_ids) > MOST_STOPS:
             self._sequences.leave_out(request_id)
             return
         name, task_id = names
@@ -279,21 +274,21 @@ class Drafter:
             self._trials.add(self._num_sequences, sum(map(len, sampled)), seconds, tried=self._tried)
         if self._had_sampled.issuperset(ids):
             rows = [row for row in self._sequences.rows(ids) if row is not None]
-            num_drafted = int(self._sequences.num_drafted[rows].sum())
+            num_drafted = int(self._sequences.table["num_drafted"][rows].sum())
             self._costs.add(len(ids) + num_drafted, seconds, tried=self._tried)
         self._had_sampled = {request_id for request_id, tokens in zip(ids, sampled, strict=True) if tokens}
 
     def _check(self, step: _Step) -> None:
         """Compares the guesses of the step before with what was sampled."""
-        sequences, most = self._sequences, self._most
-        agents, guesses, bins = sequences.agents[step.rows], sequences.guesses[step.rows], sequences.bins[step.rows]
+        most, own = self._most, self._sequences.table[step.rows]
+        agents, guesses, bins = own["agent"], own["guesses"], own["bins"]
         is_right = guesses == step.sampled(most)
         so_far = np.logical_and.accumulate(is_right, axis=1)
         # A guess is checked where all before it were right and something was sampled.
         checked = np.concatenate([np.ones((len(so_far), 1), bool), so_far[:, :-1]], axis=1)
         checked &= (guesses != NO_TOKEN) & (np.arange(most) < step.counts[:, None])
         self._agents.check(np.repeat(agents, checked.sum(axis=1)), bins[checked], is_right[checked])
-        kept = np.minimum(sequences.num_drafted[step.rows], step.counts - 1)
+        kept = np.minimum(own["num_drafted"], step.counts - 1)
         self._agents.count(agents, steps=np.ones_like(agents), sampled=step.counts, kept=kept)
 
     def _learn(self, step: _Step) -> None:
@@ -304,8 +299,8 @@ class Drafter:
         self._remember(
             Positions(
                 _windows(step.token_ids, places, at),
-                self._sequences.agent_ids[rows],
-                self._sequences.task_ids[rows],
+                self._sequences.table["agent_id"][rows],
+                self._sequences.table["task_id"][rows],
                 step.token_ids[places, at].astype(np.int32),
             )
         )
@@ -325,33 +320,33 @@ class Drafter:
 
     def _guess(self, step: _Step, num_sequences: int) -> list[list[int]]:
         """Returns the drafts of the batch; a sequence's first guess is kept also where it is not worth a row, to be checked."""
-        sequences, rows = self._sequences, step.rows
-        sequences.guesses[rows], sequences.num_drafted[rows] = NO_TOKEN, 0
+        table, rows = self._sequences.table, step.rows
+        table["guesses"][rows], table["num_drafted"][rows] = NO_TOKEN, 0
         drafts: list[list[int]] = [[] for _ in range(num_sequences)]
         if self._tables is None or not self._tried:
             return drafts
-        windows, stops = step.windows(), sequences.stops[rows]
-        agents, agent_ids, task_ids = sequences.agents[rows], sequences.agent_ids[rows], sequences.task_ids[rows]
+        own, windows = table[rows], step.windows()
+        agents, stops = own["agent"], own["stops"]
         # The token after the last draft must fit, too.
-        room = np.where((windows[:, -1:] == stops).any(axis=1), 0, sequences.ends[rows] - step.lengths - 1)
+        room = np.where((windows[:, -1:] == stops).any(axis=1), 0, own["end"] - step.lengths - 1)
         threshold = self._costs.threshold(num_sequences)
         likely, alive = np.ones(len(rows)), np.flatnonzero(room > 0)
         for column in range(self._most):
             if not len(alive):
                 break
-            tokens, bins = self._tables.look_up(windows[alive], agent_ids[alive], task_ids[alive])
+            tokens, bins = self._tables.look_up(windows[alive], own["agent_id"][alive], own["task_id"][alive])
             likely[alive] *= self._agents.probability(agents[alive], bins) * (bins != NO_TOKEN)
             is_worth_it = (likely[alive] >= threshold) & (column < room[alive])
             is_worth_it &= (tokens[:, None] != stops[alive]).all(axis=1)
             is_kept = is_worth_it if column else bins != NO_TOKEN
-            sequences.guesses[rows[alive[is_kept]], column] = tokens[is_kept]
-            sequences.bins[rows[alive[is_kept]], column] = bins[is_kept]
+            table["guesses"][rows[alive[is_kept]], column] = tokens[is_kept]
+            table["bins"][rows[alive[is_kept]], column] = bins[is_kept]
             alive, tokens = alive[is_worth_it], tokens[is_worth_it]
-            sequences.num_drafted[rows[alive]] += 1
+            table["num_drafted"][rows[alive]] += 1
             windows[alive] = np.concatenate([windows[alive, 1:], tokens[:, None]], axis=1)
-        num_drafted = sequences.num_drafted[rows]
+        num_drafted = table["num_drafted"][rows]
         self._agents.count(agents, drafted=num_drafted)
-        guesses = sequences.guesses[rows].tolist()
+        guesses = table["guesses"][rows].tolist()
         for place, guess, num in zip(step.places.tolist(), guesses, num_drafted.tolist(), strict=True):
             drafts[place] = guess[:num]
         return drafts
