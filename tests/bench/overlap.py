@@ -1,4 +1,4 @@
-"""overlap: seconds per iteration with `loop.max_lag: 1` over those without, engines and trainers on cores of their own.
+"""overlap: seconds per iteration with `loop.max_lag: 1` over those without, trainers on a core of their own.
 
 Of 6 iterations the last 4 count: in the first ones nothing overlaps yet, or everything is still being loaded. Where tools wait, 12 episodes
 are in flight, so that collect mostly waits, and so many epochs that train takes about as long; at a learning rate at which the policy hardly
@@ -8,7 +8,7 @@ moves, since turns of a policy that is far away are refused (`train.mismatch.min
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -43,8 +43,8 @@ WAITING: Mapping[str, Any] = {
     "workflow.path": "tests.bench.waiting_team:WaitingTeam",
     "collect.episodes_in_flight": 12,
 }
-CORES = {"VLLM::": 0, "ray::ServeReplica": 0, "ray::RayTrainWorker": 1}
-"""By what the title of a process contains, its core."""
+TRAINER = "ray::RayTrainWorker"
+"""The title of the processes that have a core of their own; all others have the rest."""
 
 
 def measure(folder: Path) -> list[Figure]:
@@ -53,7 +53,7 @@ def measure(folder: Path) -> list[Figure]:
         waiting = _both(folder, "waiting", WAITING)
     plain = _both(folder, "plain", {})
     return [
-        _ratio("tools that wait, cores of their own", waiting, limit=LIMIT),
+        _ratio("tools that wait, trainers on a core of their own", waiting, limit=LIMIT),
         _ratio("nothing waits, the same cores for both", plain),
         Figure(name="least effective sample size of an agent", value=waiting[1].ess),
     ]
@@ -108,20 +108,26 @@ def _ratio(name: str, both: tuple[_Periods, _Periods], *, limit: float | None = 
 
 @contextmanager
 def _cores_of_their_own() -> Iterator[None]:
-    """Keeps engines and trainers of this process on one core each, those that start later, too."""
+    """Keeps trainers on the last core and all other processes below this one on the others, those that start later, too."""
     ended = threading.Event()
+    *others, last = cores = psutil.Process().cpu_affinity() or []
 
     def keep() -> None:
         while not ended.wait(2.0):
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    title = " ".join(process.cmdline())
-                    core = next((core for mark, core in CORES.items() if mark in title), None)
-                    if core is not None and process.cpu_affinity() != [core]:
-                        process.cpu_affinity([core])
+            _keep_below(lambda title: [last] if TRAINER in title else others)
 
     keeper = threading.Thread(target=keep, daemon=True)
     keeper.start()
     yield
     ended.set()
     keeper.join()
+    _keep_below(lambda _: cores)
+
+
+def _keep_below(cores_of: Callable[[str], list[int]]) -> None:
+    """Gives each process below this one the cores for its title."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            cores = cores_of(" ".join(process.cmdline()))
+            if process.cpu_affinity() != cores:
+                process.cpu_affinity(cores)
