@@ -64,7 +64,8 @@ class ServeConfig(Settings):
     is sampled nor what workflows and judges read."""
     speculation: SpeculationConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
     """Speculation from stored completions, `{}` for the defaults; null: none. It pays where sequences are sampled one at a time
-    and agents answer in set forms; with many at once and a tiny model it does not, and an engine that finds that out makes fewer drafts. On a GPU it takes an older runner of vLLM without asynchronous scheduling: measure both."""
+    and agents answer in set forms; with many at once and a tiny model it does not, and an engine that finds that out makes fewer
+    drafts. On a GPU it takes an older runner of vLLM without asynchronous scheduling: measure both."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
     start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
