@@ -169,15 +169,10 @@ def _laid_out(
         return torch.cat([*values, values[0].new_full((1, *values[0].shape[1:]), empty)])[order]
 
     tokens = laid_out([output.sampled_token_ids[:, 0] for output in outputs], PLACEHOLDER_TOKEN_ID)
+    tokens = tokens.view(num_requests, width)
     logprobs = [output.logprobs_tensors for output in outputs]
-    return SamplerOutput(
-        sampled_token_ids=tokens.view(num_requests, width),
-        logprobs_tensors=LogprobsTensors(
-            *(
-                laid_out([getattr(one, name) for one in logprobs], 0)
-                for name in ("logprob_token_ids", "logprobs", "selected_token_ranks")
-            )
-        )
-        if logprobs[0] is not None
-        else None,
-    )
+    if logprobs[0] is None:
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
+    names = ("logprob_token_ids", "logprobs", "selected_token_ranks")
+    tensors = [laid_out([getattr(of_output, name) for of_output in logprobs], 0) for name in names]
+    return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=LogprobsTensors(*tensors))

@@ -120,11 +120,11 @@ class _Sequences:
             self._free = list(range(len(self.table), len(self.table) + len(more)))
             self.table = np.concatenate([self.table, more])
         row = self._rows[request_id] = self._free.pop()
-        one = self.table[row]
-        one["agent"], one["agent_id"], one["task_id"] = agent, source_id(names[0]), source_id(*names)
-        one["end"] = end
-        one["stops"], one["guesses"], one["num_drafted"] = NO_TOKEN, NO_TOKEN, 0
-        one["stops"][: len(stops)] = stops
+        entry = self.table[row]
+        entry["agent"], entry["agent_id"], entry["task_id"] = agent, source_id(names[0]), source_id(*names)
+        entry["end"] = end
+        entry["stops"], entry["guesses"], entry["num_drafted"] = NO_TOKEN, NO_TOKEN, 0
+        entry["stops"][: len(stops)] = stops
 
     def rows(self, ids: Sequence[str]) -> list[int | None]:
         """Returns the row of each request, None for one that gets no drafts."""
@@ -280,15 +280,15 @@ class Drafter:
 
     def _check(self, step: _Step) -> None:
         """Compares the guesses of the step before with what was sampled."""
-        most, own = self._most, self._sequences.table[step.rows]
-        agents, guesses, bins = own["agent"], own["guesses"], own["bins"]
+        most, entries = self._most, self._sequences.table[step.rows]
+        agents, guesses, bins = entries["agent"], entries["guesses"], entries["bins"]
         is_right = guesses == step.sampled(most)
         so_far = np.logical_and.accumulate(is_right, axis=1)
         # A guess is checked where all before it were right and something was sampled.
         checked = np.concatenate([np.ones((len(so_far), 1), bool), so_far[:, :-1]], axis=1)
         checked &= (guesses != NO_TOKEN) & (np.arange(most) < step.counts[:, None])
         self._agents.check(np.repeat(agents, checked.sum(axis=1)), bins[checked], is_right[checked])
-        kept = np.minimum(own["num_drafted"], step.counts - 1)
+        kept = np.minimum(entries["num_drafted"], step.counts - 1)
         self._agents.count(agents, steps=np.ones_like(agents), sampled=step.counts, kept=kept)
 
     def _learn(self, step: _Step) -> None:
@@ -325,16 +325,16 @@ class Drafter:
         drafts: list[list[int]] = [[] for _ in range(num_sequences)]
         if self._tables is None or not self._tried:
             return drafts
-        own, windows = table[rows], step.windows()
-        agents, stops = own["agent"], own["stops"]
+        entries, windows = table[rows], step.windows()
+        agents, stops = entries["agent"], entries["stops"]
         # The token after the last draft must fit, too.
-        room = np.where((windows[:, -1:] == stops).any(axis=1), 0, own["end"] - step.lengths - 1)
+        room = np.where((windows[:, -1:] == stops).any(axis=1), 0, entries["end"] - step.lengths - 1)
         threshold = self._costs.threshold(num_sequences)
         likely, alive = np.ones(len(rows)), np.flatnonzero(room > 0)
         for column in range(self._most):
             if not len(alive):
                 break
-            tokens, bins = self._tables.look_up(windows[alive], own["agent_id"][alive], own["task_id"][alive])
+            tokens, bins = self._tables.look_up(windows[alive], entries["agent_id"][alive], entries["task_id"][alive])
             likely[alive] *= self._agents.probability(agents[alive], bins) * (bins != NO_TOKEN)
             is_worth_it = (likely[alive] >= threshold) & (column < room[alive])
             is_worth_it &= (tokens[:, None] != stops[alive]).all(axis=1)
