@@ -64,6 +64,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.child:
         return _child(*args.child)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the running benchmark is ended before this process
     console = Console()
     console = console if console.is_terminal else Console(width=150)
     report = _last_report() if args.only else {"benches": {}}
