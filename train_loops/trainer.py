@@ -13,7 +13,6 @@ returned, else it is trained again from the parent, optimizer included.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
@@ -21,7 +20,6 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +32,7 @@ from stores.traces import TraceStore
 from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 from train_loops.config import TrainConfig
+from train_loops.freed_memory import release_if_scarce
 from train_loops.run_checkpoints import CarriedState, agree, resume, store_state, sweep
 from train_loops.team.signal import LOG_RATIOS_FILE, read_team_signal
 from train_loops.train_job import TrainJob, parse_job, train_parts
@@ -90,13 +89,7 @@ def run_worker(settings: dict[str, Any]) -> None:
             continue
         if rank == 0:
             ray.get(supervisor.finished.remote(epoch, last, result), timeout=ANSWER_TIMEOUT_S)
-        _release_memory()
-
-
-def _release_memory() -> None:
-    """Gives the memory that a job has freed back to the system: other processes need it while this worker waits."""
-    with suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
+        release_if_scarce()
 
 
 class Worker:
