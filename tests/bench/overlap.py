@@ -7,6 +7,7 @@ moves, since turns of a policy that is far away are refused (`train.mismatch.min
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -125,9 +126,10 @@ def _cores_of_their_own() -> Iterator[None]:
 
 
 def _keep_below(cores_of: Callable[[str], list[int]]) -> None:
-    """Gives each process below this one the cores for its title."""
+    """Gives each process below this one, with all its threads, the cores for its title."""
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             cores = cores_of(" ".join(process.cmdline()))
-            if process.cpu_affinity() != cores:
-                process.cpu_affinity(cores)
+            for thread in process.threads():
+                if os.sched_getaffinity(thread.id) != set(cores):
+                    os.sched_setaffinity(thread.id, cores)
