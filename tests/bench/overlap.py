@@ -34,7 +34,7 @@ CHANGES: Mapping[str, Any] = {
     "iterations": ITERATIONS,
     "tasks.train.count": 200,
     "collect.tasks_per_iteration": 12,
-    "train.num_epochs": 40,
+    "train.num_epochs": 70,
     "train.optimizer.lr": 1e-6,
     "serve.threads": 1,
     "train.threads": 1,
