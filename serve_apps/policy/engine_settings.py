@@ -22,6 +22,8 @@ PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
 DRAFTER = "serve_apps.policy.drafter.Drafter"
 """The class by which engines guess tokens."""
+SCHEDULER = "serve_apps.policy.gathering_scheduler.GatheringScheduler"
+"""The scheduler of an engine on a CPU."""
 ADAPTER_WORKER = "serve_apps.policy.adapter_products.AdapterWorker"
 """The worker of an engine on a CPU that serves adapters."""
 
@@ -72,6 +74,7 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
     if config.gpus == 0:
         arguments |= {
             "enforce_eager": True,
+            "scheduler_cls": SCHEDULER,
             "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
             # A seeded request whose prefill is cut into chunks rewinds its generator, which a CPU generator cannot:
             # the engine would die ("CPU Generator does not use offset").
