@@ -97,6 +97,8 @@ class RayJobOperator(BaseOperator):
         except ClusterUnreachable as error:
             raise AirflowException(str(error)) from None
         self._attached = (api.address, job)
+        if self._is_killed:  # before there was a job that could be stopped
+            self.on_kill()
         self.log.info("Ray job %s at %s/#/jobs/%s", job, api.address, job)
         deadline = time.time() + self._timeout_s(config)
         follower = Follower(api, job, deadline=deadline, part=part)

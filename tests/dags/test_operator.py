@@ -141,6 +141,18 @@ def test_a_task_that_is_killed_while_it_waits_stops_its_job(server: JobServer) -
             waiting.result(timeout=10)
 
 
+def test_a_task_that_is_killed_before_it_has_a_job_stops_the_one_that_it_then_has(server: JobServer) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
+    job = iterating(server)
+    task = operator("stage collect", iteration=2, job=job, in_task_s=30.0)
+    task.on_kill()
+    assert not server.stopped
+    with pytest.raises(AirflowException, match="killed while it waited"):
+        task.execute(context())
+    assert server.stopped == [job]
+
+
 ITERATE_LOG = """collect of iteration 2 of run small
 episode 1
 troupe-ref collect: {"num_tokens": 5}

@@ -19,9 +19,14 @@ from tests.e2e.local_runs import CONFIG, distance, finish, is_running, keys, row
 
 DAG = "train_team__small"
 JOBS = ("troupe iterate", "troupe stage")
-ITERATIONS, EPOCHS = 3, 12
-"""So many epochs that Airflow's task is there while its stage trains."""
-CHANGES = {"iterations": ITERATIONS, "loop.max_lag": 1, "train.num_epochs": EPOCHS}
+ITERATIONS, EPOCHS, MICROBATCH_TOKENS = 3, 12, 256
+"""So many epochs of so small microbatches that Airflow's task is there while its stage trains, and Airflow can end it."""
+CHANGES = {
+    "iterations": ITERATIONS,
+    "loop.max_lag": 1,
+    "train.num_epochs": EPOCHS,
+    "train.microbatch_tokens": MICROBATCH_TOKENS,
+}
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
@@ -37,7 +42,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def write_config(folder: Path, *, retries: int) -> Path:
     data = yaml.safe_load(CONFIG.read_text()) | {"iterations": ITERATIONS, "loop": {"max_lag": 1}}
-    data["train"]["num_epochs"] = EPOCHS
+    data["train"] |= {"num_epochs": EPOCHS, "microbatch_tokens": MICROBATCH_TOKENS}
     data |= {"storage": {"root": str(folder / "runs")}, "schedule": {"retries": retries, "retry_delay_s": 2}}
     config = folder / "small.yaml"
     config.write_text(yaml.safe_dump(data))
