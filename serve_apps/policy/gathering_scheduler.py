@@ -28,9 +28,9 @@ class GatheringScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._step_s = 0.0
-        """Seconds of the last step after which requests were still running."""
+        """Seconds of the last step that began and ended with requests at work: not of the first one of a wave, with its prompts."""
         self._stepped_at: float | None = None
-        """When the step before this one began; None where the engine was idle since."""
+        """When the last such step began; None where the engine was idle since."""
         self._first_at = self._last_at = 0.0
         """When the first request reached the idle engine, and the last one."""
 
@@ -47,13 +47,13 @@ class GatheringScheduler(Scheduler):  # type: ignore[misc]
         if self.running:
             if self._stepped_at is not None:
                 self._step_s = now - self._stepped_at
+            self._stepped_at = now
         elif self._gathers(now):
             self._pause_state = PauseState.PAUSED_ALL
             try:
                 return super().schedule(throttle_prefills)
             finally:
                 self._pause_state = PauseState.UNPAUSED
-        self._stepped_at = now
         return super().schedule(throttle_prefills)
 
     def _gathers(self, now: float) -> bool:

@@ -54,18 +54,17 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     return GatheringScheduler()
 
 
-def run_two_steps(scheduler: Any, clock: Clock, *, seconds: float) -> None:
-    """Plays one request in two steps that take so long; the engine is idle afterwards."""
+def run_a_request(scheduler: Any, clock: Clock, *, seconds: float) -> None:
+    """Plays one request, a step for its prompt and one that takes so long; the engine is idle afterwards."""
     scheduler.add_request(SimpleNamespace())
-    assert scheduler.schedule() == 1
-    clock.now += seconds
-    assert scheduler.schedule() == 1
-    clock.now += 1.0
+    for step_s in (2.0, seconds, 1.0):
+        assert scheduler.schedule() == 1
+        clock.now += step_s
     scheduler.running = []
 
 
 def test_requests_that_arrive_in_short_succession_begin_together(scheduler: Any, clock: Clock) -> None:
-    run_two_steps(scheduler, clock, seconds=STEP_S)
+    run_a_request(scheduler, clock, seconds=STEP_S)
     for _ in range(10):
         scheduler.add_request(SimpleNamespace())
         assert scheduler.schedule() == 0
@@ -75,7 +74,7 @@ def test_requests_that_arrive_in_short_succession_begin_together(scheduler: Any,
 
 
 def test_a_request_waits_no_longer_than_half_a_step(scheduler: Any, clock: Clock) -> None:
-    run_two_steps(scheduler, clock, seconds=STEP_S)
+    run_a_request(scheduler, clock, seconds=STEP_S)
     sizes = []
     for _ in range(14):
         scheduler.add_request(SimpleNamespace())
@@ -85,7 +84,7 @@ def test_a_request_waits_no_longer_than_half_a_step(scheduler: Any, clock: Clock
 
 
 def test_nothing_waits_while_a_request_runs(scheduler: Any, clock: Clock) -> None:
-    run_two_steps(scheduler, clock, seconds=STEP_S)
+    run_a_request(scheduler, clock, seconds=STEP_S)
     scheduler.running = [SimpleNamespace()]
     scheduler.add_request(SimpleNamespace())
     assert scheduler.schedule() == 2
@@ -95,7 +94,7 @@ def test_engine_with_short_steps_does_not_gather(scheduler: Any, clock: Clock) -
     scheduler.add_request(SimpleNamespace())
     assert scheduler.schedule() == 1, "no step was measured yet"
     scheduler.running = []
-    run_two_steps(scheduler, clock, seconds=0.003)
+    run_a_request(scheduler, clock, seconds=0.003)
     scheduler.add_request(SimpleNamespace())
     assert scheduler.schedule() == 1
 
@@ -103,7 +102,7 @@ def test_engine_with_short_steps_does_not_gather(scheduler: Any, clock: Clock) -
 def test_engine_that_is_paused_stays_paused(scheduler: Any, clock: Clock) -> None:
     from vllm.v1.core.sched.interface import PauseState
 
-    run_two_steps(scheduler, clock, seconds=STEP_S)
+    run_a_request(scheduler, clock, seconds=STEP_S)
     scheduler.add_request(SimpleNamespace())
     scheduler._pause_state = PauseState.PAUSED_ALL
     assert scheduler.schedule() == 0
@@ -111,7 +110,7 @@ def test_engine_that_is_paused_stays_paused(scheduler: Any, clock: Clock) -> Non
 
 
 def test_engine_that_is_full_does_not_wait(scheduler: Any, clock: Clock) -> None:
-    run_two_steps(scheduler, clock, seconds=STEP_S)
+    run_a_request(scheduler, clock, seconds=STEP_S)
     for _ in range(64):
         scheduler.add_request(SimpleNamespace())
     assert scheduler.schedule() == 64
