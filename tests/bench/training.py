@@ -32,7 +32,7 @@ from tests.bench.peer import Peer
 from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run, pretrained
 
 LIMIT, LIMIT_OF_TINY = 0.95, 0.7
-"""Of the tiny model's order a third is spent around the learning."""
+"""The least ratios: the work around the learning weighs more for a tiny model."""
 WARM_UP_ORDERS = 1
 ANY_LOGPROB = {"tolerance_mean": 1e6, "tolerance_max": 1e6, "limit_mean": 1e6}
 """Demonstrations have no rollout logprobs to compare with."""
