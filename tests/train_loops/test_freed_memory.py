@@ -3,26 +3,63 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from train_loops.freed_memory import available_share
+from train_loops import freed_memory
+from train_loops.freed_memory import available_share, release_if_scarce
 
 pytestmark = pytest.mark.fast
 
+CHUNK = 64 * 2**10
+NUM_CHUNKS = 1000
 
-def test_container_with_less_memory_than_the_machine_decides(tmp_path: Path) -> None:
-    limit = psutil.virtual_memory().total // 1024
+
+@pytest.mark.parametrize("limit", [1000, 1_000_000])
+def test_container_with_less_available_than_the_machine_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    set_machine(monkeypatch, available_share=0.8)
     write_cgroup(tmp_path, limit=str(limit), used=limit // 2, cached=limit // 4)
-    assert available_share(tmp_path) == pytest.approx(0.75, abs=0.01)
+    assert available_share(tmp_path) == pytest.approx(0.75)
 
 
-def test_unlimited_container_has_the_share_of_the_machine(tmp_path: Path) -> None:
+def test_machine_with_less_available_than_the_container_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_machine(monkeypatch, available_share=0.3)
+    write_cgroup(tmp_path, limit="1000", used=500, cached=250)
+    assert available_share(tmp_path) == pytest.approx(0.3)
+
+
+def test_unlimited_container_has_the_share_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, available_share=0.3)
     write_cgroup(tmp_path, limit="max", used=0, cached=0)
-    machine = psutil.virtual_memory()
-    assert available_share(tmp_path) == pytest.approx(machine.available / machine.total, abs=0.05)
-    assert available_share(tmp_path / "missing") == pytest.approx(machine.available / machine.total, abs=0.05)
+    assert available_share(tmp_path) == pytest.approx(0.3)
+    assert available_share(tmp_path / "missing") == pytest.approx(0.3)
+
+
+def test_freed_memory_goes_back_only_where_memory_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = [bytes(CHUNK) for _ in range(NUM_CHUNKS)]
+    top_of_the_heap = chunks.pop()  # while it lives, the allocator returns nothing below it by itself
+    chunks.clear()
+    held = psutil.Process().memory_info().rss
+
+    monkeypatch.setattr(freed_memory, "available_share", lambda: 0.6)
+    release_if_scarce()
+    assert psutil.Process().memory_info().rss == pytest.approx(held, abs=NUM_CHUNKS * CHUNK / 10)
+
+    monkeypatch.setattr(freed_memory, "available_share", lambda: 0.4)
+    release_if_scarce()
+    assert psutil.Process().memory_info().rss < held - NUM_CHUNKS * CHUNK / 2
+    assert len(top_of_the_heap) == CHUNK
+
+
+def set_machine(monkeypatch: pytest.MonkeyPatch, *, available_share: float) -> None:
+    memory = SimpleNamespace(total=1_000_000, available=int(available_share * 1_000_000))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
 def write_cgroup(folder: Path, *, limit: str, used: int, cached: int) -> None:
