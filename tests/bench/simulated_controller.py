@@ -116,10 +116,21 @@ def main() -> None:
         num_stored = 0
         memory: list[float] = []
         collector = SimulatedCollector(engine)
-        work: dict[str, Any] = {"team_spec": team_spec, "apps": {}, "store": store, "call": config.collect.call}
-        work |= {"capacity": {}, "num_places": 1}
-        work |= {"in_flight": in_flight, "write_batch": config.collect.write_batch, "place": "0", "log": carry()}
-        async for summary in collector.run(specs(iteration, count), **work):
+        summaries = collector.run(
+            specs(iteration, count),
+            team_spec=team_spec,
+            apps={},
+            store=store,
+            call=config.collect.call,
+            telemetry=config.collect.telemetry,
+            capacity={},
+            num_places=1,
+            in_flight=in_flight,
+            write_batch=config.collect.write_batch,
+            place="0",
+            log=carry(),
+        )
+        async for summary in summaries:
             statuses = json.loads(summary["statuses"][0])
             assert set(statuses) <= {"ok"}, statuses
             num_stored += int(summary["num"][0])
