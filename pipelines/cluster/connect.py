@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import tempfile
 import time
 from typing import Any
@@ -42,6 +43,7 @@ def connect(address: str = "") -> None:
         check_temporary_folder()
         keep_token_private()
         ray.init(address="local", include_dashboard=True, **quiet)
+        _forget_earlier_serve()
         return
     check_answers(address)
     try:
@@ -55,6 +57,16 @@ def connect(address: str = "") -> None:
             f"the cluster at {address!r} runs another version of Ray or Python than this environment ({_in_a_line(error)}): "
             "use the environment that its nodes were started from, or start them from this one"
         ) from None
+    _forget_earlier_serve()
+
+
+def _forget_earlier_serve() -> None:
+    """Has Ray Serve look for the controller of this cluster, where the process was connected to another one before.
+
+    Serve keeps its client as long as Ray's job id is the same, and the first job of every cluster has the same one.
+    """
+    if context := sys.modules.get("ray.serve.context"):
+        context._set_global_client(None)
 
 
 def _use_token() -> None:
