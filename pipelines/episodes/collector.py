@@ -76,20 +76,20 @@ class _EarlyStopState:
             task.cancel()
 
 
-_warm: list[Any] = []
-"""Collectors of this process."""
+_Connection = tuple[str, str]
+"""Ray's session, of which each cluster has one, and its job id: the first job of each cluster has the same one."""
+_warm: list[tuple[_Connection, Any]] = []
+"""Collectors of this process; those of an earlier connection to Ray are gone."""
 
 
 def collectors(count: int) -> list[Any]:
     """`count` warm collectors, spread over the cluster's nodes."""
     import ray
 
-    cluster = ray.get_runtime_context().get_job_id()
-    if _warm and _warm[0][0] != cluster:
-        _warm.clear()
+    connection = _forget_earlier()
     while len(_warm) < count:
         options = {"num_cpus": 0.1, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
-        _warm.append((cluster, ray.remote(Collector).options(**options).remote()))
+        _warm.append((connection, ray.remote(Collector).options(**options).remote()))
     return [handle for _, handle in _warm[:count]]
 
 
@@ -97,8 +97,22 @@ def end_collectors() -> None:
     """Ends the collectors of this process, whatever they are doing; the next pass starts others."""
     import ray
 
+    if ray.is_initialized():
+        _forget_earlier()
+    else:
+        _warm.clear()
     while _warm:
         ray.kill(_warm.pop()[1], no_restart=True)
+
+
+def _forget_earlier() -> _Connection:
+    """Forgets collectors of earlier connections, whose handles end the process; returns this one."""
+    import ray
+
+    context = ray.get_runtime_context()
+    connection = (context.get_session_name(), context.get_job_id())
+    _warm[:] = [one for one in _warm if one[0] == connection]
+    return connection
 
 
 def hand_over(
