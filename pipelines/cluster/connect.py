@@ -36,6 +36,7 @@ def connect(address: str = "") -> None:
         return
     if is_loopback(address) and auth_token():
         _use_token()
+    _forget_earlier_serve()
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
@@ -43,7 +44,6 @@ def connect(address: str = "") -> None:
         check_temporary_folder()
         keep_token_private()
         ray.init(address="local", include_dashboard=True, **quiet)
-        _forget_earlier_serve()
         return
     check_answers(address)
     try:
@@ -57,11 +57,10 @@ def connect(address: str = "") -> None:
             f"the cluster at {address!r} runs another version of Ray or Python than this environment ({_in_a_line(error)}): "
             "use the environment that its nodes were started from, or start them from this one"
         ) from None
-    _forget_earlier_serve()
 
 
 def _forget_earlier_serve() -> None:
-    """Has Ray Serve look for the controller of this cluster, where the process was connected to another one before.
+    """Has Ray Serve look for the controller of the next cluster, where the process was connected to one before.
 
     Serve keeps its client as long as Ray's job id is the same, and the first job of every cluster has the same one.
     """

@@ -106,7 +106,7 @@ def end_collectors() -> None:
 
 
 def _forget_earlier() -> _Connection:
-    """Forgets collectors of earlier connections, whose handles end the process; returns this one."""
+    """Forgets collectors of earlier connections, since Ray aborts a process that sends such a handle on; returns this one."""
     import ray
 
     context = ray.get_runtime_context()

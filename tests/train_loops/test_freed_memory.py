@@ -17,12 +17,11 @@ CHUNK = 64 * 2**10
 NUM_CHUNKS = 1000
 
 
-@pytest.mark.parametrize("limit", [1000, 1_000_000])
 def test_container_with_less_available_than_the_machine_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_machine(monkeypatch, available_share=0.8)
-    write_cgroup(tmp_path, limit=str(limit), used=limit // 2, cached=limit // 4)
+    write_cgroup(tmp_path, limit="1000", used=500, cached=250)
     assert available_share(tmp_path) == pytest.approx(0.75)
 
 
