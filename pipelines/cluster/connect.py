@@ -43,6 +43,7 @@ def connect(address: str = "") -> None:
     if not address:
         check_temporary_folder()
         keep_token_private()
+        os.environ.setdefault("RAY_worker_niceness", "0")  # as `make up` does; Ray's default is 15
         ray.init(address="local", include_dashboard=True, **quiet)
         return
     check_answers(address)

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from pipelines.cluster.connect import connect
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.routes import route
 from serve_apps.gateway.teams import TeamRoute
@@ -30,7 +31,6 @@ from tests.bench.gateway_load import (
     closed_load,
     commit,
     deployed_team,
-    start_head,
 )
 from tests.bench.setting import build_100m
 from tests.servers import free_port
@@ -43,7 +43,7 @@ SLOTS = 16
 
 def measure(folder: Path) -> list[Figure]:
     """Both shapes, one after the other."""
-    start_head()
+    connect()
     figures: list[Figure] = []
     for shape, build in (("tiny", build_tiny), ("100M", build_100m)):
         model = build(folder / shape)

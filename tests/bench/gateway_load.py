@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections import Counter
@@ -14,7 +13,6 @@ from typing import Any
 
 import httpx
 
-from pipelines.cluster.connect import connect
 from serve_apps.config import EpisodeConfig, ServeConfig
 from serve_apps.gateway.teams import DeployedTeam
 from serve_apps.policy.deployment import PolicyAppSpec
@@ -37,12 +35,6 @@ class Load:
     statuses: Counter[int] = field(default_factory=Counter)
     num_tokens: int = 0
     seconds: float = 0.0
-
-
-def start_head() -> None:
-    """A local Ray whose processes have the priority of those of `make up`."""
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    connect()
 
 
 def closed_load(url: str, model: str, callers: int, seconds: float) -> Load:

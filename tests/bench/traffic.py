@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from pipelines.cluster.connect import connect
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.routes import route
 from serve_apps.gateway.teams import DeployedTeam, TeamRoute
@@ -33,7 +34,6 @@ from tests.bench.gateway_load import (
     commit,
     deployed_team,
     open_load,
-    start_head,
 )
 from tests.servers import free_port
 
@@ -68,7 +68,7 @@ RESAMPLES = 4000
 
 def measure(folder: Path) -> list[Figure]:
     """Both, on tiny models."""
-    start_head()
+    connect()
     stage = _Stage(folder)
     return _switches(stage) + _shadows(stage)
 
