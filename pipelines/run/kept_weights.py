@@ -52,10 +52,10 @@ def drop_unneeded(run: Run) -> int:
     freed = 0
     kept, resumed = needed_versions(run), resumed_versions(run)
     needed = {run.weights.manifest(ref).checkpoint for ref in _refs(run, resumed)}
-    newest = max((version for versions in resumed.values() for version in versions), default=0)
     for folder in sorted(folders, key=version_of_checkpoint):
-        # One of a version that is not committed yet may be being written.
-        if freed < excess and folder not in needed and version_of_checkpoint(folder) <= newest:
+        # A model group's trainer may be writing the checkpoint of a version that is not committed yet.
+        is_committed = version_of_checkpoint(folder) <= max(resumed[group_of_checkpoint(folder)], default=0)
+        if freed < excess and folder not in needed and is_committed:
             remove_folder(folder, keeps_folder=True)  # Ray Train may know it, and fails where it is gone
             freed += folders[folder]
     for group, version in sorted(sizes, key=lambda item: (item[1], item[0])):
@@ -163,6 +163,11 @@ def checkpoint_files(run: Run) -> dict[str, list[FileEntry]]:
     return files
 
 
+def group_of_checkpoint(folder: str) -> str:
+    """Returns the model group whose training a checkpoint's folder holds."""
+    return folder.rpartition("/")[2].rsplit("-", 2)[0]
+
+
 def version_of_checkpoint(folder: str) -> int:
     """Returns the version whose training a checkpoint's folder holds."""
     return int(folder.rsplit("-", 2)[1].removeprefix("v"))
@@ -203,7 +208,7 @@ def _trained_models(row: StageRow, ref: Mapping[str, Any]) -> dict[str, ModelVer
 
 
 def _collected(rows: Sequence[StageRow], *, after: int) -> Iterator[Mapping[str, int]]:
-    """What train starts from; the champion may be another one by now."""
+    """What sampled; without overlap train starts from it, and the champion may be another one by now."""
     for row in rows:
         if row.stage == Collected.STAGE and row.ref is not None and row.iteration > after:
             yield Collected.from_json(row.ref).policy_versions

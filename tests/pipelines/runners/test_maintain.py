@@ -177,6 +177,19 @@ def test_at_the_end_of_an_iteration_only_what_is_needed_stays(run: Run, play: Pl
     assert contents(run), "episodes and rewards stay"
 
 
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_a_checkpoint_that_another_model_group_is_writing_stays(run: Run, play: Play) -> None:
+    one = run.config.model_groups[GROUP]
+    groups = {GROUP: one, "other": one.model_copy(update={"agents": ("finalizer",)})}
+    overlapping = Run(run.config.model_copy(update={"model_groups": groups}))
+    for k in range(3):
+        play(run, k)
+    being_written = f"{run.folder}/checkpoints/{run.run_id}-other/other-v2-0123abcd/policy.safetensors"
+    write_file(being_written, b"{}")
+    assert drop_unneeded(overlapping) > 0
+    assert checkpoints_left(overlapping) == [2, 2] and read_file(being_written) is not None
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_more_versions_stay_where_the_settings_say_so(run: Run, play: Play) -> None:
