@@ -86,9 +86,9 @@ def run_worker(settings: dict[str, Any]) -> None:
             ray.get(supervisor.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
             if num_workers > 1:  # the others may wait for this one in a collective: only a restart frees them
                 raise
-            continue
-        if rank == 0:
-            ray.get(supervisor.finished.remote(epoch, last, result), timeout=ANSWER_TIMEOUT_S)
+        else:
+            if rank == 0:
+                ray.get(supervisor.finished.remote(epoch, last, result), timeout=ANSWER_TIMEOUT_S)
         release_if_scarce()
 
 

@@ -175,7 +175,7 @@ def memory_deaths(run_id: str, within_s: float, *, stage: str = "") -> list[str]
 
 
 def _is_of_stage(victim: str, stage: str) -> bool:
-    is_trainer = any(mark in victim for mark in ("RayTrainWorker", "trainer-"))
+    is_trainer = any(mark in victim for mark in ("RayTrainWorker", "trainer:trainer-"))
     return not stage or is_trainer == (stage == "train")
 
 

@@ -272,18 +272,20 @@ def failure(log: str) -> str:
 
 def _ref(log: str, part: str) -> dict[str, Any] | None:
     prefix = ref_prefix(part)
-    line = next((line for line in reversed(log.splitlines()) if line.startswith(prefix)), None)
-    return None if line is None else dict(json.loads(line.removeprefix(prefix)))
+    # A user's code may have begun the line, e.g. with a progress bar.
+    line = next((line for line in reversed(log.splitlines()) if prefix in line), None)
+    return None if line is None else dict(json.loads(line.partition(prefix)[2]))
 
 
 def _section(log: str, part: str) -> tuple[int, int, bool]:
     """Returns where the lines of a part begin and end, from the last result of another stage to its own, and whether that is there."""
     stage, begin, place = part.partition("/")[0], 0, 0
+    own = (ref_prefix(stage), f"{REF_MARK} {stage}/")
     for line in log.splitlines(keepends=True):
         place += len(line)
-        if line.startswith(ref_prefix(part)) and line.endswith("\n"):
+        if ref_prefix(part) in line and line.endswith("\n"):
             return begin, place, True
-        if line.startswith(f"{REF_MARK} ") and not line.startswith((ref_prefix(stage), f"{REF_MARK} {stage}/")):
+        if f"{REF_MARK} " in line and not any(mark in line for mark in own):
             begin = place
     return begin, len(log), False
 

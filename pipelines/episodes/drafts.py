@@ -36,7 +36,8 @@ class Drafts:
             if run.config.serve_config(group).speculation is not None
         }
         self._num_replicas = {app: run.config.serve_config(group).num_replicas for group, app in self._apps.items()}
-        self._before: dict[str, Counts] = {}
+        self._before: dict[str, Counts] | None = None
+        """By replica; None where one did not answer."""
         try:
             answers = self._ask()
             self._before = {answer["replica_id"]: answer["agents"] for of_app in answers.values() for answer in of_app}
@@ -47,11 +48,11 @@ class Drafts:
             logger.warning("drafts of iteration %d begin with what the engines know: %s", iteration, error)
 
     def gained(self) -> Counts | None:
-        """Returns what was counted since, by agent; None without speculation, or where a replica did not answer.
+        """Returns what was counted since, by agent; None without speculation, or where a replica did not answer, now or before.
 
         A replica that started meanwhile counts from its start.
         """
-        if not self._apps:
+        if not self._apps or self._before is None:
             return None
         try:
             answers = [answer for of_app in self._ask().values() for answer in of_app]

@@ -10,29 +10,31 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipelines.report.timeline import Lane, Span, Timeline, in_order
-from pipelines.report.timeline_chart import stage_spans
+from pipelines.report.timeline_chart import stage_rows
 
 Event = dict[str, Any]
 PROCESS = 1
-ITERATIONS, STAGES = 1, 2
-"""Threads of the iterations and of their stages; those of lanes follow."""
+ITERATIONS = 1
+"""Thread of the iterations; those of their stages and of lanes follow."""
 
 
 def chrome_trace(run_id: str, timelines: Sequence[Timeline]) -> dict[str, Any]:
     """Returns the trace of a run's iterations in Chrome's Trace Event Format; `began_at` is Unix seconds."""
     began = min((timeline.start_s for timeline in timelines), default=0.0)
     lanes = dict.fromkeys(lane for timeline in timelines for lane in timeline.lanes)
-    threads = {lane: thread for thread, lane in enumerate(in_order(lanes), STAGES + 1)}
-    names = {ITERATIONS: "iterations", STAGES: "stages"} | {thread: lane.label for lane, thread in threads.items()}
+    of_stages = [stage_rows(timeline) for timeline in timelines]
+    labels = sorted({label for rows in of_stages for label in rows} or {"stages"})
+    labels += [lane.label for lane in in_order(lanes)]
+    threads = {label: thread for thread, label in enumerate(["iterations", *labels], ITERATIONS)}
     events = [_named("process_name", 0, run_id)]
-    for thread, name in names.items():
+    for name, thread in threads.items():
         events += [_named("thread_name", thread, name), _named("thread_sort_index", thread, thread)]
-    for timeline in timelines:
+    for timeline, rows in zip(timelines, of_stages, strict=True):
         whole = Span(timeline.start_s, timeline.end_s, f"iteration {timeline.iteration}")
         events.append(_slice(whole, ITERATIONS, began))
-        events += [_slice(span, STAGES, began) for _, span in stage_spans(timeline)]
+        events += [_slice(span, threads[label], began) for label, spans in rows.items() for _, span in spans]
         for lane, spans in timeline.lanes.items():
-            events += [_slice(span, threads[lane], began) for span in spans]
+            events += [_slice(span, threads[lane.label], began) for span in spans]
             events += _counts(timeline, lane, began)
     return {"displayTimeUnit": "ms", "otherData": {"run": run_id, "began_at": began}, "traceEvents": events}
 

@@ -55,7 +55,7 @@ class Summaries:
         return [row | {"time": accounts[row["iteration"]]} for row in rows]
 
     def so_far(self) -> SoFar:
-        """Returns what the finished iterations add up to, and keeps it as far as their `record` has begun."""
+        """Returns what the finished iterations add up to, and keeps it as far as their `record` has begun and their time is settled."""
         journal, run_id = self._run.journal, self._run.run_id
         kept = journal.value(run_id, RunValue.SO_FAR)
         if kept is not None and "time" not in kept:
@@ -70,7 +70,7 @@ class Summaries:
         for number in numbers:
             if (row := self.row(number)) is None:
                 continue
-            if is_kept and number not in recorded:
+            if is_kept and not (number in recorded and self.timelines.is_settled(number)):
                 is_kept = False
                 self._keep(so_far)
             so_far.add(row | {"time": self.timelines.accounts([number])[number]})

@@ -3,8 +3,9 @@
     iteration k ── stages, parts of training, calls ──> timeline ──> `time/<k>`: work and waits, added up
                                                                 └──> `timelines`: those of the last `NUM_KEPT` iterations, to draw
 
-The traces of an iteration are read once, when it is recorded. What is not kept, as of a run that an earlier version recorded, is
-computed from them again. A run that is only read keeps nothing.
+The traces of an iteration are read once, when it is recorded; where iterations overlap, again until the stages of others that were running at
+its end are done. What is not kept, as of a run that an earlier version recorded, is computed from them again. A run that is only read
+keeps nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Timelines:
         self._accounts: dict[int, Account] = {}
 
     def accounts(self, finished: Iterable[int]) -> dict[int, Account]:
-        """Returns by iteration who worked and who waited, and keeps it."""
+        """Returns by iteration who worked and who waited, and keeps it once it is settled."""
         numbers = list(finished)
         journal, run_id = self._run.journal, self._run.run_id
         names = {RunValue.TIME.of(k): k for k in numbers if k not in self._accounts}
@@ -55,22 +56,31 @@ class Timelines:
         for name, number in names.items():
             found = self._parsed(name, kept[name], Account.from_json) if name in kept else None
             if found is None:
-                found = account(self._compute(number))
-                if not self._run.is_read_only:
+                timeline = self._compute(number)
+                found = account(timeline)
+                if timeline.is_settled and not self._run.is_read_only:
                     journal.put_value(run_id, name, found.to_json())
             self._accounts[number] = found
         return {number: self._accounts[number] for number in numbers}
 
+    def is_settled(self, iteration: int) -> bool:
+        """Says whether who worked and who waited in a finished iteration is known for good."""
+        return (
+            self._run.journal.value(self._run.run_id, RunValue.TIME.of(iteration)) is not None
+            or self._compute(iteration).is_settled
+        )
+
     def latest(self, last: int) -> list[Timeline]:
-        """Returns the timelines of the `NUM_KEPT` iterations up to `last` that are finished, without short gaps, and keeps them."""
+        """Returns the timelines of the `NUM_KEPT` iterations up to `last` that are finished, without short gaps, and keeps the settled ones."""
         journal, run_id = self._run.journal, self._run.run_id
         recent = range(max(last - NUM_KEPT, 0) + 1, last + 1)
         numbers = journal.finished(run_id, Decided.STAGE, among=recent)
         kept = self._kept()
         timelines = {k: kept.get(k) or self._compute(k).without_short_gaps() for k in numbers}
-        if timelines != kept and not self._run.is_read_only:
-            data = {str(k): timeline.to_json() for k, timeline in timelines.items()}
-            self._run.journal.put_value(self._run.run_id, RunValue.TIMELINES, data)
+        settled = {k: timeline for k, timeline in timelines.items() if timeline.is_settled}
+        if settled != kept and not self._run.is_read_only:
+            data = {str(k): timeline.to_json() for k, timeline in settled.items()}
+            journal.put_value(run_id, RunValue.TIMELINES, data)
         return list(timelines.values())
 
     def unfinished(self, iteration: int) -> Timeline | None:

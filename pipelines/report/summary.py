@@ -136,7 +136,7 @@ def _metrics(
         "reward": mean([figures["reward"] for figures in results.scored.agents.values()]),
         "tokens_per_s": results.num_tokens / sampling_seconds if sampling_seconds else 0.0,
         "sync_seconds": results.synced.seconds,
-        "overhead_share": max(0.0, 1 - work / seconds["total"]),
+        "overhead_share": max(0.0, 1 - work / max(seconds["total"], 1e-9)),
         "sampling_seconds": sampling_seconds,
         "training_seconds": learning_seconds,
         **({"cost": cost["mean"], "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),
@@ -256,8 +256,17 @@ def _seconds(run: Run, iteration: int) -> dict[str, float]:
         own_rows = [row for row in rows if row.stage == stage.name]
         if own_rows:
             seconds[stage.name] = _span(own_rows) if stage.is_per_model_group else own_rows[0].seconds or 0.0
-    seconds["total"] = _wall(run, RunValue.WALL.of(iteration), sum(seconds.values()))
+    total = _seconds_since_last(run, iteration, rows) if run.config.loop.max_lag else sum(seconds.values())
+    seconds["total"] = _wall(run, RunValue.WALL.of(iteration), total)
     return seconds
+
+
+def _seconds_since_last(run: Run, iteration: int, rows: Sequence[StageRow]) -> float:
+    """Seconds from the end of the iteration before, or the begin of the first stage if that is later, to the end of this one."""
+    before = run.journal.stages(run.run_id, iteration - 1)
+    begins = [row.ended_at for row in before if row.stage == Decided.STAGE and row.ended_at]
+    begins.append(min(row.started_at for row in rows if row.stage in STAGES))
+    return max(row.ended_at for row in rows if row.stage in STAGES and row.ended_at) - max(begins)
 
 
 def _span(rows: Sequence[StageRow]) -> float:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stores.journal import RUNNING
 from stores.stage_results import Trained, TrainParts
 
 NUM_PIECES = 240
@@ -128,6 +129,11 @@ class Timeline:
     def seconds(self) -> float:
         """How long the iteration took."""
         return self.end_s - self.start_s
+
+    @property
+    def is_settled(self) -> bool:
+        """False while a stage of it is running: the parts of a training and the calls of a stage are known when it is done."""
+        return all(stage.status != RUNNING for stage in self.stages)
 
     def without_short_gaps(self) -> Timeline:
         """Returns the timeline without gaps that could not be seen, so that what is kept of it is small."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, pairwise
 from math import floor, log10
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pipelines.report.figures import LANE_COLORS, STAGE_COLORS
 from pipelines.report.timeline import Kind, Lane, Span, Timeline, union
 from pipelines.report.waits import WAITING_KINDS
-from stores.stage_results import Trained
+from stores.stage_results import Scored, Trained
 
 LEFT, RIGHT, WIDTH = 190.0, 980.0, 1180.0
 """Where the time begins and ends, and the width of the whole, in units of the drawing."""
@@ -74,13 +75,16 @@ class Chart:
 
 
 def timeline_chart(timeline: Timeline) -> Chart:
-    """Draws an iteration: a row of its stages, then one per engine, trainer and tool and one of the collectors."""
+    """Draws an iteration: a row of its stages, or several where they overlap, then one per engine, trainer and tool and one of the collectors."""
     scale = _Scale(timeline)
     tools = [lane for lane in timeline.lanes if lane.kind is Kind.TOOL]
     shown = sorted(tools, key=lambda tool: -_seconds(timeline.lanes[tool]))[:MOST_TOOLS]
     lanes = [lane for lane in timeline.lanes if lane.kind is not Kind.TOOL or lane in shown]
-    rows = [_stage_row(timeline, scale)]
-    rows += [_lane_row(timeline, lane, scale, y=TOP + ROW_HEIGHT * index) for index, lane in enumerate(lanes, 1)]
+    rows = _stage_rows(timeline, scale)
+    borders = [bar.x for row in rows for bar in row.bars]
+    rows += [
+        _lane_row(timeline, lane, scale, y=TOP + ROW_HEIGHT * index) for index, lane in enumerate(lanes, len(rows))
+    ]
     notes = [f"{len(tools) - len(shown)} more tools worked less."] if len(tools) > len(shown) else []
     if not timeline.has_calls:
         notes.append("No traces of it are stored: engines, tools and collectors are unknown.")
@@ -92,7 +96,7 @@ def timeline_chart(timeline: Timeline) -> Chart:
         right=RIGHT,
         rows=rows,
         stages={name: STAGE_COLORS[name] for name, _ in stage_spans(timeline)},
-        borders=[bar.x for bar in rows[0].bars],
+        borders=borders,
         ticks=[(scale.x(timeline.start_s + second), f"{second:g} s") for second in _ticks(timeline.seconds)],
         note=" ".join(notes),
     )
@@ -115,13 +119,38 @@ class _Scale:
         return Bar(x=x, width=width, color=color, opacity=opacity, title=title, label=next(fits, ""))
 
 
-def _stage_row(timeline: Timeline, scale: _Scale) -> Row:
-    bars = [
-        scale.bar(span, color=STAGE_COLORS[stage], label=f"{span.what} {span.end_s - span.start_s:.1f} s")
-        for stage, span in stage_spans(timeline)
+def _stage_rows(timeline: Timeline, scale: _Scale) -> list[Row]:
+    at_work = union(np.array([(stage.start_s, stage.end_s) for stage in timeline.stages]))
+    between_s = timeline.seconds - float((at_work[:, 1] - at_work[:, 0]).sum())
+    return [
+        Row(
+            label=label,
+            y=TOP + ROW_HEIGHT * index,
+            bars=[
+                scale.bar(span, color=STAGE_COLORS[stage], label=f"{span.what} {span.end_s - span.start_s:.1f} s")
+                for stage, span in spans
+            ],
+            note="" if index else f"{max(between_s, 0):.2f} s between them",
+        )
+        for index, (label, spans) in enumerate(stage_rows(timeline).items())
     ]
-    seconds = timeline.seconds - sum(span.end_s - span.start_s for _, span in stage_spans(timeline))
-    return Row(label="stages", y=TOP, bars=bars, note=f"{max(seconds, 0):.2f} s between them")
+
+
+def stage_rows(timeline: Timeline) -> dict[str, list[tuple[str, Span]]]:
+    """Returns name and time of the stages by the label of the row that shows them; those of one row do not overlap.
+
+    One row, where none overlap; else those of engines and those of trainers, each in a further row while it waits for another's end.
+    """
+    spans = sorted(stage_spans(timeline), key=lambda each: each[1].start_s)
+    if all(span.end_s <= after.start_s for (_, span), (_, after) in pairwise(spans)):
+        return {"stages": spans}
+    rows: dict[str, list[tuple[str, Span]]] = {}
+    for stage, span in spans:
+        kind = "trainers" if stage in (Scored.STAGE, Trained.STAGE) else "engines"
+        labels = (f"stages of {kind}" if number == 1 else f"stages of {kind} {number}" for number in count(1))
+        label = next(label for label in labels if label not in rows or rows[label][-1][1].end_s <= span.start_s)
+        rows.setdefault(label, []).append((stage, span))
+    return dict(sorted(rows.items()))
 
 
 def stage_spans(timeline: Timeline) -> Iterator[tuple[str, Span]]:

@@ -9,7 +9,7 @@
                train 1 begins ──┘  train 2 begins ────────────────┘
 
 What a run makes follows from S and P alone, which are numbers. The order only spares swaps of weights: between two collects the engines
-take the new version, meet the champion, and go back to what the next collect samples with.
+take the new version and meet the champion, and keep what evaluate leaves, unless a rejection goes back to the champion.
 """
 
 from __future__ import annotations

@@ -89,7 +89,10 @@ class _TrainerLane:
     def _submit(self, stage: str, iteration: int) -> Future[None]:
         def work() -> None:
             self._thread = threading.current_thread()
-            self._do(self._run, stage, iteration)
+            try:
+                self._do(self._run, stage, iteration)
+            finally:  # an interrupt of the idle thread would be the pool's, which prints it
+                self._thread = None
 
         return self._pool.submit(work)
 

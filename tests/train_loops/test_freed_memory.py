@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import ray
+import ray.train
 
-from train_loops import freed_memory
+from train_loops import freed_memory, trainer
 from train_loops.freed_memory import available_share, release_if_scarce
 
 pytestmark = pytest.mark.fast
@@ -54,6 +56,35 @@ def test_freed_memory_goes_back_only_where_memory_is_scarce(monkeypatch: pytest.
     release_if_scarce()
     assert psutil.Process().memory_info().rss < held - NUM_CHUNKS * CHUNK / 2
     assert len(top_of_the_heap) == CHUNK
+
+
+def test_a_trainer_gives_memory_back_after_a_job_that_failed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run_worker` with a supervisor that is no actor: a job that fails, one that is done, then the end."""
+    told: list[str] = []
+
+    def fails_then_works(self: object, job: dict[str, str]) -> dict[str, str]:
+        if job["attempt"] == "bad":
+            raise ValueError("a row is missing")
+        return {}
+
+    jobs = iter([{"attempt": "bad"}, {"attempt": "good"}])
+    methods = {
+        "hello": lambda *_: None,
+        "next_job": lambda *_: next(jobs),
+        "failed": lambda *given: told.append(f"failed {given[1]}"),
+        "finished": lambda *given: told.append(f"finished {given[1]}"),
+    }
+    supervisor = SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
+    context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
+    monkeypatch.setattr(ray, "get", lambda value, timeout: value)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: supervisor)
+    monkeypatch.setattr(ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(trainer.Worker, "__init__", lambda self, **_: None)
+    monkeypatch.setattr(trainer.Worker, "execute", fails_then_works)
+    monkeypatch.setattr(trainer, "release_if_scarce", lambda: told.append("release"))
+    with pytest.raises(StopIteration):
+        trainer.run_worker({"supervisor": "s", "epoch": 1, "train": {"threads": 1}, "run_folder": ""})
+    assert told == ["failed bad", "release", "finished good", "release"]
 
 
 def set_machine(monkeypatch: pytest.MonkeyPatch, *, available_share: float) -> None:

@@ -127,3 +127,17 @@ def test_the_dashboard_of_a_cluster_is_asked_past_a_proxy(monkeypatch: pytest.Mo
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01"))
     assert cluster.memory_deaths("run", 60.0) == []
     assert "10.0.0.7" in direct
+
+
+@pytest.mark.parametrize(
+    ("victim", "is_trainer"),
+    [
+        ("RayTrainWorker.__init__", True),
+        ("trainer:trainer-demo-team:0a1b:TrainerSupervisor.__init__", True),
+        ("SERVE_REPLICA::my-trainer-a-rollout-team#Policy#x:ServeReplica:my-trainer-a-rollout-team:Policy.f", False),
+    ],
+)
+def test_where_stages_overlap_a_death_counts_for_the_stage_of_its_process(victim: str, is_trainer: bool) -> None:
+    assert cluster._is_of_stage(victim, "train") is is_trainer
+    assert cluster._is_of_stage(victim, "collect") is not is_trainer
+    assert cluster._is_of_stage(victim, "")

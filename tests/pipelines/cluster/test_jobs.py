@@ -169,6 +169,16 @@ def test_a_follower_shows_whole_new_lines_and_hands_over_the_last_ref(server: Jo
     assert (outcome.status, outcome.ref, outcome.error) == ("SUCCEEDED", {"new": 2}, "")
 
 
+def test_a_result_is_found_behind_what_a_users_code_began_the_line_with(server: JobServer, api: JobApi) -> None:
+    log = 'troupe-ref begin: {"iteration": 3}\n...troupe-ref collect: {"n": 1}\n 50%|##troupe-ref score: {"n": 2}\n'
+    server.put("j", "RUNNING", log)
+    followed = [
+        Follower(api, "j", deadline=float("inf"), part=part).poll()[1] for part in ("begin", "collect", "score")
+    ]
+    assert [outcome and outcome.ref for outcome in followed] == [{"iteration": 3}, {"n": 1}, {"n": 2}]
+    assert Follower(api, "j", deadline=float("inf"), part="score").poll()[0] == ' 50%|##troupe-ref score: {"n": 2}\n'
+
+
 @pytest.mark.parametrize(
     ("code", "may_repeat"), [(1, True), (75, True), (-9, True), (137, True), (2, False), (3, False), (127, False)]
 )

@@ -111,3 +111,11 @@ def test_replicas_that_do_not_answer_end_no_stage(replicas: Replicas, caplog: py
     replicas.is_down = True
     assert Drafts(run_with("a"), 2).gained() is None
     assert "do not answer" in caplog.text
+
+
+def test_without_counts_from_before_nothing_is_said_of_a_pass(replicas: Replicas) -> None:
+    replicas.is_down = True
+    passed = Drafts(run_with("a"), 2)
+    replicas.is_down = False
+    replicas.of_app = {"app-a": {"r1": {"num_positions": 9, "agents": counts(150, 60)}}}
+    assert passed.gained() is None

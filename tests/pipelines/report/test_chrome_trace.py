@@ -65,6 +65,20 @@ def test_slices_of_a_thread_do_not_overlap() -> None:
         assert all(first[1] + first[2] <= second[1] + 1e-6 for first, second in pairwise(each)), name
 
 
+def test_slices_of_stages_that_overlap_are_in_threads_of_engines_and_of_trainers() -> None:
+    stages = [
+        StageTime(stage="collect", iteration=3, start_s=BEGAN + 23, end_s=BEGAN + 33),
+        StageTime(stage="train", iteration=2, start_s=BEGAN + 25, end_s=BEGAN + 35),
+    ]
+    overlapping = iteration_timeline(2, stages, trainers={}, engines=["a"], calls=None)
+    threads = slices(trace(iteration(1, BEGAN), overlapping))
+    assert threads["stages"][0] == ("collect", 0, 10)
+    assert threads["stages of engines"] == [("collect 3", 23, 10)]
+    assert threads["stages of trainers"] == [("train 2", 25, 10)]
+    for name, each in threads.items():
+        assert all(first[1] + first[2] <= second[1] + 1e-6 for first, second in pairwise(each)), name
+
+
 def test_counters_say_how_many_calls_there_are_at_once_and_end_at_none() -> None:
     events = [e for e in trace(iteration(1, BEGAN))["traceEvents"] if e["ph"] == "C"]
     of_engine = [(e["ts"] / 1e6, e["args"]["number"]) for e in events if e["name"] == "engine a: at once"]

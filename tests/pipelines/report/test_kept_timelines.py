@@ -17,6 +17,7 @@ from pipelines.config.run_config import load_config
 from pipelines.report import kept_timelines
 from pipelines.report.kept_timelines import NUM_KEPT, Timelines, read_timeline
 from pipelines.report.record import write_reports
+from pipelines.report.summary import figures_of_iteration
 from pipelines.report.timeline import Kind, Lane
 from pipelines.report.waits import PAUSE, RUNNER, Account
 from pipelines.run.run import Run
@@ -232,6 +233,37 @@ def test_where_iterations_overlap_each_has_what_was_done_until_its_end(run: Run,
     assert (second.start_s - began, second.end_s - began) == (100, 150)
     assert [(s.start_s - began, s.end_s - began) for s in second.lanes[Lane(Kind.TRAINER, TEAM)]] == [(100, 140)]
     assert sum(t.seconds for t in (first, second)) == 150, "no moment counts twice"
+    figures = [figures_of_iteration(lagging, k) for k in (1, 2)]
+    assert [each and each["seconds"]["total"] for each in figures] == [100, 50]
+
+
+def test_what_goes_on_after_an_iteration_ended_is_kept_when_it_is_done(run: Run, make_trace: MakeTrace) -> None:
+    lagging = Run(run.config.model_copy(update={"loop": run.config.loop.model_copy(update={"max_lag": 1})}))
+    play(lagging, 1, make_trace)
+    finish_record(lagging, 1)
+    began = BEGAN + 1000
+    finish(lagging, 2, collected(policy_versions={TEAM: 0}))
+    finish(lagging, 2, scored())
+    finish(lagging, 2, trained(TEAM, 2, parts={"learn": (began + 96, began + 139)}), TEAM)
+    for stage, begin, end in (("collect", 45, 85), ("score", 93, 94)):
+        change(lagging, 2, stage, started_at=began + begin, ended_at=began + end)
+    change(lagging, 2, "train", started_at=began + 94, status="running", ended_at=None, expires_at=time.time() + 60)
+
+    def of_training() -> tuple[float, str]:
+        """Seconds that the trainer worked in iteration 1, and what the second training is called there."""
+        reading = Timelines(lagging)
+        seconds, _ = reading.accounts([1])[1].lanes["trainer/team"]
+        return seconds, [stage.label for stage in reading.latest(1)[0].stages if stage.stage == "train"][1]
+
+    kept = (RunValue.TIME.of(1), RunValue.TIMELINES, RunValue.SO_FAR)
+    assert of_training() == (50 + 6, "train 2 team (running)"), "the whole stage counts as the trainer's work"
+    write_reports(lagging)
+    assert not any(run.journal.values(run.run_id, kept).values()), "none of it is known for good"
+
+    change(lagging, 2, "train", status="done", ended_at=began + 140)
+    assert of_training() == (50 + 4, "train 2 team")
+    write_reports(lagging)
+    assert all(run.journal.value(run.run_id, name) for name in kept)
 
 
 def test_an_iteration_of_which_all_was_done_before_the_last_one_ended_has_no_time_yet(run: Run) -> None:

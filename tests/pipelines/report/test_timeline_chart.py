@@ -45,6 +45,25 @@ def test_the_area_is_as_high_as_a_bar_where_most_calls_are_at_once() -> None:
     assert heights == {row.y, row.y + BAR_HEIGHT / 2, row.y + BAR_HEIGHT}
 
 
+def test_stages_that_overlap_have_rows_of_engines_and_of_trainers() -> None:
+    times = [
+        ("collect", 3, 0, 10),
+        ("train", 2, 2, 12),
+        ("train", 3, 12.5, 20),
+        ("evaluate", 2, 13, 19),
+        ("promote", 2, 18, 20),
+    ]
+    stages = [StageTime(stage=name, iteration=k, start_s=start, end_s=end) for name, k, start, end in times]
+    chart = timeline_chart(iteration_timeline(2, stages, trainers={}, engines=["a"], calls=None))
+    assert {row.label: [bar.title.partition(":")[0] for bar in row.bars] for row in chart.rows} == {
+        "stages of engines": ["collect 3", "evaluate 2"],
+        "stages of engines 2": ["promote 2"],
+        "stages of trainers": ["train 2", "train 3"],
+    }
+    assert [row.note for row in chart.rows] == ["0.50 s between them", "", ""]
+    assert len(chart.borders) == 5 and len({row.y for row in chart.rows}) == 3
+
+
 def test_the_time_axis_has_round_numbers() -> None:
     assert [label for _, label in timeline_chart(played()).ticks] == ["0 s", "20 s", "40 s", "60 s", "80 s", "100 s"]
 

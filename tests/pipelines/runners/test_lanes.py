@@ -119,6 +119,21 @@ def test_ctrl_c_ends_a_trainer_that_would_go_on(tmp_path: Path) -> None:
     assert interrupted.is_set()
 
 
+def test_ctrl_c_leaves_trainers_that_wait_for_work_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stages = Stages()
+
+    def held_up(name: str) -> None:
+        if name == "sync 1":
+            wait_until(lambda: "train 2" in stages.trainers, timeout_s=20)
+            time.sleep(0.1)
+            _thread.interrupt_main()
+
+    stages.held_up = held_up  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        walk(opened(tmp_path), [1, 2, 3, 4], stages.do, promoted=stages.promoted.append)
+    assert caplog.text == "", "the pool prints what interrupts its waiting thread"
+
+
 def test_results_come_in_order_and_the_first_failure_is_raised() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
